@@ -1,11 +1,12 @@
-"""Whether this node is leaving, and how much time it takes for it.
+"""The request to leave: who asked, and how much time the work in flight gets.
 
-Signals, the control socket and the end of the parent process ask; the daemon and its role obey. The first request
-starts a drain: the node takes nothing new and finishes what is in flight within a grace period. A second request, or
-`force`, ends that period. The daemon's task owns what follows; these are only the flags that others may read.
+Signals, the control socket and the end of the parent process request it; the daemon and its role obey. The first
+request starts a drain: the node takes nothing new and finishes what is in flight within a grace period. A second
+request, or `force`, ends that period. The daemon's task owns what follows; these are only the flags that others may
+read.
 
-The parent is watched through standard input: however the parent died, the kernel closes its end. A thread reads, so
-that any kind of standard input will do and a busy event loop hides nothing.
+The parent process is watched through standard input: however the parent died, the kernel closes its end. A thread
+reads, so that any kind of standard input will do and a busy event loop hides nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from contextlib import contextmanager, suppress
 class Shutdown:
     """`leaving` is set once the node should leave, `forced` once it should do so without finishing anything.
 
-    `finished` is set once the role has nothing left in flight. `grace_s` is the time that work in flight gets: none
+    `finished` is set once the role has nothing left in flight. `grace_s` is the time that work in flight gets; it is 0
     before there is any.
     """
 
@@ -35,7 +36,7 @@ class Shutdown:
         self.reason = ""
 
     def request(self, reason: str) -> None:
-        """Start to drain; if that has begun already, force."""
+        """Start to drain; a second request forces."""
         if self.leaving.is_set():
             self.forced.set()
         else:
@@ -51,8 +52,10 @@ class Shutdown:
 
 @contextmanager
 def signals_to(shutdown: Shutdown) -> Iterator[None]:
-    """Turn Ctrl-C, SIGTERM and the end of the terminal into requests to leave. A third one gets the default action,
-    should we be stuck."""
+    """Turn Ctrl-C, SIGTERM and the end of the terminal into requests to leave.
+
+    A third signal gets the default action, in case the node is stuck.
+    """
     loop = asyncio.get_running_loop()
     handled = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # under nohup the node outlives the terminal
@@ -75,19 +78,19 @@ def signals_to(shutdown: Shutdown) -> Iterator[None]:
         restore()
 
 
-LIMIT_S = 15.0  # more than a forced leave takes; nobody is left to kill a node that is stuck
+LIMIT_S = 15.0  # more than a forced leave takes; the parent is not there to kill a node that is stuck
 EXIT_ORPHANED = 1
 
 
 def watch_stdin(ended: Callable[[], None], *, limit_s: float = LIMIT_S) -> None:
     """Call `ended` from another thread when standard input ends, and end the process `limit_s` later if it is still
     there then."""
-    threading.Thread(target=_watch, args=(ended, limit_s), name="tether", daemon=True).start()
+    threading.Thread(target=_watch, args=(ended, limit_s), name="parent watch", daemon=True).start()
 
 
 def _watch(ended: Callable[[], None], limit_s: float) -> None:
-    # None: it was closed before we began. What is said there is not for us.
-    with suppress(OSError):  # a terminal that hung up, or what cannot be read at all: nobody is there either
+    # None: it was closed before the start. What it contains is not for the node.
+    with suppress(OSError):  # a terminal that hung up, or input that cannot be read: the parent is gone as well
         while sys.stdin is not None and os.read(sys.stdin.fileno(), 4096):
             pass
     ended()

@@ -1,7 +1,7 @@
-"""Trains one run on this node: resumes it, tells how it goes, keeps checkpoints, and exports the result.
+"""Trains one run on this node: resumes it, reports its progress, keeps checkpoints, and exports the result.
 
-`swarm.training.member.trainer` does the training; this is its owner, which has the disk. A checkpoint that cannot be
-written is a warning and not the end.
+`swarm.training.member.trainer` does the training; this module owns it and has the disk. A checkpoint that cannot be
+written is a warning, not the end.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from swarm_node.settings.config import Config
 from swarm_node.storage.home import explained
 
 QUICK_S = 1.0
-"""What takes longer than this is told."""
+"""Time after which a wait is reported."""
 
 _EVENTS = {
     StateFetched: "state_fetched",
@@ -68,7 +68,7 @@ _MAX_NAMED = 8
 
 
 class RunTraining:
-    """One run on one node. Whoever enters `taking_part` owns it."""
+    """Trains one run on one node. The caller that enters `taking_part` owns it."""
 
     def __init__(self, node: Node, run: SignedRun) -> None:
         self._node = node
@@ -86,11 +86,11 @@ class RunTraining:
         self._metrics = TrainerMetrics(node.metrics, run.config.outer_steps)
         self._saved = b""
         self._begun = False
-        self._tells_tokens = False
+        self._reports_tokens = False
 
     @asynccontextmanager
     async def taking_part(self) -> AsyncIterator[None]:
-        """Be a member of the run, ready to `finish` it; whoever is late gets the state from here until this ends.
+        """Be a member of the run, ready to `finish` it; until the context ends, late members get the state from here.
 
         Raises SwarmError if the run cannot be trained here, PreparationStopped if the node leaves before its data is
         ready.
@@ -107,7 +107,9 @@ class RunTraining:
                 await trainer.close()
 
     async def _make_trainer(self) -> RunMember:
-        """From the newest checkpoint, which nothing keeps once the trainer has it, or from the run's start."""
+        """Make the member from the newest checkpoint, which is not kept once the member has it, or from the run's
+        start.
+        """
         resumed = await asyncio.to_thread(load_newest, self._folder)
         materials = await asyncio.to_thread(self._prepare, resumed)
         self._show(resumed.state.outer_step if resumed else 0)
@@ -137,7 +139,9 @@ class RunTraining:
         return recorded(node.emitter, node.config.tensorboard, self._run.run_id, node.config.name)
 
     async def finish(self) -> Path | None:
-        """Train until the run's last outer step is committed: its model's directory; None if told to leave before."""
+        """Train until the run's last outer step is committed. Returns the model's directory; None if the node leaves
+        before.
+        """
         assert self._trainer is not None
         stopping = asyncio.create_task(self._stop_when_leaving(self._trainer), name="stop training")
         try:
@@ -153,7 +157,7 @@ class RunTraining:
         return await asyncio.to_thread(self._export, state, digest.hex())
 
     async def let_others_finish(self) -> None:
-        """Stay until all other members have the last state too, but not for ever."""
+        """Stay until all other members have the last state too, for a limited time."""
         node = self._node
 
         def tell(peers: tuple[str, ...], seconds: float) -> None:
@@ -184,7 +188,9 @@ class RunTraining:
         return materials
 
     def _bring_start(self) -> Tensor:
-        """The weights of the run's checkpoint. Raises PreparationStopped if the node leaves while they come."""
+        """Return the weights of the run's checkpoint. Raises PreparationStopped if the node leaves while they are
+        loaded.
+        """
         node, run = self._node, self._run.config
         source = checkpoint_source(run, node.config, node.emitter)
 
@@ -204,16 +210,17 @@ class RunTraining:
         await asyncio.sleep(QUICK_S)
         self._node.emitter.say("  waiting for the step that is under way; Ctrl-C again ends it now")
 
-    # --- what others hear -------------------------------------------------------------------------------------------
+    # --- reports ----------------------------------------------------------------------------------------------------
 
     def _tell(self, event: TrainingEvent) -> None:
-        self._tell_begin(event)
+        self._report_start(event)
         self._measure(event)
         match event:
             case IntervalDone():
                 self._say(event.step, event.tokens_per_s)
-                told = {name: value for name, value in asdict(event).items() if name != "num_steps"}
-                self._emit("interval", **told)
+                fields = asdict(event)
+                del fields["num_steps"]
+                self._emit("interval", **fields)
             case ContributionLate():
                 when = _LATE[event.late_s is not None].format(late_s=event.late_s)
                 self._emit("contribution_late", when=when, **asdict(event))
@@ -247,8 +254,8 @@ class RunTraining:
             self._metrics.report(report)
             self._node.traces.outer_step(self._run.run_id, event, report.phases_s, time.time())
 
-    def _tell_begin(self, event: TrainingEvent) -> None:
-        """The first event of a trainer means that it has the state."""
+    def _report_start(self, event: TrainingEvent) -> None:
+        """Report the start at the first event, which means that the member has the state."""
         if self._begun:
             return
         self._begun = True
@@ -259,8 +266,8 @@ class RunTraining:
         self._emit("training", outer_step=step)
 
     def _tokenizing(self, progress: Progress) -> None:
-        if not self._tells_tokens:
-            self._tells_tokens = True
+        if not self._reports_tokens:
+            self._reports_tokens = True
             self._node.emitter.say(f"  tokens are kept in {shared_cache()}, for every home of this user")
         if progress.waiting:
             self._node.emitter.say("  another process on this machine tokenizes the same data: waiting for its tokens")
@@ -298,7 +305,7 @@ class RunTraining:
     # --- what is kept -----------------------------------------------------------------------------------------------
 
     def _save_soon(self) -> None:
-        """Save the state that was just committed, unless it is the last one again: rounds can admit the same members.
+        """Save the newest committed state, unless it was saved already: rounds can admit the same members.
 
         The moments are copied before the next interval changes them.
         """
@@ -317,8 +324,8 @@ class RunTraining:
         self._node.emitter.emit("warning", message=error.message, remedy=error.remedy)
 
     def _export(self, state: ReplicaState, digest: str) -> Path:
-        """Write the model anew; a former one of the same run goes first."""
-        place = self._folder / self._run.run_id  # whoever serves it later serves it under this name
+        """Write the model, in place of a former one of the same run."""
+        place = self._folder / self._run.run_id  # the model is served under this name
         with explained("write the model"):
             if place.exists():
                 shutil.rmtree(place)
@@ -328,7 +335,7 @@ class RunTraining:
 
 
 def local_options(config: Config, device: str) -> LocalOptions:
-    """How this node computes its inner steps: on `device` unless it was told which. Raises ConfigError."""
+    """Return how this node computes its inner steps: on `device` unless devices are given. Raises ConfigError."""
     return LocalOptions(
         devices=config.devices or (device,),
         micro_batch_windows=config.micro_batch,
@@ -339,6 +346,6 @@ def local_options(config: Config, device: str) -> LocalOptions:
 
 
 def _named(peers: Sequence[str]) -> str:
-    """A few of `peers`, by the ends that people tell them apart by; of nobody: the round itself."""
+    """Return a few of `peers` by their short names, or "the round's result" for none."""
     more = f" and {len(peers) - _MAX_NAMED} more" if len(peers) > _MAX_NAMED else ""
     return ", ".join(map(short, peers[:_MAX_NAMED])) + more if peers else "the round's result"

@@ -30,12 +30,12 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 3
-"""States that wait for the disk, each of which takes 8 bytes a parameter of memory."""
+"""Maximum number of states that wait for the disk; each takes 8 bytes a parameter of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PendingCheckpoint:
-    """A committed state and its digest. `inner` will be the inner optimizer's moments as they were then."""
+    """A committed state and its digest, to be saved. `inner` will be the inner optimizer's moments at that time."""
 
     state: ReplicaState
     certificate: bytes
@@ -44,7 +44,7 @@ class PendingCheckpoint:
 
 
 class CheckpointWriter:
-    """`on_saved` hears of each checkpoint, `on_failure` of the first that could not be written; the next is tried."""
+    """Writes checkpoints. `on_saved` gets each one, `on_failure` the first that failed; the next is tried."""
 
     def __init__(
         self,
@@ -65,7 +65,9 @@ class CheckpointWriter:
         self._task: asyncio.Task[None] | None = None
 
     def soon(self, snapshot: PendingCheckpoint) -> None:
-        """Save `snapshot`, unless a newer one comes before its turn. Raises what a defect in an earlier one raised."""
+        """Save `snapshot`, unless a newer one comes before its turn. Raises the error of an earlier save that had a
+        defect.
+        """
         kept = [each for each in self._waiting if self._outlives(each, snapshot)]
         for each in self._waiting:
             if each not in kept:
@@ -116,7 +118,7 @@ class CheckpointWriter:
 
 
 async def _moments(inner: Future[dict[str, Tensor]]) -> Mapping[str, Tensor]:
-    """None where the worker processes that had them have ended: the state is worth a checkpoint without them."""
+    """Return the moments; without them the state is still worth a checkpoint, if the worker processes have ended."""
     try:
         return await asyncio.wrap_future(inner)
     except RoundError as error:
@@ -125,7 +127,7 @@ async def _moments(inner: Future[dict[str, Tensor]]) -> Mapping[str, Tensor]:
 
 
 class ChunkFolder:
-    """Implements `download.ChunkStore`. Never holds more than `max_bytes`."""
+    """Implements `ChunkStore`. Never holds more than `max_bytes`."""
 
     def __init__(self, folder: Path, *, max_bytes: int) -> None:
         self._folder = folder

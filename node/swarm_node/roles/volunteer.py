@@ -38,7 +38,9 @@ from swarm_node.storage.home import Home
 
 
 class VolunteerRole:
-    """A role for a config with a run or a model. Raises ConfigError or IntegrityError for one that cannot be."""
+    """The role of a node whose settings name a run or a model. Raises ConfigError or IntegrityError if it cannot be
+    done.
+    """
 
     name: RoleName = "volunteer"
     num_steps = 4  # takes, what is needed for it, warm-up, and that it goes
@@ -74,7 +76,7 @@ class VolunteerRole:
 
 
 async def train(node: Node, run: SignedRun, why: str) -> None:
-    """Train `run` to its end, and then serve its result if the node was told to. Raises SwarmError."""
+    """Train `run` to its end, and then serve its result if the settings say so. Raises SwarmError."""
     keep_copy(node.home, run)
     node.steps.done("takes", f"run {run.run_id}, signed by {run.peer_id}: {why}")
     node.steps.done("course", schedule_of(run.config))
@@ -91,14 +93,14 @@ async def train(node: Node, run: SignedRun, why: str) -> None:
 
 
 def check_run(run: RunConfig, config: Config) -> None:
-    """Raises ConfigError for a run that a node told `config` cannot train."""
+    """Refuse a run that a node with `config` cannot train. Raises ConfigError."""
     refuse_module_run(run.model)
     check_meaning(run.data, LocalData(path=config.data, tokenizer=config.tokenizer))
     check_source(run.start, config.start)
 
 
 def schedule_of(run: RunConfig) -> str:
-    """How a run goes, in a line."""
+    """Describe the steps of a run in a line."""
     steps = f"{run.outer_steps} outer steps of {run.interval_steps} inner steps"
     streaming = f", each of which moves one of {run.fragments} fragments" if run.fragments > 1 else ""
     overlap = f", beside the next {run.overlap_steps} inner steps" if run.overlap_steps else ""
@@ -106,13 +108,14 @@ def schedule_of(run: RunConfig) -> str:
 
 
 TRAINING_BYTES = 40
-"""Of memory for each parameter, in fp32: weights, gradient and two moments; the committed state twice; the round."""
+"""Memory for each parameter in bytes, in fp32: weights, gradient and two moments; the committed state twice; the round.
+"""
 
 Work = Callable[[], Awaitable[None]]
 
 
 async def prepare_work(node: Node, need: Need) -> Work:
-    """The work that meets `need`. Raises SwarmError, with the reason, if it is not for this node."""
+    """Return the work that meets `need`. Raises SwarmError, with the reason, if this node cannot do it."""
     return await _training(node, need) if isinstance(need, RunNeed) else await _serving(node, need)
 
 
@@ -123,7 +126,9 @@ async def _serving(node: Node, need: ModelNeed) -> Work:
 
 
 def _origin(need: ModelNeed, trained: Path) -> tuple[Path | HubId, Dtype]:
-    """Where the weights are to be had that the servers have, and as what they hold them. Blocks."""
+    """Return a source of the weights that the servers have, and the kind of weights they hold. Blocks. Raises
+    ConfigError.
+    """
     if (trained / "config.json").is_file():
         files = open_model(trained)
         for dtype in DTYPES:
@@ -157,7 +162,7 @@ async def _training(node: Node, need: RunNeed) -> Work:
 
 
 def _check_data(config: RunConfig, node: Node) -> None:
-    """Raises ConfigError for data that would have to be downloaded, or that the user would have to name."""
+    """Refuse data that would have to be downloaded, or that the user would have to name. Raises ConfigError."""
     lacking = {
         "--data PATH": config.data.source == "files" and node.config.data is None,
         "--tokenizer PATH": config.data.tokenizer == "local" and node.config.tokenizer is None,

@@ -1,1 +1,1 @@
-"""What a node was told: `config` declares and resolves the settings, `parsers` turns their text into values."""
+"""The settings of a node: `config` declares and resolves them, `parsers` turns their text into values."""

@@ -61,7 +61,7 @@ MAX_SHOWN_CHARS = 120
 """Maximum length of a refused value in a message, so that the message stays a line."""
 
 Value = str | bool | Sequence[str] | None
-"""What a source gives for one setting, before it is parsed."""
+"""The value of one setting in a source, before it is parsed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How one field of Config is read. Without a `metavar` it is a switch; `many` may be repeated.
+    """How one field of Config is read. Without a `metavar` it is a switch; with `many` it may be repeated.
 
     `parse` takes text and raises ValueError with the end of a sentence, or ConfigError. `example` is what to write
     where the default is no example.
@@ -90,7 +90,7 @@ class Setting:
 def _setting(
     default: object, parse: Callable[[str], object], metavar: str, *, many: bool = False, example: str = ""
 ) -> Any:
-    """A field with its `Setting`; a default that is a function is called for each Config."""
+    """Return a field with its `Setting`; a default that is a function is called for each Config."""
     extra: Any = {"setting": Setting(parse, metavar, many, example)}
     if callable(default):
         return Field(default_factory=default, json_schema_extra=extra)
@@ -241,7 +241,7 @@ class Config(BaseSettings):
     origins: Mapping[str, str] = Field(default_factory=dict, repr=False)
 
     def origin(self, name: str) -> str:
-        """Where the value of `name` came from, for messages."""
+        """Return where the value of `name` came from, for messages."""
         return self.origins.get(name, "the default")
 
     @classmethod
@@ -278,7 +278,7 @@ SETTINGS: Mapping[str, Setting] = dict(_settings())
 
 
 def resolve(flags: Mapping[str, Value], *, file: Path | None = None) -> Config:
-    """The settings from `flags` (None: not given), the environment and a file, which is `file` or HOME/config.toml.
+    """Return the settings from `flags` (None: not given), the environment and `file` or HOME/config.toml.
 
     Raises ConfigError, which names the source at fault.
     """
@@ -287,9 +287,9 @@ def resolve(flags: Mapping[str, Value], *, file: Path | None = None) -> Config:
 
 
 def resolve_home(flags: Mapping[str, Value]) -> Path:
-    """The node's directory, whatever its file says by now: a daemon that could not start again can still be ended.
+    """Return the node's home without reading its file: a daemon that could not start again can still be ended.
 
-    Raises ConfigError for a home that cannot be, and for unknown variables.
+    Raises ConfigError for an invalid home and for unknown variables.
     """
     return _home({**_Environment(Config)(), **_flags(flags)})
 
@@ -304,7 +304,7 @@ def _home(given: Mapping[str, object]) -> Path:
 
 
 class _Environment(EnvSettingsSource):
-    """The variables SWARM_…. Raises ConfigError for one that names no setting."""
+    """Reads the variables SWARM_…. Raises ConfigError for one that names no setting."""
 
     def __call__(self) -> dict[str, Any]:
         for variable in sorted(os.environ):
@@ -317,10 +317,10 @@ class _Environment(EnvSettingsSource):
 
 
 class _TomlFile(PydanticBaseSettingsSource):
-    """The TOML file that was named, or config.toml in the home if there is one. Raises ConfigError, as `resolve`."""
+    """Reads the TOML file that was named, or config.toml in the home if it exists. Raises ConfigError."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """Not used: the file is read as a whole."""
+        """Not used, because the file is read as a whole."""
         raise NotImplementedError
 
     def __call__(self) -> dict[str, Any]:
@@ -357,7 +357,7 @@ def _split(text: str) -> list[str]:
 
 
 def _parsed(name: str, given: Given) -> Any:
-    """Raises ConfigError, which names the origin."""
+    """Parse one value. Raises ConfigError, which names the origin."""
     setting, origin, value = SETTINGS[name], given.origin, given.value
     texts = [str(value)] if isinstance(value, str | bool) else list(value or ())
     if setting.many:
@@ -375,7 +375,7 @@ def _parsed(name: str, given: Given) -> Any:
 
 
 def _spelled(name: str, origin: str) -> str:
-    """An example of the setting, as it is written where it was given."""
+    """Return an example of the setting, as it is written in its source."""
     example = SETTINGS[name].example or default_text(name)
     if origin.startswith("--"):
         return f"{origin} {example}"
@@ -391,7 +391,7 @@ def _unknown(what: str, name: str, known: Sequence[str], spelled: Callable[[str]
 
 
 def default_text(name: str) -> str:
-    """The default as help shows it, empty where that says nothing."""
+    """Return the default as the help shows it, or an empty text."""
     default = Config.model_fields[name].default
     if default in ((), None, "", 0, PydanticUndefined):
         return ""

@@ -1,7 +1,7 @@
-"""Turns what people write (a flag, a line of TOML, an environment variable) into typed values, or says what is wrong.
+"""Turns the text of a flag, a line of TOML or an environment variable into a typed value.
 
 Each parser takes text and returns a value, or raises ValueError with the end of a sentence ("is not …").
-Which settings there are is `swarm_node.settings.config`'s.
+`swarm_node.settings.config` lists the settings.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
 def parse_node_name(text: str) -> str:
-    """A name that other people will see."""
+    """Parse the name that other people see."""
     if not text or len(text) > limits.MAX_NODE_NAME_CHARS or not text.isprintable():
         raise ValueError(f"is not a name of 1 to {limits.MAX_NODE_NAME_CHARS} printable characters")
     return text
@@ -55,7 +55,7 @@ class HubId:
 
     @property
     def name(self) -> str:
-        """The last part of its id, as a clone of it would be called."""
+        """The last part of the id, which names a clone of the model."""
         return self.model_id.rpartition("/")[2]
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ def is_run_id(text: str) -> bool:
 
 
 def parse_run(text: str) -> Path | RunId:
-    """The id of a run, unless there is a file of that name; all else is a file."""
+    """Return the run's id, unless there is a file of that name; any other text is a path."""
     path = parse_path(text)
     return RunId(text) if is_run_id(text) and not path.exists() else path
 
@@ -90,7 +90,7 @@ _HUB_ID = re.compile(r"([A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*)(?:@([A-Za-z0-9_
 
 
 def parse_model(text: str) -> Path | HubId:
-    """OWNER/NAME[@REVISION] is a hub's, unless there is a directory of that name; all else is a directory."""
+    """Return a model of a hub for OWNER/NAME[@REVISION], unless there is a directory of that name; else a directory."""
     path = parse_path(text)
     match = _HUB_ID.fullmatch(text)
     return path if match is None or path.exists() else HubId(match[1], match[2] or "main")
@@ -117,7 +117,7 @@ def parse_pin(text: str) -> ModelPin:
 
 
 def parse_device(text: str) -> str:
-    """A device of torch's; whether it is there is found out where training begins."""
+    """Parse a torch device; whether it exists is checked where training begins."""
     if not re.fullmatch(r"cpu|mps|cuda(?::\d{1,3})?", text):
         raise ValueError("is not cpu, mps, cuda or cuda:N")
     return text
@@ -132,7 +132,7 @@ def parse_bool(text: str) -> bool:
 
 
 def parse_size(text: str) -> int:
-    """`6GiB`, `500 MB` or plain bytes; 0 means no limit."""
+    """Parse `6GiB`, `500 MB` or plain bytes; 0 means no limit."""
     match = _SIZE.fullmatch(text.strip())
     if match is None or len(match[1]) > _MAX_SIZE_CHARS or match[2].upper() not in _UNITS:
         raise ValueError("is not a size such as 6GiB or 500MB")
@@ -140,7 +140,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_span(text: str) -> tuple[int, int]:
-    """`A:B`, the half-open span of blocks from A up to but not including B."""
+    """Parse `A:B`, the half-open span of blocks from A up to but not including B."""
     match = re.fullmatch(r"(\d{1,6}):(\d{1,6})", text.strip())
     if match is None or int(match[1]) >= int(match[2]):
         raise ValueError("is not a span START:END with START below END, such as 0:8")
@@ -148,7 +148,7 @@ def parse_span(text: str) -> tuple[int, int]:
 
 
 def whole_number(low: int, high: int) -> Callable[[str], int]:
-    """A parser of integers in `[low, high]`."""
+    """Return a parser of integers in `[low, high]`."""
 
     def parse(text: str) -> int:
         if not re.fullmatch(r"-?\d{1,12}", text.strip()) or not low <= int(text) <= high:
@@ -159,7 +159,7 @@ def whole_number(low: int, high: int) -> Callable[[str], int]:
 
 
 def seconds(low: float, high: float) -> Callable[[str], float]:
-    """A parser of durations in `[low, high]`."""
+    """Return a parser of durations in `[low, high]` seconds."""
 
     def parse(text: str) -> float:
         try:
@@ -177,7 +177,7 @@ _NO_SYNONYMS: Mapping[str, str] = MappingProxyType({})
 
 
 def one_of(*choices: str, synonyms: Mapping[str, str] = _NO_SYNONYMS) -> Callable[[str], str]:
-    """A parser of a fixed set of words, some of which may be written otherwise."""
+    """Return a parser of a fixed set of words, some of which have synonyms."""
 
     def parse(text: str) -> str:
         chosen = synonyms.get(text, text)
@@ -189,7 +189,7 @@ def one_of(*choices: str, synonyms: Mapping[str, str] = _NO_SYNONYMS) -> Callabl
 
 
 def parse_url(text: str) -> str:
-    """The address of a web page, as of a dashboard, without its last slash."""
+    """Parse the address of a web page, such as a dashboard, without its last slash."""
     try:
         found = urlsplit(text)
         is_one = found.scheme in {"http", "https"} and bool(found.hostname) and found.port != 0 and text.isprintable()
@@ -204,7 +204,7 @@ _HOST_NAME = re.compile(r"\*|(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?")
 
 
 def parse_host_name(text: str) -> str:
-    """A name by which a server is asked for, `*.NAME` for all directly below one, `*` for any."""
+    """Parse a host name, `*.NAME` for all directly below one, or `*` for any."""
     name = text.strip().lower()
     if not _HOST_NAME.fullmatch(name) or len(name) > 255:
         raise ValueError("is not a host name, without a scheme and a port")
@@ -212,7 +212,7 @@ def parse_host_name(text: str) -> str:
 
 
 def parse_proxy(text: str) -> str:
-    """An address, or a network such as 10.0.0.0/8."""
+    """Parse an address, or a network such as 10.0.0.0/8."""
     try:
         return str(ipaddress.ip_network(text, strict=False))
     except ValueError:
@@ -221,7 +221,7 @@ def parse_proxy(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where to listen. Port 0: any free one."""
+    """An address to listen on. Port 0 stands for any free one."""
 
     host: str
     port: int
@@ -231,7 +231,7 @@ _ENDPOINT = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([A-Za-z0-9.-]+)):(\d{1,5})")
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """`HOST:PORT`, an IPv6 address in brackets."""
+    """Parse `HOST:PORT`, with an IPv6 address in brackets."""
     match = _ENDPOINT.fullmatch(text.strip())
     if match is None or int(match[3]) > 65535:
         raise ValueError("is not HOST:PORT")
@@ -239,5 +239,5 @@ def parse_endpoint(text: str) -> Endpoint:
 
 
 def parse_peer(text: str) -> str:
-    """The address of a peer. ConfigError says what is wrong with it."""
+    """Parse the address of a peer. Raises ConfigError."""
     return str(parse_peer_addr(text))

@@ -47,7 +47,7 @@ _REMEDIES = {
 
 
 def explain(error: OSError, doing: str, *, option: str = "--home") -> ConfigError | None:
-    """`error` as a line with a remedy, or None if the operating system's reason is not one a user can act on.
+    """Return `error` as a message with a remedy, or None if a user cannot act on its reason.
 
     `option` is the one that chose the place; empty if none did.
     """
@@ -61,7 +61,7 @@ def explain(error: OSError, doing: str, *, option: str = "--home") -> ConfigErro
 
 @contextmanager
 def explained(doing: str, *, option: str = "--home") -> Iterator[None]:
-    """Raise ConfigError for whatever the disk refuses while `doing`."""
+    """Raise ConfigError for what the disk refuses while `doing`."""
     try:
         yield
     except OSError as error:
@@ -72,7 +72,7 @@ def explained(doing: str, *, option: str = "--home") -> Iterator[None]:
 
 
 class Home:
-    """The paths of one node. Nothing is touched before `create`."""
+    """The paths of one node. Nothing is created before `create`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -119,7 +119,7 @@ class Home:
             os.close(descriptor)
 
     def owner(self) -> int | None:
-        """The pid of the daemon that lives here now."""
+        """Return the pid of the daemon that uses this home now."""
         try:
             descriptor = os.open(self._lock, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
@@ -141,7 +141,7 @@ class Home:
         )
 
     def _clear_socket(self) -> None:
-        # we hold the lock, so whoever made this socket is gone
+        # we hold the lock, so the process that made this socket is gone
         with explained("remove the old control socket"):
             self.socket.unlink(missing_ok=True)
 
@@ -161,7 +161,10 @@ def _runtime_directory() -> Path:
 
 
 def read_json(path: Path, *, max_bytes: int) -> Any:
-    """None where there is no file. Raises OSError, ValueError, RecursionError for one that no node wrote."""
+    """Read JSON of at most `max_bytes`, or return None where there is no file.
+
+    Raises OSError, ValueError or RecursionError for a file that no node wrote.
+    """
     if not path.is_file():
         return None
     with path.open("rb") as file:
@@ -172,7 +175,7 @@ def read_json(path: Path, *, max_bytes: int) -> Any:
 
 
 def replace_json(path: Path, value: Any) -> None:
-    """Raises OSError; then the file is as it was."""
+    """Replace the file in one step. Raises OSError, and then leaves the file as it was."""
     beside = path.with_name(f"{path.name}.new")
     try:
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -2,9 +2,9 @@
 
     HOME/peers.json   {"network_id": …, "peers": [{"peer_id", "addrs", "first_seen", "last_seen", "relays"}, …]}
 
-The file is a convenience: one that is missing, broken or made by somebody else costs the node its memory, and nothing
-more. A remembered peer is dialled at its address, where only the holder of its key can answer, and says hello as a
-given one does. Owned by the daemon's task.
+The file is a convenience: if it is missing, broken or foreign, the node only loses its memory. A remembered peer is
+dialled at its address, where only the holder of its key can answer, and sends a hello as a given one does. The daemon's
+task owns it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 
 MAX_PEERS = 32
-"""Enough that some live; all of them are dialled at once when no given peer answers."""
+"""Enough that some are alive; all of them are dialled at once when no given peer answers."""
 
 MAX_FILE_BYTES = 128 * 2**10
 """MAX_PEERS with the longest addresses, twice over."""
@@ -77,7 +77,7 @@ class RememberedPeer:
 
 
 def read(path: Path, network_id: str, now_s: float) -> tuple[RememberedPeer, ...]:
-    """The peers of that network in the file at `path`, the likeliest to live first."""
+    """Return the peers of that network in the file at `path`, the likeliest to be alive first."""
     try:
         entries = _entries(path, network_id)
     except (OSError, ValueError, RecursionError) as error:
@@ -88,7 +88,7 @@ def read(path: Path, network_id: str, now_s: float) -> tuple[RememberedPeer, ...
 
 
 def _entries(path: Path, network_id: str) -> list[Any]:
-    """Raises OSError, ValueError, RecursionError for a file that is none of ours."""
+    """Read the file's list. Raises OSError, ValueError or RecursionError for a file that no node wrote."""
     told = read_json(path, max_bytes=MAX_FILE_BYTES)
     if told is None:
         return []
@@ -108,12 +108,12 @@ def _parsed(entry: Any) -> RememberedPeer | None:
 def select_peers(
     known: Iterable[RememberedPeer], present: Mapping[str, tuple[str, ...]], relays: Iterable[str], now_s: float
 ) -> tuple[RememberedPeer, ...]:
-    """Of those `known` and those `present` now, by peer id with their addresses, the MAX_PEERS to remember.
+    """Return the MAX_PEERS to remember of those `known` and those `present` now with their addresses.
 
-    Relays come first, then those seen within a day from the one known longest on, then the others.
+    Relays come first, then those seen within a day, the one known longest first, then the others.
     """
     relaying = frozenset(relays)
-    # a clock that was ahead must not keep anybody for ever
+    # a clock that was ahead must not keep a peer without end
     seen = [replace(each, last_seen=min(each.last_seen, now_s)) for each in known]
     by_id = {each.peer_id: each for each in seen if each.last_seen > now_s - MAX_AGE_S}
     for peer_id, addrs in present.items():
@@ -133,7 +133,7 @@ def select_peers(
 
 
 def write(path: Path, network_id: str, peers: Sequence[RememberedPeer]) -> None:
-    """Replace the file at `path` in one step. A disk that refuses is warned of."""
+    """Replace the file at `path` in one step. A disk that refuses is only a warning."""
     try:
         replace_json(path, {"network_id": network_id, "peers": [asdict(each) for each in peers]})
     except OSError as error:
@@ -141,18 +141,18 @@ def write(path: Path, network_id: str, peers: Sequence[RememberedPeer]) -> None:
 
 
 def remembered(config: Config) -> tuple[RememberedPeer, ...]:
-    """The peers that the home of `config` remembers of its network."""
+    """Return the peers of its network that the home of `config` remembers."""
     return read(Home(config.home).peers, config.network_id, time.time())
 
 
 def join_addrs(config: Config) -> tuple[str, ...]:
-    """Addresses of peers to join through: those given, or else those remembered. Raises ConfigError for none."""
+    """Return addresses to join through: those given, or else those remembered. Raises ConfigError for none."""
     check_can_join(config)
     return config.peers or tuple(f"{addr}/p2p/{each.peer_id}" for each in remembered(config) for addr in each.addrs)
 
 
 def check_can_join(config: Config) -> None:
-    """Raises ConfigError for a node that is to join and neither was given a peer nor remembers one."""
+    """Refuse to join without a given or remembered peer. Raises ConfigError."""
     if not config.peers and not remembered(config):
         raise ConfigError(
             "no peer to join through is named, and none is remembered from earlier days",

@@ -1,8 +1,8 @@
-"""The revisions of models that a home's clients have had answers from, kept across restarts (see `UsedRevisions`).
+"""The revisions of models that have answered the clients of a home, kept across restarts (see `UsedRevisions`).
 
     HOME/revisions.json   {"network_id": …, "used": {MODEL: [REVISION, …], …}}
 
-A file that is missing, broken or made by somebody else costs the home its memory, and nothing more.
+If the file is missing, broken or foreign, the home only loses this memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def used_in(path: Path, network_id: str) -> UsedRevisions:
-    """What the file at `path` tells of that network; what is used from now on is written there."""
+    """Return the used revisions in the file at `path` for that network; later uses are written there."""
 
     def keep(used: Used) -> None:
         try:

@@ -24,7 +24,7 @@ from swarm_node.formatting import UNKNOWN, clean, rate, size
 from swarm_node.top import rendering
 
 LATE_S = 15.0
-"""A source that has not changed for so long has lost its swarm, or us."""
+"""A source that has not changed for so long has lost its network, or its dashboard is unreachable."""
 
 TABS = ("overview", "models", "runs", "nodes")
 COLUMNS = {
@@ -50,7 +50,7 @@ Row = tuple[str, tuple[Text, ...]]
 
 
 class HelpScreen(ModalScreen[None]):
-    """What the keys do. Any key closes it."""
+    """The help on the keys. Any key closes it."""
 
     CSS = """
     HelpScreen { align: center middle; }
@@ -65,7 +65,7 @@ class HelpScreen(ModalScreen[None]):
 
 
 class TopApp(App[None]):
-    """The live picture of `source`. `clock` is monotonic, in seconds."""
+    """The live view of `source`. `clock` is monotonic, in seconds."""
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
@@ -86,7 +86,7 @@ class TopApp(App[None]):
         self._clock = clock
         self._seen = source.overview()
         self._seen_s = clock()
-        # held rather than looked up: what is drawn while the screen closes must find them, too
+        # kept rather than looked up, because drawing while the screen closes must find them, too
         self._texts = {name: Static(id=f"{name}-text", classes="text") for name in ("head", *TABS)}
         self._tables: dict[str, DataTable[Text]] = {
             name: DataTable(id=f"{name}-table", cursor_type="row", zebra_stripes=True) for name in COLUMNS
@@ -146,7 +146,7 @@ class TopApp(App[None]):
     # --- drawing ------------------------------------------------------------------------------------------------------
 
     def _draw(self) -> None:
-        """The tab that is shown; the others are drawn when they are."""
+        """Draw the tab that is shown; the others are drawn when they are."""
         view = self._source.overview()
         if view.at != self._seen.at:
             self._seen_s = self._clock()
@@ -170,7 +170,7 @@ class TopApp(App[None]):
 
     @work(exclusive=True, group="detail")
     async def _draw_detail(self) -> None:
-        """In a worker, because it may have to be asked for; a newer one takes its place."""
+        """Draw the details in a worker, because they may be fetched; a newer call replaces an older one."""
         tab = self._tab
         if tab in COLUMNS:
             chosen = _chosen(self._tables[tab])
@@ -245,7 +245,7 @@ def _node_row(node: NodeView) -> Row:
 
 
 def _fill(table: DataTable[Text], rows: Sequence[Row]) -> None:
-    """Change what has changed: the cursor and the place stay, and a thousand rows cost little where few differ."""
+    """Change only the cells that differ: cursor and position stay, and a thousand rows cost little."""
     rows = list(dict(rows).items())  # a name that is there twice is shown once
     keys = [key for key, _ in rows]
     if [row.value for row in table.rows] == keys:
@@ -263,7 +263,7 @@ def _fill(table: DataTable[Text], rows: Sequence[Row]) -> None:
 
 
 def _chosen(table: DataTable[Text]) -> str:
-    """The key of the row under the cursor; empty in an empty table."""
+    """Return the key of the row under the cursor, empty in an empty table."""
     if not table.row_count:
         return ""
     return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value or ""

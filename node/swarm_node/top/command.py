@@ -30,7 +30,7 @@ MAX_DETAILS = 8
 
 
 def run(flags: Flags) -> int:
-    """Raises ConfigError, StartError or PeerError."""
+    """Show the network live, or once where there is no terminal. Raises ConfigError, StartError or PeerError."""
     config = flags.resolve()
     if bool(config.url) == bool(config.peers):
         raise ConfigError(
@@ -55,7 +55,7 @@ async def _show(config: Config, emitter: Emitter, *, is_live: bool) -> int:
         if emitter.json:
             emitter.emit("overview", overview=source.overview().model_dump(mode="json"))
             return 0
-        emitter.result(await picture(source, shutil.get_terminal_size((PIPE_COLUMNS, 0)).columns))
+        emitter.result(await snapshot_text(source, shutil.get_terminal_size((PIPE_COLUMNS, 0)).columns))
         return 0
 
 
@@ -114,12 +114,12 @@ async def _remote(url: str, *, with_models: bool) -> AsyncIterator[ViewSource]:
 
 
 def is_light(colorfgbg: str) -> bool:
-    """Whether a terminal that says what its colours are (`15;0`: white on black) is a light one."""
+    """Return whether a terminal's COLORFGBG (`15;0`: white on black) means a light background."""
     return colorfgbg.rpartition(";")[2] in LIGHT_BACKGROUNDS
 
 
-async def picture(source: ViewSource, width: int) -> str:
-    """The overview and the details of its first models and runs, in lines of `width`, the join command aside."""
+async def snapshot_text(source: ViewSource, width: int) -> str:
+    """Return the overview and the details of the first models and runs, in lines of `width`."""
     view = source.overview()
     parts = [_head(view), rendering.overview(view, width).plain]
     for model in view.models[:MAX_DETAILS]:

@@ -1,7 +1,7 @@
-"""A dashboard's API as a source of views: reads `/api/v1/overview`, and then what `/api/v1/events` tells.
+"""A dashboard's API as a source of views: it reads `/api/v1/overview`, and then the events of `/api/v1/events`.
 
-One task, `follow`, owns it. While the dashboard does not answer, the last picture stays and says that it is stale.
-What a dashboard sends is held to the views and to a size; fields that a newer one adds are ignored.
+One task, `follow`, owns it. While the dashboard does not answer, the last view stays and is marked as stale. Answers
+are validated against the views and limited in size; unknown fields of a newer dashboard are ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ViewT = TypeVar("ViewT", bound=View)
 
 ASK_TIMEOUT_S = 10.0
 SILENT_S = 25.0
-"""Without a word on the stream, whose heartbeat comes every 10 s, the connection counts as lost."""
+"""Time without data on the stream, whose heartbeat comes every 10 s, after which the connection counts as lost."""
 
 RETRY_S = 2.0
 MAX_ANSWER_BYTES = 16 * 2**20
@@ -54,14 +54,14 @@ class DashboardClient:
         self._nodes: tuple[NodeView, ...] = ()
 
     async def start(self) -> None:
-        """Have a first picture. Raises PeerError if there is no dashboard."""
+        """Fetch the first overview. Raises PeerError if there is no dashboard."""
         found = await self._get("overview", Overview)
         if found is None:
             raise self._no_dashboard("it answered 404")
         self._overview = found
 
     async def follow(self) -> None:
-        """Keep the picture fresh until cancelled. After `start`."""
+        """Keep the views fresh until cancelled. Call `start` first."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._listen(), name="dashboard events")
             tasks.create_task(self._fetch_asked(), name="dashboard details")
@@ -96,7 +96,7 @@ class DashboardClient:
         await self._changed.wait()
 
     async def fetch(self) -> None:
-        """Have what was asked for until now. Raises PeerError."""
+        """Fetch what was requested until now. Raises PeerError."""
         asked, self._asked = self._asked, set()
         for name in asked:
             assert self._overview is not None
@@ -144,7 +144,7 @@ class DashboardClient:
     # --- HTTP ---------------------------------------------------------------------------------------------------------
 
     async def _get(self, path: str, kind: type[ViewT], *, as_list_under: str = "") -> ViewT | None:
-        """None for what the dashboard does not know. A list's answer is read as an object's field."""
+        """Fetch one view; None for what the dashboard does not know. A list is read as an object's field."""
         url = f"{self._url}/api/v1/{path}"
         try:
             async with self._client.stream("GET", url, timeout=ASK_TIMEOUT_S, follow_redirects=True) as answer:
@@ -158,7 +158,7 @@ class DashboardClient:
         return _parsed(b'{"%s": %s}' % (as_list_under.encode(), data) if as_list_under else data, kind, self._url)
 
     async def _events(self) -> AsyncIterator[tuple[str, bytes]]:
-        """Names and data of the server-sent events. Raises PeerError."""
+        """Yield names and data of the server-sent events. Raises PeerError."""
         url, timeout = f"{self._url}/api/v1/events", httpx.Timeout(ASK_TIMEOUT_S, read=SILENT_S)
         try:
             async with self._client.stream("GET", url, timeout=timeout, follow_redirects=True) as answer:

@@ -1,6 +1,7 @@
-"""Draws which servers hold which blocks of a model, and how a loss went, in rows of characters.
+"""Renders the dashboard's views as text: the overview, and one model, run or node.
 
-A model may have more blocks than a row has cells: a cell then stands for several blocks, and tells of the worst.
+Pure functions of views and a width in cells. No meaning is in a colour alone: its word is beside it. A map of blocks
+has fewer cells than a large model has blocks: a cell then stands for several blocks and shows the worst.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def cell_spans(num_blocks: int, width: int) -> list[tuple[int, int]]:
-    """The blocks `[start, end)` of each cell, at most `width` of them; none is empty."""
+    """Return the blocks `[start, end)` of each cell, at most `width` of them; none is empty."""
     cells = max(0, min(num_blocks, width))
     return [(num_blocks * cell // cells, num_blocks * (cell + 1) // cells) for cell in range(cells)]
 
@@ -46,7 +47,7 @@ def _filled(start: int, end: int, cell: tuple[int, int]) -> str:
 
 
 def replica_row(replicas: Sequence[int], width: int) -> str:
-    """How many servers the worst block of each cell has: a digit, `+` for more than nine, `·` for none."""
+    """Return how many servers the worst block of each cell has: a digit, `+` for more than nine, `·` for none."""
     worst = [min(replicas[start:end]) for start, end in cell_spans(len(replicas), width)]
     return "".join(NONE if number <= 0 else str(number) if number < 10 else "+" for number in worst)
 
@@ -79,7 +80,7 @@ STATE_CELLS = 11
 MAP_CELLS = 64
 MIN_MAP_CELLS = 8
 MAX_LINES = 200
-"""Of servers or members in one detail: nobody reads more, and a terminal has no room for them."""
+"""Maximum number of servers or members in one detail: a terminal has no room for more."""
 
 Line = Text
 
@@ -89,7 +90,7 @@ def state(word: str) -> tuple[str, str]:
 
 
 def overview(view: Overview, width: int) -> Text:
-    """Everything at a glance."""
+    """Render the overview."""
     return _joined(_overview_lines(view, width))
 
 
@@ -141,7 +142,7 @@ def _run_lines(run: RunView, width: int) -> Iterator[Line]:
 
 
 def _agreement(run: RunView) -> str:
-    """Members at the newest committed step, and how many of them say that they hold the same state."""
+    """Return how many members are at the newest committed step, and how many of them hold the same state."""
     if not run.num_at_step:
         return "no digest yet"
     agree = f"{run.num_agreeing} of {run.num_at_step}"
@@ -157,7 +158,7 @@ def _happening(happening: ChangeEvent, width: int) -> Line:
 
 
 def model(view: ModelDetail, width: int) -> Text:
-    """The map of blocks and servers, replicas per block, and the chains in use."""
+    """Render the map of blocks and servers, replicas per block, and the chains in use."""
     return _joined(_model_detail_lines(view, width))
 
 
@@ -194,7 +195,7 @@ def _server_facts(server: ServerView) -> Text:
 
 
 def run(view: RunDetail, width: int) -> Text:
-    """The loss, the newest steps, who trains, and what was refused."""
+    """Render the loss, the newest steps, the members, and what was refused."""
     return _joined(_run_detail_lines(view, width))
 
 
@@ -227,7 +228,7 @@ def _run_detail_lines(view: RunDetail, width: int) -> Iterator[Line]:
 
 
 def node(view: NodeDetail, width: int) -> Text:
-    """What one node is, and what it does."""
+    """Render one node and its work."""
     return _joined(_node_detail_lines(view, width))
 
 
@@ -260,7 +261,7 @@ def _node_detail_lines(view: NodeDetail, width: int) -> Iterator[Line]:
 
 
 def freshness(view: Overview, age_s: float, *, late_s: float) -> tuple[str, str]:
-    """How old the picture is, in words, and their style; `age_s` since it last changed here."""
+    """Return the age of the view in words, and their style; `age_s` counts since its last change here."""
     ago = f"last update {duration(round(age_s))} ago"
     if view.stale:
         return f"{clean(view.stale, 120)} · {ago}", "bold red"
@@ -306,7 +307,7 @@ def _joined(lines: Iterable[Line]) -> Text:
 
 
 def moment(at: float) -> str:
-    """A time in full, the same for all readers. One that no calendar holds is told as the first of all."""
+    """Return a time in full, in UTC. A time outside the calendar is shown as 1970."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", _calendar(at, time.gmtime))
 
 

@@ -172,7 +172,7 @@ def test_work_without_end_that_strangers_make_up_is_forgotten_and_told_in_one_sh
     async def main() -> None:
         for number in range(2 * MAX_POSTPONED):
             helper._postpone(f"made-up-{number}", "nobody gives its file", 300.0)
-        helper._tell_waiting(node)
+        helper._report_waiting(node)
 
     asyncio.run(main())
     assert len(helper._postponed) == MAX_POSTPONED

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from support.dashboard_swarms import HOSTILE_NAMES
 from swarm_node.formatting import clean, count, duration, rate, size
 from swarm_node.top import rendering
-from swarm_node.top.command import picture
+from swarm_node.top.command import snapshot_text
 from swarm_node.top.rendering import missing_row, replica_row, span_row, sparkline
 
 from .conftest import swarm
@@ -117,7 +117,7 @@ def test_whole_picture_keeps_to_its_width_and_holds_nothing_that_moves_the_curso
 def test_once_tells_everything_of_a_swarm_and_that_it_is_old() -> None:
     source = swarm(8)
     source.shown = source.overview().model_copy(update={"stale": "no node\nanswers"})
-    text = asyncio.run(picture(source, 100))
+    text = asyncio.run(snapshot_text(source, 100))
     head, *_ = text.splitlines()
     assert head == (
         "network a-swarm-of-friends · version 0.1.0 · as of 2023-11-14 22:13:20 UTC · STALE: no node�answers"

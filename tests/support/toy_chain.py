@@ -85,7 +85,7 @@ class ToyAsk:
 
 
 @dataclass
-class ToySeat:
+class ToySequence:
     start: int
     end: int
     told: Neighbours
@@ -109,12 +109,12 @@ class ToyServer:
     is_leaving: bool = False
     stalled_until_s: float = 0.0
     is_spoilt: bool = False
-    seats: dict[bytes, ToySeat] = field(default_factory=dict)
+    sequences: dict[bytes, ToySequence] = field(default_factory=dict)
     pages: dict[tuple[int, int], list[States]] = field(default_factory=dict)
 
 
 class ToyWorld:
-    """One history. `struck` counts what went wrong in it. `draws_vary`: another seat would draw another token."""
+    """One history. `struck` counts what went wrong in it. `draws_vary`: another sequence would draw another token."""
 
     def __init__(self, seed: int, *, num_blocks: int, spans: list[tuple[int, int]], chunk: int = 8) -> None:
         self.random = random.Random(seed)
@@ -185,7 +185,7 @@ class ToyWorld:
         heapq.heappush(self._events, (at_s, next(self._count), happen))
 
     def delay_s(self, source: str, target: str) -> float:
-        """Of a message. Some lanes are always slow where there is a `max_delay_s`."""
+        """Of a message. Some links are always slow where there is a `max_delay_s`."""
         if (source, target) not in self._slowest_s:
             longest = math.log(self.max_delay_s)
             self._slowest_s[source, target] = math.exp(self._lines.uniform(min(math.log(0.002), longest), longest))
@@ -207,9 +207,11 @@ class ToyWorld:
                     self.to_server(stage, self.relinking(stage, stage.link.told))
                 case CloseStage(stage):
                     self._closed.add(stage.sequence_id)
-                    seats = self.servers[stage.peer_id].seats
+                    sequences = self.servers[stage.peer_id].sequences
                     self.send(
-                        "client", stage.peer_id, lambda seats=seats, stage=stage: seats.pop(stage.sequence_id, None)
+                        "client",
+                        stage.peer_id,
+                        lambda sequences=sequences, stage=stage: sequences.pop(stage.sequence_id, None),
                     )
                 case ReportFailure(peer_id, _, cause):
                     backoff_s = 1e9 if cause is FailureCause.VIOLATION else BACKOFF_S
@@ -278,7 +280,7 @@ class ToyWorld:
         )
 
     def hear(self, peer_id: str, stage_id: bytes, tell: Callable[[Stage], list[Action]]) -> None:
-        """Something arrives at the client for one of its seats."""
+        """Something arrives at the client for one of its sequences."""
         stage = self.stage(stage_id)
         if stage is None or stage_id in self._closed:
             return
@@ -308,8 +310,8 @@ class ToyWorld:
         for position in range(self.state.length):
             states.append(run_blocks(states[-1], tokens[position * ROW_BYTES : (position + 1) * ROW_BYTES]))
         for stage in self.state.stages:
-            seat = self.servers[stage.peer_id].seats.get(stage.sequence_id)
-            for ours, held in zip(states, seat.states if seat else (), strict=False):
+            sequence = self.servers[stage.peer_id].sequences.get(stage.sequence_id)
+            for ours, held in zip(states, sequence.states if sequence else (), strict=False):
                 assert held == ours[stage.start : stage.end]
 
     # --- a server ---------------------------------------------------------------------------------------------------
@@ -329,8 +331,8 @@ class ToyWorld:
     def to_client(self, server: ToyServer, sequence_id: bytes, tell: Callable[[Stage], list[Action]]) -> None:
         self.send(server.peer_id, "client", lambda: self.hear(server.peer_id, sequence_id, tell))
 
-    def end_seat(self, server: ToyServer, sequence_id: bytes, error: SwarmError) -> None:
-        server.seats.pop(sequence_id, None)
+    def end_sequence(self, server: ToyServer, sequence_id: bytes, error: SwarmError) -> None:
+        server.sequences.pop(sequence_id, None)
         self.to_client(
             server, sequence_id, lambda stage: self.state.on_lost(stage, error, FailureCause.TOLD, self.now_s)
         )
@@ -340,21 +342,21 @@ class ToyWorld:
 
         def happen(server: ToyServer) -> None:
             if server.is_leaving:
-                self.end_seat(server, stage.sequence_id, PeerRefused("leaving"))
+                self.end_sequence(server, stage.sequence_id, PeerRefused("leaving"))
                 return
             old = self.servers[action.taken_over.peer_id] if action.taken_over else None
             states = [first_states(stage.start, stage.end)]
             if old is not None:
-                seat = old.seats.get(action.taken_over.sequence_id) if old.is_up else None
-                if seat is None or self.random.random() < 0.2:
+                sequence = old.sequences.get(action.taken_over.sequence_id) if old.is_up else None
+                if sequence is None or self.random.random() < 0.2:
                     self.struck["hand-over"] += 1
-                    self.end_seat(server, stage.sequence_id, PeerRefused("no hand-over"))
+                    self.end_sequence(server, stage.sequence_id, PeerRefused("no hand-over"))
                     return
-                cut = slice(stage.start - seat.start, stage.end - seat.start)
-                states = [each[cut] for each in seat.states]
+                cut = slice(stage.start - sequence.start, stage.end - sequence.start)
+                states = [each[cut] for each in sequence.states]
             elif kept := server.pages.get((stage.start, stage.end)):
                 states = kept[: min(num_known, (len(kept) - 1) // 16 * 16) + 1]
-            server.seats[stage.sequence_id] = ToySeat(stage.start, stage.end, told, states)
+            server.sequences[stage.sequence_id] = ToySequence(stage.start, stage.end, told, states)
             length = len(states) - 1
             self.to_client(
                 server,
@@ -372,10 +374,10 @@ class ToyWorld:
 
     def relinking(self, stage: Stage, told: Neighbours) -> Callable[[ToyServer], None]:
         def happen(server: ToyServer) -> None:
-            if seat := server.seats.get(stage.sequence_id):
-                seat.told = told
-                seat.num_links += 1
-                num_links, length = seat.num_links, seat.length
+            if sequence := server.sequences.get(stage.sequence_id):
+                sequence.told = told
+                sequence.num_links += 1
+                num_links, length = sequence.num_links, sequence.length
                 self.to_client(
                     server,
                     stage.sequence_id,
@@ -385,53 +387,53 @@ class ToyWorld:
         return happen
 
     def step(self, server: ToyServer, sequence_id: bytes, position: int, rows: bytes, ask: ToyAsk) -> None:
-        seat = server.seats.get(sequence_id)
-        if seat is None:
+        sequence = server.sequences.get(sequence_id)
+        if sequence is None:
             return
-        if seat.is_fresh:
-            assert position <= seat.length
-            del seat.states[position + 1 :]
-            seat.is_fresh = False
-        if position > seat.length:
-            self.end_seat(server, sequence_id, PeerViolation("a gap"))
+        if sequence.is_fresh:
+            assert position <= sequence.length
+            del sequence.states[position + 1 :]
+            sequence.is_fresh = False
+        if position > sequence.length:
+            self.end_sequence(server, sequence_id, PeerViolation("a gap"))
             return
-        new = [rows[i : i + ROW_BYTES] for i in range(0, len(rows), ROW_BYTES)][seat.length - position :]
+        new = [rows[i : i + ROW_BYTES] for i in range(0, len(rows), ROW_BYTES)][sequence.length - position :]
         if not new:
             return
         assert len(new) <= server.max_step_tokens or position == 0
         for row in new:
-            seat.states.append(run_blocks(seat.states[-1], row))
+            sequence.states.append(run_blocks(sequence.states[-1], row))
         self.num_rows_run += len(new)
         # what a server keeps of a prompt's pages; of one prompt, so that they need no names
-        if not self.draws_vary and len(server.pages.get((seat.start, seat.end), ())) < len(seat.states):
-            server.pages[seat.start, seat.end] = list(seat.states)
-        seat.busy_until_s = max(seat.busy_until_s, self.now_s) + self.random.uniform(0.0005, 0.01)
-        reply = partial(self.reply, server, sequence_id, seat.length, len(new), ask)
-        self.later(seat.busy_until_s - self.now_s, reply)
+        if not self.draws_vary and len(server.pages.get((sequence.start, sequence.end), ())) < len(sequence.states):
+            server.pages[sequence.start, sequence.end] = list(sequence.states)
+        sequence.busy_until_s = max(sequence.busy_until_s, self.now_s) + self.random.uniform(0.0005, 0.01)
+        reply = partial(self.reply, server, sequence_id, sequence.length, len(new), ask)
+        self.later(sequence.busy_until_s - self.now_s, reply)
 
     def reply(self, server: ToyServer, sequence_id: bytes, position: int, num_rows: int, ask: ToyAsk) -> None:
-        seat = server.seats.get(sequence_id)
-        if seat is None or not server.is_up:
+        sequence = server.sequences.get(sequence_id)
+        if sequence is None or not server.is_up:
             return
-        assert ask.want != "token" or ask.forward or seat.end == self.num_blocks, "a token of the middle"
-        outputs = [states[-1] for states in seat.states[position - num_rows + 1 : position + 1]]
+        assert ask.want != "token" or ask.forward or sequence.end == self.num_blocks, "a token of the middle"
+        outputs = [states[-1] for states in sequence.states[position - num_rows + 1 : position + 1]]
         if server.is_spoilt:
             outputs[-1] = BAD
         rows, push_failed, looped = b"", False, False
-        if seat.end == self.num_blocks:
+        if sequence.end == self.num_blocks:
             outputs = outputs[num_rows - {"nothing": 0, "all": num_rows}.get(ask.want, 1) :]
             if self.draws_vary and ask.want == "token":
                 outputs = [hashlib.blake2b(sequence_id + outputs[-1], digest_size=ROW_BYTES).digest()]
             if ask.want == "token":
-                self.drawn[seat.states[position][-1]].add(int.from_bytes(outputs[-1], "little") % VOCAB)
-            if ask.ahead and seat.told.next:
+                self.drawn[sequence.states[position][-1]].add(int.from_bytes(outputs[-1], "little") % VOCAB)
+            if ask.ahead and sequence.told.next:
                 row = token_row(int.from_bytes(outputs[-1], "little") % VOCAB)
                 ahead = ToyAsk("token", ask.ahead - 1, forward=True)
-                looped = self.push(server, sequence_id, seat.told.next, position, row, ahead)
+                looped = self.push(server, sequence_id, sequence.told.next, position, row, ahead)
         elif ask.forward:
             rows, outputs = b"".join(outputs), []
-            if seat.told.next:
-                push_failed = not self.push(server, sequence_id, seat.told.next, position - num_rows, rows, ask)
+            if sequence.told.next:
+                push_failed = not self.push(server, sequence_id, sequence.told.next, position - num_rows, rows, ask)
         else:
             outputs = []
         self.num_looped += looped
@@ -441,7 +443,7 @@ class ToyWorld:
             num_outputs=len(outputs),
             push_failed=push_failed,
             looped=looped,
-            num_links=seat.num_links,
+            num_links=sequence.num_links,
         )
         self.to_client(server, sequence_id, lambda stage: self.heard_result(stage, ran, outputs))
 
@@ -449,7 +451,7 @@ class ToyWorld:
         """False: the sender notices that it failed."""
         lower = to.peer_id
         if lower == server.peer_id:
-            assert to.sequence_id in server.seats, "nobody dials itself"
+            assert to.sequence_id in server.sequences, "nobody dials itself"
             self.step(server, to.sequence_id, position, rows, ask)
             return True
         if (server.peer_id, lower) in self.cut:
@@ -460,10 +462,15 @@ class ToyWorld:
             return True
 
         def happen(target: ToyServer) -> None:
-            seat = target.seats.get(to.sequence_id)
-            if seat is None or seat.told.previous is None or seat.told.previous.sequence_id != source or BAD in rows:
+            sequence = target.sequences.get(to.sequence_id)
+            if (
+                sequence is None
+                or sequence.told.previous is None
+                or sequence.told.previous.sequence_id != source
+                or BAD in rows
+            ):
                 return
-            if position > seat.length or len(rows) > ROW_BYTES * target.max_step_tokens:
+            if position > sequence.length or len(rows) > ROW_BYTES * target.max_step_tokens:
                 return
             self.step(target, to.sequence_id, position, rows, ask)
 
@@ -479,14 +486,14 @@ class ToyWorld:
 
     # --- what goes wrong --------------------------------------------------------------------------------------------
 
-    def break_lane(self, server: ToyServer, error: SwarmError, delay_s: float = 0.0) -> None:
-        seats, server.seats = server.seats, {}
+    def break_connection(self, server: ToyServer, error: SwarmError, delay_s: float = 0.0) -> None:
+        sequences, server.sequences = server.sequences, {}
 
         def tell() -> None:
             state = self.state
             stages = [*state.stages, *(stage for repair in state.repairs for stage in repair.new)]
             for stage in stages:
-                if stage.peer_id == server.peer_id and (stage.sequence_id in seats or not server.is_up):
+                if stage.peer_id == server.peer_id and (stage.sequence_id in sequences or not server.is_up):
                     self.carry_out(self.state.on_lost(stage, error, FailureCause.SILENT, self.now_s))
 
         self.later(delay_s, tell)
@@ -504,20 +511,22 @@ class ToyWorld:
         match what:
             case "kill":
                 server.is_up = False
-                self.break_lane(server, PeerUnreachable("killed"), self.random.uniform(0, 0.01))
-            case "lane":
-                self.break_lane(server, PeerUnreachable("the lane broke"))
+                self.break_connection(server, PeerUnreachable("killed"), self.random.uniform(0, 0.01))
+            case "connection":
+                self.break_connection(server, PeerUnreachable("the connection broke"))
             case "evict":
-                for sequence_id in list(server.seats):
-                    self.end_seat(server, sequence_id, PeerRefused("evicted"))
+                for sequence_id in list(server.sequences):
+                    self.end_sequence(server, sequence_id, PeerRefused("evicted"))
             case "late":
-                for seat in server.seats.values():
-                    seat.busy_until_s = max(seat.busy_until_s, self.now_s) + self.random.choice([0.3, 1.0, 2.0, 4.9])
+                for sequence in server.sequences.values():
+                    sequence.busy_until_s = max(sequence.busy_until_s, self.now_s) + self.random.choice(
+                        [0.3, 1.0, 2.0, 4.9]
+                    )
             case "stall":
                 server.stalled_until_s = self.now_s + self.random.choice([1.0, 4.0, 30.0])
             case "leave":
                 server.is_leaving = True
-                for sequence_id in server.seats:
+                for sequence_id in server.sequences:
                     self.to_client(server, sequence_id, self.told_to_leave)
                 self.later(self.random.uniform(0.1, 5), lambda: self.strike("evict", server))
             case "spoil":
@@ -539,7 +548,7 @@ class Request:
     wants: list[tuple[str, int, float]]
 
 
-KINDS = ("kill", "lane", "evict", "stall", "leave", "spoil", "cut", "loss")
+KINDS = ("kill", "connection", "evict", "stall", "leave", "spoil", "cut", "loss")
 
 
 def any_world(seed: int) -> tuple[ToyWorld, Request]:

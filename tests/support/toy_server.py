@@ -1,7 +1,7 @@
 """A server that speaks the real frames on a simulated internet and computes hashes in place of a model.
 
-As `toy_chain`, but with lanes, pushes and records as on the real network: what it takes to test and time the client's
-side of a session without a model. Rows are `raw` with two columns, whole numbers that fp32 holds exactly.
+As `toy_chain`, but with connections, pushes and records as on the real network: what it takes to test and time the
+client's side of a session without a model. Rows are `raw` with two columns, whole numbers that fp32 holds exactly.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def expected_tokens(prompt: list[int], num_tokens: int, num_blocks: int) -> list
 
 
 @dataclass
-class ToySeat:
+class ToySequence:
     opened: OpenSequence
-    lane: MultiplexedConnection
+    connection: MultiplexedConnection
     states: list[States]
     previous: SequenceRef | None
     next: SequenceRef | None
@@ -107,7 +107,7 @@ class ToyServer:
         self.start = start
         self.end = end
         self.num_blocks = num_blocks
-        self.seats: dict[tuple[str, bytes], ToySeat] = {}
+        self.sequences: dict[tuple[str, bytes], ToySequence] = {}
         self.num_rows = 0
         self.num_steps = 0
         self.spoil: Callable[[StepResult], StepResult | None] = lambda result: result
@@ -117,9 +117,9 @@ class ToyServer:
         self.is_leaving = False
         self.room_tokens = 10_000
         self._membership = membership
-        self._lanes = ConnectionPool(network)
+        self._connections = ConnectionPool(network)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._queues: dict[str, asyncio.Queue[tuple[ToySeat, Push]]] = {}
+        self._queues: dict[str, asyncio.Queue[tuple[ToySequence, Push]]] = {}
 
     async def start_serving(self) -> None:
         await self.network.serve_stream(f"{SESSION_METHOD}/{MODEL}", self._serve)
@@ -144,112 +144,124 @@ class ToyServer:
     def leave(self) -> None:
         self.is_leaving = True
         self.announce()
-        for lane in {id(seat.lane): seat.lane for seat in self.seats.values()}.values():
-            lane.send(ServerLeaving(within_s=30.0))
+        for connection in {
+            id(sequence.connection): sequence.connection for sequence in self.sequences.values()
+        }.values():
+            connection.send(ServerLeaving(within_s=30.0))
 
     def evict(self) -> None:
-        for (peer_id, sequence_id), seat in list(self.seats.items()):
-            self._end(peer_id, sequence_id, seat.lane, PeerRefused("evicted", retry_after_s=1.0))
+        for (peer_id, sequence_id), sequence in list(self.sequences.items()):
+            self._end(peer_id, sequence_id, sequence.connection, PeerRefused("evicted", retry_after_s=1.0))
 
     async def close(self) -> None:
-        await self._lanes.close()
+        await self._connections.close()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     async def _serve(self, peer_id: str, stream: Stream) -> None:
-        lane = MultiplexedConnection(stream, peer_id)
+        connection = MultiplexedConnection(stream, peer_id)
         try:
-            await lane.run(partial(self._on_frame, peer_id, lane))
+            await connection.run(partial(self._on_frame, peer_id, connection))
         finally:
-            for key in [key for key, seat in self.seats.items() if seat.lane is lane]:
-                del self.seats[key]
+            for key in [key for key, sequence in self.sequences.items() if sequence.connection is connection]:
+                del self.sequences[key]
 
-    def _on_frame(self, peer_id: str, lane: MultiplexedConnection, frame: Frame) -> None:
+    def _on_frame(self, peer_id: str, connection: MultiplexedConnection, frame: Frame) -> None:
         match frame:
             case OpenSequence():
-                self._open(peer_id, lane, frame)
+                self._open(peer_id, connection, frame)
             case StepRequest():
                 self._step((peer_id, frame.sequence_id), frame, forward=frame.forward)
             case Push():
-                seat = self.seats.get((frame.client_peer_id, frame.sequence_id))
+                sequence = self.sequences.get((frame.client_peer_id, frame.sequence_id))
                 source = SequenceRef(peer_id=peer_id, sequence_id=frame.source_id)
-                if seat is not None and seat.previous == source and frame.position <= seat.length:
+                if sequence is not None and sequence.previous == source and frame.position <= sequence.length:
                     self._step((frame.client_peer_id, frame.sequence_id), frame, forward=True)
-            case LinkUpdate() if seat := self.seats.get((peer_id, frame.sequence_id)):
-                seat.previous, seat.next = frame.previous, frame.next
-                seat.num_links += 1
-                lane.send(LinkAck(sequence_id=frame.sequence_id, num_links=seat.num_links, position=seat.length))
-            case AllowHandover() if seat := self.seats.get((peer_id, frame.sequence_id)):
-                seat.may_take.add(frame.to_peer_id)
+            case LinkUpdate() if sequence := self.sequences.get((peer_id, frame.sequence_id)):
+                sequence.previous, sequence.next = frame.previous, frame.next
+                sequence.num_links += 1
+                connection.send(
+                    LinkAck(sequence_id=frame.sequence_id, num_links=sequence.num_links, position=sequence.length)
+                )
+            case AllowHandover() if sequence := self.sequences.get((peer_id, frame.sequence_id)):
+                sequence.may_take.add(frame.to_peer_id)
             case CloseSequence():
-                self.seats.pop((peer_id, frame.sequence_id), None)
+                self.sequences.pop((peer_id, frame.sequence_id), None)
 
-    def _open(self, peer_id: str, lane: MultiplexedConnection, opened: OpenSequence) -> None:
+    def _open(self, peer_id: str, connection: MultiplexedConnection, opened: OpenSequence) -> None:
         if self.is_leaving:
-            self._end(peer_id, opened.sequence_id, lane, PeerRefused("the server is leaving"))
+            self._end(peer_id, opened.sequence_id, connection, PeerRefused("the server is leaving"))
         elif opened.max_tokens > self.room_tokens:
-            self._end(peer_id, opened.sequence_id, lane, PeerRefused("full", retry_after_s=5.0))
+            self._end(peer_id, opened.sequence_id, connection, PeerRefused("full", retry_after_s=5.0))
         elif opened.take_over is not None:
-            task = asyncio.get_running_loop().create_task(self._take_over(peer_id, lane, opened))
+            task = asyncio.get_running_loop().create_task(self._take_over(peer_id, connection, opened))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         else:
-            self._ready(peer_id, lane, opened, self.pages[: 16 * len(opened.page_keys) + 1])
+            self._ready(peer_id, connection, opened, self.pages[: 16 * len(opened.page_keys) + 1])
 
-    async def _take_over(self, peer_id: str, lane: MultiplexedConnection, opened: OpenSequence) -> None:
+    async def _take_over(self, peer_id: str, connection: MultiplexedConnection, opened: OpenSequence) -> None:
         assert opened.take_over is not None
         await asyncio.sleep(self.hand_over_s)
         old = self.others.get(opened.take_over.peer_id)
-        seat = old.seats.get((peer_id, opened.take_over.sequence_id)) if old is not None and old.network.is_up else None
-        if seat is None or self.network.peer_id not in seat.may_take:
-            self._end(peer_id, opened.sequence_id, lane, PeerRefused("the seat was not handed over"))
+        sequence = (
+            old.sequences.get((peer_id, opened.take_over.sequence_id))
+            if old is not None and old.network.is_up
+            else None
+        )
+        if sequence is None or self.network.peer_id not in sequence.may_take:
+            self._end(peer_id, opened.sequence_id, connection, PeerRefused("the sequence was not handed over"))
             return
-        first = seat.opened.start
-        self._ready(peer_id, lane, opened, [s[opened.start - first : opened.end - first] for s in seat.states])
+        first = sequence.opened.start
+        self._ready(
+            peer_id, connection, opened, [s[opened.start - first : opened.end - first] for s in sequence.states]
+        )
 
-    def _ready(self, peer_id: str, lane: MultiplexedConnection, opened: OpenSequence, states: list[States]) -> None:
+    def _ready(
+        self, peer_id: str, connection: MultiplexedConnection, opened: OpenSequence, states: list[States]
+    ) -> None:
         states = states or [first_states(opened.start, opened.end)]
-        seat = ToySeat(opened, lane, list(states), opened.previous, opened.next)
-        self.seats[peer_id, opened.sequence_id] = seat
-        if lane.error is None:
-            lane.send(SequenceReady(sequence_id=opened.sequence_id, max_step_tokens=32, length=seat.length))
+        sequence = ToySequence(opened, connection, list(states), opened.previous, opened.next)
+        self.sequences[peer_id, opened.sequence_id] = sequence
+        if connection.error is None:
+            connection.send(SequenceReady(sequence_id=opened.sequence_id, max_step_tokens=32, length=sequence.length))
 
-    def _end(self, peer_id: str, sequence_id: bytes, lane: MultiplexedConnection, error: SwarmError) -> None:
-        self.seats.pop((peer_id, sequence_id), None)
-        if lane.error is None:
-            lane.send(SequenceEnded(sequence_id=sequence_id, failure=encode_failure(error)))
+    def _end(self, peer_id: str, sequence_id: bytes, connection: MultiplexedConnection, error: SwarmError) -> None:
+        self.sequences.pop((peer_id, sequence_id), None)
+        if connection.error is None:
+            connection.send(SequenceEnded(sequence_id=sequence_id, failure=encode_failure(error)))
 
     def _step(self, key: tuple[str, bytes], step: StepRequest | Push, *, forward: bool) -> None:
-        seat = self.seats.get(key)
-        if seat is None:
+        sequence = self.sequences.get(key)
+        if sequence is None:
             return
-        if seat.is_fresh:
-            del seat.states[step.position + 1 :]
-            seat.is_fresh = False
-        if step.position > seat.length:
-            self._end(*key, seat.lane, PeerViolation("a gap"))
+        if sequence.is_fresh:
+            del sequence.states[step.position + 1 :]
+            sequence.is_fresh = False
+        if step.position > sequence.length:
+            self._end(*key, sequence.connection, PeerViolation("a gap"))
             return
-        payload, size, num_known = bytes(step.rows.payload), step.rows.row_bytes, seat.length - step.position
+        payload, size, num_known = bytes(step.rows.payload), step.rows.row_bytes, sequence.length - step.position
         new = [payload[i : i + size] for i in range(0, len(payload), size)][num_known:]
         if not new:
             return
-        position, outputs = seat.length, []
+        position, outputs = sequence.length, []
         for row in new:
-            states, output = run_blocks(seat.states[-1], row)
-            seat.states.append(states)
+            states, output = run_blocks(sequence.states[-1], row)
+            sequence.states.append(states)
             outputs.append(output)
         self.num_rows += len(new)
         self.num_steps += 1
-        if seat.length // 16 > (len(self.pages) - 1) // 16:
-            self.pages = seat.states[: seat.length // 16 * 16 + 1]
-        self._reply(key, seat, step, position, outputs, forward=forward)
+        if sequence.length // 16 > (len(self.pages) - 1) // 16:
+            self.pages = sequence.states[: sequence.length // 16 * 16 + 1]
+        self._reply(key, sequence, step, position, outputs, forward=forward)
 
     def _reply(
         self,
         key: tuple[str, bytes],
-        seat: ToySeat,
+        sequence: ToySequence,
         step: StepRequest | Push,
         position: int,
         outputs: list[bytes],
@@ -257,7 +269,7 @@ class ToyServer:
         forward: bool,
     ) -> None:
         rows, token = None, None
-        if seat.opened.end < self.num_blocks:
+        if sequence.opened.end < self.num_blocks:
             if forward:
                 rows = Rows(codec="raw", num_rows=len(outputs), num_columns=COLUMNS, payload=b"".join(outputs))
         elif step.want == "token":
@@ -269,75 +281,78 @@ class ToyServer:
         result = self.spoil(
             StepResult(
                 sequence_id=key[1],
-                position=seat.length,
+                position=sequence.length,
                 compute_ms=0.0,
                 rows=rows,
                 token=token,
                 batch_size=1,
-                looped=token is not None and step.draw is not None and step.draw.ahead > 0 and seat.next is not None,
-                num_links=seat.num_links,
+                looped=token is not None
+                and step.draw is not None
+                and step.draw.ahead > 0
+                and sequence.next is not None,
+                num_links=sequence.num_links,
             )
         )
         if result is None:
             return
-        if forward and rows is not None and seat.next is not None:
+        if forward and rows is not None and sequence.next is not None:
             assert result.rows is not None
             push = Push(
                 client_peer_id=key[0],
-                sequence_id=seat.next.sequence_id,
+                sequence_id=sequence.next.sequence_id,
                 position=position,
                 want=step.want,
                 draw=step.draw,
                 rows=result.rows,
                 source_id=key[1],
             )
-            self._push(seat, seat.next.peer_id, push)
-        seat.lane.send(result)
+            self._push(sequence, sequence.next.peer_id, push)
+        sequence.connection.send(result)
         if result.looped and result.token is not None:
-            self._loop(key, seat, step.draw, result.token.token_id)
+            self._loop(key, sequence, step.draw, result.token.token_id)
 
-    def _loop(self, key: tuple[str, bytes], seat: ToySeat, draw: TokenDraw | None, token_id: int) -> None:
+    def _loop(self, key: tuple[str, bytes], sequence: ToySequence, draw: TokenDraw | None, token_id: int) -> None:
         assert draw is not None
-        assert seat.next is not None
+        assert sequence.next is not None
         push = Push(
             client_peer_id=key[0],
-            sequence_id=seat.next.sequence_id,
-            position=seat.length,
+            sequence_id=sequence.next.sequence_id,
+            position=sequence.length,
             want="token",
             draw=replace(draw, index=draw.index + 1, ahead=draw.ahead - 1),
             rows=Rows(codec=TOKENS, num_rows=1, num_columns=0, payload=struct.pack("<i", token_id)),
             source_id=key[1],
         )
-        if seat.next.sequence_id == key[1]:
+        if sequence.next.sequence_id == key[1]:
             asyncio.get_running_loop().call_soon(self._step_on, key, push)
         else:
-            self._push(seat, seat.next.peer_id, push)
+            self._push(sequence, sequence.next.peer_id, push)
 
     def _step_on(self, key: tuple[str, bytes], push: Push) -> None:
         self._step(key, push, forward=True)
 
-    def _push(self, seat: ToySeat, peer_id: str, push: Push) -> None:
+    def _push(self, sequence: ToySequence, peer_id: str, push: Push) -> None:
         if peer_id not in self._queues:
             self._queues[peer_id] = asyncio.Queue()
             task = asyncio.get_running_loop().create_task(self._push_all(peer_id, self._queues[peer_id]))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        self._queues[peer_id].put_nowait((seat, push))
+        self._queues[peer_id].put_nowait((sequence, push))
 
-    async def _push_all(self, peer_id: str, queue: asyncio.Queue[tuple[ToySeat, Push]]) -> None:
+    async def _push_all(self, peer_id: str, queue: asyncio.Queue[tuple[ToySequence, Push]]) -> None:
         while True:
-            seat, push = await queue.get()
+            sequence, push = await queue.get()
             try:
-                lane = await self._lanes.get(peer_id, MODEL)
-                # kept open, as a server's lanes are
-                lane.attach(b"", lambda _: None)
-                lane.send(push)
+                connection = await self._connections.get(peer_id, MODEL)
+                # kept open, as a server's connections are
+                connection.attach(b"", lambda _: None)
+                connection.send(push)
             except SwarmError:
-                if seat.lane.error is None:
+                if sequence.connection.error is None:
                     failed = StepResult(
-                        sequence_id=seat.opened.sequence_id,
-                        position=seat.length,
+                        sequence_id=sequence.opened.sequence_id,
+                        position=sequence.length,
                         push_failed=True,
-                        num_links=seat.num_links,
+                        num_links=sequence.num_links,
                     )
-                    seat.lane.send(failed)
+                    sequence.connection.send(failed)

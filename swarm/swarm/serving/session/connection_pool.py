@@ -1,6 +1,7 @@
-"""A client's lanes to servers: opened when a first session needs one, shared by all, closed a while after the last.
+"""A client's connections to servers: one for each server and model, shared by all sessions.
 
-One per client; `close` ends every lane and the task that owns it.
+A connection opens when a first session needs it, and closes a while after the last one. There is one pool per client;
+`close` ends every connection and the task that owns it.
 """
 
 from __future__ import annotations
@@ -17,75 +18,79 @@ from swarm.network.interface import Network, Stream
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 
 IDLE_S = 30.0
-"""Time for a person to read an answer and ask again, without dialling anew."""
+"""Time for a person to read an answer and ask again, without another dial."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLost:
-    """The lane has ended, and with it the seat."""
+    """The connection has ended, and with it the sequence."""
 
     error: SwarmError
 
 
-Hear: TypeAlias = Callable[[Frame | ConnectionLost], None]
+OnMessage: TypeAlias = Callable[[Frame | ConnectionLost], None]
 
 
 class ClientConnection:
-    """Frames of a server, each given to the seat that it is for."""
+    """A connection to one server, which gives each frame to the sequence that it is for."""
 
     def __init__(self, stream: Stream, peer_id: str, idle_s: float) -> None:
-        self._lane = MultiplexedConnection(stream, peer_id)
-        self._seats: dict[bytes, Hear] = {}
+        self._connection = MultiplexedConnection(stream, peer_id)
+        self._sequences: dict[bytes, OnMessage] = {}
         self._idle_s = idle_s
         self._idle: asyncio.TimerHandle | None = None
-        self._wait_for_seats()
+        self._close_when_idle()
 
     @property
     def is_over(self) -> bool:
-        return self._lane.is_over
+        return self._connection.is_over
 
-    def attach(self, sequence_id: bytes, hear: Hear) -> None:
-        """From now on `hear` is told what comes for the seat, and of the lane's end. Raises what has ended it."""
-        if self._lane.error is not None:
-            raise self._lane.error.with_traceback(None)
-        self._seats[sequence_id] = hear
+    def attach(self, sequence_id: bytes, on_message: OnMessage) -> None:
+        """Call `on_message` for what comes for the sequence, and when the connection ends. Raises what has ended it."""
+        if self._connection.error is not None:
+            raise self._connection.error.with_traceback(None)
+        self._sequences[sequence_id] = on_message
         if self._idle is not None:
             self._idle.cancel()
 
     def detach(self, sequence_id: bytes) -> None:
-        self._seats.pop(sequence_id, None)
-        if not self._seats:
-            self._wait_for_seats()
+        self._sequences.pop(sequence_id, None)
+        if not self._sequences:
+            self._close_when_idle()
 
     def send(self, frame: Frame) -> None:
-        """Nothing happens once the lane has ended: its seats are told of that."""
-        if self._lane.error is None:
-            self._lane.send(frame)
+        """Send a frame. Nothing happens once the connection has ended, since its sequences are told of that."""
+        if self._connection.error is None:
+            self._connection.send(frame)
 
     async def run(self) -> None:
-        """Until it ends."""
+        """Send and receive until the connection ends."""
         try:
-            await self._lane.run(self._on_frame)
+            await self._connection.run(self._on_frame)
         finally:
             if self._idle is not None:
                 self._idle.cancel()
-            error = self._lane.error or PeerUnreachable("the lane is closed", peer_id=self._lane.peer_id)
-            self._tell_all(ConnectionLost(error))
+            error = self._connection.error or PeerUnreachable(
+                "the connection is closed", peer_id=self._connection.peer_id
+            )
+            self._notify_all(ConnectionLost(error))
 
     def _on_frame(self, frame: Frame) -> None:
         if isinstance(frame, ServerLeaving):
-            self._tell_all(frame)
-        elif not isinstance(frame, OpenSequence | Push | PushRefused) and (hear := self._seats.get(frame.sequence_id)):
-            hear(frame)
+            self._notify_all(frame)
+        elif not isinstance(frame, OpenSequence | Push | PushRefused) and (
+            on_message := self._sequences.get(frame.sequence_id)
+        ):
+            on_message(frame)
 
-    def _tell_all(self, news: ServerLeaving | ConnectionLost) -> None:
-        for hear in list(self._seats.values()):
-            hear(news)
+    def _notify_all(self, news: ServerLeaving | ConnectionLost) -> None:
+        for on_message in list(self._sequences.values()):
+            on_message(news)
 
-    def _wait_for_seats(self) -> None:
+    def _close_when_idle(self) -> None:
         if self._idle is not None:
             self._idle.cancel()
-        self._idle = asyncio.get_running_loop().call_later(self._idle_s, self._lane.end)
+        self._idle = asyncio.get_running_loop().call_later(self._idle_s, self._connection.end)
 
 
 class ConnectionPool:
@@ -96,11 +101,11 @@ class ConnectionPool:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def get(self, peer_id: str, model: str) -> ClientConnection:
-        """The lane to a server of `model`. Raises PeerError, or what the server refuses it with."""
+        """Return the connection to a server of `model`. Raises PeerError, or what the server refuses it with."""
         opening = self._openings.get((peer_id, model))
         if opening is None or _is_over(opening):
             opening = self._open(peer_id, model)
-        # several may wait for it, and one of them leave
+        # several sessions may wait for it, and one of them may be cancelled
         return await asyncio.shield(opening)
 
     async def close(self) -> None:
@@ -111,23 +116,23 @@ class ConnectionPool:
 
     def _open(self, peer_id: str, model: str) -> asyncio.Future[ClientConnection]:
         loop = asyncio.get_running_loop()
-        lane: asyncio.Future[ClientConnection] = loop.create_future()
-        task = loop.create_task(self._live(peer_id, model, lane), name=f"lane to {peer_id}")
+        connection: asyncio.Future[ClientConnection] = loop.create_future()
+        task = loop.create_task(self._keep_open(peer_id, model, connection), name=f"connection to {peer_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        self._openings[peer_id, model] = lane
-        return lane
+        self._openings[peer_id, model] = connection
+        return connection
 
-    async def _live(self, peer_id: str, model: str, opened: asyncio.Future[ClientConnection]) -> None:
+    async def _keep_open(self, peer_id: str, model: str, opened: asyncio.Future[ClientConnection]) -> None:
         try:
             async with open_stream(self._network, peer_id, model) as stream:
-                lane = ClientConnection(stream, peer_id, self._idle_s)
-                opened.set_result(lane)
-                await lane.run()
+                connection = ClientConnection(stream, peer_id, self._idle_s)
+                opened.set_result(connection)
+                await connection.run()
         except SwarmError as error:
             if not opened.done():
                 opened.set_exception(error)
-                # whoever asked may have left meanwhile
+                # the session that asked may have been cancelled meanwhile
                 opened.exception()
         finally:
             if not opened.done():
@@ -136,5 +141,5 @@ class ConnectionPool:
                 del self._openings[peer_id, model]
 
 
-def _is_over(lane: asyncio.Future[ClientConnection]) -> bool:
-    return lane.done() and (lane.cancelled() or lane.exception() is not None or lane.result().is_over)
+def _is_over(opening: asyncio.Future[ClientConnection]) -> bool:
+    return opening.done() and (opening.cancelled() or opening.exception() is not None or opening.result().is_over)

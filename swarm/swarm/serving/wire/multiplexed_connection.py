@@ -1,14 +1,15 @@
-"""A lane: the frames of all seats between two peers of one model, over one stream.
+"""A multiplexed connection: one stream between two peers of a model that carries the frames of all their sequences.
 
     async with open_stream(network, peer_id, model) as stream:   # or the stream that a handler is given
-        lane = MultiplexedConnection(stream, peer_id)
-        await lane.run(on_frame)                                 # until either side ends it
+        connection = MultiplexedConnection(stream, peer_id)
+        await connection.run(on_frame)                           # until either side ends it
 
-Sending never waits: `send` leaves a frame, and what has gathered by the time that the stream takes more goes as one
-message, so a batch of 16 costs one. Received frames are given to `on_frame` one by one, which must not wait either. A
-peer that does not read is cut off: nothing is kept for it beyond MAX_QUEUED_BYTES, and no longer than it may take.
-Who may say what, and what becomes of the seats when a lane ends, is left to whoever runs it: `error` says why it ended.
-The task that runs it owns it; whoever sends is in the same loop.
+`send` never waits: it queues a frame. The frames that have gathered when the stream takes more go as one message, so a
+batch of 16 costs one message. `on_frame` gets received frames one by one and must not wait either. A peer that does not
+read is cut off: at most MAX_QUEUED_BYTES are kept for it, and a message may take only so long.
+
+The owner decides which frames a peer may send, and what becomes of the sequences when the connection ends; `error` says
+why it ended. The task that calls `run` owns the state; senders are in the same loop.
 """
 
 from __future__ import annotations
@@ -26,32 +27,32 @@ from swarm_protocol.session_frames import SESSION_METHOD, Frame
 from swarm.network.interface import EndOfStream, Network, Stream
 
 OPEN_S = 10.0
-"""Dialling through a relay and a server's slow moment."""
+"""Covers dialling through a relay and a server's slow moment."""
 
 STREAM_S = 3600.0
-"""The stream's own limit: a lane whose peer has said nothing for so long is of no use."""
+"""The stream's own limit: a connection whose peer has been silent for so long is useless."""
 
 MESSAGE_BYTES = 2**20
-"""Frames go together up to here, so that none waits long behind others. A larger frame goes alone."""
+"""Largest message of several frames, so that none waits long behind others. A larger frame goes alone."""
 
 ROOM_BYTES = 8 * 2**20
-"""Whoever can wait computes nothing more while this much is unsent."""
+"""While this much is unsent, senders that can wait compute nothing more."""
 
 MAX_QUEUED_BYTES = 256 * 2**20
-"""Of those who cannot wait: four of the largest frames."""
+"""Bound for senders that cannot wait: four of the largest frames."""
 
 MAX_QUEUED_FRAMES = 2**14
-"""Of any size: refusals are short, and whoever asks for them without end and reads none shall not fill our memory."""
+"""Bound for frames of any size: a peer that provokes short refusals and reads none must not fill the memory."""
 
 STALL_S = 20.0
-"""How long a message may take beside the time for its bytes. The peer reads whatever comes at once, unless it hangs."""
+"""How long a message may take beside the time for its bytes. A peer reads at once, unless it hangs."""
 
 SLOWEST_BYTES_PER_S = 250_000.0
 """A mobile uplink. Slower ones cannot carry activations."""
 
 
 class MultiplexedConnection:
-    """`error` is set once it has ended; nothing is sent or received any more then."""
+    """`error` is set once the connection has ended; nothing is sent or received after that."""
 
     def __init__(self, stream: Stream, peer_id: str) -> None:
         self.peer_id = peer_id
@@ -68,11 +69,11 @@ class MultiplexedConnection:
 
     @property
     def is_over(self) -> bool:
-        """It has ended, or will with what is left to be sent."""
+        """Whether it has ended, or will end once the queue is sent."""
         return self._is_ending or self.error is not None
 
     def send(self, frame: Frame) -> None:
-        """Leave it to be sent. Raises what ended the lane, or ends it with PeerTimeout if the peer does not read."""
+        """Queue a frame. Raises what ended the connection; a peer that does not read ends it with PeerTimeout."""
         if self.error is not None:
             raise self.error.with_traceback(None)
         size = num_bytes(frame)
@@ -85,18 +86,18 @@ class MultiplexedConnection:
         self._changed.set()
 
     async def room(self) -> None:
-        """Wait while much is unsent. Raises what ended the lane."""
+        """Wait while much is unsent. Raises what ended the connection."""
         await self._has_room.wait()
         if self.error is not None:
             raise self.error.with_traceback(None)
 
     def end(self) -> None:
-        """End it when what was left to be sent has been."""
+        """End the connection once the queue is sent."""
         self._is_ending = True
         self._changed.set()
 
     def fail(self, error: SwarmError) -> None:
-        """End it now."""
+        """End the connection now."""
         if self.error is not None:
             return
         self.error = error
@@ -109,9 +110,9 @@ class MultiplexedConnection:
     async def run(
         self, on_frame: Callable[[Frame], None], may_read: Callable[[], Awaitable[None]] | None = None
     ) -> None:
-        """Until it has ended: `error` says by what. A SwarmError of `on_frame` ends it too.
+        """Send and receive until the connection has ended; `error` says why. A SwarmError of `on_frame` ends it too.
 
-        Nothing more is read until `may_read` returns, so that the peer stops sending where it sends too much.
+        Nothing more is read until `may_read` returns, so that a peer that sends too much has to stop.
         """
         try:
             if self.error is None:
@@ -122,7 +123,7 @@ class MultiplexedConnection:
                     ]
         finally:
             self._halves = []
-            self.fail(PeerUnreachable("the lane is closed", peer_id=self.peer_id))
+            self.fail(PeerUnreachable("the connection is closed", peer_id=self.peer_id))
 
     async def _write(self) -> None:
         try:
@@ -135,14 +136,14 @@ class MultiplexedConnection:
                 async with asyncio.timeout(STALL_S + len(message) / SLOWEST_BYTES_PER_S):
                     await self._stream.send(message)
                 self.num_messages += 1
-            self.fail(PeerUnreachable("the lane is closed", peer_id=self.peer_id))
+            self.fail(PeerUnreachable("the connection is closed", peer_id=self.peer_id))
         except TimeoutError:
             self.fail(PeerTimeout("the peer does not read what it is sent", peer_id=self.peer_id))
         except SwarmError as error:
             self.fail(_named(error, self.peer_id))
 
     def _take(self) -> list[Frame]:
-        """One message's frames."""
+        """Take the frames of one message from the queue."""
         frames, size = list[Frame](), 0
         while self._queue and len(frames) < limits.MAX_FRAMES:
             if frames and size + self._queue[0][1] > MESSAGE_BYTES:
@@ -163,21 +164,21 @@ class MultiplexedConnection:
                 if may_read is not None:
                     await may_read()
         except EndOfStream:
-            self.fail(PeerUnreachable("the peer has ended the lane", peer_id=self.peer_id))
+            self.fail(PeerUnreachable("the peer has closed the connection", peer_id=self.peer_id))
         except SwarmError as error:
             self.fail(_named(error, self.peer_id))
 
 
 @asynccontextmanager
 async def open_stream(network: Network, peer_id: str, model: str) -> AsyncIterator[Stream]:
-    """For a lane to a server of `model`. Raises PeerError, or what the server refuses with."""
+    """Open the stream of a connection to a server of `model`. Raises PeerError, or what the server refuses with."""
     async with AsyncExitStack() as stack:
         opening = network.stream(peer_id, f"{SESSION_METHOD}/{model}", timeout_s=STREAM_S)
         try:
             async with asyncio.timeout(OPEN_S):
                 stream = await stack.enter_async_context(opening)
         except TimeoutError:
-            raise PeerTimeout("the peer did not open a lane in time", peer_id=peer_id) from None
+            raise PeerTimeout("the peer did not open a connection in time", peer_id=peer_id) from None
         yield stream
 
 

@@ -97,7 +97,7 @@ def test_reports_of_what_has_ended_are_told_nobody(ending: str) -> None:
         if ending == "closed":
             reports.close()
         else:
-            lane.error = PeerUnreachable("the lane is closed")
+            lane.error = PeerUnreachable("the connection is closed")
         await asyncio.sleep(2 * REPORT_S)
         assert not lane.results
 

@@ -258,8 +258,8 @@ def test_failover_server_that_sends_nonsense_is_not_asked_again(boxes: Any, llam
                 tokens.append(token.token_id)
                 if len(tokens) == 5:
                     liar = generation.trace()["hops"][1]["peer_id"]
-                    (seat,) = box.servers[liar].sessions
-                    seat.lane.send = lying(seat.lane.send)  # type: ignore[method-assign]
+                    (served,) = box.servers[liar].sessions
+                    served.connection.send = lying(served.connection.send)  # type: ignore[method-assign]
             assert tokens == box.expected()
             reasons = {replay["lost_peer"]: replay["reason"] for replay in generation.trace()["replays"]}
             assert "outside the vocabulary" in reasons.pop(liar)

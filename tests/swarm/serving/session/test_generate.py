@@ -1,14 +1,20 @@
-"""Where an answer ends: end tokens, stop tokens and strings, and what holds them off."""
+"""Where an answer ends (end tokens, stop tokens and strings, minimum length), and the text of its tokens."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm.serving.session.generate import MAX_HELD_TOKENS, Detokenizer, StopFinder
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.sampler import Grammar
+from tokenizers import Tokenizer, decoders, models
 
 HALVES = [(0, 3), (3, 6)]
 
@@ -85,3 +91,132 @@ def test_answer_may_end_right_after_min_tokens(boxes: Any, llama_dir: Path, toke
             assert tokens.index(likeliest) == len(tokens) - 1 == 5
 
     virtual_time.run(scenario())
+
+
+# Bytes as tokens, with U+FFFD for what is no character: what byte-level tokenizers decode to.
+BROKEN = "\ufffd"
+
+
+def decode_bytes(ids: Sequence[int]) -> str:
+    return bytes(ids).decode("utf-8", "replace")
+
+
+def each(decode: Callable[[Sequence[int]], str], token_ids: Sequence[int], *, flush: bool = False) -> list[str]:
+    """What a detokenizer shows with each token."""
+
+    async def decode_all(sequences: Sequence[Sequence[int]]) -> list[str]:
+        return [decode(ids) for ids in sequences]
+
+    async def scenario() -> list[str]:
+        detokenizer = Detokenizer(decode_all)
+        shown = [await detokenizer.push(token_id) for token_id in token_ids]
+        return [*shown, await detokenizer.flush()] if flush else shown
+
+    return asyncio.run(scenario())
+
+
+def pieces(data: bytes) -> list[str]:
+    return each(decode_bytes, data, flush=True)
+
+
+@given(st.text())
+def test_detokenizer_any_text_comes_out_whole_and_never_broken(text: str) -> None:
+    shown = pieces(text.encode())
+    assert "".join(shown) == text
+    assert not any(BROKEN in piece for piece in shown) or BROKEN in text
+
+
+@given(st.text(min_size=1))
+def test_detokenizer_shows_each_character_with_its_last_byte(text: str) -> None:
+    shown = pieces(text.encode())
+    at = 0
+    for character in text:
+        at += len(character.encode())
+        if BROKEN not in text:
+            assert shown[at - 1] == character
+
+
+@given(st.binary(max_size=MAX_HELD_TOKENS - 1))
+def test_detokenizer_invalid_bytes_join_to_the_decoded_whole(data: bytes) -> None:
+    assert "".join(pieces(data)) == decode_bytes(data)
+
+
+def test_detokenizer_half_a_character_at_the_end_is_flushed() -> None:
+    assert pieces("é".encode()[:1]) == ["", BROKEN]
+
+
+def test_detokenizer_endless_invalid_bytes_are_not_held_for_ever() -> None:
+    shown = pieces(b"\xff" * 100)
+    assert all(len(piece) <= MAX_HELD_TOKENS for piece in shown)
+    assert "".join(shown) == BROKEN * 100
+
+
+def test_detokenizer_keeps_the_spaces_of_a_tokenizer_that_strips_the_first() -> None:
+    """SentencePiece's decoders drop a leading space, so each piece is decoded with the one before it."""
+    vocab = {"▁a": 0, "▁b": 1, "c": 2}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.decoder = decoders.Metaspace()
+    assert each(lambda ids: tokenizer.decode(list(ids)), (0, 1, 2, 0)) == ["a", " b", "c", " a"]
+
+
+def stopped(stops: Sequence[str], parts: Sequence[str]) -> tuple[list[str], bool]:
+    finder = StopFinder(stops)
+    shown = [finder.push(part) for part in parts]
+    return [*shown, finder.flush()], finder.has_stopped
+
+
+def test_stop_string_across_pieces_is_found_and_nothing_of_it_shown() -> None:
+    assert stopped(["END"], ["ab", "cE", "N", "Dx", "y"]) == (["ab", "c", "", "", "", ""], True)
+
+
+def test_stop_beginning_that_leads_nowhere_is_shown_after_all() -> None:
+    assert stopped(["END"], ["aE", "N", "T"]) == (["a", "", "ENT", ""], False)
+
+
+def test_stop_beginning_at_the_end_is_flushed() -> None:
+    assert stopped(["END"], ["aEN"]) == (["a", "EN"], False)
+
+
+def test_stop_the_first_of_several_counts() -> None:
+    assert stopped(["yy", "x"], ["axyy"]) == (["a", ""], True)
+
+
+@given(st.lists(st.text("ab", max_size=4), max_size=8), st.lists(st.text("ab", min_size=1, max_size=3), max_size=3))
+def test_stop_any_pieces_show_exactly_the_text_before_the_first_stop(parts: list[str], stops: list[str]) -> None:
+    text = "".join(parts)
+    found = [at for stop in stops if (at := text.find(stop)) >= 0]
+    shown, has_stopped = stopped(stops, parts)
+    # a stop string ends the text when it is complete, and another that began earlier may not have been
+    ends = [at + len(stop) for stop in stops if (at := text.find(stop)) >= 0]
+    assert has_stopped == bool(found)
+    if not found:
+        assert "".join(shown) == text
+    else:
+        assert text.startswith("".join(shown))
+        assert len("".join(shown)) <= min(ends)
+        assert not any(stop in "".join(shown) for stop in stops)
+
+
+def test_stop_that_is_shown_ends_the_text_it_stops() -> None:
+    finder = StopFinder(["no"], ["</call>"])
+    assert [finder.push(part) for part in ("a</ca", "ll>b", "c")] == ["a", "</call>", ""]
+    assert finder.has_stopped
+    assert StopFinder(["</call>"], ["</ca"]).push("a</call>") == "a", "of two that begin together, what shows less"
+
+
+@pytest.mark.parametrize("stops", [[], ["zzz"]])
+def test_stop_without_a_match_delays_nothing(stops: list[str]) -> None:
+    assert stopped(stops, ["a", "b"]) == (["a", "b", ""], False)
+
+
+def test_detokenizer_tokens_without_text_are_forgotten() -> None:
+    """A model may say nothing but special tokens; decoding all of them each time would take longer and longer."""
+    longest = 0
+
+    def decode(ids: Sequence[int]) -> str:
+        nonlocal longest
+        longest = max(longest, len(ids))
+        return "".join("word " for token_id in ids if token_id)
+
+    assert each(decode, [1, *[0] * 1000, 1]) == ["word ", *[""] * 1000, "word "]
+    assert longest <= 2 * MAX_HELD_TOKENS

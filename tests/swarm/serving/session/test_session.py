@@ -61,7 +61,7 @@ class World:
 
     async def all_freed(self) -> None:
         async with asyncio.timeout(5):
-            while any(server.seats for server in self.servers.values()):
+            while any(server.sequences for server in self.servers.values()):
                 await asyncio.sleep(0.01)
         assert not self.state.health.load
 
@@ -120,7 +120,7 @@ def test_session_undisturbed_takes_one_round_trip_to_open_and_no_more_than_the_c
             async with w.session(trace) as session:
                 since_s = clock()
                 await session.next_token(PROMPT, TokenDraw())
-                # a lane is opened and accepted, a seat opened; to the first server, two pushes, and back
+                # a connection is opened and accepted, a seat opened; to the first server, two pushes, and back
                 assert clock() - since_s < 2 * RTT_S + 2 * RTT_S + 2 * RTT_S
                 since_s = clock()
                 await session.next_token([1], TokenDraw(index=1))
@@ -133,7 +133,7 @@ def test_session_undisturbed_takes_one_round_trip_to_open_and_no_more_than_the_c
     run(scenario())
 
 
-def test_session_many_share_the_lanes() -> None:
+def test_session_many_share_the_connections() -> None:
     async def scenario() -> None:
         async with world(THIRDS) as w, AsyncExitStack() as stack:
             sessions = [await stack.enter_async_context(w.session()) for _ in range(8)]
@@ -143,19 +143,19 @@ def test_session_many_share_the_lanes() -> None:
             await stack.aclose()
             await w.all_freed()
             await asyncio.sleep(40)
-            assert not w.state.connections._tasks, "an idle lane is closed"
+            assert not w.state.connections._tasks, "an idle connection is closed"
 
     run(scenario())
 
 
-def test_session_does_not_begin_on_a_lane_that_is_just_being_closed() -> None:
+def test_session_does_not_begin_on_a_connection_that_is_just_being_closed() -> None:
     async def scenario() -> None:
         async with world([(0, 6)]) as w:
             async with w.session() as session:
                 assert await generate(session) == EXPECTED
             (peer_id,) = w.servers
             old = await w.state.connections.get(peer_id, MODEL)
-            old._lane.end()  # its time is over at this very moment
+            old._connection.end()  # its time is over at this very moment
             assert await w.state.connections.get(peer_id, MODEL) is not old
             trace = Trace(model=MODEL)
             async with w.session(trace) as session:
@@ -213,13 +213,13 @@ def test_session_tokens_come_as_fast_as_servers_reach_each_other_however_far_the
                 times = []
                 async for _ in session.next_tokens(PROMPT, TokenDraw(), 100):
                     times.append(clock())
-            # the lanes between the servers are there before the first token is
+            # the connections between the servers are there before the first token is
             each_s = (times[-1] - times[0]) / 99
             assert each_s == pytest.approx(len(spans) * RTT_S / 2 if len(spans) > 1 else 0.0, abs=1e-3)
             assert trace.replays == []
             assert [server.num_rows for server in w.servers.values()] == [len(PROMPT) + 99] * len(spans)
             await w.all_freed()
-            for peer_id in w.servers:  # so that lanes are closed when the test is over
+            for peer_id in w.servers:  # so that connections are closed when the test is over
                 w.internet.link(w.network.peer_id, peer_id, LinkModel(latency_s=RTT_S / 2))
 
     run(scenario())
@@ -517,8 +517,8 @@ def test_session_server_that_holds_more_than_it_can_is_a_violation() -> None:
             liar.pages = [(b"",) * 6] * 100
             ready = ToyServer._ready
 
-            def lying(self: ToyServer, peer_id: str, lane: Any, opened: Any, states: Any) -> None:
-                ready(self, peer_id, lane, opened, self.pages)
+            def lying(self: ToyServer, peer_id: str, connection: Any, opened: Any, states: Any) -> None:
+                ready(self, peer_id, connection, opened, self.pages)
 
             liar._ready = lying.__get__(liar)  # type: ignore[method-assign]
             for _ in range(3):

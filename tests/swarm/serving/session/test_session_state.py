@@ -57,7 +57,7 @@ def test_state_no_server_keeps_a_token_that_died_with_the_one_that_drew_it() -> 
         now_s = 0.0
         for _ in range(8):
             now_s += draw.choice([0.0, 0.01, 0.1, 0.5, 2.0])
-            what = draw.choice(["kill", "kill", "lane", "evict", "spoil", "leave", "stall", "late", "late"])
+            what = draw.choice(["kill", "kill", "connection", "evict", "spoil", "leave", "stall", "late", "late"])
             world.later(now_s, partial(strike_any_stage, world, what))
         try:
             assert len(world.ask([1, 2, 3], "token", ahead=40)) == 41
@@ -153,7 +153,7 @@ def test_state_copies_that_were_lost_with_their_server_are_computed_again() -> N
     def kill_when_pushed() -> None:
         if not middle and len(world.state.stages) == 3:
             last = served_by(world, 2)
-            if any(seat.length for seat in last.seats.values()):
+            if any(sequence.length for sequence in last.sequences.values()):
                 middle.append(world.strike("kill", served_by(world, 1)))
         world.later(0.0005, kill_when_pushed)
 
@@ -250,7 +250,7 @@ def test_state_leaving_server_without_a_spare_is_kept_and_looked_around_for_now_
     last = world.ask(list(range(20)), "token")
     leaver = served_by(world, 1)
     leaver.is_leaving = True
-    for sequence_id in leaver.seats:
+    for sequence_id in leaver.sequences:
         world.to_client(leaver, sequence_id, world.told_to_leave)
     looks = []
     look = world.look

@@ -38,7 +38,7 @@ def bulk() -> StepResult:
 
 @dataclass
 class Pair:
-    """A client's lane, and the lane that a server made of it."""
+    """A client's connection, and the connection that a server made of it."""
 
     near: MultiplexedConnection
     far: MultiplexedConnection
@@ -56,11 +56,11 @@ async def pair(on_far: Callable[[Frame], None] | None = None) -> AsyncIterator[P
     heard: list[Frame] = []
 
     async def accept(peer_id: str, stream: Stream) -> None:
-        lane = MultiplexedConnection(stream, peer_id)
-        accepted.set_result(lane)
-        await lane.run(on_far or heard.append)
-        if isinstance(lane.error, PeerViolation):
-            raise lane.error
+        connection = MultiplexedConnection(stream, peer_id)
+        accepted.set_result(connection)
+        await connection.run(on_far or heard.append)
+        if isinstance(connection.error, PeerViolation):
+            raise connection.error
 
     await there.serve_stream(METHOD, accept)
     async with open_stream(here, there.peer_id, "tiny") as stream, asyncio.TaskGroup() as tasks:
@@ -79,114 +79,114 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_lane_sends_what_gathered_as_one_message_in_order() -> None:
+def test_connection_sends_what_gathered_as_one_message_in_order() -> None:
     async def scenario() -> None:
-        async with pair() as lanes:
+        async with pair() as connections:
             for number in range(16):
-                lanes.near.send(close(number))
-            await until(lambda: len(lanes.heard_far) == 16)
-            assert lanes.heard_far == [close(number) for number in range(16)]
-            assert lanes.near.num_messages == 1
-            lanes.far.send(ServerLeaving(within_s=1.0))
-            await until(lambda: lanes.heard_near == [ServerLeaving(within_s=1.0)])
+                connections.near.send(close(number))
+            await until(lambda: len(connections.heard_far) == 16)
+            assert connections.heard_far == [close(number) for number in range(16)]
+            assert connections.near.num_messages == 1
+            connections.far.send(ServerLeaving(within_s=1.0))
+            await until(lambda: connections.heard_near == [ServerLeaving(within_s=1.0)])
 
     virtual_time.run(scenario())
 
 
-def test_lane_keeps_few_frames_for_a_peer_that_does_not_read_however_short_they_are() -> None:
+def test_connection_keeps_few_frames_for_a_peer_that_does_not_read_however_short_they_are() -> None:
     async def scenario() -> None:
-        async with pair() as lanes:
+        async with pair() as connections:
             for _ in range(MAX_QUEUED_FRAMES):
-                lanes.near.send(close(1))
-            assert lanes.near.error is None
-            lanes.near.send(close(1))
-            assert isinstance(lanes.near.error, PeerTimeout)
+                connections.near.send(close(1))
+            assert connections.near.error is None
+            connections.near.send(close(1))
+            assert isinstance(connections.near.error, PeerTimeout)
             with pytest.raises(PeerTimeout, match="does not read"):
-                lanes.near.send(close(1))
+                connections.near.send(close(1))
 
     virtual_time.run(scenario())
 
 
-def test_lane_keeps_messages_small_so_that_no_frame_waits_long() -> None:
+def test_connection_keeps_messages_small_so_that_no_frame_waits_long() -> None:
     async def scenario() -> None:
-        async with pair() as lanes:
+        async with pair() as connections:
             for _ in range(4):
-                lanes.near.send(bulk())
+                connections.near.send(bulk())
             for number in range(200):
-                lanes.near.send(close(number))
-            await until(lambda: len(lanes.heard_far) == 204)
-            assert lanes.near.num_messages == 5
+                connections.near.send(close(number))
+            await until(lambda: len(connections.heard_far) == 204)
+            assert connections.near.num_messages == 5
 
     virtual_time.run(scenario())
 
 
-def test_lane_that_ends_sends_what_was_left_first() -> None:
+def test_connection_that_ends_sends_what_was_left_first() -> None:
     async def scenario() -> None:
-        async with pair() as lanes:
-            lanes.far.send(close(1))
-            lanes.far.end()
-            await until(lambda: lanes.near.error)
-            assert lanes.heard_near == [close(1)]
-            assert isinstance(lanes.near.error, PeerUnreachable)
+        async with pair() as connections:
+            connections.far.send(close(1))
+            connections.far.end()
+            await until(lambda: connections.near.error)
+            assert connections.heard_near == [close(1)]
+            assert isinstance(connections.near.error, PeerUnreachable)
             with pytest.raises(PeerUnreachable):
-                lanes.near.send(close(2))
+                connections.near.send(close(2))
             with pytest.raises(PeerUnreachable):
-                await lanes.near.room()
+                await connections.near.room()
 
     virtual_time.run(scenario())
 
 
-def test_lane_to_a_peer_that_dies_ends() -> None:
+def test_connection_to_a_peer_that_dies_ends() -> None:
     async def scenario() -> None:
-        async with pair() as lanes:
-            lanes.internet.crash(lanes.far_network.peer_id)
-            await until(lambda: lanes.near.error)
-            assert isinstance(lanes.near.error, PeerUnreachable)
-            assert lanes.near.error.peer_id == lanes.far_network.peer_id
+        async with pair() as connections:
+            connections.internet.crash(connections.far_network.peer_id)
+            await until(lambda: connections.near.error)
+            assert isinstance(connections.near.error, PeerUnreachable)
+            assert connections.near.error.peer_id == connections.far_network.peer_id
 
     virtual_time.run(scenario())
 
 
-def test_lane_that_is_cancelled_ends_both_sides_and_leaves_nothing() -> None:
+def test_connection_that_is_cancelled_ends_both_sides_and_leaves_nothing() -> None:
     async def scenario() -> None:
         with no_leaks():
-            async with pair() as lanes:
-                lanes.near.send(close(1))
-                await until(lambda: lanes.heard_far)
-            assert lanes.near.error is not None
-            assert lanes.far.error is not None
+            async with pair() as connections:
+                connections.near.send(close(1))
+                await until(lambda: connections.heard_far)
+            assert connections.near.error is not None
+            assert connections.far.error is not None
 
     virtual_time.run(scenario())
 
 
-def test_lane_tells_who_sent_nonsense() -> None:
+def test_connection_tells_who_sent_nonsense() -> None:
     def refuse(frame: Frame) -> None:
         raise PeerViolation("that is nonsense")
 
     async def scenario() -> None:
-        async with pair(refuse) as lanes:
-            lanes.near.send(close(1))
-            await until(lambda: lanes.near.error)
-            assert isinstance(lanes.far.error, PeerViolation)
-            assert lanes.far.error.peer_id == lanes.near._stream.other.peer_id  # type: ignore[attr-defined]
-            assert isinstance(lanes.near.error, PeerViolation)
+        async with pair(refuse) as connections:
+            connections.near.send(close(1))
+            await until(lambda: connections.near.error)
+            assert isinstance(connections.far.error, PeerViolation)
+            assert connections.far.error.peer_id == connections.near._stream.other.peer_id  # type: ignore[attr-defined]
+            assert isinstance(connections.near.error, PeerViolation)
 
     virtual_time.run(scenario())
 
 
-def test_lane_of_bytes_that_are_no_frames_is_a_violation() -> None:
+def test_connection_of_bytes_that_are_no_frames_is_a_violation() -> None:
     async def scenario() -> None:
-        async with pair() as lanes:
-            await lanes.near._stream.send(b"\x01nonsense")
-            await until(lambda: lanes.far.error)
-            assert isinstance(lanes.far.error, PeerViolation)
+        async with pair() as connections:
+            await connections.near._stream.send(b"\x01nonsense")
+            await until(lambda: connections.far.error)
+            assert isinstance(connections.far.error, PeerViolation)
 
     virtual_time.run(scenario())
 
 
 @asynccontextmanager
 async def deaf_peer() -> AsyncIterator[MultiplexedConnection]:
-    """A lane to a peer that reads nothing."""
+    """A connection to a peer that reads nothing."""
     internet = MemoryInternet()
     here, there = internet.network(), internet.network()
 
@@ -195,43 +195,43 @@ async def deaf_peer() -> AsyncIterator[MultiplexedConnection]:
 
     await there.serve_stream(METHOD, accept)
     async with open_stream(here, there.peer_id, "tiny") as stream, asyncio.TaskGroup() as tasks:
-        lane = MultiplexedConnection(stream, there.peer_id)
-        running = tasks.create_task(lane.run(lambda frame: None))
-        yield lane
+        connection = MultiplexedConnection(stream, there.peer_id)
+        running = tasks.create_task(connection.run(lambda frame: None))
+        yield connection
         running.cancel()
     await here.close()
     await there.close()
 
 
-def test_lane_to_a_peer_that_does_not_read_has_no_room_and_ends() -> None:
+def test_connection_to_a_peer_that_does_not_read_has_no_room_and_ends() -> None:
     async def scenario() -> SwarmError | None:
-        async with deaf_peer() as lane:
+        async with deaf_peer() as connection:
             began_s = asyncio.get_running_loop().time()
             for _ in range(ROOM_BYTES // 2**20 + 8):
-                await lane.room()
-                lane.send(bulk())
+                await connection.room()
+                connection.send(bulk())
                 await asyncio.sleep(0)
-                if not lane._has_room.is_set():
+                if not connection._has_room.is_set():
                     break
             with pytest.raises(PeerTimeout, match="does not read"):
-                await lane.room()
+                await connection.room()
             assert STALL_S <= asyncio.get_running_loop().time() - began_s < 2 * STALL_S
-            return lane.error
+            return connection.error
 
     assert isinstance(virtual_time.run(scenario()), PeerTimeout)
 
 
-def flood(lane: MultiplexedConnection) -> None:
+def flood(connection: MultiplexedConnection) -> None:
     for _ in range(MAX_QUEUED_BYTES // 2**20 + 2):
-        lane.send(bulk())
+        connection.send(bulk())
 
 
-def test_lane_of_a_sender_that_cannot_wait_is_bounded() -> None:
+def test_connection_of_a_sender_that_cannot_wait_is_bounded() -> None:
     async def scenario() -> None:
-        async with deaf_peer() as lane:
+        async with deaf_peer() as connection:
             with pytest.raises(PeerTimeout, match="does not read"):
-                flood(lane)
-            assert lane._num_queued_bytes == 0
+                flood(connection)
+            assert connection._num_queued_bytes == 0
 
     virtual_time.run(scenario())
 

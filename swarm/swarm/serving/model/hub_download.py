@@ -1,8 +1,9 @@
-"""Brings what one span needs of a model from a hub: config, tokenizer, index, and only the shards with its tensors.
+"""Download what one span needs of a model from a hub: config, tokenizer, index, and only the shards with its tensors.
 
-Files lie in a directory of their own for each commit, so that what is there is never stale, and a download that broke
-off goes on where it stopped. `download.json` beside them says which tensors the whole model has, read from the headers
-of shards that were not brought: enough to plan with. Blocking; reports bytes as they come.
+Each commit has a directory of its own, so that its files are never stale. A download that broke off goes on where it
+stopped, in a later process too, which `hf_hub_download` does not do: it drops a partial file. `download.json` beside
+the files says which tensors the whole model has, read from the headers of shards that were not downloaded: enough to
+plan with. Blocking; reports bytes as they come.
 """
 
 from __future__ import annotations
@@ -12,25 +13,27 @@ import hashlib
 import json
 import math
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, get_session, hf_hub_url
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
+    HfHubHTTPError,
     HFValidationError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
     SafetensorsParsingError,
 )
-from huggingface_hub.file_download import hf_hub_url, http_get
-from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 from swarm_protocol.errors import ConfigError, IntegrityError, SwarmError
 
 from swarm.serving.model.model_files import CONFIG, DOWNLOAD, INDEX, MAX_CONFIG_BYTES, SINGLE, ModelFiles, open_model
@@ -38,8 +41,15 @@ from swarm.serving.model.safetensors_reader import one_line, read_header
 from swarm.serving.model.shape import SMALL_FILES
 from swarm.serving.model.weights import needed_shards
 
+ANSWER_S = 10.0
+"""How long the hub may be silent."""
+
+RETRY_S = 1.0
+MAX_FAILURES = 5
+"""Connections in a row that break before they bring a byte."""
+
 OnProgress = Callable[[int, int], None]
-"""Called with the bytes that are there and all that will be."""
+"""Called with the number of bytes that are there, and of all that will be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,17 +166,17 @@ def _report(on_progress: OnProgress, before: int, total: int, num_bytes: int) ->
 def _fetch(model: HubModel, name: str, size: int, on_bytes: Callable[[int], None]) -> None:
     """Bring one file, going on where a broken download of it stopped."""
     part = model.directory / f"{name}.part"
-    part_bytes = _part_bytes(model, name)
-    if part_bytes < size:
-        with part.open("ab") as file:
-            http_get(
-                model.url(name),
-                file,
-                resume_size=part_bytes,
-                headers=build_hf_headers(token=model.token),
-                expected_size=size,
-                tqdm_class=_meter(on_bytes, part_bytes),
-            )
+    num_failures = 0
+    while (part_bytes := _part_bytes(model, name)) < size:
+        try:
+            _append(model, name, part, on_bytes)
+        except (HfHubHTTPError, OSError):
+            raise
+        except Exception:  # the client's HTTP library, of which it has had several: the connection broke
+            num_failures = 0 if _part_bytes(model, name) > part_bytes else num_failures + 1
+            if num_failures > MAX_FAILURES:
+                raise
+            time.sleep(RETRY_S)
     expected = model.sha256.get(name)
     if expected and _digest(part) != expected:
         part.unlink()
@@ -174,6 +184,24 @@ def _fetch(model: HubModel, name: str, size: int, on_bytes: Callable[[int], None
     if name.endswith(".safetensors"):
         read_header(part)  # names the part, which stays to be looked at
     part.replace(model.directory / name)
+
+
+def _append(model: HubModel, name: str, part: Path, on_bytes: Callable[[int], None]) -> None:
+    """Append to `part` what it lacks of the file, until the connection ends."""
+    with part.open("ab") as file:
+        headers = build_hf_headers(token=model.token) | {
+            "Range": f"bytes={file.tell()}-",
+            "Accept-Encoding": "identity",  # sizes and offsets are those of the file itself
+        }
+        with get_session().stream(
+            "GET", model.url(name), headers=headers, timeout=ANSWER_S, follow_redirects=True
+        ) as response:
+            hf_raise_for_status(response)
+            if response.status_code != HTTPStatus.PARTIAL_CONTENT:
+                file.truncate(0)
+            for chunk in response.iter_bytes():
+                file.write(chunk)
+                on_bytes(file.tell())
 
 
 def _part_bytes(model: HubModel, name: str) -> int:
@@ -204,26 +232,6 @@ def _write_atomically(path: Path, text: str) -> None:
     part = path.with_name(f"{path.name}.part")
     part.write_text(text, "utf-8")
     part.replace(path)
-
-
-def _meter(on_bytes: Callable[[int], None], num_bytes: int) -> Any:
-    """Stands where the hub's library would make a progress bar."""
-
-    class Meter:
-        def __init__(self, **_options: Any) -> None:
-            self.num_bytes = num_bytes
-
-        def __enter__(self) -> Meter:
-            return self
-
-        def __exit__(self, *_error: object) -> None:
-            pass
-
-        def update(self, more: int) -> None:
-            self.num_bytes += more
-            on_bytes(self.num_bytes)
-
-    return Meter
 
 
 def _no_room(model: HubModel, why: str) -> ConfigError:

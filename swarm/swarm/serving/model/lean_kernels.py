@@ -44,8 +44,11 @@ class LeanKernels:
 def load() -> LeanKernels:
     """Compile, or take from numba's cache. ImportError where numba cannot be used."""
     import numba  # noqa: PLC0415 (a third of a second)
+    import numba.extending  # noqa: PLC0415
 
     _overload_prefetch()
+    for part in (_rotate, _slots, _score, _softmax, _weigh):
+        numba.extending.register_jitable(fastmath=_FLAGS, inline="always")(part)
     types = numba.types
     number, rows, heads = types.float32, types.float32[:, ::1], types.float32[:, :, ::1]
     read_floats, read_rows, read_heads = (types.Array(number, ndim, "C", readonly=True) for ndim in (1, 2, 3))
@@ -106,81 +109,96 @@ def _add_norm(hidden_NH: Floats, delta_NH: Floats, weight_H: Floats, eps: np.flo
             out_H[h] = weight_H[h] * (hidden_H[h] * scale)
 
 
+def _rotate(vector_D: Floats, cos_R: Floats, sin_R: Floats, out_D: Floats) -> None:
+    """Write `vector_D` with its first R numbers rotated (Su et al. 2021)."""
+    half = cos_R.size // 2
+    out_D[:] = vector_D
+    for d in range(half):
+        out_D[d] = vector_D[d] * cos_R[d] - vector_D[d + half] * sin_R[d]
+        out_D[d + half] = vector_D[d + half] * cos_R[d + half] + vector_D[d] * sin_R[d + half]
+
+
 def _remember(heads_NAD: Floats, rotation: Pair, cache: Pair, places: Ints) -> None:
     """Write each row's keys, rotated, and values into its page. One that begins a page clears the rest of it: whole
-    pages are read elsewhere, and what a seat before has left there may not be finite."""
+    pages are read elsewhere, and what a sequence before has left there may not be finite."""
     keys_SKD, values_SKD = cache
-    half = rotation[0].shape[1] // 2
     num_kv = keys_SKD.shape[1]
     num_heads = heads_NAD.shape[1] - 2 * num_kv
     for n in range(heads_NAD.shape[0]):
-        cos_R, sin_R = rotation[0][n], rotation[1][n]
         position = places[n, 1]
         slot = places[n, 2 + position // _PAGE] * _PAGE + position % _PAGE
         if position % _PAGE == 0:
             keys_SKD[slot : slot + _PAGE] = 0
             values_SKD[slot : slot + _PAGE] = 0
         for k in range(num_kv):
-            key_D, into_D = heads_NAD[n, num_heads + k], keys_SKD[slot, k]
-            into_D[:] = key_D
-            for d in range(half):
-                into_D[d] = key_D[d] * cos_R[d] - key_D[d + half] * sin_R[d]
-                into_D[d + half] = key_D[d + half] * cos_R[d + half] + key_D[d] * sin_R[d + half]
+            _rotate(heads_NAD[n, num_heads + k], rotation[0][n], rotation[1][n], keys_SKD[slot, k])
             values_SKD[slot, k, :] = heads_NAD[n, num_heads + num_kv + k]
 
 
-def _attend(  # noqa: C901, PLR0912 (loops, one in another)
-    heads_NAD: Floats, rotation: Pair, cache: Pair, places: Ints, scale: np.float32, out_NQD: Floats
-) -> None:
-    """softmax(scale q k) v of each row's queries, rotated here, over what its pages hold: all heads of a position
-    together, so that memory is read in its order."""
-    keys_SKD, values_SKD = cache
-    half = rotation[0].shape[1] // 2
+def _slots(place_P: Ints, slot_L: Ints) -> int:
+    """Write the slots of the positions that a row sees, and return their number."""
+    begin = place_P[0]
+    num_seen = place_P[1] + 1 - begin
+    for i in range(num_seen):
+        slot_L[i] = place_P[2 + (begin + i) // _PAGE] * _PAGE + (begin + i) % _PAGE
+    return num_seen
+
+
+def _score(query_QD: Floats, keys_SKD: Floats, slot_L: Ints, scale: np.float32, weight_QL: Floats) -> None:
+    """Write scale q k: all heads of a position together, so that memory is read in its order."""
+    num_shared = query_QD.shape[0] // keys_SKD.shape[1]
+    num_seen = slot_L.size
+    for i in range(num_seen):
+        if i + _AHEAD < num_seen:
+            _prefetch(keys_SKD, slot_L[i + _AHEAD])
+        keys_KD = keys_SKD[slot_L[i]]
+        for q in range(query_QD.shape[0]):
+            key_D, query_D = keys_KD[q // num_shared], query_QD[q]
+            score = np.float32(0)
+            for d in range(query_D.size):
+                score += query_D[d] * key_D[d]
+            weight_QL[q, i] = score * scale
+
+
+def _softmax(weight_L: Floats, num_seen: int) -> None:
+    largest = np.float32(-np.inf)
+    for i in range(num_seen):
+        largest = max(largest, weight_L[i])
+    total = np.float32(0)
+    for i in range(num_seen):
+        weight_L[i] = np.exp(weight_L[i] - largest)
+        total += weight_L[i]
+    for i in range(num_seen):
+        weight_L[i] /= total
+
+
+def _weigh(weight_QL: Floats, values_SKD: Floats, slot_L: Ints, out_QD: Floats) -> None:
+    """Write the weighted sums of the values, in memory's order as `_score`."""
+    num_shared = out_QD.shape[0] // values_SKD.shape[1]
+    num_seen = slot_L.size
+    out_QD[:] = 0
+    for i in range(num_seen):
+        if i + _AHEAD < num_seen:
+            _prefetch(values_SKD, slot_L[i + _AHEAD])
+        values_KD = values_SKD[slot_L[i]]
+        for q in range(out_QD.shape[0]):
+            value_D, out_D, weight = values_KD[q // num_shared], out_QD[q], weight_QL[q, i]
+            for d in range(value_D.size):
+                out_D[d] += weight * value_D[d]
+
+
+def _attend(heads_NAD: Floats, rotation: Pair, cache: Pair, places: Ints, scale: np.float32, out_NQD: Floats) -> None:
+    """softmax(scale q k) v of each row's queries, rotated here, over what its pages hold."""
     num_heads, width = out_NQD.shape[1:]
-    num_shared = num_heads // keys_SKD.shape[1]
     longest = places[:, 1].max() + 1
     query_QD = np.empty((num_heads, width), np.float32)
     weight_QL = np.empty((num_heads, longest), np.float32)
     slot_L = np.empty(longest, np.int64)
     for n in range(heads_NAD.shape[0]):
-        begin = places[n, 0]
-        num_seen = places[n, 1] + 1 - begin
-        for i in range(num_seen):
-            slot_L[i] = places[n, 2 + (begin + i) // _PAGE] * _PAGE + (begin + i) % _PAGE
-        cos_R, sin_R, out_QD = rotation[0][n], rotation[1][n], out_NQD[n]
+        num_seen = _slots(places[n], slot_L)
         for q in range(num_heads):
-            raw_D, query_D = heads_NAD[n, q], query_QD[q]
-            query_D[:] = raw_D
-            for d in range(half):
-                query_D[d] = raw_D[d] * cos_R[d] - raw_D[d + half] * sin_R[d]
-                query_D[d + half] = raw_D[d + half] * cos_R[d + half] + raw_D[d] * sin_R[d + half]
-        for i in range(num_seen):
-            if i + _AHEAD < num_seen:
-                _prefetch(keys_SKD, slot_L[i + _AHEAD])
-            keys_KD = keys_SKD[slot_L[i]]
-            for q in range(num_heads):
-                key_D, query_D = keys_KD[q // num_shared], query_QD[q]
-                score = np.float32(0)
-                for d in range(width):
-                    score += query_D[d] * key_D[d]
-                weight_QL[q, i] = score * scale
+            _rotate(heads_NAD[n, q], rotation[0][n], rotation[1][n], query_QD[q])
+        _score(query_QD, cache[0], slot_L[:num_seen], scale, weight_QL)
         for q in range(num_heads):
-            weight_L = weight_QL[q]
-            largest = np.float32(-np.inf)
-            for i in range(num_seen):
-                largest = max(largest, weight_L[i])
-            total = np.float32(0)
-            for i in range(num_seen):
-                weight_L[i] = np.exp(weight_L[i] - largest)
-                total += weight_L[i]
-            for i in range(num_seen):
-                weight_L[i] /= total
-        out_QD[:] = 0
-        for i in range(num_seen):
-            if i + _AHEAD < num_seen:
-                _prefetch(values_SKD, slot_L[i + _AHEAD])
-            values_KD = values_SKD[slot_L[i]]
-            for q in range(num_heads):
-                value_D, out_D, weight = values_KD[q // num_shared], out_QD[q], weight_QL[q, i]
-                for d in range(value_D.size):
-                    out_D[d] += weight * value_D[d]
+            _softmax(weight_QL[q], num_seen)
+        _weigh(weight_QL, cache[1], slot_L[:num_seen], out_NQD[n])

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from swarm.router.placement import PlacementDecision
-from swarm.serving.model import lean
+from swarm.serving.model import fused_decode
 from swarm.serving.server.capability import VolunteerOptions
 from swarm.serving.server.server_options import DTYPES, Dtype, ServerOptions
 from swarm.serving.server.span_volunteer import SpanVolunteer
@@ -176,8 +176,8 @@ def serving_line(status: ServingStatus, num_blocks: int) -> str:
 def _options(node: Node, dtype: Dtype) -> VolunteerOptions:
     """Blocking, for seconds the first time on a machine."""
     config, device = node.config, node.hardware.device
-    if lean.is_for(DTYPES[dtype], device):
-        lean.kernels()  # they stay in memory, which is counted now
+    if fused_decode.is_for(DTYPES[dtype], device):
+        fused_decode.kernels()  # they stay in memory, which is counted now
     if not config.max_memory:
         share = share_of_free(node.hardware.free_memory_bytes)
     else:

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from swarm.serving.model.batch import Batch, Slice, Want
 from swarm.serving.model.caches import RAGGED, GatheredCache, PoolCache, RaggedCache, ShapeRecorder
 from swarm.serving.model.cut import block_list
+from swarm.serving.model.fused_decode import FusedBlocks, fused_blocks
 from swarm.serving.model.kv_pool import KVPool, KVShape
-from swarm.serving.model.lean import LeanBlocks, lean_blocks
 from swarm.serving.model.shape import context_tokens
 from swarm.serving.model.threads import STEPS, step_like, threads
 
@@ -33,8 +33,8 @@ OTHER_FAMILY = "serve another family"
 class Span:
     """Blocks `[start, end)` of a model of `num_blocks`, ready to run. Raises ConfigError for a family it cannot run.
 
-    `is_ragged`: all slices of a batch go through this family's blocks in one pass. `is_lean`: steps of decodes alone go
-    past the family's modules (see `lean`). `span_loading` finds out and sets both.
+    `is_ragged`: all slices of a batch go through this family's blocks in one pass. `is_fused`: steps of decodes alone
+    go past the family's modules (see `fused`). `span_loading` finds out and sets both.
     """
 
     def __init__(self, model: Any, start: int, end: int, num_blocks: int) -> None:
@@ -54,7 +54,7 @@ class Span:
         self._local_attention = model.config._attn_implementation
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.is_ragged = False
-        self.is_lean = False
+        self.is_fused = False
         self.num_threads = torch.get_num_threads()
         self.step_threads = dict.fromkeys(STEPS, self.num_threads)  # `measure` finds out how many are worth it
 
@@ -92,8 +92,8 @@ class Span:
         return tuple(recorder.shapes[layer] for layer in sorted(recorder.shapes))
 
     @cached_property
-    def lean(self) -> LeanBlocks | None:
-        return lean_blocks(list(self._blocks), self._model.base_model, self.dtype, self.device)
+    def fused(self) -> FusedBlocks | None:
+        return fused_blocks(list(self._blocks), self._model.base_model, self.dtype, self.device)
 
     @torch.inference_mode()
     def run(self, batch: Batch, pool: KVPool) -> list[Tensor | None]:
@@ -108,16 +108,16 @@ class Span:
         with threads(self.step_threads[step] if step else self.num_threads, self.num_threads):
             if not self.is_ragged:
                 return self.run_alone(x, batch.slices, pool)
-            if self.is_lean and all(piece.num_tokens == 1 for piece in batch.slices):
-                return self.run_lean(x, batch.slices, pool)
+            if self.is_fused and all(piece.num_tokens == 1 for piece in batch.slices):
+                return self.run_fused(x, batch.slices, pool)
             return self.run_ragged(x, batch.slices, pool)
 
-    def run_lean(self, x: Tensor, slices: Sequence[Slice], pool: KVPool) -> list[Tensor | None]:
+    def run_fused(self, x: Tensor, slices: Sequence[Slice], pool: KVPool) -> list[Tensor | None]:
         """Decodes, in one pass past the family's modules."""
-        assert self.lean is not None
+        assert self.fused is not None
         start, end = self._chosen
         x_NH = x if x.is_floating_point() else self._model.get_input_embeddings()(x)
-        hidden_NH = self.lean.run(x_NH, slices, pool, start - self.start, end - self.start)
+        hidden_NH = self.fused.run(x_NH, slices, pool, start - self.start, end - self.start)
         if end < self.num_blocks or all(piece.want is Want.NOTHING for piece in slices):
             return _split(hidden_NH, slices)
         logits_NV = self._model.get_output_embeddings()(self._model.base_model.norm(hidden_NH[_kept(slices)]))

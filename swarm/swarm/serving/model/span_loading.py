@@ -63,7 +63,7 @@ def load_span(
     span = Span(model, start, end, num_blocks)
     # checked now, so that a family that cannot be served is refused before it is announced
     span.is_ragged = can_be_ragged(span, model.config)
-    span.is_lean = span.is_ragged and can_be_lean(span, model.config)
+    span.is_fused = span.is_ragged and can_be_fused(span, model.config)
     check_computes(span, str(files.config.model_type))
     span._choose(start, end)
     return span
@@ -76,12 +76,12 @@ def can_be_ragged(span: Span, config: Any) -> bool:
     return _agree(span, span.run_ragged, _slices(config, window), window)
 
 
-def can_be_lean(span: Span, config: Any) -> bool:
+def can_be_fused(span: Span, config: Any) -> bool:
     """For a span that can be ragged: compare decodes alone."""
-    if span.lean is None:
+    if span.fused is None:
         return False
     window = _window(config)
-    return _agree(span, span.run_lean, [piece for piece in _slices(config, window) if piece.num_tokens == 1], window)
+    return _agree(span, span.run_fused, [piece for piece in _slices(config, window) if piece.num_tokens == 1], window)
 
 
 def _agree(

@@ -37,7 +37,7 @@ def test_run_steps_with_the_threads_found_for_their_like(llama_dir: Path, monkey
         span = load_span(open_model(llama_dir), 2, 4)
         span.step_threads = {1: 1, 16: 3}
         seen = []
-        for name in ("run_lean", "run_ragged"):
+        for name in ("run_fused", "run_ragged"):
             run = getattr(span, name)
             monkeypatch.setattr(
                 span, name, lambda *args, run=run: (seen.append(torch.get_num_threads()), run(*args))[1]

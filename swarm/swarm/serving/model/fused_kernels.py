@@ -1,11 +1,11 @@
-"""The loops of `lean`, as numba compiles them: without the GIL, and once for a machine, whose cache keeps them.
+"""The loops of `fused_decode`, as numba compiles them: without the GIL, and cached on disk for the machine.
 
-The functions here are the source; nobody calls them as Python. Sums may be taken in any order, so that LLVM makes
-vectors of them; numbers that are not finite stay so.
+The functions here are the source; nobody calls them as Python. Sums may be taken in any order, so that LLVM vectorizes
+them; numbers that are not finite stay so.
 Shapes: N rows, H hidden size, Q query heads, K heads of keys and values, A all of them (queries, keys, values), D width
-of a head, R of it that is rotated, S slots of the pool, P pages of the longest row. `rotation` is cosines and sines
-[N, R], `cache` keys and values [S, K, D], `places` [N, 2 + P] of each row the first position that it sees, its own, and
-the pages of them all.
+of a head, R of it that is rotated, S slots of the pool, L positions that a row sees, P pages of the longest row.
+`rotation` is cosines and sines [N, R], `cache` keys and values [S, K, D], `places` [N, 2 + P] of each row the first
+position that it sees, its own, and the pages of them all.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _LINE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class LeanKernels:
+class FusedKernels:
     add_norm: Callable[[Floats, Floats, Floats, float, Floats], None]
     remember: Callable[[Floats, Pair, Pair, Ints], None]
     attend: Callable[[Floats, Pair, Pair, Ints, float, Floats], None]
 
 
-def load() -> LeanKernels:
+def load() -> FusedKernels:
     """Compile, or take from numba's cache. ImportError where numba cannot be used."""
     import numba  # noqa: PLC0415 (a third of a second)
     import numba.extending  # noqa: PLC0415
@@ -54,7 +54,7 @@ def load() -> LeanKernels:
     read_floats, read_rows, read_heads = (types.Array(number, ndim, "C", readonly=True) for ndim in (1, 2, 3))
     rotation, cache, places = types.UniTuple(read_rows, 2), types.UniTuple(heads, 2), types.int64[:, ::1]
 
-    return LeanKernels(
+    return FusedKernels(
         add_norm=compiled(_add_norm, types.void(rows, read_rows, read_floats, number, rows), fastmath=_FLAGS),
         remember=compiled(_remember, types.void(read_heads, rotation, cache, places), fastmath=_FLAGS),
         attend=compiled(_attend, types.void(read_heads, rotation, cache, places, number, heads), fastmath=_FLAGS),
@@ -138,7 +138,7 @@ def _remember(heads_NAD: Floats, rotation: Pair, cache: Pair, places: Ints) -> N
 def _slots(place_P: Ints, slot_L: Ints) -> int:
     """Write the slots of the positions that a row sees, and return their number."""
     begin = place_P[0]
-    num_seen = place_P[1] + 1 - begin
+    num_seen: int = place_P[1] + 1 - begin
     for i in range(num_seen):
         slot_L[i] = place_P[2 + (begin + i) // _PAGE] * _PAGE + (begin + i) % _PAGE
     return num_seen

@@ -1,14 +1,14 @@
-"""Decoding for families whose blocks are as Llama's: the modules' own projections, and few loops between them.
+"""Decode through families whose blocks are like Llama's: the modules' own projections, and few loops between them.
 
-A block of transformers' modules is some 60 small operations. Between two tokens of one server others run, and weights
-pass through the caches, so that the code of each is fetched from memory again: for a small model that takes longer than
-the weights. Here a block is its matrix products, a norm, attention over the pool, and another norm. A family goes this
-way if its blocks have the parts by the usual names and give, tried out, what transformers' own code does; all others,
-and all steps with prompts, go through transformers' modules.
+A block of transformers' modules is some 60 small operations. Other servers run between two tokens of one server, and
+weights pass through the caches, so the code of each operation is fetched from memory again: for a small model that
+takes longer than the weights. Here a block is its matrix products, a norm, attention over the pool, and another norm. A
+family is decoded this way if its blocks have the parts by the usual names and give the same as transformers' own code
+when `span_loading` tries them. All other families, and all steps with prompts, go through transformers' modules.
 
 Sources: paged attention after Kwon et al. 2023, arXiv:2309.06180; rotary embeddings Su et al. 2021, arXiv:2104.09864.
-Legend of shapes: N rows (one a seat), H hidden size, Q query heads, K heads of keys and values, A all of them (Q + 2K),
-D width of a head, I the MLP's width.
+Legend of shapes: N rows (one per sequence), H hidden size, Q query heads, K heads of keys and values, A all of them
+(Q + 2K), D width of a head, I the MLP's width.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from swarm.serving.model import lean_kernels
+from swarm.serving.model import fused_kernels
 from swarm.serving.model.batch import PAGE_TOKENS, Slice
+from swarm.serving.model.fused_kernels import Floats, FusedKernels, Ints, Pair
 from swarm.serving.model.kv_pool import KVPool
-from swarm.serving.model.lean_kernels import Floats, Ints, LeanKernels, Pair
 from swarm.serving.model.packing import joint
 
 logger = logging.getLogger(__name__)
@@ -43,20 +43,20 @@ _TABLE_TOKENS = 4096
 
 
 @functools.cache
-def kernels() -> LeanKernels | None:
+def kernels() -> FusedKernels | None:
     """Compiled at the first use on a machine, which takes some seconds. None where they cannot be."""
     try:
-        return lean_kernels.load()
+        return fused_kernels.load()
     except Exception as error:  # of numba's own kinds, too, where a later version no longer knows what we ask for
         logger.warning("decoding is slower here than it could be, because numba cannot be used: %s", error)
         return None
 
 
-class LeanBlocks:
+class FusedBlocks:
     """Runs rows of decodes through `blocks`, whose `rotary` embedding is the model's."""
 
-    def __init__(self, blocks: Sequence[Any], rotary: Any, found: LeanKernels) -> None:
-        self._blocks = [_LeanBlock(block, found) for block in blocks]
+    def __init__(self, blocks: Sequence[Any], rotary: Any, found: FusedKernels) -> None:
+        self._blocks = [_FusedBlock(block, found) for block in blocks]
         self._rotary = rotary
         self._table: Pair | None = None
 
@@ -86,8 +86,8 @@ class LeanBlocks:
         return cosines[0].contiguous().numpy(), sines[0].contiguous().numpy()
 
 
-class _LeanBlock:
-    def __init__(self, block: Any, found: LeanKernels) -> None:
+class _FusedBlock:
+    def __init__(self, block: Any, found: FusedKernels) -> None:
         attention = block.self_attn
         self._attention, self._mlp = attention, block.mlp
         self._before = _norm(block.input_layernorm)
@@ -152,7 +152,7 @@ def _norm(module: Any) -> tuple[Floats, float]:
 
 
 def _places(slices: Sequence[Slice], window: int) -> Ints:
-    """As `lean_kernels` has them. A shorter row's last pages are never read."""
+    """As `fused_kernels` has them. A shorter row's last pages are never read."""
     num_pages = [piece.position // PAGE_TOKENS + 1 for piece in slices]
     places = np.zeros((len(slices), 2 + max(num_pages)), np.int64)
     for place, piece, num in zip(places, slices, num_pages, strict=True):
@@ -167,7 +167,7 @@ def is_for(dtype: torch.dtype, device: str) -> bool:
     return dtype == torch.float32 and device == "cpu"
 
 
-def lean_blocks(blocks: Sequence[Any], base: Any, dtype: torch.dtype, device: torch.device) -> LeanBlocks | None:
+def fused_blocks(blocks: Sequence[Any], base: Any, dtype: torch.dtype, device: torch.device) -> FusedBlocks | None:
     """None where the blocks are built otherwise, or are not computed in float32 on a CPU."""
     rotary = getattr(base, "rotary_emb", None)
     if not is_for(dtype, device.type) or rotary is None:
@@ -177,7 +177,7 @@ def lean_blocks(blocks: Sequence[Any], base: Any, dtype: torch.dtype, device: to
     if (found := kernels()) is None:
         return None
     try:
-        return LeanBlocks(blocks, rotary, found)
+        return FusedBlocks(blocks, rotary, found)
     except (TypeError, ValueError, RuntimeError):  # a part of the usual name that is something else
         return None
 

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from swarm.serving.model import lean, lean_kernels
+from swarm.serving.model import fused_decode, fused_kernels
 from swarm.serving.model.batch import PAGE_TOKENS, Batch, Slice, Want
 from swarm.serving.model.kv_pool import KVPool
 from swarm.serving.model.model_files import open_model
@@ -66,12 +66,12 @@ def span(request: pytest.FixtureRequest, model_dirs: Callable[[str], Path]) -> S
     return load_span(open_model(model_dirs(request.param)), 1, 4)
 
 
-def test_run_lean_gives_what_transformers_does_and_remembers_the_same(span: Span) -> None:
-    assert span.is_lean
+def test_run_fused_gives_what_transformers_does_and_remembers_the_same(span: Span) -> None:
+    assert span.is_fused
     slices, x = decodes(), rows(span, len(POSITIONS))
     pools = [filled_pool(span) for _ in range(2)]
     with torch.inference_mode():
-        expected, found = span.run_alone(x, slices, pools[0]), span.run_lean(x, slices, pools[1])
+        expected, found = span.run_alone(x, slices, pools[0]), span.run_fused(x, slices, pools[1])
     for own, other in zip(found, expected, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
     tensors = zip(*([*pool.keys_SKD, *pool.values_SKD] for pool in pools), strict=True)
@@ -81,11 +81,11 @@ def test_run_lean_gives_what_transformers_does_and_remembers_the_same(span: Span
 
 @pytest.mark.skipif(not can_pack(), reason="no packed kernels on this processor")
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_run_lean_computes_layers_of_the_same_rows_together(
+def test_run_fused_computes_layers_of_the_same_rows_together(
     model_dirs: Callable[[str], Path], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     span = load_span(open_model(model_dirs(family)), 1, 4)
-    assert span.is_lean
+    assert span.is_fused
     widths = list[int]()
     product = PackedLinear.forward
 
@@ -95,11 +95,11 @@ def test_run_lean_computes_layers_of_the_same_rows_together(
 
     monkeypatch.setattr(PackedLinear, "forward", counted)
     with torch.inference_mode():
-        span.run_lean(rows(span, len(POSITIONS)), decodes(), filled_pool(span))
+        span.run_fused(rows(span, len(POSITIONS)), decodes(), filled_pool(span))
     assert len(widths) == 3 * 4  # queries, keys and values; what gathers them; gate and up; down
 
 
-def test_run_lean_of_some_of_the_blocks_gives_what_transformers_does(span: Span) -> None:
+def test_run_fused_of_some_of_the_blocks_gives_what_transformers_does(span: Span) -> None:
     slices, x = decodes(), rows(span, len(POSITIONS))
     pools = [filled_pool(span) for _ in range(2)]
     found = span.run(Batch(x=x, slices=slices, start=2, end=3), pools[0])
@@ -112,61 +112,61 @@ def test_run_lean_of_some_of_the_blocks_gives_what_transformers_does(span: Span)
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_run_lean_beyond_the_positions_whose_rotation_is_kept_gives_the_same(
+def test_run_fused_beyond_the_positions_whose_rotation_is_kept_gives_the_same(
     span: Span, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slices, x = decodes(), rows(span, len(POSITIONS))
     with torch.inference_mode():
-        expected = span.run_lean(x, slices, filled_pool(span))
-        monkeypatch.setattr(lean, "_TABLE_TOKENS", max(POSITIONS))
-        found = span.run_lean(x, slices, filled_pool(span))
+        expected = span.run_fused(x, slices, filled_pool(span))
+        monkeypatch.setattr(fused_decode, "_TABLE_TOKENS", max(POSITIONS))
+        found = span.run_fused(x, slices, filled_pool(span))
     for own, other in zip(found, expected, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-6)
 
 
-def test_run_of_decodes_is_lean_and_of_prompts_is_not(span: Span, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_of_decodes_is_fused_and_of_prompts_is_not(span: Span, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = list[str]()
-    for name in ("run_lean", "run_ragged"):
+    for name in ("run_fused", "run_ragged"):
         run = getattr(span, name)
         monkeypatch.setattr(span, name, lambda *args, run=run, name=name: (calls.append(name), run(*args))[1])
     prompt = Slice(num_tokens=2, position=0, pages=[31], want=Want.ALL)
     for slices in (decodes(), (*decodes(), prompt)):
         x = rows(span, sum(piece.num_tokens for piece in slices))
         span.run(Batch(x=x, slices=slices, start=1, end=4), filled_pool(span))
-    assert calls == ["run_lean", "run_ragged"]
+    assert calls == ["run_fused", "run_ragged"]
 
 
-def test_run_lean_row_does_not_depend_on_the_rows_beside_it(span: Span) -> None:
+def test_run_fused_row_does_not_depend_on_the_rows_beside_it(span: Span) -> None:
     if "Mixtral" in type(span._model).__name__:
         pytest.skip("experts compute their rows together")
     slices, x = decodes(), rows(span, len(POSITIONS))
     with torch.inference_mode():
-        together = span.run_lean(x, slices, filled_pool(span))
+        together = span.run_fused(x, slices, filled_pool(span))
         for row, piece in enumerate(slices):
-            (alone,) = span.run_lean(x[row : row + 1], [piece], filled_pool(span))
+            (alone,) = span.run_fused(x[row : row + 1], [piece], filled_pool(span))
             assert alone is not None
             assert torch.equal(alone, together[row])
 
 
-def test_run_lean_on_a_page_that_a_failed_seat_left_reads_and_leaves_nothing_of_it(span: Span) -> None:
+def test_run_fused_on_a_page_that_a_failed_seat_left_reads_and_leaves_nothing_of_it(span: Span) -> None:
     slices, x = decodes(), rows(span, len(POSITIONS))
     pools = filled_pool(span), filled_pool(span, behind=torch.nan)
     with torch.inference_mode():
-        clean, spoilt = (span.run_lean(x, slices, pool) for pool in pools)
+        clean, spoilt = (span.run_fused(x, slices, pool) for pool in pools)
     for own, other in zip(spoilt, clean, strict=True):
         assert torch.equal(own, other)
     assert all(tensor.isfinite().all() for tensor in (*pools[1].keys_SKD, *pools[1].values_SKD))
 
 
-def test_run_lean_keeps_what_is_not_finite_in_its_own_row(span: Span) -> None:
+def test_run_fused_keeps_what_is_not_finite_in_its_own_row(span: Span) -> None:
     slices, x = decodes(), rows(span, len(POSITIONS))
     x[1, 3] = torch.inf
     with torch.inference_mode():
-        outputs = span.run_lean(x, slices, filled_pool(span))
+        outputs = span.run_fused(x, slices, filled_pool(span))
     assert [bool(out.isfinite().all()) for out in outputs if out is not None] == [True, False, True, True, True]
 
 
-def test_run_lean_first_and_last_blocks_take_tokens_and_give_logits(model_dirs: Callable[[str], Path]) -> None:
+def test_run_fused_first_and_last_blocks_take_tokens_and_give_logits(model_dirs: Callable[[str], Path]) -> None:
     span = load_span(open_model(model_dirs("llama")), 0, 6)
     wants = [Want.LAST, Want.NOTHING, Want.ALL, Want.LAST, Want.NOTHING]
     slices = tuple(
@@ -176,7 +176,7 @@ def test_run_lean_first_and_last_blocks_take_tokens_and_give_logits(model_dirs: 
     x = torch.arange(2, 2 + len(slices))
     with torch.inference_mode():
         expected = span.run_ragged(x, slices, filled_pool(span))
-        found = span.run_lean(x, slices, filled_pool(span))
+        found = span.run_fused(x, slices, filled_pool(span))
     assert [out is None for out in found] == [want is Want.NOTHING for want in wants]
     for own, other in zip(found, expected, strict=True):
         if own is not None:
@@ -218,67 +218,67 @@ LEAN = {
 
 
 @pytest.mark.parametrize("name", list(LEAN))
-def test_load_of_a_family_like_llama_is_lean(write_config: Callable[[object], Path], name: str) -> None:
+def test_load_of_a_family_like_llama_is_fused(write_config: Callable[[object], Path], name: str) -> None:
     span = load_span(open_model(write_config(LEAN[name])), 0, 3)
-    assert span.is_lean
+    assert span.is_fused
     slices, x = decodes(), torch.arange(len(POSITIONS))
     with torch.inference_mode():
-        expected, found = (run(x, slices, filled_pool(span)) for run in (span.run_alone, span.run_lean))
+        expected, found = (run(x, slices, filled_pool(span)) for run in (span.run_alone, span.run_fused))
     for own, other in zip(found, expected, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
 
 
-def test_load_of_a_family_with_the_same_parts_that_puts_them_together_otherwise_is_not_lean(
+def test_load_of_a_family_with_the_same_parts_that_puts_them_together_otherwise_is_not_fused(
     write_config: Callable[[object], Path],
 ) -> None:
     span = load_span(open_model(write_config(GraniteConfig(**SMALL, residual_multiplier=0.5))), 0, 3)
-    assert span.lean is not None
+    assert span.fused is not None
     assert span.is_ragged
-    assert not span.is_lean
+    assert not span.is_fused
 
 
-def test_load_with_a_window_in_its_config_that_its_blocks_do_not_have_is_not_lean(
+def test_load_with_a_window_in_its_config_that_its_blocks_do_not_have_is_not_fused(
     write_config: Callable[[object], Path],
 ) -> None:
     """As files have it that were another family's: seen where positions behind the window are few among many."""
     config = LlamaConfig(**{**SMALL, "max_position_embeddings": 8192}, sliding_window=4096)
     span = load_span(open_model(write_config(config)), 0, 3)
-    assert span.lean is not None
+    assert span.fused is not None
     assert span.is_ragged
-    assert not span.is_lean
+    assert not span.is_fused
 
 
-def test_load_of_a_family_that_is_another_one_far_on_is_not_lean(write_config: Callable[[object], Path]) -> None:
+def test_load_of_a_family_that_is_another_one_far_on_is_not_fused(write_config: Callable[[object], Path]) -> None:
     rope = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 128}
     config = Ministral3Config(**SMALL, head_dim=8, rope_parameters={**rope, "llama_4_scaling_beta": 0.5})
     span = load_span(open_model(write_config(config)), 0, 3)
     assert span.is_ragged
-    assert not span.is_lean
+    assert not span.is_fused
 
 
-def test_load_without_compiled_loops_is_not_lean(
+def test_load_without_compiled_loops_is_not_fused(
     model_dirs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lean, "kernels", lambda: None)
-    assert not load_span(open_model(model_dirs("llama")), 1, 4).is_lean
+    monkeypatch.setattr(fused_decode, "kernels", lambda: None)
+    assert not load_span(open_model(model_dirs("llama")), 1, 4).is_fused
 
 
-def test_load_with_parts_that_are_something_else_is_not_lean(
+def test_load_with_parts_that_are_something_else_is_not_fused(
     model_dirs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LlamaAttention, "sliding_window", [8, 8], raising=False)
     span = load_span(open_model(model_dirs("llama")), 1, 4)
     assert span.is_ragged
-    assert not span.is_lean
+    assert not span.is_fused
 
 
 def test_kernels_without_a_library_that_numba_needs_are_none(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(lean_kernels, "load", Mock(side_effect=OSError("no libllvmlite")))
-    assert lean.kernels.__wrapped__() is None
+    monkeypatch.setattr(fused_kernels, "load", Mock(side_effect=OSError("no libllvmlite")))
+    assert fused_decode.kernels.__wrapped__() is None
     assert "no libllvmlite" in caplog.text
 
 
-def test_load_in_half_precision_is_not_lean(model_dirs: Callable[[str], Path]) -> None:
-    assert not load_span(open_model(model_dirs("llama")), 1, 4, dtype=torch.bfloat16).is_lean
+def test_load_in_half_precision_is_not_fused(model_dirs: Callable[[str], Path]) -> None:
+    assert not load_span(open_model(model_dirs("llama")), 1, 4, dtype=torch.bfloat16).is_fused

@@ -25,9 +25,8 @@ from support.network_worlds import libp2p_node
 from swarm.network.interface import Stream
 from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 from swarm.training.allreduce.butterfly import Butterfly
-from swarm.training.allreduce.parts import ReductionScheme, decoded_frames
+from swarm.training.allreduce.parts import ReductionScheme, decoded_frames, part_values
 from swarm.training.allreduce.peer_connections import PeerConnections
-from swarm.training.round.coordinator import part_values
 from swarm.training.round.methods import Methods
 from swarm.training.round.round_events import SignedGroup
 from swarm.trust.aggregators import get_aggregator

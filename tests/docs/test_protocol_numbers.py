@@ -11,7 +11,7 @@ from swarm.network.relay import relay
 from swarm.serving.server import connection_server, forward_server, result_batcher, session_inbox, session_link
 from swarm.serving.session import pipeline, session_state
 from swarm.training.allreduce import exchange, parts, peer_connections
-from swarm.training.round import certificate, coordinator, round_context, round_state
+from swarm.training.round import certificate, round_context, round_state
 from swarm.training.run import signed_run
 from swarm.training.state import replica_state, state_transfer
 from swarm_protocol import limits
@@ -61,9 +61,9 @@ SAID = [
         f"`reduce_s` = {round_context.SPARE_S:.0f} s + 2 × encoded bytes ÷ {peer_connections.SLOWEST_BYTES_PER_S:,.0f}",
     ),
     ("rounds.md", f"`vote_s` = {round_context.SPARE_S:.0f} s + N ÷ {round_context.SLOWEST_VALUES_PER_S:,.0f}"),
-    ("rounds.md", f"between 1/{coordinator.NOISE} and {coordinator.NOISE} becomes 1"),
-    ("rounds.md", f"cut to 1/{coordinator.MAX_SKEW:.0f} and {coordinator.MAX_SKEW:.0f}"),
-    ("rounds.md", f"multiples of {coordinator.PART_ALIGNMENT} values"),
+    ("rounds.md", f"between 1/{parts.NOISE} and {parts.NOISE} becomes 1"),
+    ("rounds.md", f"cut to 1/{parts.MAX_SKEW:.0f} and {parts.MAX_SKEW:.0f}"),
+    ("rounds.md", f"multiples of {parts.PART_ALIGNMENT} values"),
     ("rounds.md", f"frames of {parts.FRAME_VALUES:,} values"),
     (
         "rounds.md",

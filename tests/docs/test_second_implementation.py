@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from swarm.network import framing
 from swarm.serving.sampling.sampling import Sampling, pick
 from swarm.serving.wire.page_keys import page_keys
+from swarm.training.allreduce.parts import part_sizes
 from swarm.training.inner.lease import Cursor, Lane
-from swarm.training.round.coordinator import coordinator_of, part_sizes
+from swarm.training.round.round_state import coordinator_of
 from swarm.training.round.vote import quorum
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import parse_text, sign_mapping

@@ -13,7 +13,7 @@ from typing import Any
 
 from swarm.training.round import round_events as events
 from swarm.training.round import state_machine as machine
-from swarm.training.round.coordinator import Terms, coordinator_of, form_group
+from swarm.training.round.group_formation import form_group
 from swarm.training.round.round_events import (
     AttemptLeft,
     Event,
@@ -32,6 +32,7 @@ from swarm.training.round.round_events import (
     Voted,
     Withdrew,
 )
+from swarm.training.round.round_state import Terms, coordinator_of
 from swarm_protocol import training_messages as messages
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Abort, Contribution, Outcome, Ready, Vote

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.network.interface import Network
-from swarm.training.round.coordinator import short
+from swarm.training.round.round_state import short
 from swarm.training.run.resume import Situation, deliver, sign_order, survey
 from swarm.training.run.run_file import load_run
 from swarm.training.run.signed_run import SignedRun

@@ -34,8 +34,8 @@ from swarm.training.member.trainer_events import (
     TrainingEvent,
     Validated,
 )
-from swarm.training.round.coordinator import short
 from swarm.training.round.promise import PromiseFile
+from swarm.training.round.round_state import short
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.checkpoint import Checkpoint, load_newest
 from swarm.training.state.export import export_hf

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 import pytest
 from support.round_scripts import PEERS, contribution, terms
 from swarm.training.round import state_machine as machine
-from swarm.training.round.coordinator import Terms
 from swarm.training.round.promise import Promise
 from swarm.training.round.round_events import (
     Action,
@@ -43,7 +42,7 @@ from swarm.training.round.round_events import (
     Tick,
     Voted,
 )
-from swarm.training.round.round_state import RoundState, own_ready
+from swarm.training.round.round_state import RoundState, Terms, own_ready
 from swarm.training.round.vote import quorum
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Group, Outcome, ReadyReply, Vote

@@ -36,9 +36,9 @@ from swarm.training.allreduce.part_owner import BackupOwner, PartOwner
 from swarm.training.allreduce.part_streams import PartStreams
 from swarm.training.allreduce.parts import MIN_MEMBERS_FOR_BACKUP, PartResult, ReductionScheme, backup_of
 from swarm.training.allreduce.peer_connections import MeteredStream, PeerConnections
-from swarm.training.round.coordinator import short
 from swarm.training.round.round_context import RoundContext
 from swarm.training.round.round_events import Event, Reduced, ReduceFailed, SignedGroup
+from swarm.training.round.round_state import short
 from swarm.training.state.state_sync import mend
 
 logger = logging.getLogger(__name__)

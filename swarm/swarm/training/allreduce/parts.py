@@ -9,6 +9,7 @@ Nothing here knows a network. Shapes: N values of the vector, F values of a fram
 from __future__ import annotations
 
 import asyncio
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -19,10 +20,20 @@ from swarm_compression.codec import Data
 from swarm_compression.feedback import ErrorFeedback
 from swarm_protocol import limits
 from swarm_protocol.errors import IntegrityError, SwarmError
-from swarm_protocol.training_messages import Group
+from swarm_protocol.training_messages import Contribution, Group
 from torch import Tensor
 
 from swarm.trust.aggregators import Aggregator
+
+MAX_SKEW = 4.0
+"""The largest part relative to the usual one, and the usual one relative to the smallest. A member that overstates its
+bandwidth does not get the whole vector, and one that understates it is not excused."""
+
+NOISE = 1.5
+"""Bandwidths that differ by less count as equal: parts that follow the noise only make the largest one larger."""
+
+PART_ALIGNMENT = 256
+"""Parts begin at multiples of this many values, so that the codecs' blocks of one vector and of its parts coincide."""
 
 FRAME_VALUES = 3 << 15
 """Values in one message: 384 KiB of fp32, a quarter of that in int8. A smaller frame costs time, a larger one memory:
@@ -39,6 +50,37 @@ MIN_MEMBERS_FOR_BACKUP = 3
 def backup_of(part: int, num_members: int) -> int:
     """Return the rank of the member that takes over `part` if its owner fails: the owner of the next part."""
     return (part + 1) % num_members
+
+
+def fair_shares(bytes_per_s: tuple[int, ...]) -> tuple[float, ...]:
+    """Return each owner's share of the work, in proportion to its bandwidth. Bandwidths are claims, so they count
+    within MAX_SKEW of their median either way. For an unknown one (0) the median is assumed."""
+    known = [each for each in bytes_per_s if each]
+    if not known:
+        return (1.0,) * len(bytes_per_s)
+    usual = statistics.median(known)
+    return tuple(_share((each or usual) / usual) for each in bytes_per_s)
+
+
+def _share(ratio: float) -> float:
+    return 1.0 if 1 / NOISE < ratio < NOISE else min(max(ratio, 1 / MAX_SKEW), MAX_SKEW)
+
+
+def part_values(num_values: int, bandwidths: tuple[float, ...]) -> tuple[int, ...]:
+    """Return how many values each owner reduces, in proportion to `bandwidths`. They sum to `num_values`."""
+    total, edges, passed = sum(bandwidths), [0], 0.0
+    for bandwidth in bandwidths:
+        passed += bandwidth
+        edge = round(num_values * passed / total / PART_ALIGNMENT) * PART_ALIGNMENT
+        edges.append(max(edges[-1], min(edge, num_values)))
+    edges[-1] = num_values
+    return tuple(stop - start for start, stop in pairwise(edges))
+
+
+def part_sizes(num_values: int, members: tuple[Contribution, ...]) -> tuple[int, ...]:
+    """Return the part size of each of `members`, by the bandwidths they reported. Floating-point arithmetic in a fixed
+    order: every member that recomputes it gets the same sizes."""
+    return part_values(num_values, fair_shares(tuple(member.bytes_per_s for member in members)))
 
 
 def part_frames(group: Group, index: int) -> list[slice]:

@@ -3,7 +3,7 @@
 Each member measures how fast the slices of each other member arrive, and reports it in its answer to that member's
 vote. So every member knows how fast slices reach it and how fast its own slices reach others. The slower of the two is
 its bandwidth, since an owner receives its part from all members and sends the result to all. The coordinator sizes the
-parts by it (`coordinator.fair_shares`).
+parts by it (`parts.fair_shares`).
 
 The measurement covers what all members send at once, from the beginning of a stream to the last of its first frames:
 these wait for nobody, while later frames wait until the former ones have been reduced.

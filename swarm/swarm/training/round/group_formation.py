@@ -1,33 +1,51 @@
-"""How an attempt gets its group: its coordinator forms it, and every other member asks the coordinator.
+"""How an attempt gets its group: when its coordinator forms it, which members it takes, and what every member checks.
+
+The coordinator waits for reports and forms the group; every other member reports to it, and checks the signed group. A
+coordinator is trusted only to choose among the members that reported. Every member checks that its own contribution is
+there unchanged, that nobody's weight exceeds its lease, that all start from its own state, and that the part sizes
+follow from the bandwidths in the group. Each member finds its own bandwidth there, so a coordinator can invent only its
+own, within MAX_SKEW.
 
 Pure functions on the round's state. `state_machine` decides what follows once there is a signed group.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from swarm_protocol.training_messages import Ready, ReadyReply
+from swarm_protocol.training_messages import Contribution, Group, Ready, ReadyReply
 
-from swarm.training.round.coordinator import NOT_ADMITTED, form_group, grace_after, short
-from swarm.training.round.round_events import Ask, GiveUp, Query, Reply, Sign
+from swarm.training.allreduce.parts import part_sizes
+from swarm.training.round.round_events import Ask, GiveUp, Query, Reply, Sign, SignedGroup
 from swarm.training.round.round_state import (
     MAX_BELIEVED_ATTEMPT,
     MAX_HEARD,
     RoundState,
     Step,
+    Terms,
     Timers,
     give_up,
     is_overdue,
     own_ready,
     renew,
+    reported,
     rest_after,
     roster_left,
+    short,
     short_from,
     waits,
 )
+
+GRACE_SHARE = 0.25
+MAX_GRACE_S = 30.0
+"""The grace is this share of an interval, at most MAX_GRACE_S: members that take so much longer than the others are
+waited for, as their whole interval is lost otherwise. It is not longer, because members that are gone without a word
+are waited for, too."""
+
+NOT_ADMITTED = "the run does not admit it"
 
 MIN_GRACE_S = 1.0
 """The time between two calls for members that a group needs."""
@@ -218,3 +236,157 @@ def awaited_peers(state: RoundState) -> tuple[str, ...]:
             return (state.leader,)
         case _:
             return ()
+
+
+def grace_after(interval_s: float, least_s: float) -> float:
+    """Return how many seconds a round waits for members once enough are there, after an interval that took
+    `interval_s`. A run with a `least_s` of 0 waits for nobody."""
+    return max(least_s, min(GRACE_SHARE * interval_s, MAX_GRACE_S)) if least_s else 0.0
+
+
+def form_group(terms: Terms, attempt: int, ready: Mapping[str, Ready]) -> tuple[Group, dict[str, str]]:
+    """Return the group of the members that are `ready`, and the reason for each one left out. `terms.me` is always
+    taken.
+
+    If a member of the state voted in an earlier attempt, the group resumes the outcome of the latest such vote. The
+    votes of other peers do not matter: enough members of the state must have voted for an outcome that was decided.
+    """
+    left_out = _unfit(terms, attempt, ready)
+    fit = {peer: each for peer, each in ready.items() if peer not in left_out}
+    # members that contribute go before those that only want to be admitted
+    order = sorted(fit, key=lambda peer: (peer != terms.me, fit[peer].num_tokens == 0, peer))
+    for peer in order[terms.max_group :]:
+        left_out[peer] = f"the group is full with {terms.max_group} members"
+    members = tuple(_contribution(peer, fit[peer]) for peer in sorted(order[: terms.max_group]))
+    votes = [each for peer, each in fit.items() if each.voted and (peer in terms.roster or not terms.roster)]
+    # of two outcomes of one attempt, which takes a damaged member, only the one with most votes can have been decided
+    supporters = Counter(each.voted for each in votes)
+    latest = max(votes, key=lambda each: (each.voted_attempt, supporters[each.voted]), default=None)
+    reduces = latest is None and any(member.num_tokens for member in members)
+    group = Group(
+        run=terms.run,
+        step=terms.step,
+        attempt=attempt,
+        state_digest=terms.state_digest,
+        members=members,
+        part_values=part_sizes(terms.num_values, members) if reduces else (),
+        reduce_s=terms.reduce_s,
+        vote_s=terms.vote_s,
+        resumes=latest.voted if latest else None,
+        origin=latest.voted_origin if latest else b"",
+        order=terms.order,
+    )
+    return group, left_out
+
+
+def complaint(terms: Terms, attempt: int, contribution: Contribution | None, signed: SignedGroup) -> str:
+    """Return what is wrong with a group for `terms.me`, which offered `contribution`; empty if nothing is."""
+    group = signed.group
+    checks = (
+        ((group.run, group.step, group.attempt) != (terms.run, terms.step, attempt), "it is for another round"),
+        (group.state_digest != terms.state_digest, "it starts from another state"),
+        (
+            reported(terms, contribution) not in group.members,
+            "it lacks or changes this member's contribution",
+        ),
+        (
+            group.reduce_s > terms.reduce_s or group.vote_s > terms.vote_s,
+            "its deadlines are longer than the run allows",
+        ),
+    )
+    wrong = next((text for is_wrong, text in checks if is_wrong), "") or _forbidden(terms, group)
+    if wrong or group.resumes is None:
+        return wrong
+    wrong = origin_complaint(terms, signed.origin) if signed.origin else "it is not there"
+    return f"of the group whose outcome it resumes, {wrong}" if wrong else ""
+
+
+def origin_complaint(terms: Terms, origin: SignedGroup) -> str:
+    """Return why no honest member can have voted in `origin`, a group of this step and state; empty if one can."""
+    if terms.roster and origin.signer not in terms.roster:
+        return f"{short(origin.signer)} signed it and is no member of the state that it follows from"
+    return _forbidden(terms, origin.group)
+
+
+def _forbidden(terms: Terms, group: Group) -> str:
+    """Return which rule `group` breaks that holds for all groups of this step; empty if none."""
+    num_members = len(group.members)
+    checks = (
+        (group.order != terms.order, "it follows from another resume order of the run's author"),
+        (num_members > terms.max_group, f"it has {num_members} members, more than {terms.max_group}"),
+        (num_members < terms.min_group, f"it has {num_members} members, fewer than {terms.min_group}"),
+        (
+            not terms.succession.is_enough(terms.roster, group.peer_ids),
+            "it has too few members of the state that it follows from",
+        ),
+        (not all(map(terms.admits, group.peer_ids)), "it has a member that the run does not admit"),
+        (any(_overclaims(terms, member) for member in group.members), "a member claims more than its lease"),
+        (
+            bool(group.part_values) and group.part_values != part_sizes(terms.num_values, group.members),
+            "its part sizes do not follow from the bandwidths that its members reported",
+        ),
+    )
+    return next((text for is_wrong, text in checks if is_wrong), "")
+
+
+def convict(accusations: Mapping[str, Collection[str]], num_failed: int = 0) -> tuple[str, ...]:
+    """Return the peers to leave out of the group, by its members' word alone. `accusations` are by accuser.
+
+    Nothing is proved here, so this takes the peer in most disputes, on either side: a peer that breaks the round for
+    all is accused by all, and a peer that accuses all stands alone. In a tie nobody is left out. But if `num_failed`
+    attempts at the step have failed, the two may be unable to work with each other. Then the tied peers take turns: by
+    a hash, one of them is left out, or none.
+    """
+    edges = {(by, of) for by, accused in accusations.items() for of in accused if of in accusations and of != by}
+    convicted = []
+    while edges:
+        disputes = Counter(peer for edge in edges for peer in edge)
+        most = max(disputes.values())
+        worst = sorted(peer for peer in disputes if disputes[peer] == most)
+        tied = {edge for edge in edges if set(edge) <= set(worst)}
+        alone = [peer for peer in worst if not any(peer in edge for edge in tied)]
+        out = alone[0] if alone else _in_turn(worst, num_failed)
+        if out:
+            convicted.append(out)
+            edges = {edge for edge in edges if out not in edge}
+        else:
+            edges -= tied
+    return tuple(convicted)
+
+
+def _in_turn(tied: list[str], num_failed: int) -> str:
+    """Return which of `tied` to leave out of this attempt; empty for none."""
+    if not num_failed:
+        return ""
+    return min(("", *tied), key=lambda peer: hashlib.sha256(f"{num_failed}/{peer}".encode()).digest())
+
+
+def _unfit(terms: Terms, attempt: int, ready: Mapping[str, Ready]) -> dict[str, str]:
+    unfit = {peer: NOT_ADMITTED for peer in ready if not terms.admits(peer)}
+    for peer, each in ready.items():
+        if peer != terms.me and _overclaims(terms, _contribution(peer, each)):
+            unfit[peer] = "it claims more tokens or samples than its lease has"
+    honest = {peer: each.accused for peer, each in ready.items() if peer not in unfit}
+    own = ready[terms.me].accused if terms.me in ready else ()
+    # what this member saw itself counts also in a tie: it signs a group of members that it can work with
+    for peer in (*convict(honest, attempt - terms.first_attempt), *(peer for peer in own if peer in honest)):
+        if peer != terms.me:
+            accusers = [by for by, accused in honest.items() if peer in accused]
+            unfit[peer] = f"accused by {', '.join(map(short, accusers)) or 'nobody else, and accuses others'}"
+    return unfit
+
+
+def _contribution(peer: str, ready: Ready) -> Contribution:
+    return Contribution(
+        peer_id=peer,
+        num_tokens=ready.num_tokens,
+        num_samples=ready.num_samples,
+        loss=ready.loss,
+        leaving=ready.leaving,
+        bytes_per_s=ready.bytes_per_s,
+    )
+
+
+def _overclaims(terms: Terms, member: Contribution) -> bool:
+    allowed = terms.samples_per_member if member.peer_id in terms.leased else 0
+    return member.num_samples > allowed or member.num_tokens > member.num_samples * terms.tokens_per_sample

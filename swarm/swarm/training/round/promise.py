@@ -29,7 +29,7 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """A member's newest `report`, and the `first_attempt` of its step (see `coordinator.Terms`). `parts` are the parts
+    """A member's newest `report`, and the `first_attempt` of its step (see `round_state.Terms`). `parts` are the parts
     of the outcome that the report names; empty if it names none or they are lost."""
 
     report: Ready

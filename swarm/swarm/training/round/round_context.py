@@ -21,10 +21,10 @@ from swarm.network.interface import EndOfStream, FaultHook, Network
 from swarm.training.allreduce.parts import Residuals
 from swarm.training.allreduce.peer_connections import SILENT_S, SLOWEST_BYTES_PER_S, BandwidthMeter, PeerConnections
 from swarm.training.round.certificate import MAX_HISTORY_BYTES, MAX_LINKS, Notary, Proof, Rank
-from swarm.training.round.coordinator import Terms
 from swarm.training.round.methods import Methods
 from swarm.training.round.promise import Promise, PromiseStore
 from swarm.training.round.round_events import Event, Grouped, LeftOut, Lost, Moved, Proven, Sighted
+from swarm.training.round.round_state import Terms
 from swarm.training.state.replica import Replica
 from swarm.training.state.state_transfer import SMALL_BYTES, Fetcher
 

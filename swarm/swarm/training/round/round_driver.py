@@ -21,7 +21,6 @@ from swarm.training.member.progress_reports import LEFT_OUT, LESSENED, Measured,
 from swarm.training.member.trainer_events import ContributionLate, Waiting
 from swarm.training.round import state_machine
 from swarm.training.round.certificate import Proof
-from swarm.training.round.coordinator import Terms
 from swarm.training.round.group_formation import awaited_peers
 from swarm.training.round.promise import Promise
 from swarm.training.round.round_context import POLL_S, RoundContext, announce, ask_standing, report_ready, send_vote
@@ -47,7 +46,7 @@ from swarm.training.round.round_events import (
     Voted,
     Withdrew,
 )
-from swarm.training.round.round_state import Ballot, RoundState, led, own_ready
+from swarm.training.round.round_state import Ballot, RoundState, Terms, led, own_ready
 
 MAX_LOOKING_AT = 64
 """Peers asked at one time, whatever others say about who else is there."""

@@ -13,10 +13,11 @@ from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError
 from swarm_protocol.training_messages import Abort, Ready, ReadyReply, StandingRequest, VoteReply
 
 from swarm.network.interface import Stream
-from swarm.training.round.coordinator import Terms, origin_complaint
+from swarm.training.round.group_formation import origin_complaint
 from swarm.training.round.round_context import HISTORY_TIMEOUT_S, POLL_S, RoundContext
 from swarm.training.round.round_driver import RoundDriver
 from swarm.training.round.round_events import AttemptLeft, Proven, Sighted, SignedGroup, Voted
+from swarm.training.round.round_state import Terms
 from swarm.training.state.state_transfer import Donor
 
 

@@ -5,15 +5,16 @@ Values and pure functions. See `state_machine` for what the phases mean.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from swarm_protocol import limits
 from swarm_protocol.training_messages import Contribution, Outcome, Ready, ReadyReply
 
-from swarm.training.round.coordinator import Terms, coordinator_of, reported
 from swarm.training.round.round_events import Action, GiveUp, Reply, SignedGroup, Voted
+from swarm.training.round.vote import Succession
 
 Phase: TypeAlias = Literal["forming", "signing", "left_out", "reducing", "voting", "resting", "done"]
 
@@ -28,6 +29,49 @@ MAX_BELIEVED_ATTEMPT = limits.MAX_ATTEMPT // 2
 MAX_HEARD = 1024
 """Peers whose reports or votes are kept: four full groups, so that strangers cannot fill the memory. Members of the
 state, and of a group, are heard beyond it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What is fixed while a member `me` tries to make outer step `step` of `run` from the state `state_digest`.
+
+    `roster` are the members of the committed state; `leased` hold leases of `samples_per_member` samples of
+    `tokens_per_sample` tokens for this step. The run admits only the peers of `admission`; empty: anyone. The fragment
+    that the step moves has `num_values`. `first_attempt` follows the one that committed the state. Times are in
+    seconds: at least `grace_s` after enough members are ready (see `grace_after`), `patience_s` until a coordinator
+    says that too few are.
+    `bytes_per_s` is this member's bandwidth (see `peer_connections`). `order` is the author's last resume order as it
+    was signed, and `sequence` its number; empty and 0 if there was none.
+    """
+
+    run: str
+    me: str
+    step: int
+    first_attempt: int
+    state_digest: bytes
+    roster: tuple[str, ...]
+    leased: tuple[str, ...]
+    admission: tuple[str, ...]
+    min_group: int
+    max_group: int
+    samples_per_member: int
+    tokens_per_sample: int
+    num_values: int
+    grace_s: float
+    patience_s: float
+    reduce_s: float
+    vote_s: float
+    bytes_per_s: int = 0
+    majority_after_s: float = 0.0
+    sequence: int = 0
+    order: bytes = b""
+
+    @property
+    def succession(self) -> Succession:
+        return Succession(min_group=self.min_group, majority_after_s=self.majority_after_s)
+
+    def admits(self, peer: str) -> bool:
+        return not self.admission or peer in self.admission
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +170,11 @@ class RoundState:
 Step: TypeAlias = tuple[RoundState, list[Action]]
 
 
+def coordinator_of(run: str, step: int, attempt: int, candidates: Iterable[str]) -> str:
+    """Return the candidate with the lowest hash: another one for each attempt, and the same for all members."""
+    return min(candidates, key=lambda peer: hashlib.sha256(f"{run}/{step}/{attempt}/{peer}".encode()).digest())
+
+
 def led(state: RoundState) -> RoundState:
     """Return `state` with the attempt's coordinator, as this member sees it.
 
@@ -148,6 +197,11 @@ def waits(state: RoundState) -> bool:
 def moves_at(state: RoundState) -> float | None:
     """Return when to go on at the later attempt that others have named, if they have."""
     return state.attempts.movable_at if waits(state) and state.attempts.later > state.attempt else None
+
+
+def reported(terms: Terms, contribution: Contribution | None) -> Contribution:
+    """Return what `terms.me` reports with `contribution`; without one it reports only its bandwidth."""
+    return replace(contribution or Contribution(peer_id=terms.me), bytes_per_s=terms.bytes_per_s)
 
 
 def own_ready(state: RoundState) -> Ready:
@@ -244,3 +298,8 @@ def renew(state: RoundState, attempt: int) -> Step:
         attempts=state.attempts,
     )
     return led(state), replies
+
+
+def short(peer_id: str) -> str:
+    """Return a peer id's last six characters, which identify peers in messages."""
+    return peer_id[-6:]

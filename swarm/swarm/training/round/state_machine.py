@@ -18,8 +18,7 @@ guarantee. The two sides then have different states, and the certificates decide
 A group in which nobody has tokens reduces nothing and commits no outer step. It commits the roster: its members hold
 the leases that follow. A run's first round is such a group, and a round whose members all failed to train.
 
-Time, the network and signatures are left to `round_driver`, bytes to `butterfly`, the choice of members to
-`coordinator`.
+Time, the network and signatures are left to `round_driver`, bytes to `butterfly`, forming groups to `group_formation`.
 """
 
 from __future__ import annotations
@@ -30,8 +29,15 @@ from dataclasses import replace
 
 from swarm_protocol.training_messages import Abort, Certificate, Outcome, Vote
 
-from swarm.training.round.coordinator import Terms, complaint, short
-from swarm.training.round.group_formation import absent_members, advance, move, on_left_out, on_reported, too_few
+from swarm.training.round.group_formation import (
+    absent_members,
+    advance,
+    complaint,
+    move,
+    on_left_out,
+    on_reported,
+    too_few,
+)
 from swarm.training.round.promise import Promise, bound
 from swarm.training.round.round_events import (
     Announce,
@@ -64,12 +70,14 @@ from swarm.training.round.round_state import (
     Faults,
     RoundState,
     Step,
+    Terms,
     Timers,
     blame,
     give_up,
     led,
     moves_at,
     roster_left,
+    short,
     short_from,
     suspect,
     waits,

@@ -20,9 +20,8 @@ from swarm.testing import virtual_time
 from swarm.training.allreduce import parts as module
 from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.part_owner import QUICK_MEMBERS, PartReducer
-from swarm.training.allreduce.parts import ReductionScheme, decoded_frames, part_frames
+from swarm.training.allreduce.parts import ReductionScheme, decoded_frames, part_frames, part_values
 from swarm.training.allreduce.peer_connections import PeerConnections
-from swarm.training.round.coordinator import part_values
 from swarm.training.round.methods import Methods
 from swarm.training.round.round_events import SignedGroup
 from swarm.trust.aggregation import aggregate

@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 from support.training_swarm import Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.testing import virtual_time
+from swarm.training.allreduce import parts as part_sizing
 from swarm.training.allreduce.parts import MIN_AHEAD_FRAMES
 from swarm.training.allreduce.peer_connections import MIN_BYTES, BandwidthMeter, MeteredStream
 from swarm.training.member.trainer_events import OuterStep
-from swarm.training.round import coordinator
 from swarm_protocol.training_messages import MAX_BYTES_PER_S
 
 LINE_BYTES_PER_S = 4e6
@@ -121,7 +121,7 @@ def test_member_with_a_quarter_of_the_bandwidth_gets_a_quarter_of_a_part_and_rou
 ) -> None:
     (*others, slow), seconds = run_with_a_slower_member(4.0)
     assert slow == pytest.approx(sum(others) / 3 / 4, rel=0.25)
-    monkeypatch.setattr(coordinator, "NOISE", math.inf)
+    monkeypatch.setattr(part_sizing, "NOISE", math.inf)
     equal, equal_seconds = run_with_a_slower_member(4.0)
     assert max(equal) - min(equal) <= 512
     assert seconds < 0.9 * equal_seconds

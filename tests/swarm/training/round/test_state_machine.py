@@ -36,7 +36,6 @@ from support.round_scripts import (
     voted,
 )
 from swarm.training.round import state_machine as machine
-from swarm.training.round.coordinator import Terms
 from swarm.training.round.group_formation import awaited_peers
 from swarm.training.round.round_events import (
     Action,
@@ -62,7 +61,7 @@ from swarm.training.round.round_events import (
     SignedGroup,
     Tick,
 )
-from swarm.training.round.round_state import RoundState
+from swarm.training.round.round_state import RoundState, Terms
 from swarm_protocol import limits
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Certificate

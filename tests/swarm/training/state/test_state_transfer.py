@@ -15,8 +15,8 @@ from support.training_swarm import config
 from swarm.network.interface import Stream
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
+from swarm.training.allreduce.parts import part_values
 from swarm.training.inner.lease import Lane
-from swarm.training.round.coordinator import part_values
 from swarm.training.round.methods import Methods
 from swarm.training.state import state_transfer
 from swarm.training.state.replica import Held, Replica

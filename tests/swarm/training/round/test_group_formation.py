@@ -7,19 +7,17 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.training.round.coordinator import (
+from swarm.training.allreduce.parts import fair_shares, part_values
+from swarm.training.round.group_formation import (
     MAX_GRACE_S,
-    Terms,
     complaint,
     convict,
-    coordinator_of,
-    fair_shares,
     form_group,
     grace_after,
     origin_complaint,
-    part_values,
 )
 from swarm.training.round.round_events import SignedGroup
+from swarm.training.round.round_state import Terms, coordinator_of
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Contribution, Group, Outcome, Ready
 

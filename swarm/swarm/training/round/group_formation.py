@@ -4,7 +4,7 @@ The coordinator waits for reports and forms the group; every other member report
 coordinator is trusted only to choose among the members that reported. Every member checks that its own contribution is
 there unchanged, that nobody's weight exceeds its lease, that all start from its own state, and that the part sizes
 follow from the bandwidths in the group. Each member finds its own bandwidth there, so a coordinator can invent only its
-own, within MAX_SKEW.
+own, within `parts.MAX_SKEW`.
 
 Pure functions on the round's state. `state_machine` decides what follows once there is a signed group.
 """

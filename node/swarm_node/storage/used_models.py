@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from swarm.client.catalog import MAX_MODELS, MAX_REVISIONS, Used, UsedRevisions
+from swarm.client.catalog import MAX_REVISIONS, MAX_USED_MODELS, Used, UsedRevisions
 from swarm_protocol import limits
 
 from swarm_node.storage.home import read_json, replace_json
 
-MAX_FILE_BYTES = 2 * MAX_MODELS * (limits.MAX_NAME_BYTES + MAX_REVISIONS * limits.MAX_REVISION_BYTES)
-"""MAX_MODELS with the longest names, twice over."""
+MAX_FILE_BYTES = 2 * MAX_USED_MODELS * (limits.MAX_NAME_BYTES + MAX_REVISIONS * limits.MAX_REVISION_BYTES)
+"""MAX_USED_MODELS with the longest names, twice over."""
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
-"""The tokenizers and shapes of the models that a client asks for. One per client, on its event loop.
+"""A cache of the tokenizers and shapes of the models that a client asks for.
 
-Keeps MAX_MODELS of them, each with a process of its own.
+There is one cache per client, on its event loop. It keeps MAX_MODELS of them, each with a process of its own.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from swarm.serving.tokenizer.tokenizer_process import TokenizerLimits, Tokenizer
 MAX_MODELS = 8
 
 MAX_BAD_FILES = 3
-"""Servers whose files are tried for one request: each may take as long as a tokenizer may take to load."""
+"""Servers whose files are tried for one request. Each may take as long as a tokenizer may take to load."""
 
 BAD_FILES_S = 600.0
-"""How long a server whose files made no sense is asked for them after all others."""
+"""How long a server whose files were unusable is asked for them only after all others."""
 
 MAX_REMEMBERED = 1024
 
@@ -42,7 +42,7 @@ class AssetsCache:
         self._bad_since: dict[tuple[str, str, str], float] = {}
 
     async def warm_up(self) -> None:
-        """Start the process that the first model would wait a second for."""
+        """Start the process ahead, which the first model would wait a second for."""
         if self._ready is None and not self._opened:
             self._ready = await asyncio.to_thread(start_child, self._limits)
 
@@ -56,7 +56,7 @@ class AssetsCache:
             self._ready = None
 
     async def get(self, model: str, servers: Mapping[str, ServeRecord]) -> ModelAssets:
-        """Of the servers' revision. Raises PeerError, IntegrityError."""
+        """Return the assets of the servers' revision. Raises PeerError, IntegrityError."""
         revision = next(iter(servers.values())).revision
         key = model, revision
         if key not in self._assets:
@@ -108,7 +108,10 @@ class AssetsCache:
             del self._bad_since[next(iter(self._bad_since))]
 
     def _keep(self, key: tuple[str, str], assets: ModelAssets) -> None:
-        """The oldest goes when there are too many; its process ends once no answer uses it any more."""
+        """Store the assets.
+
+        The oldest go when there are too many; their process ends once no answer uses it any more.
+        """
         if len(self._assets) >= MAX_MODELS:
             del self._assets[next(iter(self._assets))]
         self._assets[key] = assets

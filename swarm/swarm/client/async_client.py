@@ -1,4 +1,4 @@
-"""The SDK for asyncio: an `AsyncClient` belongs to one event loop; each of its generations has its own session."""
+"""The SDK for asyncio: an `AsyncClient` belongs to one event loop, and each of its generations has its own session."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from swarm.temporary_folder import temporary_folder
 
 
 class Generation:
-    """Nothing happens before the first token is asked for; `aclose` frees the chain at any time."""
+    """A running answer. Nothing happens before the first token is asked for; `aclose` frees the chain at any time."""
 
     def __init__(self, start: Callable[[Trace], AsyncGenerator[Token, None]], model: str) -> None:
         self._trace = Trace(model=model)
@@ -45,16 +45,16 @@ class Generation:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """0 until the first token has come."""
+        """The number of tokens of the prompt, 0 until the first token has come."""
         return self._trace.num_prompt_tokens
 
     def trace(self) -> dict[str, Any]:
-        """What has happened so far: `hops` (servers, spans, milliseconds), `replays`, `failover_ms`, token counts."""
+        """Return what has happened so far: `hops` (servers, spans, ms), `replays`, `failover_ms`, token counts."""
         return self._trace.to_dict()
 
 
 async def joined(tokens: AsyncGenerator[Token, None]) -> AsyncGenerator[Token, None]:
-    """All tokens as one, with the whole text."""
+    """Yield all tokens as one, with the whole text."""
     async with aclosing(tokens):
         all_tokens = [token async for token in tokens]
     last = all_tokens[-1]
@@ -65,17 +65,17 @@ async def joined(tokens: AsyncGenerator[Token, None]) -> AsyncGenerator[Token, N
 DEFAULT_NETWORK_ID = "swarm"
 
 MAX_REVISIONS_TRIED = 3
-"""For one request: finding out that servers are gone takes up to ten seconds each."""
+"""Bound for one request: finding out that servers are gone takes up to ten seconds each."""
 
 T = TypeVar("T")
 
 
 class AsyncClient(TextClient[Generation]):
-    """Stands on a network and a membership that the caller owns; `connect` makes both. `aclose` ends what it opened.
+    """A client on a network and a membership that the caller owns; `connect` makes both. `aclose` ends what it opened.
 
-    A model is named as its servers name it, or NAME@REVISION: of several that are served under one name only that one,
-    given by its digest or eight or more characters that it begins with. `pins` do the same for all requests, by name.
-    Else one that was `used` before goes before others.
+    A model is named as its servers name it, or NAME@REVISION. The latter selects one of several revisions under one
+    name, by its digest or the first eight or more characters of it. `pins` do the same for all requests, by name.
+    Without a pin, a revision that was `used` before takes precedence.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class AsyncClient(TextClient[Generation]):
     ) -> AsyncIterator[AsyncClient]:
         """Join the network behind `peers` (multiaddrs) as a client with a fresh identity.
 
-        Raises ConfigError without any, StartError.
+        Raises ConfigError without peers, StartError.
         """
         if isinstance(peers, str):
             raise ConfigError("peers is one address and not a list of them", remedy=f"give peers=[{peers!r:.200}]")
@@ -136,31 +136,31 @@ class AsyncClient(TextClient[Generation]):
                 await network.close()
 
     async def aclose(self) -> None:
-        """Close the lanes to servers and end the tokenizers' processes. Generations should have been closed before."""
+        """Close the connections to servers and end the tokenizers' processes. Close generations before."""
         self._assets.close()
         await self._state.close()
 
     async def warm_up(self) -> None:
-        """Start what the first request would wait a second for: a process for its tokenizer."""
+        """Start the tokenizer process ahead, which the first request would wait a second for."""
         await self._assets.warm_up()
 
     async def models(self) -> tuple[ModelStatus, ...]:
-        """The models that somebody serves a part of, by name. Raises PeerTimeout."""
+        """Return the models of which some part is served, by name. Raises PeerTimeout."""
         return tuple(await self._catalog.models())
 
     async def servers(self, name: str) -> Mapping[str, ServeRecord]:
-        """Who serves what of a model, by peer id: their newest records, of one revision. Raises PeerTimeout."""
+        """Return the newest records of a model's servers, by peer id and of one revision. Raises PeerTimeout."""
         return await self._catalog.newest_servers(name)
 
     async def model(self, name: str) -> ModelStatus | None:
-        """What the swarm has of one model; None if nobody serves it.
+        """Return what the swarm has of one model, or None if nobody serves it.
 
-        Raises PeerTimeout, and ConfigError for the beginning of several revisions.
+        Raises PeerTimeout, and ConfigError for a prefix that several revisions share.
         """
         return await self._catalog.status(name)
 
     def answer(self, request: GenerationRequest) -> Generation:
-        """As `generate`."""
+        """Answer a request as `generate` does."""
 
         def start(trace: Trace) -> AsyncGenerator[Token, None]:
             tokens = self._tokens(request, trace)
@@ -170,26 +170,29 @@ class AsyncClient(TextClient[Generation]):
         return self._last
 
     async def tokenize(self, text: str | Sequence[Message] | Prompt, *, model: str) -> list[int]:
-        """The token ids of a text, or of messages by the model's chat template. Raises as `generate`."""
+        """Return the token ids of a text, or of messages by the model's chat template. Raises as `generate`."""
         if not isinstance(text, Prompt):
             text = Prompt(prompt=text) if isinstance(text, str) else Prompt(prompt=None, messages=text)
         return await encode(await self._assets_of(model), text)
 
     async def context_tokens(self, model: str) -> int:
-        """How many tokens a prompt and its answer may have. Raises as `generate`."""
+        """Return how many tokens a prompt and its answer may have together. Raises as `generate`."""
         return (await self._assets_of(model)).context_tokens
 
     async def has_chat_template(self, model: str) -> bool:
-        """Whether messages are put before the model in its own form, or else as plain lines. Raises as `generate`."""
+        """Return whether the model has a chat template; without one, messages become plain lines.
+
+        Raises as `generate`.
+        """
         return (await self._assets_of(model)).has_chat_template
 
     async def decode(self, token_ids: Sequence[int], *, model: str) -> str:
-        """The text of tokens, without special ones. Raises as `generate`."""
+        """Return the text of tokens, without special ones. Raises as `generate`."""
         assets = await self._assets_of(model)
         return await assets.decode(checked(assets, token_ids))
 
     async def embed(self, text: str | Sequence[int] | Tensor, *, model: str) -> Tensor:
-        """The input embeddings of a text or of token ids: float32 [T, H], or [B, T, H] of a tensor [B, T].
+        """Return the input embeddings of a text or of token ids: float32 [T, H], or [B, T, H] of a tensor [B, T].
 
         Raises as `forward`.
         """
@@ -198,7 +201,7 @@ class AsyncClient(TextClient[Generation]):
         return await self._in_one_call(model, ForwardOptions(), partial(embed, tokens))
 
     async def pooled(self, text: str | Sequence[int], *, model: str) -> Tensor:
-        """The mean of a text's last hidden states, after the last norm, scaled to length 1: float32 [H].
+        """Return the mean of a text's last hidden states, after the last norm, scaled to length 1: float32 [H].
 
         Raises as `forward`, and ConfigError for a text that is empty or over the model's context.
         """
@@ -225,7 +228,7 @@ class AsyncClient(TextClient[Generation]):
         return attach(x, ran, waiting_for(asyncio.get_running_loop()))
 
     async def run_forward(self, x: Tensor, model: str, wanted: ForwardOptions) -> ForwardPass:
-        """`forward` without autograd's part, which belongs into the thread of whoever trains."""
+        """Run `forward` without autograd's part, which belongs into the caller's thread."""
         return await self._in_one_call(model, wanted, partial(run, x, wanted))
 
     async def _in_one_call(self, model: str, wanted: ForwardOptions, ask: Callable[[RemoteBlocks], Awaitable[T]]) -> T:
@@ -251,11 +254,11 @@ class AsyncClient(TextClient[Generation]):
         return await self._assets.get(chosen.name, chosen.servers)
 
     def trace(self) -> dict[str, Any]:
-        """Of the generation begun last; of a certain one: `Generation.trace`."""
+        """Return the trace of the generation begun last; `Generation.trace` has that of a certain one."""
         return self._last.trace() if self._last else {}
 
     async def _tokens(self, request: GenerationRequest, trace: Trace) -> AsyncGenerator[Token, None]:
-        """Of the revision to use, or where its servers turn out to be gone before the first token, of another."""
+        """Generate with the revision to use, or with another one if its servers are gone before the first token."""
         since_s = asyncio.get_running_loop().time()
         chosen, tried = await self._catalog.to_use(request.model), set[str]()
         while True:

@@ -1,6 +1,8 @@
-"""What a client knows of the swarm's models: who serves which, how it is whole, and which of its revisions to use.
+"""What a client knows of the swarm's models: who serves which, which blocks are missing, and which revision to use.
 
-One per client, on its event loop. Remembers MAX_MODELS of them, and who serves them for MODELS_FRESH_S.
+There is one catalog per client, on its event loop. It remembers MAX_MODELS models, and their servers for
+MODELS_FRESH_S. Revisions that have answered before take precedence, in the order of their first use: a newcomer that
+served while the first one was gone does not keep the name.
 """
 
 from __future__ import annotations
@@ -29,16 +31,41 @@ from swarm.router.revisions import (
 )
 from swarm.serving.session.peer_health import PeerHealth
 
-MAX_MODELS = 256
+MAX_USED_MODELS = 256
 MAX_REVISIONS = 4
-"""Of one model."""
+"""Bound for one model."""
 
 Used = Mapping[str, Sequence[str]]
-"""Digests by a model's name."""
+"""Digests of revisions, by the model's name."""
+
+MAX_MODELS = 8
+
+MODELS_FRESH_S = 2.0
+"""How long a list of models is good for. A gateway asks for it with each request."""
+
+LOST_S = 10.0
+"""A used revision is left for another when its servers have failed for so long, not for a hiccup."""
+
+MAX_OTHERS = 8
+"""Other revisions of a model in its status. Anyone can make up more."""
+
+MAX_WARNED = 256
+
+Servers = Mapping[str, ServeRecord]
+"""Servers of one model, by peer id."""
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 class UsedRevisions:
-    """`used` in an earlier life; `on_new` is told all of them when one is added. Raises ValueError for bad names."""
+    """The revisions of models that a client has had answers from. Raises ValueError for bad names.
+
+    `used` are those of an earlier process. `on_new` gets all of them when one is added. Touched only from the client's
+    event loop.
+    """
 
     def __init__(self, used: Used | None = None, on_new: Callable[[Used], None] | None = None) -> None:
         self._used: dict[str, list[str]] = {}
@@ -48,11 +75,11 @@ class UsedRevisions:
                 self._add(model, digest)
 
     def of(self, model: str) -> Sequence[str]:
-        """The one used first comes first."""
+        """Return the digests, the one used first before the others."""
         return self._used.get(model, ())
 
     def add(self, model: str, digest: str) -> None:
-        """An answer came from it."""
+        """Note that an answer came from the revision."""
         if digest in self.of(model):
             return
         self._add(model, digest)
@@ -65,30 +92,8 @@ class UsedRevisions:
         digests = self._used.setdefault(model, [])
         digests.append(digest)
         del digests[:-MAX_REVISIONS]
-        if len(self._used) > MAX_MODELS:
+        if len(self._used) > MAX_USED_MODELS:
             del self._used[next(iter(self._used))]
-
-
-MAX_MODELS = 8
-
-MODELS_FRESH_S = 2.0
-"""How long a list of models is good for; a gateway asks for it with each request."""
-
-LOST_S = 10.0
-"""A revision that was used is left for another when its servers have failed for so long, and not for a hiccup."""
-
-MAX_OTHERS = 8
-"""Other revisions of a model that are told of: anyone can make up more."""
-
-MAX_WARNED = 256
-
-Servers = Mapping[str, ServeRecord]
-"""Of a model, by peer id."""
-
-K = TypeVar("K")
-T = TypeVar("T")
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,12 +112,12 @@ class OtherRevision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatus:
-    """What the swarm has of a model. It can answer when no blocks are `missing`.
+    """What the swarm has of a model, in the `revision` that this client uses. It can answer when no blocks are
+    `missing`.
 
-    Of the `revision` that this client uses; `others` are the next best ones. `unreachable` has also the blocks of
-    servers that this client has just failed to reach, whatever their records say. `age_s`: of the servers that are
-    counted on, none was last heard of longer ago; one that was killed is counted on until its record expires or
-    somebody here has tried to reach it.
+    `others` are the next best revisions. `unreachable` also contains the blocks of servers that this client has just
+    failed to reach, whatever their records say. `age_s` is the age in seconds of the oldest record that is counted on.
+    A server that was killed counts until its record expires or somebody here has tried to reach it.
     """
 
     name: str
@@ -127,7 +132,7 @@ class ModelStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenRevision:
-    """The revision of the model `name` that is used, and the others that were there, the best first."""
+    """The revision of the model `name` that is used, and the others, the best first."""
 
     name: str
     revision: Revision
@@ -139,7 +144,7 @@ class ChosenRevision:
 
 
 class ModelCatalog:
-    """`pins`: by a model's name the beginning of the only revision to use of it. Raises ConfigError for bad ones."""
+    """`pins` map a model's name to the start of the only revision to use. Raises ConfigError for bad ones."""
 
     def __init__(
         self, membership: Membership, health: PeerHealth, *, pins: Mapping[str, str], used: UsedRevisions
@@ -159,7 +164,7 @@ class ModelCatalog:
         self._warned: dict[tuple[str, str], None] = {}
 
     async def models(self) -> list[ModelStatus]:
-        """Those that somebody serves a part of. Raises PeerTimeout."""
+        """Return the models of which some part is served. Raises PeerTimeout."""
         now_s = asyncio.get_running_loop().time()
         if now_s - self._all[0] >= MODELS_FRESH_S:
             names = await self._membership.models()
@@ -172,7 +177,10 @@ class ModelCatalog:
         return found
 
     async def status(self, model: str) -> ModelStatus | None:
-        """Of one model; None if nobody serves it, or not the revision that is pinned. Raises PeerTimeout."""
+        """Return the status of one model, or None if nobody serves it or not the pinned revision.
+
+        Raises PeerTimeout.
+        """
         name, pin = split_pin(model)
         try:
             chosen = self._choose(name, pin, await self._servers(name))
@@ -181,13 +189,16 @@ class ModelCatalog:
         return self._status(chosen) if chosen else None
 
     async def newest_servers(self, model: str) -> Servers:
-        """Of the revision to use, looked up now. Raises PeerTimeout, ValueError if that cannot be a model's name."""
+        """Look up the servers of the revision to use. Raises PeerTimeout, and ValueError for an invalid name."""
         name, pin = split_pin(model)
         chosen = self._choose(name, pin, await self._membership.servers(name))
         return chosen.servers if chosen else {}
 
     async def to_use(self, model: str) -> ChosenRevision:
-        """The revision that is to answer. Raises ConfigError if there is none; warns once of others that could, too."""
+        """Choose the revision that is to answer. Raises ConfigError if there is none.
+
+        Warns once of others that could answer, too.
+        """
         name, pin = split_pin(model)
         try:
             servers = await self._servers(name)
@@ -201,11 +212,14 @@ class ModelCatalog:
         return chosen
 
     def answered(self, chosen: ChosenRevision) -> None:
-        """From now on its revision goes before others."""
+        """Let the revision take precedence over others from now on."""
         self._used.add(chosen.name, chosen.revision.digest)
 
     async def _servers(self, name: str) -> Servers:
-        """Of any revision, looked up again after MODELS_FRESH_S; a session does so when one fails."""
+        """Return the servers of all revisions, looked up again after MODELS_FRESH_S.
+
+        A session looks them up when one fails.
+        """
         now_s = asyncio.get_running_loop().time()
         seen_s, servers = self._seen.get(name, (0.0, {}))
         if not servers or now_s - seen_s >= MODELS_FRESH_S:
@@ -230,7 +244,7 @@ class ModelCatalog:
         return ChosenRevision(name=name, revision=revision, others=[each for each in found if each is not revision])
 
     def _pin(self, name: str, pin: str) -> str:
-        """What holds for the model. Raises ConfigError for a request that pins what is not used here."""
+        """Return the pin that holds for the model. Raises ConfigError for a request that pins what is not used here."""
         always = self._pins.get(name, "")
         if not (always.startswith(pin) or pin.startswith(always)):
             raise ConfigError(
@@ -290,7 +304,7 @@ class ModelCatalog:
 
 
 def _keep(cache: dict[K, T], key: K, value: T, most: int) -> None:
-    """The oldest goes when there are too many."""
+    """Store a value; drop the oldest one when there are too many."""
     cache.pop(key, None)
     if len(cache) >= most:
         del cache[next(iter(cache))]

@@ -24,9 +24,9 @@ A = TypeVar("A")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A prompt, text or token ids; or else messages, for the chat template, which sees `tools` and `template_kwargs`.
+    """Text or token ids as `prompt`, or messages for the chat template, which sees `tools` and `template_kwargs`.
 
-    Raises ConfigError for what is neither.
+    Raises ConfigError for a value that is neither.
     """
 
     prompt: str | Sequence[int] | None
@@ -54,7 +54,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """`max_tokens` None: as many as are usual and fit. Raises ConfigError for values without meaning."""
+    """A request; without `max_tokens` the default that fits. Raises ConfigError for values without meaning."""
 
     model: str
     question: Prompt
@@ -214,12 +214,14 @@ class TextClient(ABC, Generic[A]):
 
     @abstractmethod
     def answer(self, request: GenerationRequest) -> A:
-        """As `generate`."""
+        """Answer a request as `generate` does."""
 
 
 async def encode(assets: ModelAssets, question: Prompt) -> list[int]:
-    """Raises ConfigError, also if the tokenizer takes more time or memory than it may, and what `ModelAssets`
-    raises."""
+    """Return the prompt's token ids.
+
+    Raises ConfigError, also if the tokenizer exceeds its time or memory, and what `ModelAssets` raises.
+    """
     if question.prompt is None:
         token_ids = await assets.encode_chat(question.messages, question.tools, question.template_kwargs)
     elif isinstance(question.prompt, str):
@@ -255,10 +257,10 @@ def check_fits(assets: ModelAssets, num_tokens: int) -> None:
 
 
 def room_for(assets: ModelAssets, num_prompt_tokens: int, max_tokens: int | None, *, min_tokens: int = 0) -> int:
-    """Return how many tokens the answer may have: `max_tokens`, by default DEFAULT_MAX_TOKENS or fewer if no more fit.
+    """Return how many tokens the answer may have: `max_tokens`, or the default or fewer if no more fit.
 
-    Raises ConfigError for an empty prompt, and for one that leaves no room for the answer, saying by how much; and if
-    the answer may not have `min_tokens`.
+    Raises ConfigError for an empty prompt, for one that leaves no room for the answer (the message says by how much),
+    and if the answer may not have `min_tokens`.
     """
     if not num_prompt_tokens:
         raise ConfigError("the prompt is empty", remedy="give some text to continue")

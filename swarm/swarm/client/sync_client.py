@@ -86,7 +86,7 @@ class Client(TextClient[Iterator[Token]]):
         return self._wait(self._connected.has_chat_template(model))
 
     def answer(self, request: GenerationRequest) -> Iterator[Token]:
-        """As `generate`. Closing the iterator, or dropping it, frees the chain."""
+        """Answer a request as `generate` does. Closing or dropping the iterator frees the chain."""
         generation = self._connected.answer(request)
         self._generations.add(generation)
         return self._iterate(generation)
@@ -123,7 +123,7 @@ class Client(TextClient[Iterator[Token]]):
             return await anext(tokens, None)
 
         async def end() -> None:
-            # whoever waited for it was interrupted
+            # the thread that waited for it was interrupted
             if advancing is not None and not advancing.done():
                 advancing.cancel()
                 await asyncio.wait({advancing})
@@ -156,7 +156,7 @@ class Client(TextClient[Iterator[Token]]):
             raise closed from None
 
     async def _live(self, connected: Future[AsyncClient]) -> None:
-        """The thread's whole life."""
+        """Run the client for the life of the thread."""
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         try:
             async with self._connect() as client:

@@ -1,6 +1,6 @@
-"""`swarm-node seed`, `join`, `gateway` and `dashboard`:
+"""`swarm-node seed`, `join`, `gateway` and `dashboard`.
 
-hold the home, then run a daemon in it until it is told to leave.
+Each holds the home, then runs a daemon in it until that is done or has to leave.
 """
 
 from __future__ import annotations

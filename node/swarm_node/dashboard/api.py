@@ -19,7 +19,7 @@ from swarm_node.formatting import shown
 from swarm_node.http.http_error import DashboardError, RemedyBody
 
 MAX_NAME_CHARS = 256
-"""Longer than any name that a record can hold, so that it is simply not found."""
+"""The limit of a name in a request. It is longer than any name in a record, so that a longer one is just not found."""
 
 MAX_REPEATED_CHARS = 100
 """The most of what a visitor sent that the answer to it repeats."""
@@ -45,7 +45,7 @@ _HEARTBEAT = {"type": "object", "properties": {"at": {"type": "number"}}, "requi
 
 
 def router(source: ViewSource, live: Live, checkpoints: Checkpoints | None = None) -> APIRouter:
-    """All of the API's routes."""
+    """Return all of the API's routes."""
     api = Api(source, live, checkpoints)
     routes = APIRouter(prefix="/api/v1")
     for path, endpoint, model in (
@@ -165,7 +165,7 @@ def _failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def _event(name: str, data: dict[str, Any]) -> dict[str, Any]:
-    """The schema of one server-sent event, whose `data` is JSON."""
+    """Return the schema of one server-sent event, whose `data` is JSON."""
     encoded = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
     return {
         "type": "object",

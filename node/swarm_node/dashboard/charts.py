@@ -14,16 +14,18 @@ WIDTH = HEIGHT = 100.0
 NUM_TICKS = 4
 
 FLAT = 1e-9
-"""Values that differ by less of the largest are one line: their labels would be the same."""
+"""Values whose relative difference is smaller are drawn as one line: their labels would be the same."""
 
 TINY = 1e-280
-"""What is smaller is drawn as zero."""
+"""Smaller values are drawn as zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """`line`, `area` and `beside`, the line of other values, are SVG path data; `y_ticks` are values at even distances,
-    from the top."""
+    """A line chart. `line`, `area` and `beside`, the line of other values, are SVG path data.
+
+    `y_ticks` are values at even distances, from the top.
+    """
 
     line: str
     area: str
@@ -33,7 +35,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A piece of a bar, of `kind` (a CSS class)."""
+    """One piece of a bar; `kind` is a CSS class."""
 
     x: float
     width: float
@@ -52,8 +54,10 @@ class Column:
 def curve(
     values: Sequence[float | None], *, from_zero: bool = False, beside: Sequence[float | None] = ()
 ) -> Curve | None:
-    """A line through `values` at even distances, broken where one is None, and one through the known ones of `beside`,
-    which are at the same places. None where there is nothing to draw."""
+    """Draw a line through `values` at even distances, broken where one is None. None where there is nothing to draw.
+
+    Another line goes through the known values of `beside`, which are at the same places.
+    """
     known = [value for value in values if value is not None and math.isfinite(value)]
     if len(known) < 2:
         return None
@@ -84,7 +88,7 @@ def _x(point: str) -> str:
 
 
 def _ticks(low: float, high: float) -> tuple[float, ...]:
-    """NUM_TICKS + 1 round values that enclose both, the highest first."""
+    """Return NUM_TICKS + 1 round values that enclose both, the highest first."""
     largest = max(abs(low), abs(high))
     if largest < TINY:
         low, high = 0.0, 1.0
@@ -101,7 +105,7 @@ def _ticks(low: float, high: float) -> tuple[float, ...]:
 
 
 def marks(first: int, last: int, most: int = 4) -> tuple[int, ...]:
-    """Whole numbers from `first` to `last` for labels at even distances: few numbers are as even as their labels."""
+    """Return whole numbers from `first` to `last` for labels at even distances; few numbers are exactly even."""
     whole = max(1, last - first)
     even = [steps for steps in range(1, most + 1) if whole % steps == 0]
     # among many numbers nobody sees that a label is a little off
@@ -110,7 +114,7 @@ def marks(first: int, last: int, most: int = 4) -> tuple[int, ...]:
 
 
 def span(start: int, end: int, num_blocks: int, kind: str) -> Segment:
-    """Blocks `[start, end)` of all, inside the bar whatever a record says."""
+    """Return the segment of blocks `[start, end)`, inside the bar whatever a record says."""
     scale = WIDTH / max(num_blocks, 1)
     left = min(max(start, 0), num_blocks) * scale
     right = min(max(end, 0), num_blocks) * scale
@@ -118,7 +122,7 @@ def span(start: int, end: int, num_blocks: int, kind: str) -> Segment:
 
 
 def shares(parts: Iterable[tuple[str, float]]) -> tuple[Segment, ...]:
-    """Parts of a whole, one after the other."""
+    """Return parts of a whole, one after the other."""
     known = [(kind, value) for kind, value in parts if math.isfinite(value) and value > 0]
     total = sum(value for _, value in known)
     segments: list[Segment] = []
@@ -131,7 +135,7 @@ def shares(parts: Iterable[tuple[str, float]]) -> tuple[Segment, ...]:
 
 
 def columns(replicas: Sequence[int]) -> tuple[Column, ...]:
-    """Servers per block. A block without one is marked over the whole height."""
+    """Return a column for the servers of each block. A block without one is marked over the whole height."""
     most = max(replicas, default=0) or 1
     width = WIDTH / max(len(replicas), 1)
     drawn: list[Column] = []
@@ -145,7 +149,7 @@ def columns(replicas: Sequence[int]) -> tuple[Column, ...]:
 
 
 def presence(times: Iterable[tuple[float, float | None]], *, now: float, seconds: float) -> tuple[Segment, ...]:
-    """When somebody was there, over the newest `seconds`."""
+    """Return the segments of the newest `seconds` in which a node was there."""
     begin = now - seconds
     segments: list[Segment] = []
     for since, until in times:
@@ -157,7 +161,7 @@ def presence(times: Iterable[tuple[float, float | None]], *, now: float, seconds
 
 
 def runs_of(replicas: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
-    """Neighbouring blocks with as many servers, as `(start, end, replicas)`: the same picture in words."""
+    """Group neighbouring blocks with as many servers, as `(start, end, replicas)`: the text of the columns."""
     found: list[tuple[int, int, int]] = []
     for block, value in enumerate(replicas):
         if found and found[-1][2] == value:

@@ -15,17 +15,17 @@ from swarm_node.dashboard.views import CheckpointFile
 from swarm_node.formatting import shown
 
 MAX_FILES = 256
-"""Of one run: a model's shards and its small files."""
+"""The most files of one run: a model's shards and its small files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """What lies in `folder`, read anew each time."""
+    """The files in `folder`, read anew each time."""
 
     folder: Path
 
     def files(self, run: str) -> tuple[CheckpointFile, ...]:
-        """Of the run, by name; empty if there is nothing, or nothing that can be read."""
+        """Return the run's files by name; empty if there is nothing, or nothing that can be read."""
         return tuple(
             CheckpointFile(
                 name=shown(path.name),
@@ -36,7 +36,7 @@ class Checkpoints:
         )
 
     def find(self, run: str, name: str) -> Path | None:
-        """The file of that name among the run's."""
+        """Return the file of that name among the run's."""
         return next((path for path, _ in self._plain_files(run) if path.name == name), None)
 
     def _plain_files(self, run: str) -> list[tuple[Path, int]]:
@@ -47,7 +47,7 @@ class Checkpoints:
 
 
 def _subfolder(folder: Path, name: str) -> Path | None:
-    """The real directory, no link, of that name in `folder`."""
+    """Return the directory of that name in `folder`; links are not followed."""
     try:
         with os.scandir(folder) as entries:
             return next(

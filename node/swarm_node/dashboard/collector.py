@@ -57,7 +57,7 @@ from swarm_node.roles.seed import join_command
 from swarm_node.settings.config import Config
 
 POLL_S = 1.0
-"""From the begin of a poll to that of the next, by the clock: one that takes longer skips turns."""
+"""The time from the start of a poll to that of the next, by the clock: one that takes longer skips turns."""
 
 PATIENCE_S = 4.0
 """Visitors hear at least every 5 s, also while a poll takes longer."""

@@ -2,7 +2,7 @@
 
 A stream sends what is newest when it can, and what was replaced meanwhile is never sent: that is the whole queue of a
 slow reader. An event is the overview alone, so that many streams cost little; what there is beyond it, the API's other
-routes and the pages tell. Streams are bounded, in number and in time; a reader comes back by itself. Each stream is
+routes and the pages have. Streams are bounded, in number and in time; a reader comes back by itself. Each stream is
 owned by the task of its request, `Live` by the loop that they run on.
 """
 
@@ -23,26 +23,26 @@ from swarm_node.http.event_stream import EventStream, event, wait_disconnected
 from swarm_node.http.http_error import DashboardError
 
 Over = asyncio.Task[Any]
-"""Done when a stream is over."""
+"""A task that is done when a stream is over."""
 
 MAX_STREAMS = 512
 """Each holds a connection and a task, some 50 KiB."""
 
 MAX_STREAMS_EACH = 64
-"""Of one address: a school behind one, not a flood."""
+"""Streams of one address: enough for a school behind one."""
 
 HEARTBEAT_S = 10.0
 PERIOD_S = 1.0
-"""Of events, on average: at most one a second, the same ones for all."""
+"""The mean time between events: at most one a second, the same for all streams."""
 
 SLACK_S = 0.5
-"""How much earlier one may come whose forerunner was late: a look every second does not take equally long each time."""
+"""How much earlier an event may come after a late one: polls do not take equally long each time."""
 
 EARLY_S = 0.01
-"""What a timer may be off."""
+"""The error of a timer."""
 
 MAX_STREAM_S = 900.0
-"""Then a stream ends and its reader, if there still is one, opens the next."""
+"""The age at which a stream ends; its reader, if there still is one, opens the next."""
 
 RETRY_AFTER_S = 10.0
 HEADERS = {
@@ -52,13 +52,13 @@ HEADERS = {
 
 
 class Live:
-    """`now` is Unix time in seconds."""
+    """What all live streams share. `now` returns Unix time in seconds."""
 
     def __init__(self, source: ViewSource, now: Callable[[], float]) -> None:
         self._source = source
         self._now = now
         self._streams: Counter[str] = Counter()
-        self._told: tuple[Overview, bytes] | None = None
+        self._sent: tuple[Overview, bytes] | None = None
         self._next_at = 0.0
         self._news: asyncio.Task[None] | None = None
         self.closed = asyncio.Event()
@@ -99,21 +99,24 @@ class Live:
                 self._news.cancel()
 
     def overview(self) -> tuple[Overview, bytes]:
-        """What everyone is told now, and its event, encoded once."""
+        """Return the overview that all streams send now, and its event, encoded once."""
         now, overview = asyncio.get_running_loop().time(), self._source.overview()
-        if self._told is None or (overview is not self._told[0] and now >= self._next_at - EARLY_S):
+        if self._sent is None or (overview is not self._sent[0] and now >= self._next_at - EARLY_S):
             self._next_at = max(self._next_at, now - SLACK_S) + PERIOD_S
-            self._told = overview, event(overview.model_dump_json(), "overview")
-        return self._told
+            self._sent = overview, event(overview.model_dump_json(), "overview")
+        return self._sent
 
     def news(self) -> asyncio.Task[None]:
-        """Done when everyone is to be told something else. One for all, who do not cancel it."""
+        """Return the one task, shared by all streams, that is done when there is another overview to send.
+
+        Streams do not cancel it.
+        """
         if self._news is None or self._news.done():
             self._news = asyncio.create_task(self._wait_news(self.overview()[0]), name="news for all visitors")
         return self._news
 
-    async def _wait_news(self, told: Overview) -> None:
-        while self._source.overview() is told:
+    async def _wait_news(self, sent: Overview) -> None:
+        while self._source.overview() is sent:
             await self._source.wait_changed()
         await asyncio.sleep(self._next_at - asyncio.get_running_loop().time())
 

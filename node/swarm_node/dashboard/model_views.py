@@ -159,11 +159,11 @@ def _tokens_per_s(servers: Mapping[str, ServeRecord], num_blocks: int) -> float 
 
     Every token passes each block once, so the servers of any block report the whole together. None if none does.
     """
-    told = [record for record in servers.values() if record.tokens_per_s is not None]
-    if not told:
+    known = [record for record in servers.values() if record.tokens_per_s is not None]
+    if not known:
         return None
     rate_B = np.zeros(num_blocks)
-    for record in told:
+    for record in known:
         rate_B[record.start : record.end] += record.tokens_per_s or 0.0
     return float(median(rate_B.tolist()))
 

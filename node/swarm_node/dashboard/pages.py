@@ -37,13 +37,13 @@ KINDS = {
 
 ROWS = 50
 STEP_ROWS = 15
-"""Of a table; more are on its next pages."""
+"""Rows of a table; more are on its next pages."""
 CARDS = 12
 """Models or runs that the overview draws; more are listed by name."""
 MAX_LISTED = 400
 PRESENCE_S = 30 * wording.DAY_S
 MAX_RENDERED = 256
-"""Pages that are kept for their second."""
+"""Pages that are kept for one second."""
 MAX_QUERY_CHARS = 64
 MAX_NAME_IN_URL = 512
 SORTS: Mapping[str, Callable[[NodeView], Any]] = {
@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What goes out, as it is and compressed."""
+    """A response's body, as it is and compressed."""
 
     plain: bytes
     packed: bytes
@@ -78,7 +78,7 @@ class Body:
 
 
 def static_files() -> dict[str, Body]:
-    """By name, read once: the folder is part of the package."""
+    """Read all static files, by name: the folder is part of the package."""
     folder = resources.files("swarm_node.dashboard") / "static"
     files = {file.name: file for file in folder.iterdir() if file.is_file()}
     return {
@@ -112,18 +112,18 @@ class Paged(Generic[T]):
 
 
 def paged(rows: Sequence[T], asked: str | None, size: int = ROWS) -> Paged[T]:
-    """The page that was asked for, or the nearest that there is."""
+    """Return the page that was asked for, or the nearest that there is."""
     last = max(1, -(-len(rows) // size))
     page = min(max(int(asked), 1), last) if asked and asked.isdecimal() and len(asked) < 7 else 1
     return Paged(rows[(page - 1) * size : page * size], page, size, len(rows))
 
 
 Content = tuple[str, dict[str, Any]] | None
-"""A template and what it is told; None: there is no such thing."""
+"""A template and its values; None if there is no such thing."""
 
 
 def router(source: ViewSource, has_chat: bool = False) -> APIRouter:
-    """The pages, and `/static/…`. `has_chat`: this is a gateway, so one can try it."""
+    """Return the routes of the pages and of `/static/…`. `has_chat`: a gateway shares the server."""
     pages = _Pages(source, has_chat=has_chat)
     routes = APIRouter(include_in_schema=False)
     found = [
@@ -142,7 +142,7 @@ def router(source: ViewSource, has_chat: bool = False) -> APIRouter:
 
 @dataclass(slots=True)
 class _Page:
-    """One address in its second. Who asks for it while it is rendered waits for that, and for no other page."""
+    """One address in its second. Requests for it wait while it is rendered, and for no other page."""
 
     rendering: asyncio.Lock = field(default_factory=asyncio.Lock)
     body: Body | None = None
@@ -169,7 +169,7 @@ class _Pages:
         return answer
 
     async def static(self, request: Request, name: str) -> Response:
-        """A file by its name alone: there is no path that could leave the folder."""
+        """Return a file by its name alone: no path can leave the folder."""
         body = self._static.get(name)
         if body is None:
             return self._missing(request, "This file").answer(request)
@@ -187,22 +187,22 @@ class _Pages:
     def _missing(self, request: Request, what: str) -> Body:
         return self._render(request, "missing.html", {"what": what}, status=404)
 
-    def _render(self, request: Request, template: str, told: dict[str, Any], *, status: int = 200) -> Body:
+    def _render(self, request: Request, template: str, values: dict[str, Any], *, status: int = 200) -> Body:
         overview = self._source.overview()
         now = time.time()
-        values = {
+        shared = {
             "overview": overview,
             "now": now,
             "age_s": max(0.0, now - overview.at),
             "has_chat": self._has_chat,
             "here": request.url.path,
             "link": _linker(request),
-            **told,
+            **values,
         }
-        html = self._templates.get_template(template).render(values)
+        html = self._templates.get_template(template).render(shared | values)
         return Body.of(html.encode(errors="replace"), "text/html; charset=utf-8", status)
 
-    # --- what each page is told -----------------------------------------------------------------------------------
+    # --- the values of each page -----------------------------------------------------------------------------------
 
     async def overview(self, _request: Request) -> Content:
         overview = self._source.overview()
@@ -290,14 +290,14 @@ def _matches(node: NodeView, asked: Mapping[str, str]) -> bool:
 
 
 def _join_command(join_command: str, detail: RunDetail) -> str | None:
-    """The line for a shell, which is of a stranger's making only as far as its form is known to be harmless."""
+    """Return the command that joins the run; None for a run id whose form is not known to be harmless in a shell."""
     is_open = detail.run.state in {"training", "waiting"}
     return f"{join_command} --run {detail.run.run}" if is_open and is_run_id(detail.run.run) else None
 
 
 def _newest_phases(detail: RunDetail) -> tuple[tuple[str, float], ...]:
-    told = next((step.phases_s for step in reversed(detail.steps) if step.phases_s), {})
-    return tuple(told.items())
+    phases = next((step.phases_s for step in reversed(detail.steps) if step.phases_s), {})
+    return tuple(phases.items())
 
 
 def _newest_bytes(detail: RunDetail) -> float | None:
@@ -306,7 +306,7 @@ def _newest_bytes(detail: RunDetail) -> float | None:
 
 
 def _linker(request: Request) -> Callable[..., str]:
-    """The same page with other query values: `link(page=2)`."""
+    """Return a function that links to the same page with other query values: `link(page=2)`."""
 
     def link(**changed: object) -> str:
         query = {key: value[:MAX_QUERY_CHARS] for key, value in list(request.query_params.items())[:8]}
@@ -316,7 +316,7 @@ def _linker(request: Request) -> Callable[..., str]:
 
 
 def _safe_url(url: str) -> str:
-    """`url` if following it cannot run anything."""
+    """Return `url` if following it cannot run anything."""
     return url if url.startswith(("/", "https://", "http://")) else ""
 
 

@@ -14,7 +14,7 @@ from swarm_node.settings.config import Config
 
 
 class DashboardRole:
-    """Serves pages and API until told to leave. The port is bound with construction, as a gateway's is.
+    """Serves pages and API until the node leaves. The port is bound with construction, as a gateway's is.
 
     Raises StartError if it cannot listen.
     """
@@ -35,7 +35,7 @@ class DashboardRole:
             app = create_dashboard(collector, checkpoints=checkpoints(node.config))
             async with serving(checked(app, node.config), self._listener) as url:
                 node.activity.state = "dashboard"
-                whom = "this machine" if is_local(node.config.host) else "whoever reaches it"
+                whom = "this machine" if is_local(node.config.host) else "anyone who reaches it"
                 node.steps.done("dashboard", f"{url}/ for {whom}, read-only")
                 node.emitter.emit("dashboard", url=url)
                 await node.shutdown.leaving.wait()

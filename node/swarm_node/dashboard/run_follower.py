@@ -187,7 +187,7 @@ class RunFollower:
         run.last_problem = error.message
 
     async def _recall(self, run: FollowedRun) -> None:
-        """What an earlier dashboard has run. Members tell their newest report again to a new one."""
+        """Take what an earlier dashboard has seen. Members report their newest step again to a new one."""
         run.steps.extend(await self._reads(self._history.steps(run.run_id), ()))
         recalled = {_key(refusal): refusal for refusal in await self._reads(self._history.refusals(run.run_id), ())}
         news = [refusal for refusal in run.refusals if _key(refusal) not in recalled]
@@ -221,7 +221,7 @@ class RunFollower:
         since = run.steps[-1].at if run.steps else now
         for number, step in enumerate(committed, 1):
             run.committed[step.outer_step] = step
-            # when each of those that came since the last look was committed, no certificate says
+            # no certificate says when each of the steps since the last poll was committed
             self._show_step(run, step.outer_step, since + (now - since) * number / len(committed))
         while len(run.committed) > MAX_OPEN_STEPS:
             del run.committed[min(run.committed)]

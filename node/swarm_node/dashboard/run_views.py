@@ -21,7 +21,7 @@ from swarm_node.network_snapshot import Listed
 MAX_LOSSES = 60
 MAX_CONTRIBUTORS = 1000
 MAX_AT = 1e11
-"""What the calendar takes; a database can hold anything."""
+"""The largest time that the calendar takes; a database can hold anything."""
 PHASES = ("interval", "group", "reduce", "commit", "apply")
 
 Names = Mapping[str, str]
@@ -87,7 +87,7 @@ def run_view(facts: RunFacts, at: float) -> RunView:
 
 
 def remembered_view(facts: RunFacts, at: float) -> RunView:
-    """Of a run that was not seen since this dashboard started, from the steps that an earlier one saw; at least one."""
+    """Return the view of a run that was last seen by an earlier dashboard, from at least one of its steps."""
     newest = facts.steps[-1]
     words = f"Not seen since {_utc(newest.at)}: this is what the history knows, up to outer step {newest.outer_step}."
     return run_view(facts, at).model_copy(update={"words": words, "remembered": newest.at})
@@ -98,7 +98,7 @@ def _utc(at: float) -> str:
 
 
 def active(trainers: Trainers) -> dict[str, TrainerRecord]:
-    """Those that have not said goodbye."""
+    """Return the trainers that are not leaving."""
     return {peer_id: record for peer_id, record in trainers.items() if record.state != "leaving"}
 
 
@@ -121,8 +121,8 @@ def end_of(file: RunFile, group: Collection[str], trainers: Trainers) -> RunEnd 
 
 
 def num_parameters(trainers: Trainers) -> int | None:
-    told = [record.num_parameters for record in trainers.values() if record.num_parameters]
-    return Counter(told).most_common(1)[0][0] if told else None
+    sizes = [record.num_parameters for record in trainers.values() if record.num_parameters]
+    return Counter(sizes).most_common(1)[0][0] if sizes else None
 
 
 def step_view(
@@ -133,13 +133,16 @@ def step_view(
     parameters: int | None,
     at: float,
 ) -> StepView:
-    """`reports` and losses on held-out data are of this step, by member; those of others than its group count for
-    nothing."""
-    told = [report for peer_id, report in reports.items() if peer_id in step.group]
+    """Return the view of a committed step.
+
+    `reports` and `validation` (losses on held-out data) are of this step, by member; those of peers outside its group
+    do not count.
+    """
+    own = [report for peer_id, report in reports.items() if peer_id in step.group]
     losses = [loss for peer_id, loss in validation.items() if peer_id in step.group]
-    phases = sorted({phase for report in told for phase in report.phases_s}, key=_place)
+    phases = sorted({phase for report in own for phase in report.phases_s}, key=_place)
     follows = before is not None and before.outer_step == step.outer_step - 1
-    sent = [report.bytes_sent for report in told]
+    sent = [report.bytes_sent for report in own]
     return StepView(
         outer_step=step.outer_step,
         at=at,
@@ -149,7 +152,7 @@ def step_view(
         num_tokens=step.num_tokens,
         seconds=max(0.0, at - before.at) if before is not None and follows else None,
         phases_s={
-            shown(phase): median(report.phases_s[phase] for report in told if phase in report.phases_s)
+            shown(phase): median(report.phases_s[phase] for report in own if phase in report.phases_s)
             for phase in phases
         },
         bytes_per_parameter=median(sent) / parameters if sent and parameters else None,
@@ -158,14 +161,14 @@ def step_view(
 
 
 def _place(phase: str) -> tuple[int, str]:
-    """In the order in which they follow each other; those of other versions last."""
+    """Sort phases in the order in which they follow each other; those of other versions last."""
     return (PHASES.index(phase) if phase in PHASES else len(PHASES)), phase
 
 
 def contributors(
     facts: RunFacts, done: Iterable[ContributionTotal], names: Names, since: Mapping[str, float], at: float
 ) -> tuple[ContributorView, ...]:
-    """Members, and whoever was one in a step that this dashboard has seen; most tokens first."""
+    """Return the members, and former ones in steps that this dashboard has seen; most tokens first."""
     by_peer = {each.peer_id: each for each in done}
     members = active(facts.trainers.records)
     views = [
@@ -188,7 +191,7 @@ def contributor_view(
     since: Mapping[str, float],
     at: float,
 ) -> ContributorView:
-    """`record` None: it is no member any more. `since`: when members were first seen here."""
+    """Return one contributor; `record` None: it is no member any more. `since`: when members were first seen here."""
     return ContributorView(
         peer_id=peer_id,
         name=name or ending(peer_id),
@@ -203,12 +206,12 @@ def contributor_view(
 
 
 def downsampled(steps: Sequence[StepView], most: int) -> tuple[StepView, ...]:
-    """At most so many, evenly, with the first and the last; of the others rather those that were validated."""
+    """Choose at most `most` steps, evenly, with the first and the last; of the others rather validated ones."""
     return tuple(steps[at] for at in evenly([step.validation_loss is not None for step in steps], most))
 
 
 def _newest(facts: RunFacts, members: Trainers) -> tuple[int, str]:
-    """The newest committed step and its digest: as proved, else as most members say."""
+    """Return the newest committed step and its digest: as proved, else as most members say."""
     if facts.end is not None:
         return facts.end.outer_step, facts.end.digest
     if facts.steps:
@@ -229,7 +232,7 @@ def _state(facts: RunFacts, members: Trainers, outer_step: int) -> Literal["trai
         return "gone"
     states = Counter(record.state for record in members.values())
     if not states["training"] and states["finished"]:
-        # whoever says that it is finished has a proof of the last step, which is here with one of the next looks
+        # a member that says it is finished has a proof of the last step, which one of the next polls brings
         return "finished" if facts.file is None else "training"
     least = facts.file.min_group if facts.file else 1
     return "training" if states["training"] >= least else "waiting"
@@ -255,7 +258,7 @@ def _words(facts: RunFacts, state: str, members: Trainers, outer_step: int) -> s
 
 
 def _projected_end(facts: RunFacts, at: float) -> float | None:
-    """At the pace of the newest steps that were seen here."""
+    """Estimate the run's end from the pace of the newest steps that were seen here."""
     recent = facts.steps[-20:]
     if facts.file is None or len(recent) < 2:
         return None

@@ -1,7 +1,7 @@
 """What the dashboard shows, as the JSON API gives it. The one contract between the collector, the API and the pages.
 
-Values only. Every text in them comes from peers or users, bounded by the protocol's limits: whoever shows it escapes
-it. Times are Unix seconds; a `None` is "not known", never zero.
+Values only. Every text in them comes from peers or users, bounded by the protocol's limits: who shows it escapes it.
+Times are Unix seconds; a `None` is "not known", never zero.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from swarm_node.formatting import Reach
 
 
 class View(BaseModel):
-    """Frozen, and strict about its fields."""
+    """The base of all views: frozen, and strict about its fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -141,7 +141,7 @@ class ModelDetail(View):
 
 
 class StepView(View):
-    """A committed outer step. What only members know is None where no record told it in time."""
+    """A committed outer step. What only members know is None where no record had it in time."""
 
     outer_step: int
     at: float  # when it was seen here
@@ -263,26 +263,30 @@ class Overview(View):
 
 
 class ViewSource(Protocol):
-    """The newest views. A name that nobody has answers None: not known here, or not any more."""
+    """Where the API, the pages, the live events and `top` read the newest views, held in memory.
+
+    Nothing here asks a peer: a visitor costs no lookup. What needs the history is awaited. An unknown name returns
+    None.
+    """
 
     def overview(self) -> Overview: ...
 
     def model(self, name: str) -> ModelDetail | None: ...
 
     async def run(self, run: str) -> RunDetail | None:
-        """By its id."""
+        """Return a run by its id."""
         ...
 
     def nodes(self) -> tuple[NodeView, ...]:
-        """By name, then peer id."""
+        """Return all nodes, by name, then peer id."""
         ...
 
     async def node(self, peer_id: str) -> NodeDetail | None: ...
 
     async def series(self, name: str, hours: float) -> Series | None:
-        """The newest `hours` of a number by its name; `/api/v1/series` says which names there are."""
+        """Return the newest `hours` of a number by its name; `/api/v1/series` says which names there are."""
         ...
 
     async def wait_changed(self) -> None:
-        """Until the collector has looked once more. Also then everything may be as it was."""
+        """Wait until the collector has polled once more. Even then everything may be as it was."""
         ...

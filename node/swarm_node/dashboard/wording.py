@@ -1,7 +1,7 @@
 """How the pages write numbers, times and names: the one place that formats. Pure.
 
 None is "not known" and is written as a dash that a screen reader says in words. Names of peers leave here `plain`;
-whoever writes HTML still escapes them.
+the templates still escape them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MINUTE_S, DAY_S = 60.0, 86_400.0
 
 
 def number(value: float | None) -> str:
-    """Three digits that matter: 0.41, 3.2, 58, 3.1k, 2.4M."""
+    """Write three significant digits: 0.41, 3.2, 58, 3.1k, 2.4M."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -41,7 +41,7 @@ def count(value: int | None) -> str:
 
 
 def counted(value: int, one: str, many: str | None = None) -> str:
-    """1 node, 2 nodes."""
+    """Write a count with its noun: 1 node, 2 nodes."""
     return f"{value:,} {one if value == 1 else many or one + 's'}"
 
 
@@ -50,7 +50,7 @@ def loss(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """A part of 1 as a percentage, and 100 % only where it is all."""
+    """Write a part of 1 as a percentage, and 100 % only where it is all."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     return "100 %" if value >= 1 else f"{math.floor(value * 1000) / 10:g} %"
@@ -67,7 +67,7 @@ def num_bytes(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """As `formatting.duration`. `static/wording.js` writes the same."""
+    """Write a duration as `formatting.duration` does. `static/wording.js` writes the same."""
     return UNKNOWN if seconds is None or not math.isfinite(seconds) else formatting.duration(seconds)
 
 
@@ -82,7 +82,7 @@ def until(seconds: float) -> str:
 
 
 def clock(at: float) -> str:
-    """A Unix time in words, UTC; what no calendar holds is not known."""
+    """Write a Unix time in words, UTC; what no calendar holds is not known."""
     try:
         return f"{datetime.fromtimestamp(at, UTC):%d %b %H:%M} UTC"
     except (OverflowError, ValueError, OSError):
@@ -100,12 +100,12 @@ def iso(at: float) -> str:
 
 
 def tail(peer_id: str) -> str:
-    """The end of a peer id: its beginning is the same for all."""
+    """Return the end of a peer id: its beginning is the same for all."""
     return "…" + plain(peer_id)[-8:]
 
 
 def named(name: str | None, peer_id: str) -> str:
-    """A name for people: the peer's own, or its id's end."""
+    """Return a name for people: the peer's own, or its id's end."""
     return plain(name or "", MAX_NAME_CHARS) or tail(peer_id)
 
 
@@ -117,14 +117,14 @@ def in_url(text: str) -> str:
 
 
 def doing(node: NodeView) -> str:
-    """What a node is there for, in a word or two."""
+    """Say what a node does, in a word or two."""
     work = [word for word, has in (("serves", node.models), ("trains", node.runs)) if has]
     idle = {"seed": "seed", "gateway": "gateway", "volunteer": "stands by"}
     return " and ".join(work) or idle.get(node.role, UNKNOWN)
 
 
 def verdict(overview: Overview) -> tuple[str, str]:
-    """How the swarm is, as `(good | thin | bad | none, sentence)`."""
+    """Judge the swarm's state, as `(good | thin | bad | none, sentence)`."""
     broken = [model for model in overview.models if model.health == "incomplete"]
     if not overview.num_volunteers:
         return "none", "No volunteer is here yet"
@@ -138,7 +138,7 @@ def verdict(overview: Overview) -> tuple[str, str]:
 
 
 def situation(overview: Overview) -> str:
-    """Who is here and what they do, in one or two sentences."""
+    """Say who is here and what they do, in one or two sentences."""
     if not overview.num_volunteers:
         return "As soon as a first one joins with the command on this page, it appears here; no need to reload."
     answering = sum(model.health != "incomplete" for model in overview.models)

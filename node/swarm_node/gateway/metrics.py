@@ -49,7 +49,7 @@ class Metrics:
         self._failover = registry.histogram("swarm_gateway_failover_seconds")
 
     def used(self, usage: CompletionUsage, traces: Sequence[Mapping[str, Any]]) -> None:
-        """`traces` are those of the request's generations, which have ended."""
+        """Record what a request used. `traces` are those of its generations, which have ended."""
         details = usage.prompt_tokens_details
         self._prompt_tokens.inc(usage.prompt_tokens)
         self._cached_tokens.inc((details and details.cached_tokens) or 0)

@@ -30,7 +30,10 @@ class Models:
         return self._object(await self.find(name))
 
     async def check_served(self, name: str) -> None:
-        """Raises HttpError: 404 for an unknown model, 503 with the blocks that no server has."""
+        """Check that the model can answer.
+
+        Raises HttpError: 404 for an unknown model, 503 with the blocks that no server has.
+        """
         model = await self.find(name)
         if model.missing:
             raise HttpError(
@@ -42,7 +45,8 @@ class Models:
             )
 
     async def health(self, running_requests: int) -> GatewayHealth:
-        """`status` is "ok" while some model can be answered whole: anyone can announce a part of one.
+        """Return the health of all models. `status` is "ok" while some model can be answered whole: anyone can
+        announce a part of one.
 
         A server that could not be reached just now counts as gone, whatever its record says. `age_s` is the age of the
         other servers' records: a server that nobody has tried to reach since it was killed counts until its record
@@ -66,7 +70,7 @@ class Models:
         )
 
     async def find(self, name: str) -> ModelStatus:
-        """Raises HttpError 404 for an unknown model."""
+        """Return the model. Raises HttpError 404 for an unknown one."""
         if found := await self._client.model(name):
             return found
         names = [f"'{served}'" for model in await self._client.models() for served in _names(model, name)]
@@ -98,7 +102,7 @@ class Models:
 
 
 def _names(model: ModelStatus, asked: str) -> list[str]:
-    """The names that the model can be asked for by; where another revision of it was asked for, those that exist."""
+    """Return the names that the model can be asked for by, with revisions if `asked` names one."""
     name, pin = split_pin(asked)
     if not pin or model.name != name:
         return [model.name]

@@ -317,11 +317,11 @@ Prompts = Annotated[
     BeforeValidator(one_prompt_or_many, json_schema_input_type=Text | TokenIds | list[Text | TokenIds]),
     Field(min_length=1, max_length=http_limits.MAX_CHOICES),
 ]
-"""One text or several, or lists of token ids."""
+"""One or several prompts, each a text or token ids."""
 
 
 class CompletionRequest(SamplingRequest):
-    """`prompt` is always a list here."""
+    """The body of a completion request; `prompt` is always a list here."""
 
     neutral: ClassVar[Neutral] = {
         **SamplingRequest.neutral,

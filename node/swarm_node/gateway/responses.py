@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> CompletionUsage:
-    """`cached_tokens` of the prompt were in the servers' caches already."""
+    """Return the usage; `cached_tokens` of the prompt were in the servers' caches already."""
     return CompletionUsage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
@@ -177,12 +177,15 @@ def _call(call: ToolCall) -> Json:
 
 
 def _probability(data: bytes, logprob: float | None) -> Json:
-    """`bytes` are exact, also where the text of a token, being a part of a character, is U+FFFD."""
+    """Return one token's probability.
+
+    `bytes` are exact, also where the text of a token, being a part of a character, is U+FFFD.
+    """
     return {"token": as_text(data), "logprob": _finite(logprob), "bytes": list(data)}
 
 
 def _text_logprobs(tokens: Sequence[ScoredToken]) -> Json:
-    """`text_offset` counts characters from the beginning of the choice's own text.
+    """Return a choice's probabilities. `text_offset` counts characters from the beginning of the choice's own text.
 
     `top_logprobs` has the token that came as well, as OpenAI's has; of equal texts the likeliest.
     """
@@ -217,7 +220,8 @@ class ServedRevision(BaseModel):
 
 
 class ServedModel(Model):
-    """Can be asked for by its `id`, or by `id@revision`, where the digest may be cut to eight digits or more."""
+    """A model that can be asked for by its `id`, or by `id@revision`, where the digest may be cut to eight digits
+    or more."""
 
     revision: str = Field(description="digest of the weights that answer")
     other_revisions: list[ServedRevision] = Field(description="other weights that are served under the same name")
@@ -265,7 +269,7 @@ class RouteDoc:
 
 
 OF_HTTP = (400, 408, 413, 415)
-"""No HTTP, or a body that comes too slowly, is too large or is not said to be JSON; also where none is asked for."""
+"""The statuses for no HTTP, and for a body that comes too slowly, is too large or is not declared as JSON."""
 
 
 def _failures(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -29,7 +29,7 @@ from swarm_node.storage.used_models import used_in
 
 
 class GatewayRole:
-    """Serves HTTP until told to leave; running answers then get the daemon's grace to finish.
+    """Serves HTTP until the node leaves; running answers then get the daemon's grace to finish.
 
     The port is bound with construction, before the node is ready or known to anybody. Raises ConfigError for keys that
     cannot be used and for a gateway that would be open to all by accident, StartError if it cannot listen.
@@ -63,11 +63,14 @@ class GatewayRole:
                 await self._serve(node, beside(gateway, dashboard), dashboard)
 
     async def _serve(self, node: Node, app: ASGIApp, dashboard: FastAPI | None = None) -> None:
-        """Until the node leaves. `app` is all that is served, `dashboard` the part of it that shows the network."""
+        """Serve until the node leaves.
+
+        `app` is all that is served, `dashboard` the part of it that shows the network.
+        """
         async with serving(checked(app, node.config), self._listener) as url:
             node.activity.state = "gateway"
             keys = self._options.keys
-            whom = "this machine" if is_local(node.config.host) else "whoever reaches it"
+            whom = "this machine" if is_local(node.config.host) else "anyone who reaches it"
             asked = f"for {plural(len(keys), 'API key')}" if keys else f"for {whom}, without a key"
             node.steps.done("gateway", f"OpenAI's API under {url}/v1, {asked}")
             node.emitter.emit("listening", url=url)
@@ -79,7 +82,7 @@ class GatewayRole:
 
 
 def pins(config: Config) -> dict[str, str]:
-    """By a model's name the revision. Raises ConfigError for one that is pinned to two."""
+    """Return the pinned revisions by the models' names. Raises ConfigError for one that is pinned to two."""
     found = {pin.model: pin.revision for pin in config.pin_model}
     if len(found) < len(config.pin_model):
         raise ConfigError("a model is pinned twice", remedy="give --pin-model once for each model")
@@ -87,7 +90,7 @@ def pins(config: Config) -> dict[str, str]:
 
 
 def options(config: Config) -> GatewayOptions:
-    """Raises ConfigError as GatewayRole."""
+    """Return the gateway's options. Raises ConfigError as GatewayRole does."""
     local = is_local(config.host)
     if not (local or config.api_keys or config.open_to_all):
         raise ConfigError(

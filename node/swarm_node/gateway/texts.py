@@ -48,7 +48,10 @@ Inputs = Annotated[
 
 
 class EmbeddingRequest(StrictBody):
-    """`input` is always a list here. The vectors have the length that the model gives them."""
+    """The body of an embedding request.
+
+    `input` is always a list here. The vectors have the length that the model gives them.
+    """
 
     neutral: ClassVar[Neutral] = {
         "add_special_tokens": (True,),
@@ -104,7 +107,10 @@ class DetokenizeRequest(StrictBody):
 
 
 class Texts:
-    """Routes over the client. Each request takes a slot of the `gate`, as an answer does, and ends with its caller."""
+    """The routes over the client.
+
+    Each request takes a slot of the `gate`, as an answer does, and ends with its caller.
+    """
 
     def __init__(self, client: AsyncClient, models: Models, metrics: Metrics, gate: Gate) -> None:
         self._client = client

@@ -37,7 +37,7 @@ _WITH_PORT = re.compile(r"\[([^\]]+)\](?::\d+)?|([\d.]+):\d+")
 
 
 def checked(app: ASGIApp, config: Config) -> ASGIApp:
-    """`app` behind both middlewares."""
+    """Return `app` behind both middlewares."""
     return TrustedProxies(KnownHosts(app, config), config.trusted_proxies)
 
 
@@ -68,7 +68,7 @@ class KnownHosts:
 
 
 def _cannot_be_owned(name: str) -> bool:
-    """Whether no stranger can own this name."""
+    """Return whether no stranger can own this name."""
     if not name or "." not in name or name.endswith(".localhost"):
         return bool(name)
     try:
@@ -112,7 +112,7 @@ class TrustedProxies:
         return named.pop() if len(named) == 1 else host
 
     def _last_untrusted(self, host: str, chain: Sequence[str]) -> str:
-        """The nearest address that is no trusted proxy; the last known one where something else is named."""
+        """Return the nearest address that is no trusted proxy; the last known one where something else is named."""
         for part in reversed(chain):
             address = _address(part)
             if address is None:
@@ -127,9 +127,9 @@ class TrustedProxies:
 
 
 def caller_of(scope: Scope) -> str:
-    """The caller that a request's address stands for: the address, for IPv6 its network.
+    """Return the caller that a request's address stands for: the address, for IPv6 its network.
 
-    Who has one IPv6 address has all of its network.
+    The owner of one IPv6 address has all of its network.
     """
     host = (scope.get("client") or ("", 0))[0]
     try:
@@ -142,7 +142,7 @@ def caller_of(scope: Scope) -> str:
 
 
 def _elements(header: str) -> list[str]:
-    """The elements of a Forwarded header. The last one is the nearest proxy's.
+    """Return the elements of a Forwarded header. The last one is the nearest proxy's.
 
     A quote that does not end hides where that one begins: then there is none to believe.
     """
@@ -152,13 +152,13 @@ def _elements(header: str) -> list[str]:
 
 
 def _forwarded_for(element: str) -> str:
-    """The address in one element of a Forwarded header (RFC 7239)."""
+    """Return the address in one element of a Forwarded header (RFC 7239)."""
     named = (value for name, value in _PAIR.findall(element) if name.lower() == "for")
     return next(named, "").strip().strip('"')
 
 
 def _address(text: str) -> Address | None:
-    """An address, with a port or without; None for other names."""
+    """Parse an address, with a port or without; None for other names."""
     if match := _WITH_PORT.fullmatch(text):
         text = match[1] or match[2]
     try:

@@ -33,13 +33,13 @@ MAX_CONNECTIONS = 1024
 """Open connections, most of them idle keep-alives; fewer where the system allows few open files."""
 
 HTTP_HEAD_TIMEOUT_S = 20.0
-"""From opening a connection, or the end of an answer, until the head of the next request is there."""
+"""The time from opening a connection, or the end of an answer, until the head of the next request is there."""
 
 HTTP_WRITE_TIMEOUT_S = 30.0
 """A reader that does not take what is buffered within this time is assumed to be gone."""
 
 SHUTDOWN_GRACE_S = 5.0
-"""What a shutdown waits for running answers."""
+"""The time that a shutdown waits for running answers."""
 
 
 @asynccontextmanager
@@ -78,7 +78,7 @@ class _Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that clients can connect to from now on, and are answered on once it is served. Port 0: any free one.
+    """Open a socket that clients can connect to from now on; it answers once it is served. Port 0: any free one.
 
     Raises StartError if the address cannot be listened on.
     """
@@ -102,7 +102,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def is_local(host: str) -> bool:
-    """Whether only programs on this machine reach `host`. Raises StartError if it is no address."""
+    """Return whether only programs on this machine reach `host`. Raises StartError if it is no address."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -115,13 +115,13 @@ def _no_address(host: str, error: OSError) -> StartError:
 
 
 def default_max_connections() -> int:
-    """At most half of the files that this process may open; the rest is for the swarm."""
+    """Return at most half of the files that this process may open; the rest is for the swarm."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(16, min(MAX_CONNECTIONS, allowed // 2))
 
 
 def bounded_protocol(max_open: int) -> type[asyncio.Protocol]:
-    """uvicorn's HTTP/1.1 for one server of at most `max_open` connections."""
+    """Return uvicorn's HTTP/1.1 for one server of at most `max_open` connections."""
 
     class OneServersHttp(BoundedHttp):
         capacity = max_open
@@ -176,7 +176,10 @@ class BoundedHttp(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _begin_silence(self) -> None:
-        """Also ends a connection that is closing and whose reader does not take the last of an answer."""
+        """Start the timer of the head.
+
+        It also ends a connection that is closing and whose reader does not take the last of an answer.
+        """
         self._end_silence()
         (self.unheard if self.cycle is None else self.idle)[self] = None
         self._head_timer = self.loop.call_later(HTTP_HEAD_TIMEOUT_S, self.transport.abort)

@@ -63,7 +63,7 @@ class StepFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContributionTotal:
-    """Of `peer_id` to the committed steps of one run, or of all, that this dashboard has seen."""
+    """What `peer_id` contributed to the committed steps of one run, or of all, that this dashboard has seen."""
 
     peer_id: str
     tokens: int
@@ -93,7 +93,7 @@ class HistoryStatus:
 
 @dataclass(frozen=True, slots=True)
 class PresenceFact:
-    """Everyone who is there at `at`."""
+    """All nodes that are there at `at`."""
 
     at: float
     peer_ids: frozenset[str]
@@ -115,7 +115,7 @@ Fact = PresenceFact | SamplesFact | StepFact | RefusalFact | ChangeEvent
 
 
 def bounded(text: str, limit: int = MAX_NAME) -> str:
-    """At most `limit` characters; what was cut is told apart by a digest of the whole. Fitting text stays as it is.
+    """Cut `text` to at most `limit` characters, ending in a digest of the whole. Fitting text stays as it is.
 
     PostgreSQL takes no zero character, and neither database half a surrogate pair: they become question marks.
     """
@@ -129,16 +129,16 @@ def bounded(text: str, limit: int = MAX_NAME) -> str:
 
 
 def whole(number: int) -> int:
-    """Within what a database adds up without overflow."""
+    """Clip `number` to what a database adds up without overflow."""
     return max(-MAX_WHOLE, min(number, MAX_WHOLE))
 
 
 def finite(number: float | None) -> float | None:
-    """`number`, or None if it is none that can be drawn."""
+    """Return `number`, or None if it cannot be drawn."""
     return number if number is not None and math.isfinite(number) and abs(number) <= MAX_NUMBER else None
 
 
 def phases_text(phases_s: Mapping[str, float]) -> str:
-    """JSON of at most `MAX_PHASES` durations."""
+    """Return JSON of at most `MAX_PHASES` durations."""
     known = {bounded(name, 40): finite(seconds) for name, seconds in list(phases_s.items())[:MAX_PHASES]}
     return json.dumps({name: seconds for name, seconds in known.items() if seconds is not None})

@@ -50,10 +50,10 @@ _T = TypeVar("_T")
 
 
 class DashboardHistory:
-    """In `place`: the path of a SQLite file, or a URL such as `postgresql+pg8000://user:password@host/database`.
+    """The history in `place`: the path of a SQLite file, or a URL such as `postgresql+pg8000://user:password@host/database`.
 
-    A database belongs to one dashboard. `on_warning` hears, in the event loop, why the history is in memory only, and
-    that a damaged file was put aside. Raises ConfigError for a place that never can be one.
+    A database belongs to one dashboard. `on_warning` is called in the event loop with the reason why the history is in
+    memory only, and when a damaged file was put aside. Raises ConfigError for a place that never can be one.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class DashboardHistory:
         self._queries = QueryPool(READ_S)
 
     async def __aenter__(self) -> Self:
-        """Waits a little for the database; a slow one is opened while the daemon goes on."""
+        """Wait a little for the database; a slow one is opened while the daemon goes on."""
         self._loop = asyncio.get_running_loop()
         self._writer.start()
         await asyncio.to_thread(self._writer.is_open.wait, OPEN_S)
@@ -98,24 +98,24 @@ class DashboardHistory:
         )
 
     async def flushed(self, wait_s: float = 10.0) -> bool:
-        """Whether all that was told is written, or given up, within `wait_s`."""
+        """Wait at most `wait_s` until all that was recorded is written, or given up; return whether it is."""
         return await asyncio.to_thread(self._writer.queue.wait_empty, wait_s)
 
-    # --- telling ------------------------------------------------------------------------------------------------------
+    # --- recording ----------------------------------------------------------------------------------------------------
 
     def record_nodes(self, peer_ids: Iterable[str], at: float) -> None:
-        """Everyone who is there at `at`: who came and who left since the last look follows from it."""
+        """Record all nodes that are there at `at`; who came and who left since the last time follows from it."""
         self._put(PresenceFact(at, frozenset(peer_ids)), at)
 
     def record_samples(self, samples: Iterable[SeriesSample], at: float) -> None:
-        """Numbers that cannot be drawn are left out."""
+        """Record numbers; those that cannot be drawn are left out."""
         self._put(SamplesFact(at, tuple(sample for sample in samples if finite(sample.value) is not None)), at)
 
     def record_step(self, step: StepFact) -> None:
         self._put(step, step.at)
 
     def record_refusal(self, run: str, refusal: RefusalView) -> None:
-        """One for each outer step, peer, and peer who refused: the first is kept."""
+        """Record a refusal; of each outer step, peer, and peer that refused it the first is kept."""
         self._put(RefusalFact(run, refusal), refusal.at)
 
     def record_change(self, change: ChangeEvent) -> None:
@@ -127,10 +127,10 @@ class DashboardHistory:
         else:
             self._writer.queue.drop(1)
 
-    # --- asking -------------------------------------------------------------------------------------------------------
+    # --- reading ------------------------------------------------------------------------------------------------------
 
     async def presence(self, peer_id: str) -> tuple[PresenceView, ...]:
-        """Of the newest 30 days, oldest first, at most 500."""
+        """Return the newest 30 days, oldest first, at most 500."""
         since = self._clock() - self._limits.max_age_s
         return await self._ask(("presence", peer_id), lambda found: reader.read_presence(found, peer_id, since))
 
@@ -139,37 +139,37 @@ class DashboardHistory:
         return await self._ask(("turnover", hours), lambda found: reader.read_turnover(found, since))
 
     async def series(self, name: str, hours: float) -> Series | None:
-        """The newest `hours`, in steps of 5 s, a minute or an hour; None for a name that nobody told."""
+        """Return the newest `hours`, in steps of 5 s, a minute or an hour; None for an unknown name."""
         now = self._clock()
         return await self._ask(
             ("series", name, hours), lambda found: reader.read_series(found, name, hours, now, self._limits)
         )
 
     async def steps(self, run: str, limit: int = reader.MAX_STEPS) -> tuple[StepView, ...]:
-        """At most 500, evenly chosen, oldest first."""
+        """Return at most 500 steps, evenly chosen, oldest first."""
         return await self._ask(("steps", run, limit), lambda found: reader.read_steps(found, run, limit))
 
     async def contributions(self, run: str) -> tuple[ContributionTotal, ...]:
-        """Most tokens first, at most 1,000."""
+        """Return the totals of a run, most tokens first, at most 1,000."""
         return await self._ask(("contributions", run), lambda found: reader.read_contributions(found, run))
 
     async def contribution(self, peer_id: str) -> ContributionTotal:
-        """To all runs that are remembered."""
+        """Return the total of a peer over all runs that are kept."""
         return await self._ask(("contribution", peer_id), lambda found: reader.read_contribution(found, peer_id))
 
     async def refusals(self, run: str, limit: int = reader.MAX_REFUSALS) -> tuple[RefusalView, ...]:
-        """Newest first."""
+        """Return the newest first."""
         return await self._ask(("refusals", run, limit), lambda found: reader.read_refusals(found, run, limit))
 
     async def changes(self, limit: int = 20) -> tuple[ChangeEvent, ...]:
-        """Newest first."""
+        """Return the newest first."""
         return await self._ask(("changes", limit), lambda found: reader.read_changes(found, limit))
 
     async def _ask(self, key: Hashable, read: Callable[[Connection], _T]) -> _T:
         return await self._queries.ask(key, lambda: self._read(read))
 
     def _read(self, read: Callable[[Connection], _T]) -> _T:
-        """In a reader's thread."""
+        """Read in a thread of the pool."""
         store = self._writer.store
         if store is None:
             raise HistoryError("the history's database is still being opened", remedy="try again in a moment")
@@ -186,14 +186,17 @@ class DashboardHistory:
             raise known from error
 
     def _warn(self, problem: HistoryError) -> None:
-        """In the writer's thread."""
+        """Report a problem; called in the writer's thread."""
         logger.warning("%s", problem)
         if self._on_warning is not None and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._on_warning, problem)
 
 
 class QueryPool:
-    """An answer is given again for `FRESH_S`."""
+    """Runs queries in threads of its own: with a deadline, one query for all who ask the same, kept for `FRESH_S`.
+
+    Owned by the event loop.
+    """
 
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
@@ -201,7 +204,10 @@ class QueryPool:
         self._asked: dict[Hashable, asyncio.Future[Any]] = {}
 
     async def ask(self, key: Hashable, read: Callable[[], _T]) -> _T:
-        """Raises what `read` raises, and HistoryError if it takes longer than the deadline, or too many ask."""
+        """Return what `read` returns.
+
+        Raises what it raises, and HistoryError if it takes longer than the deadline, or too many ask.
+        """
         answer: asyncio.Future[_T] | None = self._asked.get(key)
         if answer is None:
             answer = self._begin(key, read)
@@ -226,7 +232,7 @@ class QueryPool:
         return answer
 
     def close(self) -> None:
-        """A query that runs ends by its own deadline."""
+        """Start no more queries; one that runs ends by its own deadline."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
@@ -235,7 +241,7 @@ def _slow(message: str) -> HistoryError:
 
 
 class TolerantReads:
-    """Reads that answer something instead where the history cannot; `num_failures` counts those."""
+    """Awaits reads, and returns a default where the history cannot answer; `num_failures` counts those."""
 
     def __init__(self) -> None:
         self.num_failures = 0

@@ -1,4 +1,4 @@
-"""What the history can tell, each in one transaction of the caller's. The views' own classes go out.
+"""Reads the history as views, each in one transaction of the caller.
 
 All answers are bounded, whatever the tables hold.
 """
@@ -34,7 +34,7 @@ MAX_REFUSALS = 100
 
 
 def read_presence(connection: Connection, peer_id: str, since: float) -> tuple[PresenceView, ...]:
-    """The newest, oldest first, cut at `since`."""
+    """Return the newest presences, oldest first, cut at `since`."""
     found = connection.execute(
         select(presence.c.since, presence.c.until)
         .join_from(presence, nodes)
@@ -56,7 +56,7 @@ def read_turnover(connection: Connection, since: float) -> Turnover:
 
 
 def read_series(connection: Connection, name: str, hours: float, now: float, limits: RetentionLimits) -> Series | None:
-    """Averages; None for a name that never had a value, or none for so long that it is forgotten."""
+    """Return averages; None for a name without a value for as long as the history keeps."""
     hours = min(max(hours, 1 / 60), limits.max_age_s / HOUR_S)
     found = connection.execute(select(series).where(series.c.name == bounded(name))).one_or_none()
     if found is None:
@@ -74,8 +74,10 @@ def read_series(connection: Connection, name: str, hours: float, now: float, lim
 
 
 def read_steps(connection: Connection, run: str, limit: int) -> tuple[StepView, ...]:
-    """Evenly chosen by number among those that are kept, oldest first; the first and the last always, and of the
-    others rather those that were validated."""
+    """Return steps that are evenly chosen by number, oldest first.
+
+    The first and the last are among them, and of the others rather those that were validated.
+    """
     of_run = select(steps).join_from(steps, runs).where(runs.c.run == bounded(run))
     columns = steps.c.outer_step, steps.c.validation_loss
     kept = connection.execute(of_run.with_only_columns(*columns).order_by(steps.c.outer_step)).all()
@@ -100,8 +102,10 @@ def read_steps(connection: Connection, run: str, limit: int) -> tuple[StepView, 
 
 
 def evenly(is_preferred: Sequence[bool], limit: int) -> list[int]:
-    """At most `limit` places, in order: evenly spaced with both ends, but the first preferred one of those near to it
-    instead of each."""
+    """Choose at most `limit` places, in order and evenly spaced, with both ends.
+
+    Near each even place the first preferred one is chosen instead.
+    """
     count = len(is_preferred)
     if count <= limit or limit < 2:
         return list(range(max(0, count - limit), count))
@@ -123,7 +127,7 @@ def read_contributions(connection: Connection, run: str) -> tuple[ContributionTo
 
 
 def read_contribution(connection: Connection, peer_id: str) -> ContributionTotal:
-    """Over all runs that are remembered."""
+    """Return a peer's total over all runs that are kept."""
     tokens, rounds = connection.execute(
         select(func.sum(contributions.c.tokens), func.sum(contributions.c.rounds))
         .join_from(contributions, nodes)

@@ -41,7 +41,7 @@ from swarm_node.dashboard.history.schema import (
 from swarm_node.dashboard.views import ChangeEvent
 
 GAP_S = 600.0
-"""Nobody looked for longer than this: who left and came in it is not known."""
+"""In a longer gap between two records of presence it is not known who left and came."""
 
 MAX_PRESENT = 20_000
 MAX_MEMBERS = 1024
@@ -51,7 +51,7 @@ _T = TypeVar("_T")
 
 
 class FactRecorder:
-    """Of one database."""
+    """Writes the facts of one database."""
 
     def __init__(self, limits: RetentionLimits) -> None:
         self._limits = limits
@@ -60,22 +60,22 @@ class FactRecorder:
         self._num_dropped = 0
 
     def forget(self) -> None:
-        """After a rollback, or in another database: what is there is read again."""
+        """Forget what was read of the database. Call it after a rollback."""
         self._present = None
 
     def write(self, connection: Connection, facts: Sequence[Fact]) -> int:
-        """How much had no place: series and peers beyond the limits."""
+        """Write `facts`; return how many series and peers were beyond the limits."""
         self._num_dropped = 0
         for fact in facts:
             match fact:
                 case PresenceFact():
-                    self._look(connection, fact)
+                    self._presence(connection, fact)
                 case StepFact():
                     self._step(connection, fact)
                 case RefusalFact():
                     _refusal(connection, fact)
                 case ChangeEvent():
-                    _happening(connection, fact)
+                    _change(connection, fact)
                 case SamplesFact():
                     pass
         self._samples(connection, [fact for fact in facts if isinstance(fact, SamplesFact)])
@@ -83,28 +83,28 @@ class FactRecorder:
 
     # --- who is there -------------------------------------------------------------------------------------------------
 
-    def _look(self, connection: Connection, look: PresenceFact) -> None:
+    def _presence(self, connection: Connection, seen: PresenceFact) -> None:
         present = self._known_present(connection)
-        there = {bounded(peer) for peer in look.peer_ids}
+        there = {bounded(peer) for peer in seen.peer_ids}
         if len(there) > MAX_PRESENT:
             self._num_dropped += len(there) - MAX_PRESENT
             there = set(sorted(there, key=lambda peer: (peer not in present, peer))[:MAX_PRESENT])
-        is_gap = self._looked_at is None or abs(look.at - self._looked_at) > GAP_S
+        is_gap = self._looked_at is None or abs(seen.at - self._looked_at) > GAP_S
         if is_gap:
-            ended_at = look.at if self._looked_at is None else min(self._looked_at, look.at)
+            ended_at = seen.at if self._looked_at is None else min(self._looked_at, seen.at)
             _end(connection, present.values(), ended_at, saw_leave=False)
             present.clear()
         left = [present.pop(peer) for peer in present.keys() - there]
-        _end(connection, left, look.at, saw_leave=True)
+        _end(connection, left, seen.at, saw_leave=True)
         came = _numbers(connection, nodes, "peer_id", there - present.keys())
         rows = [
-            {"node_id": node, "since": look.at, "saw_join": not is_gap, "saw_leave": False} for node in came.values()
+            {"node_id": node, "since": seen.at, "saw_join": not is_gap, "saw_leave": False} for node in came.values()
         ]
         if rows:
             connection.execute(insert(presence), rows)
         present.update(came)
-        self._looked_at = look.at
-        _replace(connection, collector, ["id"], {"id": 1, "looked_at": look.at})
+        self._looked_at = seen.at
+        _replace(connection, collector, ["id"], {"id": 1, "looked_at": seen.at})
 
     def _known_present(self, connection: Connection) -> dict[str, int]:
         if self._present is None:
@@ -117,10 +117,10 @@ class FactRecorder:
 
     # --- numbers over time --------------------------------------------------------------------------------------------
 
-    def _samples(self, connection: Connection, told: Sequence[SamplesFact]) -> None:
+    def _samples(self, connection: Connection, facts: Sequence[SamplesFact]) -> None:
         sums: dict[tuple[str, int, int], list[float]] = defaultdict(list)
         units: dict[str, str] = {}
-        for each in told:
+        for each in facts:
             for sample in each.samples:
                 name = bounded(sample.name)
                 units[name] = bounded(sample.unit, 40)
@@ -182,36 +182,36 @@ def _step_row(step: StepFact) -> dict[str, object]:
 
 
 def _refusal(connection: Connection, fact: RefusalFact) -> None:
-    told = fact.refusal
+    refusal = fact.refusal
     row = {
-        "run_id": _run(connection, fact.run, told.at),
-        "outer_step": whole(told.outer_step),
-        "at": told.at,
-        "peer_id": bounded(told.peer_id),
-        "name": bounded(told.name),
-        "by_peer_id": bounded(told.by_peer_id),
-        "reason": bounded(told.reason, MAX_WORDS),
+        "run_id": _run(connection, fact.run, refusal.at),
+        "outer_step": whole(refusal.outer_step),
+        "at": refusal.at,
+        "peer_id": bounded(refusal.peer_id),
+        "name": bounded(refusal.name),
+        "by_peer_id": bounded(refusal.by_peer_id),
+        "reason": bounded(refusal.reason, MAX_WORDS),
     }
     key = [refusals.c[name] == row[name] for name in ("run_id", "outer_step", "peer_id", "by_peer_id")]
     if connection.scalar(select(refusals.c.id).where(*key)) is None:
         connection.execute(insert(refusals), row)
 
 
-def _happening(connection: Connection, told: ChangeEvent) -> None:
-    peer_id = None if told.peer_id is None else bounded(told.peer_id)
-    row = {"at": told.at, "kind": told.kind, "peer_id": peer_id, "words": bounded(told.words, MAX_WORDS)}
+def _change(connection: Connection, change: ChangeEvent) -> None:
+    peer_id = None if change.peer_id is None else bounded(change.peer_id)
+    row = {"at": change.at, "kind": change.kind, "peer_id": peer_id, "words": bounded(change.words, MAX_WORDS)}
     connection.execute(insert(happenings), row)
 
 
 def _run(connection: Connection, name: str, at: float) -> int:
-    """Its number; its age begins anew."""
+    """Return the run's number; its age begins anew."""
     bounded_name = bounded(name)
     _replace(connection, runs, ["run"], {"run": bounded_name, "newest_at": at})
     return _known_numbers(connection, runs, "run", [bounded_name])[bounded_name]
 
 
 def _end(connection: Connection, ended: Iterable[int], at: float, *, saw_leave: bool) -> None:
-    """A clock that was set back ends nothing before it began."""
+    """End presences. A clock that was set back ends nothing before it began."""
     until = case((presence.c.since > at, presence.c.since), else_=literal(at))
     for numbers in _chunks(sorted(ended)):
         still = (presence.c.node_id.in_(numbers), presence.c.until.is_(None))
@@ -219,7 +219,7 @@ def _end(connection: Connection, ended: Iterable[int], at: float, *, saw_leave: 
 
 
 def _numbers(connection: Connection, table: Table, name: str, values: Iterable[str]) -> dict[str, int]:
-    """The numbers of `values`, which get one where they have none."""
+    """Return the numbers of `values`, which get one where they have none."""
     wanted = list(values)
     known = _known_numbers(connection, table, name, wanted)
     new = [value for value in wanted if value not in known]
@@ -252,7 +252,7 @@ def _replace(connection: Connection, table: Table, key: list[str], row: dict[str
 
 
 def _adding(connection: Connection, table: Table, key: list[str], *sums: str) -> postgresql.Insert | sqlite.Insert:
-    """An insert that adds to the row that is there."""
+    """Return an insert that adds to the row that is there."""
     statement = _dialect_insert(connection, table)
     added = {name: table.c[name] + statement.excluded[name] for name in sums}
     return statement.on_conflict_do_update(index_elements=key, set_=added)

@@ -33,7 +33,7 @@ DAY_S = 24 * HOUR_S
 RAW_S = 5
 MINUTE_S = 60
 WIDTHS_S = (RAW_S, MINUTE_S, int(HOUR_S))
-"""Of the buckets of a series. The collector looks about every 5 s."""
+"""Widths of a series' buckets. The collector polls every second."""
 
 MAX_SQUEEZE = 10
 
@@ -45,10 +45,10 @@ _SERIES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionLimits:
-    """`max_bytes` is of the database's content; a SQLite file is that plus a log of at most about 8 MB beside it.
+    """What the history keeps. `max_bytes` limits its content; a SQLite file has a log of at most about 8 MB beside it.
 
-    Above it, all ages halve, and again, until it fits. A run keeps its newest `steps_in_full` steps; of older ones
-    every second goes whenever there are as many again, so that the detail fades with age.
+    Above `max_bytes` all ages halve, and again, until it fits. A run keeps its newest `steps_in_full` steps; of older
+    ones every second goes whenever there are as many again, so that the detail fades with age.
     """
 
     max_age_s: float = 30 * DAY_S
@@ -56,7 +56,7 @@ class RetentionLimits:
     raw_age_s: float = 2 * HOUR_S
     minute_age_s: float = 2 * DAY_S
     steps_in_full: int = 1000
-    max_refusals: int = 200  # of a run
+    max_refusals: int = 200  # in a run
     max_changes: int = 1000
     max_series: int = 2000
 
@@ -70,19 +70,19 @@ class RetentionLimits:
             raise ConfigError("a history this small keeps nothing", remedy="give it at least 1 MiB and one of each")
 
     def ages_s(self, squeeze: int) -> dict[int, float]:
-        """How long buckets of each width are kept; the widest as long as anything else."""
+        """Return how long buckets of each width are kept; the widest as long as anything else."""
         ages = (self.raw_age_s, self.minute_age_s, self.max_age_s)
         return {width: age / 2**squeeze for width, age in zip(WIDTHS_S, ages, strict=True)}
 
     def width_s(self, hours: float) -> int:
-        """Of the finest buckets that still hold the newest `hours`, and are not more than a chart can show."""
+        """Return the width of the finest buckets that still hold the newest `hours` and fit into a chart."""
         if hours * HOUR_S <= self.raw_age_s:
             return RAW_S
         return MINUTE_S if hours * HOUR_S <= self.minute_age_s else int(HOUR_S)
 
 
 class Retention:
-    """Of one store. `squeeze` is how often all ages are halved to keep it within its bytes."""
+    """Applies the limits to one store. `squeeze` is how often all ages are halved to keep it within its bytes."""
 
     def __init__(self, store: Store, limits: RetentionLimits) -> None:
         self._store = store
@@ -90,7 +90,7 @@ class Retention:
         self.squeeze = 0
 
     def tidy(self, now: float) -> Iterator[None]:
-        """One pass. Raises what the database raises; the next pass does what this one left."""
+        """Make one pass. Raises what the database raises; the next pass does what this one left."""
         self._adjust()
         for step in (self._samples, self._presence, self._runs, self._refusals, self._changes, self._nodes):
             yield from step(now)
@@ -136,8 +136,10 @@ class Retention:
                 connection.execute(delete(runs).where(runs.c.id == run, runs.c.newest_at < oldest))
 
     def _thin(self, run: int) -> Iterator[None]:
-        """Of each two neighbours among the older steps one goes, rather one that was not validated, whenever they are
-        as many as those kept in full; the first stays."""
+        """Delete every second of the older steps, once they are as many as those kept in full; the first stays.
+
+        Of two neighbours rather one that was not validated goes.
+        """
         full = max(1, self._limits.steps_in_full >> self.squeeze)
         with self._store.writing() as connection:
             columns = steps.c.outer_step, steps.c.validation_loss
@@ -173,7 +175,7 @@ class Retention:
         yield from self._keep_newest(happenings, self._limits.max_changes)
 
     def _nodes(self, _: float) -> Iterator[None]:
-        """Those that no presence and no contribution speaks of."""
+        """Delete nodes without a presence and without a contribution."""
         unused = (
             ~select(presence.c.id).where(presence.c.node_id == nodes.c.id).exists(),
             ~select(contributions.c.run_id).where(contributions.c.node_id == nodes.c.id).exists(),
@@ -188,7 +190,7 @@ class Retention:
             yield from self._delete(table, table.c.id, table.c.id <= last, *which)
 
     def _delete(self, table: Table, column: ColumnElement[int], *which: ColumnElement[bool]) -> Iterator[None]:
-        """`column` tells the rows of `which` apart."""
+        """Delete the rows of `which` in batches; `column` identifies them."""
         is_full = True
         while is_full:
             with self._store.writing() as connection:
@@ -199,7 +201,7 @@ class Retention:
 
 
 def _forget_samples(connection: Connection, number: int, oldest: dict[int, float]) -> None:
-    """And the series itself, once nothing is left of it."""
+    """Delete old samples, and the series itself once nothing is left of it."""
     for width_s, at in oldest.items():
         old = (samples.c.series_id == number, samples.c.width_s == width_s, samples.c.bucket < at // width_s)
         connection.execute(delete(samples).where(*old))

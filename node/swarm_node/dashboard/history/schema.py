@@ -149,11 +149,14 @@ happenings = Table(
 MIGRATIONS = Path(__file__).with_name("migrations")
 
 CONTEXT: dict[str, Any] = {"version_table": "history_version", "render_as_batch": True}
-"""What every context of Alembic here is given: the database may be another program's as well."""
+"""The options of every Alembic context: the database may be another program's as well."""
 
 
 def migrate(connection: Connection, place: str, *, folders: tuple[Path, ...] = (MIGRATIONS / "versions",)) -> None:
-    """Within the transaction of `connection`. Raises HistoryError for a schema newer than this program."""
+    """Bring the database to the newest schema, in the transaction of `connection`.
+
+    Raises HistoryError for a schema newer than this program.
+    """
     logging.getLogger("alembic").setLevel(logging.WARNING)
     config = _config(folders)
     scripts = ScriptDirectory.from_config(config)

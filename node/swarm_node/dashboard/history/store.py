@@ -80,7 +80,10 @@ class DatabaseDamage(HistoryError):
 
 
 def url_of(place: Path | str) -> URL:
-    """A text without `://` is a path. Raises ConfigError for the URL of no database whose driver is installed."""
+    """Return the URL of `place`.
+
+    A text without `://` is a path. Raises ConfigError for the URL of no database whose driver is installed.
+    """
     if isinstance(place, Path) or "://" not in place:
         return URL.create("sqlite", database=str(Path(place).absolute()))
     try:
@@ -102,7 +105,7 @@ def url_of(place: Path | str) -> URL:
 
 
 def sqlite_file(url: URL) -> Path | None:
-    """The file behind `url`; None in memory, by a URI, or at a server."""
+    """Return the file behind `url`; None in memory, by a URI, or at a server."""
     name = url.database
     if url.get_backend_name() != "sqlite" or not name or name == ":memory:" or name.startswith("file:"):
         return None
@@ -113,7 +116,7 @@ def engine_for(url: URL, *, reads_only: bool = False) -> Engine:
     if url.get_backend_name() == "sqlite":
         return _sqlite_engine(url, reads_only=reads_only)
     options = {"timeout": 30} if url.get_driver_name() == "pg8000" else {}
-    # the pool would tell, with a traceback, that a connection to a server that has gone could not be closed
+    # the pool would log, with a traceback, that a connection to a server that has gone could not be closed
     logging.getLogger(f"sqlalchemy.pool.impl.QueuePool.{_POOL}").setLevel(logging.CRITICAL)
     return create_engine(
         url, pool_size=3, max_overflow=0, pool_pre_ping=True, connect_args=options, pool_logging_name=_POOL
@@ -121,7 +124,7 @@ def engine_for(url: URL, *, reads_only: bool = False) -> Engine:
 
 
 def memory_engine() -> Engine:
-    """One connection, to be used by one thread at a time."""
+    """Return an engine of one connection, to be used by one thread at a time."""
     engine = create_engine("sqlite://", poolclass=StaticPool, connect_args=_THREADS)
     _begin_with(engine, "BEGIN")
     return engine
@@ -148,7 +151,7 @@ def _sqlite_engine(url: URL, *, reads_only: bool) -> Engine:
 
 
 def _begin_with(engine: Engine, begin: str) -> None:
-    """Python's module would begin transactions late, and none around tables; `isolation_level` None leaves it to us."""
+    """Begin transactions here: Python's module would begin them late, and none around changes of tables."""
 
     def do_it(connection: Connection) -> None:
         connection.exec_driver_sql(begin)
@@ -157,7 +160,7 @@ def _begin_with(engine: Engine, begin: str) -> None:
 
 
 def reason(error: Exception, place: str) -> HistoryError | None:
-    """`error` as a line with a remedy, if the database is at fault; None: the statement or its values are."""
+    """Translate `error` into a line with a remedy; None if not the database but the statement or its values failed."""
     if isinstance(error, HistoryError):
         return error
     known = _known(error)
@@ -192,29 +195,29 @@ def is_damage(error: Exception) -> bool:
 
 
 def _sqlite_code(error: sqlite3.Error) -> str:
-    """`BUSY` of `SQLITE_BUSY_SNAPSHOT`."""
+    """Return the primary code, such as `BUSY` of `SQLITE_BUSY_SNAPSHOT`."""
     found = re.match(r"SQLITE_([A-Z]+)", getattr(error, "sqlite_errorname", ""))
     return found.group(1) if found else ""
 
 
 def _sqlstate(error: object) -> str:
-    """pg8000 gives the server's fields as a dictionary, other drivers as an attribute."""
-    told = getattr(error, "sqlstate", None)
+    """Return the error's SQLSTATE: pg8000 has it in a dictionary, other drivers as an attribute."""
+    state = getattr(error, "sqlstate", None)
     with contextlib.suppress(AttributeError, IndexError):
-        told = told or error.args[0].get("C")  # type: ignore[attr-defined]
-    return str(told or "")
+        state = state or error.args[0].get("C")  # type: ignore[attr-defined]
+    return str(state or "")
 
 
 logger = logging.getLogger(__name__)
 
-_STEPS_A_LOOK = 10_000  # of SQLite's machine, between two looks at the clock: about a millisecond
-_ROW_BYTES = 48  # of PostgreSQL's own and of an index entry
+_STEPS_PER_CHECK = 10_000  # instructions of SQLite between two checks of the clock: about a millisecond
+_ROW_BYTES = 48  # PostgreSQL's own and an index entry
 _MAX_COPIED_BYTES = 64 * 2**20
 _VACUUMED_PAGES = 1024
 
 
 class Store:
-    """`place` names it to people, without a password."""
+    """An open database. `place` is its name for people, without a password."""
 
     def __init__(self, place: str, writer: Engine, reader: Engine | None, file: Path | None) -> None:
         self.place = place
@@ -227,13 +230,13 @@ class Store:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Connection]:
-        """A transaction, committed at the end."""
+        """Hold a transaction, committed at the end."""
         with self._alone, self._writer.begin() as connection:
             yield connection
 
     @contextlib.contextmanager
     def reading(self, deadline_s: float) -> Iterator[Connection]:
-        """One state of the database; a query that runs past `deadline_s` from now is interrupted."""
+        """Hold one state of the database; a query that runs past `deadline_s` from now is interrupted."""
         with self._alone, self._reader.begin() as connection:
             self._limit(connection, deadline_s)
             try:
@@ -248,7 +251,7 @@ class Store:
         end = time.monotonic() + deadline_s
         driver = connection.connection.driver_connection
         assert driver is not None
-        driver.set_progress_handler(lambda: time.monotonic() > end, _STEPS_A_LOOK)
+        driver.set_progress_handler(lambda: time.monotonic() > end, _STEPS_PER_CHECK)
 
     def _unlimit(self, connection: Connection) -> None:
         driver = connection.connection.driver_connection
@@ -256,7 +259,7 @@ class Store:
             driver.set_progress_handler(None, 0)
 
     def used_bytes(self) -> int:
-        """Of what is kept now, without what retention freed; for PostgreSQL an estimate from every row's size."""
+        """Return the size of what is kept now; for PostgreSQL it is estimated from the size of every row."""
         with self._alone, self._reader.begin() as connection:
             if not self._is_sqlite:
                 return sum(_row_bytes(connection, table) for table in metadata.sorted_tables)
@@ -264,13 +267,13 @@ class Store:
             return int(pages * connection.scalar(text("PRAGMA page_size")))
 
     def give_back(self) -> None:
-        """Returns a little of the freed space to the disk. PostgreSQL's own vacuum reuses it."""
+        """Return a little of the freed space to the disk. PostgreSQL's own vacuum reuses it."""
         if self._is_sqlite and self._file is not None:
             with contextlib.closing(self._writer.raw_connection()) as connection:
                 connection.cursor().execute(f"PRAGMA incremental_vacuum({_VACUUMED_PAGES})").fetchall()
 
     def check_place(self) -> None:
-        """Raises HistoryError if the file is not any more where it was: what is written to it would be lost."""
+        """Raises HistoryError if the file was moved or removed: what is written to it would be lost."""
         if self._file is not None and (not self._file.exists() or self._file.stat().st_ino != self._inode):
             raise HistoryError(
                 f"the history's file {self.place} was removed or replaced",
@@ -278,7 +281,7 @@ class Store:
             )
 
     def copy_to(self, engine: Engine) -> None:
-        """Fills an empty engine in memory with what this store holds, if that is not too much."""
+        """Fill an empty engine in memory with what this store holds, if that is not too much."""
         if not self._is_sqlite or self.used_bytes() > _MAX_COPIED_BYTES:
             return
         with (
@@ -294,7 +297,7 @@ class Store:
 
 
 def open_memory(like: Store | None = None) -> Store:
-    """A history that ends with the process; begun with what `like` holds, where that can still be read."""
+    """Open a history that ends with the process; it begins with what `like` holds, where that can still be read."""
     engine = memory_engine()
     if like is not None:
         try:
@@ -308,7 +311,7 @@ def open_memory(like: Store | None = None) -> Store:
 
 
 def open_store(place: Path | str) -> tuple[Store, HistoryError | None]:
-    """The database at its newest schema; beside it the news that a damaged file was put aside.
+    """Open the database at its newest schema; return also the news that a damaged file was put aside.
 
     Raises ConfigError for a place that cannot be one, HistoryError for one that cannot be used now.
     """
@@ -326,11 +329,11 @@ def open_store(place: Path | str) -> tuple[Store, HistoryError | None]:
             news = put_aside(file)
             return _opened(place, shown), news
     except (SQLAlchemyError, sqlite3.Error, OSError, HistoryError) as error:
-        raise _told(error, shown) from error
+        raise _translated(error, shown) from error
 
 
 def put_aside(file: Path) -> HistoryError:
-    """Renames a damaged database and its log, so that it can be looked at. Raises OSError."""
+    """Rename a damaged database and its log, so that it can be looked at. Raises OSError."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     aside = file.with_name(f"{file.name}.damaged-{stamp}")
     for suffix in ("-wal", "-shm", ""):
@@ -357,7 +360,7 @@ def _opened(place: Path | str, shown: str) -> Store:
 
 
 def _check_pages(engine: Engine, shown: str) -> None:
-    """Raises DatabaseDamage; or what SQLite raises where it cannot even begin."""
+    """Raises DatabaseDamage, or what SQLite raises where it cannot even begin."""
     with engine.connect() as connection:
         found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
     if found != "ok":
@@ -366,7 +369,7 @@ def _check_pages(engine: Engine, shown: str) -> None:
         )
 
 
-def _told(error: Exception, shown: str) -> HistoryError:
+def _translated(error: Exception, shown: str) -> HistoryError:
     known = reason(error, shown)
     if known is not None:
         return known

@@ -32,7 +32,10 @@ BATCH = 500
 
 
 class WriteQueue:
-    """Safe from any thread. `take` is the writer's; what it gave is `put_back` or not, then `done`."""
+    """Facts that wait to be written. Safe from any thread.
+
+    Only the writer calls `take`; what it returned is `put_back` or not, then `done`.
+    """
 
     def __init__(self) -> None:
         self._often: deque[Fact] = deque()
@@ -51,7 +54,7 @@ class WriteQueue:
             self._changed.notify_all()
 
     def put_back(self, facts: Iterable[Fact]) -> None:
-        """What could not be written, before all else."""
+        """Put facts that could not be written before all others."""
         with self._changed:
             newer = [*self._often, *self._once]
             self._often.clear()
@@ -60,7 +63,7 @@ class WriteQueue:
                 self._add(fact)
 
     def take(self, wait_s: float) -> list[Fact]:
-        """At most a batch of each kind; empty if there is nothing after `wait_s`."""
+        """Take at most a batch of each kind; empty if there is nothing after `wait_s`."""
         with self._changed:
             if not len(self) and not self.is_closed:
                 self._changed.wait(wait_s)
@@ -70,7 +73,7 @@ class WriteQueue:
             return taken
 
     def done(self) -> None:
-        """With what was taken."""
+        """Report that what was taken is written or put back."""
         with self._changed:
             self._num_taken = 0
             self._changed.notify_all()
@@ -80,17 +83,17 @@ class WriteQueue:
             self.num_dropped += count
 
     def pause(self, wait_s: float) -> None:
-        """Until closed, or for `wait_s`."""
+        """Wait until closed, at most `wait_s`."""
         with self._changed:
             self._changed.wait_for(lambda: self.is_closed, wait_s)
 
     def wait_empty(self, wait_s: float) -> bool:
-        """Whether all that was put is written, or given up."""
+        """Wait at most `wait_s`; return whether all that was put is written, or given up."""
         with self._changed:
             return self._changed.wait_for(lambda: not len(self) and not self._num_taken, wait_s)
 
     def close(self) -> None:
-        """From now on nothing waits."""
+        """End all waits, also future ones."""
         with self._changed:
             self.is_closed = True
             self._changed.notify_all()
@@ -107,7 +110,8 @@ class WriteQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterTiming:
-    """`tidy_s` between two passes of retention, `retry_s` between two attempts to write one batch."""
+    """Seconds until the history goes to memory, and between attempts to write, to open again, and passes of
+    retention."""
 
     patience_s: float = 30.0
     retry_s: float = 1.0
@@ -116,7 +120,7 @@ class WriterTiming:
 
 
 class HistoryWriter:
-    """`warn` is called in the writer's thread. Of a running writer others use `queue`, `suspect` and the attributes."""
+    """`warn` is called in the writer's thread. Others use only `queue`, `suspect` and the attributes."""
 
     def __init__(
         self,
@@ -153,13 +157,13 @@ class HistoryWriter:
         self._thread.start()
 
     def close(self, wait_s: float) -> bool:
-        """Writes what is waiting and ends. False if the database holds the thread up: it is left behind."""
+        """Write what is waiting and end. Returns False if the database blocks the thread, which is left behind."""
         self.queue.close()
         self._thread.join(wait_s)
         return not self._thread.is_alive()
 
     def suspect(self, problem: HistoryError) -> None:
-        """A read found the file damaged."""
+        """Report that a read found the file damaged."""
         self._suspicion = problem
 
     # --- the thread ---------------------------------------------------------------------------------------------------
@@ -192,7 +196,7 @@ class HistoryWriter:
             self._try_again()
 
     def _write(self, facts: Sequence[Fact]) -> None:
-        """Raises what the database raises where it is at fault; a fact that no database takes is dropped."""
+        """Write `facts`; one that no database takes is dropped. Raises what a failing database raises."""
         assert self.store is not None
         try:
             self._commit(self.store, self._recorder, facts)
@@ -222,7 +226,7 @@ class HistoryWriter:
         self.queue.drop(num_dropped)
 
     def _tidy(self) -> None:
-        """One step of retention, if it is time. Raises for a file that is damaged or gone."""
+        """Make one step of retention, if it is time. Raises for a file that is damaged or gone."""
         assert self.store is not None
         if self._suspicion is not None:
             raise self._suspicion
@@ -261,7 +265,7 @@ class HistoryWriter:
         self._warn(problem)
 
     def _try_again(self) -> None:
-        """Into the database with what it missed, or memory for a while longer."""
+        """Write what the database missed into it, or stay in memory for a while longer."""
         memory, recorder, facts = self.store, FactRecorder(self._limits), list[Fact]()
         try:
             store = self._opened()

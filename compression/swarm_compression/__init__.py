@@ -1,16 +1,18 @@
-"""Tensors to bytes and back, for what crosses slow links.
+"""Encode tensors as few bytes, and decode them, for slow links.
 
-Knows neither peers nor I/O. A codec is a value without state; `get_codec` is the only way to one by name,
-`get_row_codec` to those that encode each row on its own. What has state is `ErrorFeedback`.
+The package knows neither peers nor I/O. A codec is a value without state; `get_codec` returns one by name, and
+`get_row_codec` one that encodes each row on its own. Only `ErrorFeedback` has state. A new codec is a line in the
+tables here, its name where runs choose one, and a row in the tests' table.
 """
 
 from __future__ import annotations
 
-from swarm_compression.codec import Codec, CodecError, Data
-from swarm_compression.codec_registry import codec_names, get_codec, get_row_codec, row_codec_names
+from swarm_compression.codec import Codec, CodecError, Data, FloatCodec
 from swarm_compression.feedback import ErrorFeedback
+from swarm_compression.four_bits import E3M0, INT4, FourBitCodec
+from swarm_compression.int8 import Int8Codec
 from swarm_compression.int8_kernels import warm_up
-from swarm_compression.row_codecs import RowCodec
+from swarm_compression.row_codecs import FlatRows, Int8Rows, RawRows, RowCodec
 
 __all__ = [
     "Codec",
@@ -24,3 +26,45 @@ __all__ = [
     "row_codec_names",
     "warm_up",
 ]
+
+_CODECS: dict[str, Codec] = {
+    codec.name: codec
+    for codec in (
+        FloatCodec("fp32"),
+        FloatCodec("fp16"),
+        FloatCodec("bf16"),
+        Int8Codec(),
+        FourBitCodec("int4", INT4),
+        FourBitCodec("e3m0", E3M0),
+    )
+}
+
+_ROW_CODECS: dict[str, RowCodec] = {
+    codec.name: codec for codec in (RawRows(), FlatRows("bf16", FloatCodec("bf16")), Int8Rows())
+}
+
+
+def codec_names() -> tuple[str, ...]:
+    """Return the names, from the most bytes on the wire to the fewest."""
+    return tuple(_CODECS)
+
+
+def get_codec(name: str) -> Codec:
+    """Raises CodecError for a name that is not in `codec_names()`."""
+    try:
+        return _CODECS[name]
+    except KeyError:
+        raise CodecError(f"no codec {name!r}; there are {', '.join(_CODECS)}") from None
+
+
+def row_codec_names() -> tuple[str, ...]:
+    """Return the names, from the most bytes on the wire to the fewest."""
+    return tuple(_ROW_CODECS)
+
+
+def get_row_codec(name: str) -> RowCodec:
+    """Raises CodecError for a name that is not in `row_codec_names()`."""
+    try:
+        return _ROW_CODECS[name]
+    except KeyError:
+        raise CodecError(f"no codec {name!r} of rows; there are {', '.join(_ROW_CODECS)}") from None

@@ -18,8 +18,7 @@ import torch
 
 from swarm.serving.model.batch import PAGE_TOKENS, Batch, Slice, Want
 from swarm.serving.model.kv_pool import KVPool
-from swarm.serving.model.span import Span
-from swarm.serving.model.threads import STEPS, worthwhile
+from swarm.serving.model.span import STEPS, Span, worthwhile
 
 PREFILL_TOKENS = 64
 NUM_STEPS = 7

@@ -36,10 +36,9 @@ from swarm.network.interface import EndOfStream, Network, Stream
 from swarm.serving.engine.engine import Engine
 from swarm.serving.grammar.grammar_masks import GrammarPool
 from swarm.serving.server.forwarder import Forwarder
-from swarm.serving.server.handover import hand_over, take_over
 from swarm.serving.server.result_batcher import FlushTimer
 from swarm.serving.server.server_options import ServerOptions
-from swarm.serving.server.server_session import ServerSession, SharedServices, refuse_push
+from swarm.serving.server.server_session import ServerSession, SharedServices, hand_over, refuse_push, take_over
 from swarm.serving.server.session_inbox import Backpressure, ModelSizes
 from swarm.serving.server.session_sampler import SessionSampler
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection

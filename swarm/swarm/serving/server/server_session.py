@@ -4,6 +4,11 @@ A client that breaks the rules loses its session. What another server pushes wro
 leaves the session as it was. `session_inbox` checks and holds the steps that wait, `session_link` knows the next
 server, the engine's sequence computes, and `connection_server` owns connections and sessions. `run` is the task that
 owns a session.
+
+`hand_over` and `take_over` move a session's keys and values from a server that leaves to the one that goes on, so that
+nothing is run again. The client names both sides: it tells the old server who may have them (AllowHandover), and the
+new one where they are (`OpenSequence.take_over`). What they hold cannot be checked against anything, so it serves that
+client's session alone.
 """
 
 from __future__ import annotations
@@ -11,12 +16,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from swarm_protocol import limits, session_frames
-from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.failure_messages import encode_failure
+from swarm_protocol.serving_messages import KV_METHOD, KvHeader, KvRequest
 from swarm_protocol.session_frames import (
     AnswerTokens,
     LinkAck,
@@ -26,11 +33,12 @@ from swarm_protocol.session_frames import (
     PushRefused,
     SequenceEnded,
     SequenceReady,
+    SequenceRef,
     StepRequest,
     StepResult,
 )
 
-from swarm.network.interface import FaultHook
+from swarm.network.interface import EndOfStream, FaultHook, Network, Stream
 from swarm.serving.engine.sequence import EngineSequence, StepOutput
 from swarm.serving.model.batch import Want
 from swarm.serving.sampling.sampling import LogitEdits, Pick, Sampling
@@ -296,3 +304,51 @@ def _meant(draw: session_frames.TokenDraw, edits: LogitEdits | None) -> Pick:
         temperature=draw.temperature, top_p=draw.top_p, top_k=draw.top_k, min_p=draw.min_p, seed=draw.seed
     )
     return Pick(sampling=sampling, index=draw.index, num_logprobs=draw.num_logprobs, edits=edits)
+
+
+MESSAGE_S = 10.0
+"""A piece is about 1 MiB. A link that takes longer for it is slower than running the prompt again."""
+
+TAKE_OVER_S = 120.0
+"""For all of it. The client gives up earlier if it knows better."""
+
+
+async def take_over(network: Network, model: str, source: SequenceRef, client: str, sequence: EngineSequence) -> None:
+    """Fill `sequence` with what the sequence at `source` holds. Raises SwarmError, and then it is empty."""
+    start, end = sequence.blocks
+    request = KvRequest(client_peer_id=client, sequence_id=source.sequence_id, start=start, end=end)
+    try:
+        async with (
+            asyncio.timeout(TAKE_OVER_S),
+            network.stream(source.peer_id, f"{KV_METHOD}/{model}", timeout_s=MESSAGE_S) as stream,
+            aclosing(_pieces(stream)) as pieces,
+        ):
+            await stream.send(request.to_bytes())
+            header = KvHeader.from_bytes(await stream.receive())
+            await sequence.adopt(header.length, pieces)
+    except TimeoutError:
+        raise PeerTimeout("the session was not handed over in time", peer_id=source.peer_id) from None
+    except EndOfStream:
+        raise PeerUnreachable("the server ended the hand-over", peer_id=source.peer_id) from None
+
+
+async def hand_over(
+    session: ServerSession | None, request: KvRequest, peer_id: str, stream: Stream, hook: FaultHook
+) -> None:
+    """Send what the sequence holds, if the client allowed it. Raises PeerRefused if not; no steps run meanwhile."""
+    if session is None or peer_id not in session.handed_to:
+        raise PeerRefused("there is no such session here that you may take over", remedy="run it again")
+    async with session.lock, aclosing(session.sequence.export(request.start, request.end)) as pieces:
+        await stream.send(KvHeader(length=session.sequence.length).to_bytes())
+        async for piece in pieces:
+            await hook.reached("serve/handover")
+            async with asyncio.timeout(MESSAGE_S):
+                await stream.send(piece)
+
+
+async def _pieces(stream: Stream) -> AsyncGenerator[bytes, None]:
+    while True:
+        try:
+            yield await stream.receive()
+        except EndOfStream:
+            return

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from swarm.serving.model import cut, span_loading
+from swarm.serving.model.attention import GatheredCache
 from swarm.serving.model.batch import PAGE_TOKENS, Batch, Slice, Want
-from swarm.serving.model.caches import GatheredCache
 from swarm.serving.model.kv_pool import KVPool
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span import Span

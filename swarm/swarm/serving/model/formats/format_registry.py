@@ -9,9 +9,8 @@ from typing import Any
 from swarm_protocol.errors import ConfigError
 
 from swarm.serving.model.formats.bitsandbytes import bitsandbytes
+from swarm.serving.model.formats.block_floats import Fp8, Mxfp4
 from swarm.serving.model.formats.format import CheckpointFormat
-from swarm.serving.model.formats.fp8 import Fp8
-from swarm.serving.model.formats.mxfp4 import Mxfp4
 from swarm.serving.model.formats.packed_ints import awq, gptq
 
 FORMATS: Mapping[str, Callable[[Mapping[str, Any]], CheckpointFormat]] = MappingProxyType(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from swarm.serving.model.formats.fp8 import Fp8
+from swarm.serving.model.formats.block_floats import Fp8
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 

@@ -1,9 +1,12 @@
-"""FP8 with one scale for each block of a weight, as DeepSeek's and Qwen's checkpoints have it (`quant_method` "fp8").
+"""Small floats with one scale per block: FP8 (`quant_method` "fp8") and MXFP4 ("mxfp4").
 
-Source: DeepSeek-AI 2024, arXiv:2412.19437, section 3.3.2. The value of row i and column j is multiplied by the scale at
-[i // rows, j // columns] of `weight_block_size`; the last blocks of a row or column may be cut off. transformers'
-Fp8Dequantize divides a weight evenly among its scales instead, which fits only where no block is cut off.
-Legend of shapes: R rows, C columns; r, c how many blocks they are.
+FP8, as in DeepSeek's and Qwen's checkpoints (DeepSeek-AI 2024, arXiv:2412.19437, section 3.3.2): the value of row i and
+column j is multiplied by the scale at [i // rows, j // columns] of `weight_block_size`; the last blocks of a row or
+column may be cut off. transformers' Fp8Dequantize divides a weight evenly among its scales instead, which is right only
+where no block is cut off. Legend of shapes: R rows, C columns; r, c how many blocks they are.
+
+MXFP4, as gpt-oss keeps its experts (OCP Microscaling Formats (MX) Specification 1.0, 2023, section 5.3.2; OpenAI 2025,
+arXiv:2508.10925): 32 values of 4 bits with one power of two. Legend of shapes: E experts, O outputs, I inputs.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Any, ClassVar
 import torch
 from swarm_protocol.checks import check_int
 from torch import Tensor
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from swarm.serving.model.formats.format import FLOATS, Shape, check_part
 from swarm.serving.model.safetensors_reader import StoredTensor
@@ -79,3 +83,38 @@ class Fp8:
                 some = slice(i * rows, (i + 1) * rows)
                 into_RC[some] = codes_RC[some].float() * scales_C
         return weight_BRC.view(shape)
+
+
+_GROUP_BYTES = 16
+
+_MX_CODES, _MX_SCALES = "_blocks", "_scales"
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4:
+    """Every weight of a checkpoint is kept in the same way."""
+
+    endings: ClassVar[Mapping[str, str]] = MappingProxyType({_MX_CODES: "", _MX_SCALES: ""})
+    needed: ClassVar[tuple[str, ...]] = (_MX_CODES, _MX_SCALES)
+
+    @classmethod
+    def from_config(cls, _config: Mapping[str, Any]) -> Mxfp4:
+        return cls()
+
+    def num_values(self, sizes: Mapping[str, int]) -> int:
+        return 2 * sizes[_MX_CODES]
+
+    def shape(self, parts: Mapping[str, StoredTensor]) -> Shape:
+        shape = check_part(parts, _MX_CODES, [torch.uint8])
+        if len(shape) != 4 or shape[-1] != _GROUP_BYTES:
+            raise ValueError(f"{parts[_MX_CODES].name} has the shape {list(shape)}, not experts of groups of 16 bytes")
+        check_part(parts, _MX_SCALES, [torch.uint8], shape[:-1])
+        num_experts, num_out, num_groups, _ = shape
+        return num_experts, num_groups * 2 * _GROUP_BYTES, num_out
+
+    def weight(self, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Tensor:
+        """One expert after another: the library makes copies of what it is given."""
+        weight_EIO = torch.empty(shape, dtype=dtype)
+        for into_IO, codes, scales in zip(weight_EIO, parts[_MX_CODES], parts[_MX_SCALES], strict=True):
+            into_IO.copy_(convert_moe_packed_tensors(codes[None], scales[None], dtype=dtype)[0])
+        return weight_EIO

@@ -33,6 +33,7 @@ from swarm.training.round.round_events import (
     Withdrew,
 )
 from swarm.training.round.round_state import Terms, coordinator_of
+from swarm.training.round.vote import Succession
 from swarm_protocol import training_messages as messages
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Abort, Contribution, Outcome, Ready, Vote
@@ -61,7 +62,6 @@ def terms(me: str = ME, **changes: object) -> Terms:
         "roster": PEERS,
         "leased": PEERS,
         "admission": (),
-        "min_group": 2,
         "max_group": 8,
         "samples_per_member": 10,
         "tokens_per_sample": 4,
@@ -71,7 +71,9 @@ def terms(me: str = ME, **changes: object) -> Terms:
         "reduce_s": 20.0,
         "vote_s": 10.0,
     }
-    return Terms(**{**values, **changes})  # type: ignore[arg-type]
+    rule: dict[str, Any] = {"min_group": 2}
+    rule |= {name: changes.pop(name) for name in ("min_group", "majority_after_s") if name in changes}
+    return Terms(**{**values, **changes}, succession=Succession(**rule))  # type: ignore[arg-type]
 
 
 def contribution(peer: str) -> Contribution:
@@ -297,7 +299,7 @@ def to_json(value: Any) -> Any:
 
 KINDS = {
     name: kind for module in (events, messages) for name, kind in vars(module).items() if isinstance(kind, type)
-} | {"Terms": Terms}
+} | {"Terms": Terms, "Succession": Succession}
 
 
 def from_json(value: Any) -> Any:

@@ -119,7 +119,7 @@ def too_few(state: RoundState, now: float) -> Step:
     busy, missing = sorted(absent & state.heard), tuple(sorted(absent - state.heard))
     names = f"; missing: {', '.join(map(short, missing))}" if missing else ""
     names += f"; there, and not ready: {', '.join(map(short, busy))}" if busy else ""
-    reason = f"{len(here)} of at least {terms.min_group} members are ready{names}"
+    reason = f"{len(here)} of at least {terms.succession.min_group} members are ready{names}"
     if not terms.succession.is_usual(terms.roster, here):
         needed, num_here = terms.succession.num_usual(terms.roster), len(here & set(terms.roster))
         reason = f"of {len(terms.roster)} members of the state {needed} must be ready, and it is {num_here}{names}"
@@ -144,7 +144,7 @@ def _form(state: RoundState, now: float) -> Step:
     """Have the group of those who are ready signed, or give up if too few of them are fit for it."""
     present = present_members(state)
     group, left_out = form_group(state.terms, state.attempt, {**present, state.terms.me: own_ready(state)})
-    if len(group.members) < state.terms.min_group or not _has_electors(state, group.peer_ids, now):
+    if len(group.members) < state.terms.succession.min_group or not _has_electors(state, group.peer_ids, now):
         reasons = "; ".join(f"{short(peer)}: {reason}" for peer, reason in left_out.items())
         return give_up(state, f"too few members are fit for a group: {reasons}", (), now)
     claimants = tuple(peer for peer, each in present.items() if each.voted and each.voted == group.resumes)
@@ -164,7 +164,7 @@ def _begin_to_wait(state: RoundState, now: float) -> Step:
     terms, present, absent = state.terms, present_members(state), absent_members(state)
     # a member that only wants to be admitted must not cut the others' intervals short
     worked = any(each.num_tokens for each in present.values()) or bool(state.mine and state.mine.num_tokens)
-    if len(_ready_members(state)) < terms.min_group or (absent and not worked):
+    if len(_ready_members(state)) < terms.succession.min_group or (absent and not worked):
         if state.timers.deadline is not None or state.mine is None:
             return state, []
         return replace(state, timers=Timers(deadline=now + terms.patience_s, hurry_at=now + terms.patience_s / 2)), []
@@ -314,7 +314,10 @@ def _forbidden(terms: Terms, group: Group) -> str:
     checks = (
         (group.order != terms.order, "it follows from another resume order of the run's author"),
         (num_members > terms.max_group, f"it has {num_members} members, more than {terms.max_group}"),
-        (num_members < terms.min_group, f"it has {num_members} members, fewer than {terms.min_group}"),
+        (
+            num_members < terms.succession.min_group,
+            f"it has {num_members} members, fewer than {terms.succession.min_group}",
+        ),
         (
             not terms.succession.is_enough(terms.roster, group.peer_ids),
             "it has too few members of the state that it follows from",

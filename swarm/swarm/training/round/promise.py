@@ -55,7 +55,7 @@ def bound(state: RoundState, promise: Promise | None) -> RoundState:
     has no history to protect in this way.
     """
     terms = state.terms
-    if promise is None or terms.min_group == 1:
+    if promise is None or terms.succession.min_group == 1:
         return state
     report = promise.report
     if (report.sequence, report.state_digest) != (terms.sequence, terms.state_digest):

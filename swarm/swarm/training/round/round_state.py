@@ -52,7 +52,7 @@ class Terms:
     roster: tuple[str, ...]
     leased: tuple[str, ...]
     admission: tuple[str, ...]
-    min_group: int
+    succession: Succession
     max_group: int
     samples_per_member: int
     tokens_per_sample: int
@@ -62,13 +62,8 @@ class Terms:
     reduce_s: float
     vote_s: float
     bytes_per_s: int = 0
-    majority_after_s: float = 0.0
     sequence: int = 0
     order: bytes = b""
-
-    @property
-    def succession(self) -> Succession:
-        return Succession(min_group=self.min_group, majority_after_s=self.majority_after_s)
 
     def admits(self, peer: str) -> bool:
         return not self.admission or peer in self.admission
@@ -250,7 +245,7 @@ def rest_after(num_times: int) -> float:
 
 def is_overdue(state: RoundState, now: float) -> bool:
     """Return whether a majority of the state's members is enough for a group by now."""
-    after_s, since = state.terms.majority_after_s, state.attempts.short_since
+    after_s, since = state.terms.succession.majority_after_s, state.attempts.short_since
     return after_s > 0 and since is not None and now >= since + after_s
 
 

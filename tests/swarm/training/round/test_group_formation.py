@@ -18,6 +18,7 @@ from swarm.training.round.group_formation import (
 )
 from swarm.training.round.round_events import SignedGroup
 from swarm.training.round.round_state import Terms, coordinator_of
+from swarm.training.round.vote import Succession
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Contribution, Group, Outcome, Ready
 
@@ -33,7 +34,7 @@ TERMS = Terms(
     roster=(A, B, C, D),
     leased=(A, B, C, D),
     admission=(),
-    min_group=2,
+    succession=Succession(min_group=2),
     max_group=4,
     samples_per_member=10,
     tokens_per_sample=4,
@@ -181,7 +182,7 @@ def test_complaint_about_a_coordinator_that_makes_up_the_bandwidth_of_another_me
 def test_complaint_about_a_group_too_small_or_too_large() -> None:
     group, _ = form_group(TERMS, 0, {peer: ready() for peer in (A, B, C)})
     mine = group.members[0]
-    assert "fewer than 4" in complaint(replace(TERMS, min_group=4), 0, mine, signed(group))
+    assert "fewer than 4" in complaint(replace(TERMS, succession=Succession(min_group=4)), 0, mine, signed(group))
     assert "more than 2" in complaint(replace(TERMS, max_group=2), 0, mine, signed(group))
 
 

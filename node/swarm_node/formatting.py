@@ -14,6 +14,7 @@ from rich.cells import cell_len, set_cell_size
 from swarm.network.multiaddr import is_loopback, is_private
 
 UNKNOWN = "–"
+BARS = "▁▂▃▄▅▆▇█"
 MINUTE_S = 60.0
 
 
@@ -182,3 +183,13 @@ def ending(peer_id: str) -> str:
 
 def plural(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def sparkline(values: Sequence[float], width: int = 24) -> str:
+    """The newest `width` values as bars, the lowest being the shortest; those that are no numbers are left out."""
+    shown = [value for value in values if math.isfinite(value)][-width:] if width > 0 else []
+    if not shown:
+        return ""
+    low, high = min(shown), max(shown)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((value - low) * scale)] for value in shown)

@@ -20,7 +20,7 @@ from bench.report import Report
 from swarm.training.run.run_config import DataConfig, RunConfig
 from swarm.training.run.run_cost import cost_of
 from swarm.training.run.run_file import write_run
-from swarm_node.demo.demo_state import Board
+from swarm_node.demo.demo_state import DemoState
 from swarm_node.demo.nodes import Fleet
 from swarm_protocol.identity import Identity
 
@@ -56,13 +56,13 @@ def test_trainer_takes_no_more_than_run_show_says(tmp_path: Path) -> None:
     report = Report(f"trainers of {cost.num_parameters / 1e6:.1f}M parameters, {NUM_STEPS} outer steps")
 
     async def main() -> list[int]:
-        board = Board(num_nodes=2)
-        async with Fleet(tmp_path, board, lambda _name, _event: None) as fleet:
+        state = DemoState(num_nodes=2)
+        async with Fleet(tmp_path, state, lambda _name, _event: None) as fleet:
             await fleet.spawn("seed", "seed")
-            await fleet.until(lambda: bool(board.node("seed").addrs), within_s=60, what="starting the seed")
+            await fleet.until(lambda: bool(state.node("seed").addrs), within_s=60, what="starting the seed")
             names = ("node-1", "node-2")
             for name in names:
-                await fleet.spawn(name, "join", "--run", str(run_path), "--peers", board.node("seed").addrs[0])
+                await fleet.spawn(name, "join", "--run", str(run_path), "--peers", state.node("seed").addrs[0])
             peaks: dict[str, dict[int, int]] = {name: {} for name in names}
 
             def is_done() -> bool:
@@ -71,7 +71,7 @@ def test_trainer_takes_no_more_than_run_show_says(tmp_path: Path) -> None:
                     for pid in (node, *children(node)):
                         with suppress(FileNotFoundError):  # a child that has ended
                             peaks[name][pid] = peak_bytes(pid)
-                return all(board.node(name).outer_step >= NUM_STEPS for name in names)
+                return all(state.node(name).outer_step >= NUM_STEPS for name in names)
 
             await fleet.until(is_done, within_s=600, what="training")
             return [sum(each.values()) for each in peaks.values()]

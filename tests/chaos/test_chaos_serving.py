@@ -22,8 +22,8 @@ from swarm.client import Generation
 from swarm.training.run.run_config import DEFAULT_MODEL, RunConfig
 from swarm.training.run.run_model import initial_theta
 from swarm.training.state.export import export_hf
-from swarm_node.demo import reference
-from swarm_node.demo.demo_state import NodeView
+from swarm_node.demo import demo_answer
+from swarm_node.demo.demo_state import NodeState
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(3600)]
 
@@ -63,7 +63,7 @@ async def _trial(servers: ServingFleet, number: int) -> tuple[str, float, bool]:
     phase, chance = PHASES[number % len(PHASES)], random.Random(number)
     generation = _generation(servers, LONG if phase == "prefill" else SHORT, TEMPERATURES[number // len(PHASES) % 2])
     fatal_token = chance.randint(1, NUM_TOKENS // 2)
-    dying: asyncio.Task[NodeView] | None = None
+    dying: asyncio.Task[NodeState] | None = None
     texts: list[str] = []
     pause_s, last_s = 0.0, time.monotonic()
     async with contextlib.aclosing(generation):
@@ -91,7 +91,7 @@ def _middle(generation: Generation) -> str | None:
     return next((hop["peer_id"] for hop in hops if hop["start"] == MIDDLE[0]), None)
 
 
-async def _die(servers: ServingFleet, generation: Generation, phase: str, chance: random.Random) -> NodeView:
+async def _die(servers: ServingFleet, generation: Generation, phase: str, chance: random.Random) -> NodeState:
     """Kill the middle server at a moment of `phase`; returns it."""
     while not (middle := _middle(generation)):
         await asyncio.sleep(0.001)
@@ -109,7 +109,9 @@ async def _die(servers: ServingFleet, generation: Generation, phase: str, chance
 def test_hundred_kills_in_all_phases_change_no_token(tmp_path: Path) -> None:
     model = _write_model(tmp_path / "chaos")
     expected = {
-        (prompt, temperature): reference.complete(model, prompt, NUM_TOKENS, temperature=temperature, seed=SEED)
+        (prompt, temperature): demo_answer.complete_undisturbed(
+            model, prompt, NUM_TOKENS, temperature=temperature, seed=SEED
+        )
         for prompt in (SHORT, LONG)
         for temperature in TEMPERATURES
     }
@@ -144,7 +146,7 @@ def test_hundred_kills_in_all_phases_change_no_token(tmp_path: Path) -> None:
 def test_steady_load_sees_no_failure_while_nodes_join_and_leave(tmp_path: Path) -> None:
     """Eight streams without an end; in turn one server joins, and another one of the same span drains and goes."""
     model = _write_model(tmp_path / "chaos")
-    expected = reference.complete(model, SHORT, NUM_TOKENS)
+    expected = demo_answer.complete_undisturbed(model, SHORT, NUM_TOKENS)
     outcomes: Counter[str] = Counter()
 
     async def ask(servers: ServingFleet, over: asyncio.Event) -> None:

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 
 from swarm.client import AsyncClient
-from swarm_node.demo.demo_state import Board, Event, NodeView
+from swarm_node.demo.demo_state import DemoState, EventFields, NodeState
 from swarm_node.demo.nodes import Fleet
 
 START_S = 120.0
@@ -21,18 +21,18 @@ class ServingFleet:
     def __init__(self, fleet: Fleet, client: AsyncClient, seed: str, model: Path, options: Sequence[str]) -> None:
         self.fleet = fleet
         self.client = client
-        self.board = fleet.board
+        self.state = fleet.state
         self._join = ("join", "--peers", seed, "--model", str(model), "--probe", "off", *options)
         self._model = model
         self._numbers = count(1)
 
-    async def add(self, start: int, end: int) -> NodeView:
+    async def add(self, start: int, end: int) -> NodeState:
         """Start a server of blocks `[start, end)`; it serves some seconds later."""
         name = f"node-{next(self._numbers)}"
         await self.fleet.spawn(name, *self._join, "--blocks", f"{start}:{end}")
-        return self.board.node(name)
+        return self.state.node(name)
 
-    async def until_serving(self, *nodes: NodeView) -> None:
+    async def until_serving(self, *nodes: NodeState) -> None:
         """Until each says so and the client sees it."""
         await self.fleet.until(
             lambda: all(node.state == "serving" for node in nodes), within_s=START_S, what="starting servers"
@@ -42,25 +42,25 @@ class ServingFleet:
                 self.fleet.check()
                 await asyncio.sleep(0.05)
 
-    def kill(self, node: NodeView) -> None:
+    def kill(self, node: NodeState) -> None:
         """Pull its plug."""
         self.fleet.kill(node.name)
 
-    def drain(self, node: NodeView) -> None:
+    def drain(self, node: NodeState) -> None:
         """Ask it to leave in order."""
         self.fleet[node.name].ask_to_stop()
 
-    def find(self, peer_id: str) -> NodeView:
-        node = self.board.by_peer(peer_id)
+    def find(self, peer_id: str) -> NodeState:
+        node = self.state.by_peer(peer_id)
         assert node is not None
         return node
 
-    def starting(self) -> list[NodeView]:
+    def starting(self) -> list[NodeState]:
         """Those that were added and do not serve yet."""
-        return [node for node in self.board.trainers if node.state in ("starting", "ready", "loading")]
+        return [node for node in self.state.trainers if node.state in ("starting", "ready", "loading")]
 
-    def alive(self, start: int, end: int) -> list[NodeView]:
-        return [node for node in self.board.nodes.values() if node.span == (start, end) and node.state == "serving"]
+    def alive(self, start: int, end: int) -> list[NodeState]:
+        return [node for node in self.state.nodes.values() if node.span == (start, end) and node.state == "serving"]
 
 
 @asynccontextmanager
@@ -68,10 +68,10 @@ async def serving_fleet(
     root: Path, model: Path, spans: Sequence[tuple[int, int]], *options: str
 ) -> AsyncIterator[ServingFleet]:
     """A seed, a server for each of `spans`, and a client that sees them all."""
-    board = Board(num_nodes=len(spans))
-    async with Fleet(root, board, _unheard) as fleet:
+    state = DemoState(num_nodes=len(spans))
+    async with Fleet(root, state, _unheard) as fleet:
         await fleet.spawn("seed", "seed")
-        seed = board.node("seed")
+        seed = state.node("seed")
         await fleet.until(lambda: bool(seed.addrs), within_s=START_S, what="starting the seed")
         async with AsyncClient.connect(peers=seed.addrs) as client:
             servers = ServingFleet(fleet, client, seed.addrs[0], model, options)
@@ -79,5 +79,5 @@ async def serving_fleet(
             yield servers
 
 
-def _unheard(_name: str, _event: Event) -> None:
+def _unheard(_name: str, _event: EventFields) -> None:
     """Nobody listens."""

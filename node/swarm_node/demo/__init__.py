@@ -1,7 +1,8 @@
-"""The main job end to end on one machine: volunteers train a model together, serve it, and one of them dies on the way.
+"""The main job end to end on one machine: volunteers train a model together and serve it, and one of them dies.
 
     swarm-node demo
 
-Real processes, real libp2p on loopback. `plan` says what is run, `nodes` owns the processes, `board` what they have
-said, `display` shows it, `stages` are the steps in order, `summary` the end.
+It uses real processes and real libp2p on loopback. `demo_plan` says what is run, `nodes` owns the processes,
+`demo_state` is what they have reported, `display` shows it, `stages` are the steps in order, and `demo_answer` asks for
+a completion, kills a node on the way and computes the same undisturbed.
 """

@@ -1,4 +1,4 @@
-"""`swarm-node demo`: its options, its home directory, and what is left of it in the end."""
+"""`swarm-node demo`: its options, its directory, and what remains of it in the end."""
 
 from __future__ import annotations
 
@@ -15,39 +15,44 @@ import typer
 from swarm_protocol.errors import ConfigError
 
 from swarm_node import interrupts
-from swarm_node.demo import defaults
 from swarm_node.events.emitter import Emitter
 from swarm_node.storage.home import explained
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from swarm_node.demo.demo_plan import Plan
-    from swarm_node.demo.summary import Summary
-
-
+    from swarm_node.demo.demo_plan import DemoPlan
+    from swarm_node.demo.display import DemoSummary
 EXIT_TERMINATED = 128 + signal.SIGTERM
+
+# the defaults of a plan, which are here because `demo_plan` imports numpy and `--help` should not wait for it
+NUM_NODES = 4
+# about a minute on two cores: 0.8M tokens, after which the validation loss is near 2
+OUTER_STEPS = 12
+INTERVAL_STEPS = 32
+PROMPT = "def fibonacci(n):\n    if n"
+MIN_NEW_TOKENS = 160
+# after a minute of training the likeliest next byte is a space, without end: a text needs some randomness
+TEMPERATURE = 0.7
 
 
 def demo(
     *,
-    nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="Volunteers to start.")] = defaults.NUM_NODES,
-    outer_steps: Annotated[
-        int, typer.Option("--outer-steps", metavar="N", help="Outer steps to train.")
-    ] = defaults.OUTER_STEPS,
+    nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="Volunteers to start.")] = NUM_NODES,
+    outer_steps: Annotated[int, typer.Option("--outer-steps", metavar="N", help="Outer steps to train.")] = OUTER_STEPS,
     interval_steps: Annotated[
         int, typer.Option("--interval-steps", metavar="N", help="Inner steps in each.")
-    ] = defaults.INTERVAL_STEPS,
+    ] = INTERVAL_STEPS,
     min_tokens: Annotated[
         int,
         typer.Option(
             "--min-tokens", metavar="N", help="Length of the completion, or more until the killed node is missed."
         ),
-    ] = defaults.MIN_NEW_TOKENS,
-    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="What to complete.")] = defaults.PROMPT,
+    ] = MIN_NEW_TOKENS,
+    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="What to complete.")] = PROMPT,
     temperature: Annotated[
         float, typer.Option("--temperature", metavar="T", help="0: always the likeliest byte.")
-    ] = defaults.TEMPERATURE,
+    ] = TEMPERATURE,
     keep: Annotated[
         Path | None, typer.Option("--keep", metavar="DIR", help="Keep everything, the trained model too, in DIR.")
     ] = None,
@@ -57,10 +62,10 @@ def demo(
     # torch, rich and openai take seconds to import: --help should not wait for them
     from rich.console import Console  # noqa: PLC0415
 
-    from swarm_node.demo.demo_plan import Plan  # noqa: PLC0415
+    from swarm_node.demo.demo_plan import DemoPlan  # noqa: PLC0415
 
     try:
-        plan = Plan(
+        plan = DemoPlan(
             num_nodes=nodes,
             outer_steps=outer_steps,
             interval_steps=interval_steps,
@@ -82,34 +87,33 @@ def demo(
     return 0 if summary.digests_equal and summary.tokens_identical else 1
 
 
-async def _run(plan: Plan, root: Path, console: Console, emitter: Emitter) -> Summary:
-    from swarm_node.demo import stages, summary  # noqa: PLC0415
-    from swarm_node.demo.demo_state import Board  # noqa: PLC0415
-    from swarm_node.demo.display import make_display  # noqa: PLC0415
+async def _run(plan: DemoPlan, root: Path, console: Console, emitter: Emitter) -> DemoSummary:
+    from swarm_node.demo import stages  # noqa: PLC0415
+    from swarm_node.demo.demo_state import DemoState  # noqa: PLC0415
+    from swarm_node.demo.display import Reporter, make_display, show_next, show_summary  # noqa: PLC0415
     from swarm_node.demo.nodes import Fleet  # noqa: PLC0415
-    from swarm_node.demo.reporter import Teller  # noqa: PLC0415
 
     task = asyncio.current_task()
     assert task is not None
     for number in (signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    board = Board(num_nodes=plan.num_nodes)
+    state = DemoState(num_nodes=plan.num_nodes)
     display = make_display(console, plan)
-    teller = Teller(plan, board, display, emitter)
+    reporter = Reporter(plan, state, display, emitter)
     try:
-        async with Fleet(root, board, teller.heard) as fleet:
-            result = await stages.run(stages.Demo(plan=plan, root=root, board=board, fleet=fleet, teller=teller))
+        async with Fleet(root, state, reporter.node_said) as fleet:
+            result = await stages.run(stages.Demo(plan=plan, root=root, state=state, fleet=fleet, reporter=reporter))
     finally:
         display.close()
-    summary.show(console, result)
-    summary.show_next(console, result, plan.keep)
+    show_summary(console, result)
+    show_next(console, result, plan.keep)
     emitter.emit("summary", **result.as_event())
     return result
 
 
 @contextmanager
 def home_root(keep: Path | None, console: Console) -> Iterator[Path]:
-    """Where the demo's nodes live. Gone in the end, unless it is to be kept or something went wrong."""
+    """Make the directory of the demo's nodes; remove it in the end, unless it is to be kept or the demo failed."""
     if keep is None:
         root = Path(tempfile.mkdtemp(prefix="swarm-demo-"))
     else:

@@ -1,7 +1,8 @@
-"""Asks the gateway as any program would, with the official `openai` client, and pulls a plug while it answers.
+"""Asks the gateway with the official `openai` client, as any program would, and kills a node while it answers.
 
-The speed of a machine decides nothing: the answer may fill the model's whole context, and is given up once it is long
-enough and has gone on without the killed node.
+The speed of the machine decides nothing: the answer may fill the model's whole context, and ends once it is long enough
+and has continued without the killed node. `complete_undisturbed` computes the same answer in one process with
+transformers alone, to show that the swarm's answer is the model's.
 """
 
 from __future__ import annotations
@@ -9,21 +10,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from openai import APIError, AsyncOpenAI
 
-from swarm_node.demo.demo_plan import Plan
+from swarm_node.demo.demo_plan import DemoPlan
+from swarm_node.demo.display import Reporter
 from swarm_node.demo.nodes import DemoError
-from swarm_node.demo.reporter import Teller
 
 NUM_TOKENS_AFTER = 8
-"""What has to come after the failover, at least."""
+"""Minimum number of tokens after the failover."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Completion:
-    """An answer as it arrives. `failover_ms` is the longest wait for a token once a node was killed, as seen here."""
+    """An answer as it arrives. `failover_ms` is the longest wait for a token after a node was killed, as the client saw
+    it.
+    """
 
     texts: list[str] = field(default_factory=list)
     killed: str = ""
@@ -38,27 +42,27 @@ class Completion:
         return len(self.texts)
 
 
-async def complete(url: str, model: str, plan: Plan, teller: Teller, kill: Callable[[str], str]) -> Completion:
-    """The completion of the plan's prompt. `kill(peer_id)` ends that node and returns its name.
+async def complete(url: str, model: str, plan: DemoPlan, reporter: Reporter, kill: Callable[[str], str]) -> Completion:
+    """Return the completion of the plan's prompt. `kill(peer_id)` ends that node and returns its name.
 
-    Raises DemoError if the answer breaks off, or was over before the kill could matter.
+    Raises DemoError if the answer breaks off, or ends before the kill has an effect.
     """
     completion = Completion()
-    teller.display.token(plan.prompt)
+    reporter.display.token(plan.prompt)
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as openai:
         try:
-            await _stream(openai, model, plan, teller, kill, completion)
+            await _stream(openai, model, plan, reporter, kill, completion)
         except APIError as error:
             raise DemoError(f"the answer broke off after {completion.num_tokens} tokens: {error.message}") from error
-    teller.display.token("\n")
+    reporter.display.token("\n")
     return completion
 
 
 async def _stream(
     openai: AsyncOpenAI,
     model: str,
-    plan: Plan,
-    teller: Teller,
+    plan: DemoPlan,
+    reporter: Reporter,
     kill: Callable[[str], str],
     completion: Completion,
 ) -> None:
@@ -82,7 +86,7 @@ async def _stream(
                 completion.failover_ms = max(completion.failover_ms, (now_s - last_s) * 1000)
             last_s = now_s
             completion.texts.append(chunk.choices[0].text)
-            teller.token(chunk.choices[0].text)
+            reporter.token(chunk.choices[0].text)
             if completion.num_tokens == plan.kill_after_tokens:
                 completion.killed = kill((await _trace(openai, chunk.id))["hops"][-1]["peer_id"])
                 last_s = time.monotonic()
@@ -91,7 +95,7 @@ async def _stream(
                     return
                 trace = await _trace(openai, chunk.id)
                 if trace["replays"]:
-                    # what was under way before may still be on the way to us
+                    # tokens that were sent before the failure may still arrive
                     is_missed, enough = True, trace["num_tokens"] + NUM_TOKENS_AFTER
     if not is_missed:
         raise DemoError("the answer was over before the killed node was missed", remedy="use a shorter --prompt")
@@ -99,3 +103,28 @@ async def _stream(
 
 async def _trace(openai: AsyncOpenAI, trace_id: str) -> dict[str, Any]:
     return await openai.get(f"/traces/{trace_id}", cast_to=dict[str, Any])
+
+
+def complete_undisturbed(
+    checkpoint: Path, prompt: str, max_new_tokens: int, *, temperature: float = 0.0, seed: int = 0
+) -> str:
+    """Return the completion of `prompt`: greedy at temperature 0, else by the draws of `seed`. Blocks."""
+    import torch  # noqa: PLC0415
+    from swarm.serving.sampling.sampling import Sampling, pick  # noqa: PLC0415
+    from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache  # noqa: PLC0415
+    from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415
+
+    disable_progress_bar()
+    torch.set_num_threads(1)  # as the nodes do: threads that wait for each other cost more than a model this small
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    sampling, cache = Sampling(temperature=temperature, seed=seed), DynamicCache()
+    answer: list[int] = []
+    new = tokenizer.encode(prompt)
+    with torch.inference_mode():
+        for index in range(max_new_tokens):
+            logits_BTV = model(torch.tensor([new]), past_key_values=cache, use_cache=True).logits
+            token = pick(logits_BTV[0, -1], sampling, index)
+            answer.append(token)
+            new = [token]
+    return str(tokenizer.decode(answer))

@@ -1,4 +1,4 @@
-"""What the demo runs: the signed run, its size, and how long each part may take. Values and arithmetic only."""
+"""The plan of a demo: the signed run, its size, and how long each part may take. Values and arithmetic only."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from pathlib import Path
 
 from swarm.training.run.run_config import DEFAULT_MODEL, RunConfig
 
-from swarm_node.demo import defaults
+from swarm_node.demo.command import INTERVAL_STEPS, MIN_NEW_TOKENS, NUM_NODES, OUTER_STEPS, PROMPT, TEMPERATURE
 
 NUM_CONTEXT_TOKENS = int(DEFAULT_MODEL["max_position_embeddings"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """One demo. The times are deadlines, several times what two cores need."""
+class DemoPlan:
+    """One demo. The times are time limits, several times what two cores need."""
 
-    num_nodes: int = defaults.NUM_NODES
-    outer_steps: int = defaults.OUTER_STEPS
-    interval_steps: int = defaults.INTERVAL_STEPS
-    prompt: str = defaults.PROMPT
-    temperature: float = defaults.TEMPERATURE
+    num_nodes: int = NUM_NODES
+    outer_steps: int = OUTER_STEPS
+    interval_steps: int = INTERVAL_STEPS
+    prompt: str = PROMPT
+    temperature: float = TEMPERATURE
     sampling_seed: int = 1
-    min_new_tokens: int = defaults.MIN_NEW_TOKENS
+    min_new_tokens: int = MIN_NEW_TOKENS
     kill_after_tokens: int = 32
     keep: Path | None = None
     start_within_s: float = 120.0
@@ -51,7 +51,7 @@ class Plan:
 
     @property
     def room_tokens(self) -> int:
-        """The longest completion; a byte is a token."""
+        """Return the length of the longest completion; a byte is a token."""
         return NUM_CONTEXT_TOKENS - len(self.prompt.encode())
 
     @property
@@ -60,11 +60,11 @@ class Plan:
 
     @property
     def blocks_per_node(self) -> int:
-        """Half the model, so that a chain is two nodes and any one of four may die; fewer nodes take all of it."""
+        """Return half the model, so that a chain is two nodes and any one of four may die; fewer nodes take all."""
         return -(-self.num_blocks // 2) if self.num_nodes >= 4 else self.num_blocks
 
     def run(self) -> RunConfig:
-        """A generous grace for the others: they are on the same machine, and the first step is then taken together."""
+        """Return the run. Its grace for late members is long, as all share a machine: the first step is taken together."""
         return RunConfig(
             name="demo",
             outer_steps=self.outer_steps,

@@ -1,4 +1,4 @@
-"""What the demo's nodes have said so far: pure bookkeeping over their events, which the display and the stages read."""
+"""What the demo's nodes have reported so far: pure bookkeeping over their events, for the display and the stages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-Event = Mapping[str, Any]
+EventFields = Mapping[str, Any]
 
 STATES = {
     "ready": "ready",
@@ -18,12 +18,12 @@ STATES = {
     "draining": "draining",
     "stopped": "stopped",
 }
-"""What an event means for its node."""
+"""The state of a node after an event."""
 
 
 @dataclass(slots=True)
-class NodeView:
-    """One node, by its last word on each matter."""
+class NodeState:
+    """One node, by its last report on each matter."""
 
     name: str
     state: str = "starting"
@@ -39,11 +39,11 @@ class NodeView:
 
 
 @dataclass(slots=True)
-class Board:
-    """Everything that the nodes reported. `losses` of training and `validation`, digests and tokens by outer step."""
+class DemoState:
+    """Everything that the nodes reported: training and validation losses, digests and tokens by outer step."""
 
     num_nodes: int
-    nodes: dict[str, NodeView] = field(default_factory=dict)
+    nodes: dict[str, NodeState] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)
     validation: dict[int, float] = field(default_factory=dict)
     digests: dict[int, dict[str, str]] = field(default_factory=dict)
@@ -51,8 +51,8 @@ class Board:
     num_tokens: dict[int, int] = field(default_factory=dict)
     num_parameters: int = 1
 
-    def apply(self, name: str, event: Event) -> None:
-        """Take in one event of the node `name`. Unknown events are ignored."""
+    def apply(self, name: str, event: EventFields) -> None:
+        """Add one event of the node `name`. Unknown events are ignored."""
         node, kind = self.node(name), event.get("event", "")
         node.state = STATES.get(kind, node.state)
         match kind:
@@ -75,11 +75,11 @@ class Board:
                 node.error = event["message"]
 
     def lose(self, name: str) -> None:
-        """That node is gone without a word."""
+        """Note that the node was killed."""
         node = self.node(name)
         node.state, node.span = "killed", None
 
-    def _outer_step(self, node: NodeView, event: Event) -> None:
+    def _outer_step(self, node: NodeState, event: EventFields) -> None:
         step = event["step"]
         node.outer_step, node.tokens_per_s = step, event["tokens_per_s"]
         if event["loss"] is not None:
@@ -88,44 +88,44 @@ class Board:
         self.num_tokens[step] = event["num_tokens"]
         self.bytes_sent.append(event["bytes_sent"])
 
-    def node(self, name: str) -> NodeView:
-        """The view of that node, empty before it has said anything."""
-        return self.nodes.setdefault(name, NodeView(name))
+    def node(self, name: str) -> NodeState:
+        """Return the node, empty before its first report."""
+        return self.nodes.setdefault(name, NodeState(name))
 
     @property
-    def trainers(self) -> list[NodeView]:
+    def trainers(self) -> list[NodeState]:
         return [node for name, node in self.nodes.items() if name.startswith("node-")]
 
     @property
     def outer_step(self) -> int:
-        """The newest outer step that anyone has committed."""
+        """Return the newest outer step that a node has committed."""
         return max(self.digests, default=0)
 
     def loss_curve(self) -> list[float]:
-        """Training losses, in the order of their outer steps."""
+        """Return the training losses in the order of their outer steps."""
         return [self.losses[step] for step in sorted(self.losses)]
 
     def all_at(self, step: int) -> bool:
-        """Whether every trainer holds the state of `step`."""
+        """Return whether every trainer holds the state of `step`."""
         return len(self.digests.get(step, {})) == self.num_nodes
 
     def digests_equal(self) -> bool:
-        """Whether at every outer step all that committed it have the same state."""
+        """Return whether at every outer step all nodes that committed it have the same state."""
         return all(len(set(by_node.values())) == 1 for by_node in self.digests.values())
 
     @property
     def tokens_per_s(self) -> float:
-        """Training speed of the whole swarm."""
+        """Return the training speed of the whole swarm."""
         return sum(node.tokens_per_s for node in self.trainers)
 
     def bytes_per_param(self) -> float:
-        """Mean bytes that one member sends for one outer step, by parameter."""
+        """Return the mean bytes that one member sends for one outer step, by parameter."""
         return sum(self.bytes_sent) / max(1, len(self.bytes_sent)) / self.num_parameters
 
     def survives_any_death(self, num_blocks: int) -> bool:
-        """Whether every block is served by two nodes or more."""
+        """Return whether every block is served by two nodes or more."""
         served = Counter(block for node in self.trainers if node.span for block in range(*node.span))
         return all(served[block] >= 2 for block in range(num_blocks))
 
-    def by_peer(self, peer_id: str) -> NodeView | None:
+    def by_peer(self, peer_id: str) -> NodeState | None:
         return next((node for node in self.nodes.values() if node.peer_id == peer_id), None)

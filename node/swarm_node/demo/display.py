@@ -1,145 +1,128 @@
-"""Shows the demo while it runs: a live panel on a terminal, counted lines anywhere else."""
+"""Shows the demo: its progress to people, its events to programs, and in the end its figures and the next commands.
+
+On a terminal the progress is a live panel, elsewhere counted lines.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from swarm_node.demo.demo_plan import Plan
-from swarm_node.demo.demo_state import Board
+from swarm_node.demo.demo_plan import DemoPlan
+from swarm_node.demo.demo_state import DemoState, EventFields
+from swarm_node.events.emitter import Emitter
+from swarm_node.formatting import sparkline
 
-BARS = "▁▂▃▄▅▆▇█"
 KILLED = "[bold red]⟦kill -9 {}⟧[/]"
 
 
-class Display(Protocol):
-    """What the stages tell people."""
-
-    def stage(self, title: str) -> None:
-        """A new stage begins."""
-
-    def update(self, board: Board) -> None:
-        """The nodes have said something."""
-
-    def note(self, text: str) -> None:
-        """One line."""
-
-    def token(self, text: str) -> None:
-        """A piece of the answer."""
-
-    def killed(self, name: str) -> None:
-        """That node is gone, in the middle of the answer."""
-
-    def close(self) -> None:
-        """Leave the terminal as it was."""
-
-
-def make_display(console: Console, plan: Plan) -> Display:
-    return LiveDisplay(console, plan) if console.is_terminal else LineDisplay(console, plan)
-
-
 class LineDisplay:
-    """A line for each stage and each outer step that all nodes have committed."""
+    """Shows a line for each stage and each outer step that all nodes have committed."""
 
-    def __init__(self, console: Console, plan: Plan) -> None:
+    def __init__(self, console: Console, plan: DemoPlan) -> None:
         self._console = console
         self._plan = plan
         self._last_step = 0
 
     def stage(self, title: str) -> None:
+        """Show that a stage begins."""
         self._say(f"== {title}")
 
-    def update(self, board: Board) -> None:
+    def update(self, state: DemoState) -> None:
+        """Show what the nodes have reported."""
         step = self._last_step + 1
-        while board.all_at(step):
-            self._say(_step_line(board, self._plan, step))
+        while state.all_at(step):
+            self._say(_step_line(state, self._plan, step))
             self._last_step, step = step, step + 1
 
     def note(self, text: str) -> None:
         self._say(f"   {text}")
 
     def token(self, text: str) -> None:
+        """Show a piece of the answer."""
         self._console.out(text, end="", highlight=False)
 
     def killed(self, name: str) -> None:
+        """Show that a node was killed, in the middle of the answer."""
         self._console.print(KILLED.format(name), end="", highlight=False)
 
     def close(self) -> None:
-        """Nothing to put back."""
+        """Leave the terminal as it was."""
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-class LiveDisplay:
-    """The panel stays at the bottom while nodes work, and is gone while the answer is written.
+class LiveDisplay(LineDisplay):
+    """Shows a panel at the bottom of a terminal while nodes work, and none while the answer is written.
 
-    It is left behind when a stage ends, unless it had no outer step to show yet.
+    The panel is left behind when a stage ends, unless it had no outer step to show yet.
     """
 
-    def __init__(self, console: Console, plan: Plan) -> None:
-        self._console = console
-        self._plan = plan
+    def __init__(self, console: Console, plan: DemoPlan) -> None:
+        super().__init__(console, plan)
         self._live: Live | None = None
-        self._board: Board | None = None
+        self._state: DemoState | None = None
 
     def stage(self, title: str) -> None:
         self.close()
         self._console.print(Text.assemble(("▸ ", "bold cyan"), (title, "bold")))
 
-    def update(self, board: Board) -> None:
-        if not board.trainers:
+    def update(self, state: DemoState) -> None:
+        if not state.trainers:
             return
         if self._live is None:
             self._live = Live(console=self._console, refresh_per_second=4, transient=True)
             self._live.start()
-        self._board = board
-        self._live.update(panel(board, self._plan))
+        self._state = state
+        self._live.update(panel(state, self._plan))
 
     def note(self, text: str) -> None:
         self._console.print(f"  {text}", highlight=False, markup=False)
 
     def token(self, text: str) -> None:
         self.close()
-        self._console.out(text, end="", highlight=False)
-
-    def killed(self, name: str) -> None:
-        self._console.print(KILLED.format(name), end="", highlight=False)
+        super().token(text)
 
     def close(self) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
-            if self._board is not None and self._board.outer_step:
-                self._console.print(panel(self._board, self._plan))
+            if self._state is not None and self._state.outer_step:
+                self._console.print(panel(self._state, self._plan))
 
 
-def panel(board: Board, plan: Plan) -> RenderableType:
-    """Loss curve and totals above a table of the nodes."""
-    curve = board.loss_curve()
+def make_display(console: Console, plan: DemoPlan) -> LineDisplay:
+    return LiveDisplay(console, plan) if console.is_terminal else LineDisplay(console, plan)
+
+
+def panel(state: DemoState, plan: DemoPlan) -> RenderableType:
+    """Render the loss curve and totals above a table of the nodes."""
+    curve = state.loss_curve()
     loss = f"{curve[-1]:.3f}" if curve else "–"
     progress = Text.assemble(
-        ("outer step ", "dim"), f"{board.outer_step}/{plan.outer_steps}   ",
+        ("outer step ", "dim"), f"{state.outer_step}/{plan.outer_steps}   ",
         ("loss ", "dim"), (loss, "bold"), f"  {sparkline(curve)}   ",
-        ("speed ", "dim"), f"{board.tokens_per_s:,.0f} tokens/s" if board.tokens_per_s else "–",
+        ("speed ", "dim"), f"{state.tokens_per_s:,.0f} tokens/s" if state.tokens_per_s else "–",
     )  # fmt: skip
     exchange = Text.assemble(
-        ("sent ", "dim"), f"{board.bytes_per_param():.2f} bytes/parameter   " if board.bytes_sent else "–   ",
-        ("state ", "dim"), _agreement(board, board.outer_step),
+        ("sent ", "dim"), f"{state.bytes_per_param():.2f} bytes/parameter   " if state.bytes_sent else "–   ",
+        ("state ", "dim"), _agreement(state, state.outer_step),
     )  # fmt: skip
-    return Group(progress, exchange, _node_table(board))
+    return Group(progress, exchange, _node_table(state))
 
 
-def _node_table(board: Board) -> Table:
+def _node_table(state: DemoState) -> Table:
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for title in ("node", "peer", "state", "step", "tokens/s", "digest", "blocks"):
         table.add_column(title, justify="right" if title in {"step", "tokens/s"} else "left")
-    for node in board.trainers:
-        digest = board.digests.get(node.outer_step, {}).get(node.name, "")
+    for node in state.trainers:
+        digest = state.digests.get(node.outer_step, {}).get(node.name, "")
         blocks = f"{node.span[0]} to {node.span[1]}" if node.span else ""
         speed = f"{node.tokens_per_s:,.0f}" if node.tokens_per_s else ""
         step = str(node.outer_step) if node.outer_step else ""
@@ -147,27 +130,133 @@ def _node_table(board: Board) -> Table:
     return table
 
 
-def sparkline(values: list[float], width: int = 24) -> str:
-    """The newest `width` values as bars, the lowest being the shortest."""
-    values = values[-width:]
-    if not values:
-        return ""
-    low, high = min(values), max(values)
-    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BARS[round((value - low) * scale)] for value in values)
-
-
-def _agreement(board: Board, step: int) -> str:
-    digests = list(board.digests.get(step, {}).values())
+def _agreement(state: DemoState, step: int) -> str:
+    digests = list(state.digests.get(step, {}).values())
     if not digests:
         return "–"
     equal = len(set(digests)) == 1
-    return f"{digests[0][:12]} {'equal on' if equal else 'DIFFERS among'} {len(digests)} of {board.num_nodes} nodes"
+    return f"{digests[0][:12]} {'equal on' if equal else 'DIFFERS among'} {len(digests)} of {state.num_nodes} nodes"
 
 
-def _step_line(board: Board, plan: Plan, step: int) -> str:
-    loss = f"{board.losses[step]:.3f}" if step in board.losses else "–"
+def _step_line(state: DemoState, plan: DemoPlan, step: int) -> str:
+    loss = f"{state.losses[step]:.3f}" if step in state.losses else "–"
     return (
-        f"   outer step {step}/{plan.outer_steps}: loss {loss}, {board.tokens_per_s:,.0f} tokens/s, "
-        f"{board.bytes_per_param():.2f} bytes/parameter, state {_agreement(board, step)}"
+        f"   outer step {step}/{plan.outer_steps}: loss {loss}, {state.tokens_per_s:,.0f} tokens/s, "
+        f"{state.bytes_per_param():.2f} bytes/parameter, state {_agreement(state, step)}"
+    )
+
+
+NUM_STAGES = 5
+ANSWER_STAGE = 4
+"""In this stage and later ones the terminal shows the answer."""
+
+
+class Reporter:
+    """Reports to the display and as events. The demo's task owns it and calls `node_said` for each event of a node."""
+
+    def __init__(self, plan: DemoPlan, state: DemoState, display: LineDisplay, emitter: Emitter) -> None:
+        self.display = display
+        self._plan = plan
+        self._state = state
+        self._emitter = emitter
+        self._num_stages = 0
+        self._num_reported_steps = 0
+
+    def stage(self, title: str) -> None:
+        self._num_stages += 1
+        self.display.stage(f"[{self._num_stages}/{NUM_STAGES}] {title}")
+        self._emitter.emit("stage", number=self._num_stages, of=NUM_STAGES, title=title)
+
+    def node_said(self, _name: str, _event: EventFields) -> None:
+        state = self._state
+        if self._num_stages < ANSWER_STAGE:
+            self.display.update(state)
+        while state.all_at(self._num_reported_steps + 1):
+            self._num_reported_steps += 1
+            self._emitter.emit(
+                "progress",
+                outer_step=self._num_reported_steps,
+                of=self._plan.outer_steps,
+                loss=state.losses.get(self._num_reported_steps),
+                tokens_per_s=state.tokens_per_s,
+                bytes_per_param=state.bytes_per_param(),
+                digests_equal=state.digests_equal(),
+            )
+
+    def token(self, text: str) -> None:
+        self.display.token(text)
+        self._emitter.emit("token", text=text)
+
+    def killed(self, name: str, peer_id: str) -> None:
+        self.display.killed(name)
+        self._emitter.emit("killed", name=name, peer_id=peer_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoSummary:
+    """The result of a demo.
+
+    `loss_*` are the validation losses before the first and after the last outer step. `completion` lacks the prompt.
+    `failover_ms` is the longest time between two tokens after a node was killed, as the client saw it. `tokens_per_s`
+    is the training speed of all nodes together. `tokens_identical`: `completion` equals the answer of one undisturbed
+    process that holds the whole checkpoint.
+    """
+
+    nodes: int
+    outer_steps: int
+    parameters: int
+    loss_first: float
+    loss_last: float
+    digests_equal: bool
+    digest: str
+    bytes_per_param_per_step: float
+    tokens_per_s: float
+    failover_ms: float
+    killed: str
+    tokens: int
+    tokens_identical: bool
+    prompt: str
+    completion: str
+    seconds: float
+    checkpoint: str
+
+    def as_event(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def show_summary(console: Console, summary: DemoSummary) -> None:
+    """Print the figures, one line each."""
+    same = "identical to" if summary.tokens_identical else "DIFFERENT from"
+    lines = {
+        "validation loss": f"{summary.loss_first:.3f} → {summary.loss_last:.3f} in {summary.outer_steps} outer steps",
+        "replicas": f"{'bit-identical' if summary.digests_equal else 'DIFFERENT'} on {summary.nodes} nodes, "
+        f"state {summary.digest[:16]}",
+        "traffic": f"{summary.bytes_per_param_per_step:.2f} bytes a parameter, member and outer step "
+        f"({summary.parameters:,} parameters)",
+        "speed": f"{summary.tokens_per_s:,.0f} tokens/s, all nodes together",
+        "failover": f"{summary.killed} killed in mid-answer: {summary.failover_ms:.0f} ms pause",
+        "tokens": f"{summary.tokens}, {same} an undisturbed run",
+        "time": f"{summary.seconds:.0f} s",
+    }
+    console.print()
+    for title, text in lines.items():
+        console.print(f"  [dim]{title:<16}[/] {text}", highlight=False, soft_wrap=True)
+
+
+def show_next(console: Console, summary: DemoSummary, kept: Path | None) -> None:
+    """Print commands to paste."""
+    model = summary.checkpoint if kept else "DIR"
+    if kept:
+        text = f"\nThe trained model, a Hugging Face directory: {model}"
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+    else:
+        console.print("\nTo keep the trained model: swarm-node demo --keep DIR", highlight=False, markup=False)
+    console.print(
+        "Your own swarm:\n"
+        "  swarm-node seed --home ~/seed                            # prints its address ADDR\n"
+        f"  swarm-node join --home ~/node --peers ADDR --model {model}\n"
+        "  swarm-node gateway --home ~/gateway --peers ADDR         # for any OpenAI client: http://127.0.0.1:8000/v1",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
     )

@@ -1,8 +1,8 @@
-"""The demo's processes: started, listened to, killed, and always gone in the end.
+"""The demo's processes: started, followed by their events, killed, and always ended with the demo.
 
 Each runs in a session of its own, so that a terminal's Ctrl-C reaches only the demo, which then ends them in order.
-`Fleet` owns them: leaving it asks each to stop, and kills by pid what has not after a grace; a second interruption
-kills at once. If the demo itself is killed, they notice that their stdin ends, and leave.
+`Fleet` owns them: leaving it asks each to stop, and kills by pid those that have not after a grace period; a second
+interruption kills at once. If the demo itself is killed, they notice that their stdin ends, and leave.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Self
 
 from swarm_protocol.errors import SwarmError
 
-from swarm_node.demo.demo_state import Board, Event
+from swarm_node.demo.demo_state import DemoState, EventFields
 
 STOP_GRACE_S = 4.0
 # one JSON line; the longest has a group's peer ids
@@ -32,7 +32,7 @@ class DemoError(SwarmError):
 
 
 class NodeProcess:
-    """One `swarm-node` process. `killed` means: by us, so its end is no surprise."""
+    """One `swarm-node` process. `killed`: we ended it, so its end is no error."""
 
     def __init__(self, name: str, home: Path, log_path: Path, process: asyncio.subprocess.Process) -> None:
         self.name = name
@@ -50,7 +50,7 @@ class NodeProcess:
         return self.process.returncode is not None
 
     def kill(self) -> None:
-        """SIGKILL: what a pulled plug does."""
+        """Send SIGKILL, as a power failure would end it."""
         self.killed = True
         self.process.kill()
 
@@ -61,18 +61,18 @@ class NodeProcess:
 
 
 class Fleet:
-    """All processes of one demo below `root`. Their events go to `board`, then to `on_event`."""
+    """All processes of one demo below `root`. Their events go to `state`, then to `on_event`."""
 
     def __init__(
         self,
         root: Path,
-        board: Board,
-        on_event: Callable[[str, Event], None],
+        state: DemoState,
+        on_event: Callable[[str, EventFields], None],
         *,
         program: Sequence[str] = (sys.executable, "-m", "swarm_node"),
     ) -> None:
         self.root = root
-        self.board = board
+        self.state = state
         self._on_event = on_event
         self._program = program
         self._processes: dict[str, NodeProcess] = {}
@@ -98,7 +98,7 @@ class Fleet:
                     process.process.kill()
             for follower in self._followers:
                 follower.cancel()
-            # what was killed is gone in no time, so this is waited for also when we are cancelled
+            # killed processes end at once, so this waits for them even when it is cancelled
             await asyncio.gather(*(process.process.wait() for process in running))
             await asyncio.gather(*self._followers, return_exceptions=True)
 
@@ -128,12 +128,12 @@ class Fleet:
         return node
 
     def kill(self, name: str) -> None:
-        """Pull that node's plug."""
+        """Kill that node."""
         self._processes[name].kill()
-        self.board.lose(name)
+        self.state.lose(name)
 
     async def until(self, condition: Callable[[], bool], *, within_s: float, what: str) -> None:
-        """Wait until `condition()`, looked at after each event. Raises DemoError if a node ends or time runs out."""
+        """Wait until `condition()`, checked after each event. Raises DemoError if a node ends or time runs out."""
         try:
             async with asyncio.timeout(within_s):
                 while not condition():
@@ -144,13 +144,13 @@ class Fleet:
             raise DemoError(f"{what} took more than {within_s:.0f} s", remedy=f"the logs are in {self.root}") from None
 
     def check(self) -> None:
-        """Raise DemoError for a process that has ended though nobody asked it to, or prints what is no event."""
+        """Raise DemoError for a process that ended by itself, or that prints anything but events."""
         for follower in self._followers:
             if follower.done():
                 follower.result()
         for node in self._processes.values():
             if node.ended and not node.killed:
-                why = self.board.node(node.name).error
+                why = self.state.node(node.name).error
                 raise DemoError(
                     f"{node.name} ended early (exit {node.process.returncode}): {why or _last_line(node.log_path)}",
                     remedy=f"its log is {node.log_path}",
@@ -167,13 +167,15 @@ class Fleet:
             event = json.loads(line)
         except ValueError as error:
             raise DemoError(f"{name} printed what is no event: {line[:200]!r}") from error
-        self.board.apply(name, event)
+        self.state.apply(name, event)
         self._on_event(name, event)
         self._changed.set()
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without the settings of another swarm, and one thread a process: they share the cores."""
+    """Return our environment without the settings of another swarm, and with one thread a process: they share the
+    cores.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
     return kept | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 

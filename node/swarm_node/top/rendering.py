@@ -6,7 +6,6 @@ has fewer cells than a large model has blocks: a cell then stands for several bl
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -22,10 +21,9 @@ from swarm_node.dashboard.views import (
     RunView,
     ServerView,
 )
-from swarm_node.formatting import UNKNOWN, clean, count, duration, rate, size
+from swarm_node.formatting import UNKNOWN, clean, count, duration, rate, size, sparkline
 
 FULL, PART, NONE = "█", "▒", "·"
-BARS = "▁▂▃▄▅▆▇█"
 
 
 def cell_spans(num_blocks: int, width: int) -> list[tuple[int, int]]:
@@ -58,16 +56,6 @@ def missing_row(missing: Sequence[tuple[int, int]], num_blocks: int, width: int)
         NONE if any(start < cell[1] and cell[0] < end for start, end in missing) else FULL
         for cell in cell_spans(num_blocks, width)
     )
-
-
-def sparkline(values: Sequence[float], width: int) -> str:
-    """The newest `width` values as bars, the lowest being the shortest; those that are no numbers are left out."""
-    shown = [value for value in values if math.isfinite(value)][-width:] if width > 0 else []
-    if not shown:
-        return ""
-    low, high = min(shown), max(shown)
-    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BARS[round((value - low) * scale)] for value in shown)
 
 
 STYLES = {

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from support.serving_fleet import ServingFleet, serving_fleet
 from support.tiny_models import FAMILIES, write_model
-from swarm_node.demo import reference
+from swarm_node.demo import demo_answer
 
 END_S = 60.0
 CONTEXT_TOKENS = 16384
@@ -71,12 +71,12 @@ def test_models_are_listed_and_one_answers_in_a_pipe_and_in_a_terminal(tmp_path:
 
     async def main() -> None:
         async with serving_fleet(tmp_path, model, [(0, 6)], "--threads", "1") as servers:
-            peers = ("--home", str(tmp_path / "asking"), "--peers", servers.board.node("seed").addrs[0])
+            peers = ("--home", str(tmp_path / "asking"), "--peers", servers.state.node("seed").addrs[0])
             revision = await check_models(servers, peers)
             ended = await swarm_node(
                 *("chat", f"tiny@{revision}", "--temperature", "0", "--max-tokens", "12", *peers), text="def add("
             )
-            expected = await asyncio.to_thread(reference.complete, model, "def add(", 12)
+            expected = await asyncio.to_thread(demo_answer.complete_undisturbed, model, "def add(", 12)
             assert (ended[0], ended[1]) == (0, expected + "\n"), ended
             assert "has no chat template" in ended[2]
             await chat_in_terminal("tiny", "--max-tokens", str(CONTEXT_TOKENS - 100), *peers)

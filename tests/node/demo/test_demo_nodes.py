@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from swarm_node.demo.demo_state import Board
+from swarm_node.demo.demo_state import DemoState
 from swarm_node.demo.nodes import DemoError, Fleet
 
 READY = 'print(\'{"event": "ready", "peer_id": "x", "addrs": []}\', flush=True)\n'
@@ -23,9 +23,9 @@ def _with_fleet(tmp_path: Path, script: str, use: Callable[[Fleet], Awaitable[No
 
     async def main() -> None:
         async with asyncio.timeout(60):
-            board = Board(num_nodes=1)
+            state = DemoState(num_nodes=1)
             program = (sys.executable, "-c", script)
-            async with Fleet(tmp_path, board, lambda _name, _event: None, program=program) as fleet:
+            async with Fleet(tmp_path, state, lambda _name, _event: None, program=program) as fleet:
                 await use(fleet)
 
     asyncio.run(main())
@@ -33,7 +33,7 @@ def _with_fleet(tmp_path: Path, script: str, use: Callable[[Fleet], Awaitable[No
 
 async def _ready(fleet: Fleet) -> int:
     node = await fleet.spawn("node-1", "join")
-    await fleet.until(lambda: fleet.board.node("node-1").state == "ready", within_s=30, what="starting")
+    await fleet.until(lambda: fleet.state.node("node-1").state == "ready", within_s=30, what="starting")
     return node.pid
 
 
@@ -114,7 +114,7 @@ def test_killed_node_is_no_surprise(tmp_path: Path) -> None:
         fleet.kill("node-1")
         await fleet["node-1"].process.wait()
         fleet.check()
-        assert fleet.board.node("node-1").state == "killed"
+        assert fleet.state.node("node-1").state == "killed"
 
     _with_fleet(tmp_path, READY + FOREVER, use)
 

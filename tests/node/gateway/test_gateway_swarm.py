@@ -21,7 +21,7 @@ from swarm.testing.leaks import no_leaks
 from swarm.training.run.run_config import DEFAULT_MODEL, RunConfig
 from swarm.training.run.run_model import initial_theta
 from swarm.training.state.export import export_hf
-from swarm_node.demo import reference
+from swarm_node.demo import demo_answer
 from swarm_protocol.errors import PeerUnreachable
 from transformers import AutoModelForCausalLM
 
@@ -59,7 +59,7 @@ def test_streamed_tokens_are_the_models_own_also_when_a_server_dies(checkpoint: 
             trace = await swarm.openai.get(f"/traces/{chunk.id}", cast_to=dict)
             assert len(trace["replays"]) == 1
             assert trace["failover_ms"] > 0
-            assert "".join(texts) == await asyncio.to_thread(reference.complete, checkpoint, PROMPT, 40)
+            assert "".join(texts) == await asyncio.to_thread(demo_answer.complete_undisturbed, checkpoint, PROMPT, 40)
 
     asyncio.run(main())
 
@@ -76,7 +76,9 @@ def test_client_that_disconnects_frees_every_server(checkpoint: Path, stream: bo
             # a step that runs keeps its pages until it has
             await _until(lambda: swarm.num_sessions() == 0 and swarm.num_free_tokens() == before)
             answer = await swarm.openai.completions.create(model="small", prompt=PROMPT, max_tokens=5, temperature=0)
-            assert answer.choices[0].text == await asyncio.to_thread(reference.complete, checkpoint, PROMPT, 5)
+            assert answer.choices[0].text == await asyncio.to_thread(
+                demo_answer.complete_undisturbed, checkpoint, PROMPT, 5
+            )
 
     asyncio.run(main())
 
@@ -129,7 +131,7 @@ def test_bad_requests_are_refused_and_the_session_beside_them_goes_on(checkpoint
                 assert what in refused.json()["error"]["message"]
                 assert swarm.num_sessions() <= 1
             texts += [chunk.choices[0].text async for chunk in chunks]
-            assert "".join(texts) == await asyncio.to_thread(reference.complete, checkpoint, PROMPT, 100)
+            assert "".join(texts) == await asyncio.to_thread(demo_answer.complete_undisturbed, checkpoint, PROMPT, 100)
             await _until(lambda: swarm.num_sessions() == 0)
             assert swarm.num_free_tokens() == before
 
@@ -169,7 +171,7 @@ def test_prompt_over_the_cache_of_every_server_is_refused_and_the_session_beside
             assert small.usage is not None
             assert small.usage.completion_tokens == 2
             texts += [chunk.choices[0].text async for chunk in chunks]
-            assert "".join(texts) == await asyncio.to_thread(reference.complete, checkpoint, PROMPT, 400)
+            assert "".join(texts) == await asyncio.to_thread(demo_answer.complete_undisturbed, checkpoint, PROMPT, 400)
             await _until(lambda: swarm.num_sessions() == 0)
             assert swarm.num_free_tokens() == before
 

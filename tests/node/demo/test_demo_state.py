@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from swarm_node.demo.demo_plan import Plan
-from swarm_node.demo.demo_state import Board
-from swarm_node.demo.display import LineDisplay, make_display, panel, sparkline
+from swarm_node.demo.demo_plan import DemoPlan
+from swarm_node.demo.demo_state import DemoState
+from swarm_node.demo.display import LineDisplay, make_display, panel
+from swarm_node.formatting import sparkline
 
-PLAN = Plan(num_nodes=2, outer_steps=3)
+PLAN = DemoPlan(num_nodes=2, outer_steps=3)
 
 
 def _step(step: int, digest: str = "aa", bytes_sent: int = 150, loss: float | None = 2.5) -> dict[str, Any]:
@@ -28,13 +29,13 @@ def _step(step: int, digest: str = "aa", bytes_sent: int = 150, loss: float | No
     }
 
 
-def _board(*events: tuple[str, dict[str, Any]]) -> Board:
-    board = Board(num_nodes=2, num_parameters=100)
+def _state(*events: tuple[str, dict[str, Any]]) -> DemoState:
+    state = DemoState(num_nodes=2, num_parameters=100)
     for name in ("node-1", "node-2"):
-        board.apply(name, {"event": "ready", "peer_id": f"peer of {name}", "addrs": []})
+        state.apply(name, {"event": "ready", "peer_id": f"peer of {name}", "addrs": []})
     for name, event in events:
-        board.apply(name, event)
-    return board
+        state.apply(name, event)
+    return state
 
 
 def _serving(start: int, end: int) -> dict[str, Any]:
@@ -42,67 +43,67 @@ def _serving(start: int, end: int) -> dict[str, Any]:
 
 
 def test_step_counts_only_when_every_node_has_committed_it() -> None:
-    board = _board(("node-1", _step(1)))
-    assert not board.all_at(1)
-    board.apply("node-2", _step(1))
-    assert board.all_at(1)
-    assert board.digests_equal()
+    state = _state(("node-1", _step(1)))
+    assert not state.all_at(1)
+    state.apply("node-2", _step(1))
+    assert state.all_at(1)
+    assert state.digests_equal()
 
 
 def test_one_different_digest_at_any_step_is_told() -> None:
-    board = _board(("node-1", _step(1)), ("node-2", _step(1, "bb")), ("node-1", _step(2)), ("node-2", _step(2)))
-    assert not board.digests_equal()
+    state = _state(("node-1", _step(1)), ("node-2", _step(1, "bb")), ("node-1", _step(2)), ("node-2", _step(2)))
+    assert not state.digests_equal()
 
 
 def test_bytes_are_the_mean_over_members_and_steps_by_parameter() -> None:
-    board = _board(("node-1", _step(1, bytes_sent=100)), ("node-2", _step(1, bytes_sent=200)))
-    assert board.bytes_per_param() == 1.5
+    state = _state(("node-1", _step(1, bytes_sent=100)), ("node-2", _step(1, bytes_sent=200)))
+    assert state.bytes_per_param() == 1.5
 
 
 def test_losses_come_in_the_order_of_their_steps() -> None:
-    board = _board(
+    state = _state(
         ("node-1", _step(2, loss=1.0)),
         ("node-1", _step(1, loss=2.0)),
         ("node-2", _step(1, loss=None)),
     )
-    assert board.loss_curve() == [2.0, 1.0]
+    assert state.loss_curve() == [2.0, 1.0]
 
 
 def test_validation_is_kept_by_its_step() -> None:
-    board = _board(
+    state = _state(
         ("node-1", {"event": "validated", "step": 0, "loss": 5.5}),
         ("node-2", {"event": "validated", "step": 0, "loss": None}),
         ("node-2", {"event": "validated", "step": 3, "loss": 2.5}),
     )
-    assert board.validation == {0: 5.5, 3: 2.5}
+    assert state.validation == {0: 5.5, 3: 2.5}
 
 
 @pytest.mark.parametrize(
     ("spans", "survives"), [([(0, 4), (0, 4)], True), ([(0, 4), (0, 2)], False), ([(0, 2), (2, 4)], False)]
 )
 def test_blocks_must_be_served_twice_to_survive_a_death(spans: list[tuple[int, int]], survives: bool) -> None:
-    board = _board(*((f"node-{index + 1}", _serving(*span)) for index, span in enumerate(spans)))
-    assert board.survives_any_death(4) is survives
+    state = _state(*((f"node-{index + 1}", _serving(*span)) for index, span in enumerate(spans)))
+    assert state.survives_any_death(4) is survives
 
 
 def test_peer_is_found_by_its_id() -> None:
-    node = _board().by_peer("peer of node-2")
+    node = _state().by_peer("peer of node-2")
     assert node is not None
     assert node.name == "node-2"
-    assert _board().by_peer("stranger") is None
+    assert _state().by_peer("stranger") is None
 
 
 def test_unknown_event_is_ignored() -> None:
-    assert _board(("node-1", {"event": "news"})).node("node-1").state == "ready"
+    assert _state(("node-1", {"event": "news"})).node("node-1").state == "ready"
 
 
 def test_lines_count_each_committed_step_once() -> None:
     out = io.StringIO()
     display = make_display(Console(file=out, width=40), PLAN)
     assert isinstance(display, LineDisplay)
-    board = _board(("node-1", _step(1)), ("node-2", _step(1)), ("node-1", _step(2)))
-    display.update(board)
-    display.update(board)
+    state = _state(("node-1", _step(1)), ("node-2", _step(1)), ("node-1", _step(2)))
+    display.update(state)
+    display.update(state)
     assert out.getvalue().count("outer step 1/3") == 1
     assert "outer step 2/3" not in out.getvalue()
     assert "aa equal on 2 of 2 nodes" in out.getvalue()
@@ -111,14 +112,14 @@ def test_lines_count_each_committed_step_once() -> None:
 
 def test_differing_states_stand_out() -> None:
     out = io.StringIO()
-    LineDisplay(Console(file=out), PLAN).update(_board(("node-1", _step(1)), ("node-2", _step(1, "bb"))))
+    LineDisplay(Console(file=out), PLAN).update(_state(("node-1", _step(1)), ("node-2", _step(1, "bb"))))
     assert "DIFFERS" in out.getvalue()
 
 
 def test_panel_shows_every_node_and_the_loss() -> None:
     out = io.StringIO()
-    board = _board(("node-1", _step(1)), ("node-2", _serving(0, 2)))
-    Console(file=out, width=200).print(panel(board, PLAN))
+    state = _state(("node-1", _step(1)), ("node-2", _serving(0, 2)))
+    Console(file=out, width=200).print(panel(state, PLAN))
     assert "loss 2.500" in out.getvalue()
     assert "0 to 2" in out.getvalue()
     assert [line.split()[0] for line in out.getvalue().splitlines()[-2:]] == ["node-1", "node-2"]
@@ -128,7 +129,7 @@ def test_terminal_gets_a_live_panel_that_leaves_it_as_it_was() -> None:
     out = io.StringIO()
     display = make_display(Console(file=out, force_terminal=True, width=120), PLAN)
     display.stage("train")
-    display.update(_board())
+    display.update(_state())
     display.token("def f():\n    [red]")
     display.killed("node-1")
     display.close()
@@ -160,15 +161,15 @@ def test_terminal_keeps_no_panel_of_a_stage_without_an_outer_step() -> None:
     out = io.StringIO()
     display = make_display(Console(file=out, force_terminal=True, width=120), PLAN)
     display.stage("start")
-    display.update(Board(num_nodes=2))
+    display.update(DemoState(num_nodes=2))
     assert "node" not in _screen(out.getvalue()), "nothing is shown of nodes that are not there"
-    board = _board()
-    display.update(board)
+    state = _state()
+    display.update(state)
     display.stage("train")
     assert "ready" in out.getvalue(), "whoever watches sees them start"
     assert _screen(out.getvalue()).splitlines() == ["▸ start", "▸ train"]
-    board.apply("node-1", _step(1))
-    display.update(board)
+    state.apply("node-1", _step(1))
+    display.update(state)
     display.stage("serve")
     assert "outer step 1/3   loss 2.500" in _screen(out.getvalue())
 
@@ -196,7 +197,7 @@ def test_sparkline_is_lowest_at_the_lowest_value() -> None:
 )
 def test_impossible_plan_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"nodes|outer steps|inner steps|temperature|kill|prompt"):
-        Plan(**wrong)
+        DemoPlan(**wrong)
 
 
 def test_run_is_the_plans() -> None:
@@ -206,4 +207,4 @@ def test_run_is_the_plans() -> None:
 
 @pytest.mark.parametrize(("num_nodes", "blocks"), [(2, 6), (3, 6), (4, 3), (16, 3)])
 def test_nodes_take_blocks_such_that_one_of_them_may_die(num_nodes: int, blocks: int) -> None:
-    assert Plan(num_nodes=num_nodes).blocks_per_node == blocks
+    assert DemoPlan(num_nodes=num_nodes).blocks_per_node == blocks

@@ -64,7 +64,7 @@ class DemoPlan:
         return -(-self.num_blocks // 2) if self.num_nodes >= 4 else self.num_blocks
 
     def run(self) -> RunConfig:
-        """Return the run. Its grace for late members is long, as all share a machine: the first step is taken together."""
+        """Return the run. Late members get a long grace period, so that the first step is taken together."""
         return RunConfig(
             name="demo",
             outer_steps=self.outer_steps,

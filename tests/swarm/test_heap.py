@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import mmap
 import sys
+from contextlib import suppress
 
 import pytest
 import torch
-from swarm.heap import _MADV_POPULATE_WRITE, make_resident
+from swarm.heap import _MADV_POPULATE_WRITE, make_resident, uncollected
 from swarm.serving.model import kv_pool
 from swarm.serving.model.batch import PAGE_TOKENS
 from swarm.serving.model.kv_pool import KVPool, KVShape
@@ -73,3 +75,12 @@ def test_pool_num_pages_at_once_is_of_all_blocks_together() -> None:
     narrow, wide = (KVShape(num_heads=num, key_width=64, value_width=64) for num in (8, 24))
     assert KVPool([narrow], 512, torch.float32, "cpu").num_pages_at_once == 64
     assert KVPool([narrow, wide], 512, torch.float32, "cpu").num_pages_at_once == 32
+
+
+def test_what_is_made_uncollected_stays_out_of_later_collections() -> None:
+    num_frozen = gc.get_freeze_count()
+    with suppress(ImportError), uncollected():
+        assert not gc.isenabled()
+        raise ImportError
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > num_frozen

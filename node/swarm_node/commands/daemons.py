@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swarm.heap import uncollected
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 
@@ -129,9 +130,10 @@ def live(flags: Flags, config: Config, make_role: Callable[[Config], NodeRole], 
         # the last of the quick checks: a user who corrects it should not meet another mistake afterwards
         if joins:
             remembered_peers.check_can_join(config)
-        role = make_role(config)
-        # the network takes half a second to import: the checks above come first
-        from swarm_node import daemon  # noqa: PLC0415
+        # torch and the network take seconds to import: the checks above come first
+        with uncollected():
+            role = make_role(config)
+            from swarm_node import daemon  # noqa: PLC0415
 
         diagnostics.quieten_libraries()
         return daemon.run(config, home, Emitter(json=flags.json), role)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from swarm.heap import uncollected
 from swarm_protocol.errors import ConfigError
 
 from swarm_node import interrupts
@@ -88,7 +89,8 @@ def demo(
 
 
 async def _run(plan: DemoPlan, root: Path, console: Console, emitter: Emitter) -> DemoSummary:
-    from swarm_node.demo import stages  # noqa: PLC0415
+    with uncollected():
+        from swarm_node.demo import stages  # noqa: PLC0415
     from swarm_node.demo.demo_state import DemoState  # noqa: PLC0415
     from swarm_node.demo.display import Reporter, make_display, show_next, show_summary  # noqa: PLC0415
     from swarm_node.demo.nodes import Fleet  # noqa: PLC0415

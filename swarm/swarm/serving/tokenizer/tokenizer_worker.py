@@ -31,6 +31,7 @@ from transformers.tokenization_utils_tokenizers import TokenizersBackend
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from swarm.child_process import OUT_OF_MEMORY
+from swarm.heap import uncollected
 from swarm.serving.model.shape import SMALL_FILES, check_counts, context_tokens
 from swarm.serving.tokenizer.token_table import (
     MAX_TABLE_BYTES,
@@ -52,7 +53,8 @@ def main(fd: int, memory_bytes: int) -> None:
     with suppress(EOFError, BrokenPipeError, ConnectionResetError), Connection(fd) as parent:
         try:
             threading.Thread(target=_end_with_parent, args=(fd,), daemon=True).start()
-            warm_up()
+            with uncollected():
+                warm_up()
             _limit(memory_bytes)
             answers = TokenizerAnswers()
             while True:

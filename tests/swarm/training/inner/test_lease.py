@@ -32,7 +32,7 @@ def rounds(draw: st.DrawFn) -> tuple[list[str], dict[str, int | None]]:
     return roster, {member: draw(share) for member in roster}
 
 
-@settings(max_examples=2000)
+@settings(max_examples=400)
 @given(history=st.lists(rounds(), max_size=12), samples=st.integers(1, 9))
 def test_advance_any_history_commits_each_sample_once_and_skips_none(
     history: list[tuple[list[str], dict[str, int | None]]], samples: int

@@ -42,7 +42,7 @@ from swarm.training.round.round_events import (
     Tick,
     Voted,
 )
-from swarm.training.round.round_state import RoundState, Terms, own_ready
+from swarm.training.round.round_state import RoundState, Terms, own_report
 from swarm.training.round.vote import quorum
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Group, Outcome, ReadyReply, Vote
@@ -140,7 +140,7 @@ class World:
         member.state, actions = machine.step(member.state, event, member.clock_s)
         for action in actions:
             if isinstance(action, Ask | Sign | CastVote):
-                member.promise = Promise(report=own_ready(member.state), first_attempt=member.terms.first_attempt)
+                member.promise = Promise(report=own_report(member.state), first_attempt=member.terms.first_attempt)
             self._act(peer, action)
 
     def _send(self, to: str, event: Event) -> None:

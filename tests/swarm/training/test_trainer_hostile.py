@@ -138,19 +138,19 @@ class Quitter(RunMember):
 
     async def _take_step(self, context: RoundContext, background: asyncio.TaskGroup) -> None:
         assert self._service is not None
-        enter = self._service.enter
+        set_driver = self._service.set_driver
 
         def listen(driver: RoundDriver | None) -> None:
-            enter(driver)
+            set_driver(driver)
             if driver is not None:
                 feed = driver.feed
                 driver.feed = lambda event: (self._leave_group(event, background), feed(event))[1]  # type: ignore[method-assign]
 
-        self._service.enter = listen  # type: ignore[method-assign]
+        self._service.set_driver = listen  # type: ignore[method-assign]
         try:
             await super()._take_step(context, background)
         finally:
-            self._service.enter = enter  # type: ignore[method-assign]
+            self._service.set_driver = set_driver  # type: ignore[method-assign]
 
     def _leave_group(self, event: Event, tasks: asyncio.TaskGroup) -> None:
         if not isinstance(event, Grouped) or not event.signed.group.part_values or event.signed.digest in self.left:

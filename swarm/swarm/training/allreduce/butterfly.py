@@ -58,16 +58,16 @@ class _Place:
 
 
 class Reductions:
-    """The reductions of one step. `feed` takes the events that they end in. `on_lessened` is called with each member
-    whose contribution the aggregation reduced notably, and how."""
+    """The reductions of one step. `feed` takes the events that they end in. `on_reduced_weight` is called with each
+    member whose contribution the aggregation reduced notably, and how."""
 
     def __init__(
-        self, context: RoundContext, feed: Callable[[Event], None], on_lessened: Callable[[str, str], None]
+        self, context: RoundContext, feed: Callable[[Event], None], on_reduced_weight: Callable[[str, str], None]
     ) -> None:
         self.bytes_sent = 0
         self._context = context
         self._feed = feed
-        self._on_lessened = on_lessened
+        self._on_reduced_weight = on_reduced_weight
         self._places: dict[bytes, _Place] = {}
 
     async def reduce(self, signed: SignedGroup, delta_N: Tensor | None) -> None:
@@ -95,9 +95,9 @@ class Reductions:
             raise
         finally:
             self.bytes_sent += butterfly.bytes_sent
-        for peer, kept in butterfly.lessened.items():
+        for peer, kept in butterfly.kept_shares.items():
             how = f"keeps {kept:.0%} of its pull" if kept else "is left out"
-            self._on_lessened(peer, f"its contribution {how} in the part that this member reduces")
+            self._on_reduced_weight(peer, f"its contribution {how} in the part that this member reduces")
         # its place stays: the backup of an owner that fails late may need this member's slices
         await self._propose(group.attempt, signed.digest, group, parts)
 
@@ -193,9 +193,9 @@ class Butterfly:
         self._failed = False
 
     @property
-    def lessened(self) -> dict[str, float]:
+    def kept_shares(self) -> dict[str, float]:
         """The share of its weight that each notably reduced member keeps in this member's part, by peer."""
-        return self._own.lessened
+        return self._own.kept_shares
 
     @property
     def bytes_sent(self) -> int:

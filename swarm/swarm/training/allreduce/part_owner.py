@@ -89,11 +89,11 @@ class PartReducer:
         self.report = self._aggregation.decide()
         if self.report.note:
             logger.warning("in this member's part, %s", self.report.note)
-        for peer, kept in self.lessened.items():
+        for peer, kept in self.kept_shares.items():
             logger.info("%s keeps %.0f%% of its pull in this member's part", peer[-6:], 100 * kept)
 
     @property
-    def lessened(self) -> dict[str, float]:
+    def kept_shares(self) -> dict[str, float]:
         """The share of its weight that each notably reduced member keeps, by peer. Valid after `decide`."""
         if self._num_surveyed < NOTABLE_VALUES:
             return {}
@@ -182,8 +182,8 @@ class PartOwner:
         self._closed = asyncio.Event()
 
     @property
-    def lessened(self) -> dict[str, float]:
-        return self._reducer.lessened
+    def kept_shares(self) -> dict[str, float]:
+        return self._reducer.kept_shares
 
     @property
     def is_closed(self) -> bool:

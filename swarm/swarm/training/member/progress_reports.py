@@ -18,7 +18,7 @@ Measured: TypeAlias = Literal["interval", "group", "reduce", "commit", "apply"]
 Weight: TypeAlias = Literal[0, 1, 2]
 BROKE_PROTOCOL: Weight = 0
 LEFT_OUT: Weight = 1
-LESSENED: Weight = 2
+DOWNWEIGHTED: Weight = 2
 """How severe a refusal is: a record holds only the most severe ones."""
 
 

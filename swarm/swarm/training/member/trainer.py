@@ -340,14 +340,14 @@ class RunMember:
             terms = driver.terms
             self._on_abort(GiveUp(step=terms.step, attempt=terms.first_attempt, reason=STATE_LOST, missing=()))
         async with asyncio.TaskGroup() as tasks:
-            self._service.enter(driver)
+            self._service.set_driver(driver)
             self._driver = driver
             watch = tasks.create_task(self._watch(driver, context), name="watch")
             try:
                 certificate = await driver.run()
                 await self._faults.reached("round.committed")
             finally:
-                self._service.enter(None)
+                self._service.set_driver(None)
                 self._driver = None
                 watch.cancel()
         self._accused = driver.accused

@@ -27,16 +27,16 @@ from swarm.training.round.round_state import (
     Step,
     Terms,
     Timers,
+    begin_attempt,
     give_up,
     is_overdue,
-    own_ready,
-    renew,
+    is_waiting,
+    note_shortage,
+    own_report,
     reported,
     rest_after,
     roster_left,
     short,
-    short_from,
-    waits,
 )
 
 GRACE_SHARE = 0.25
@@ -62,7 +62,7 @@ def advance(state: RoundState, now: float) -> Step:
     if state.mine is None or state.asked == state.leader:
         return state, []
     state = replace(state, asked=state.leader, timers=Timers())
-    return state, [Ask(peer=state.leader, ready=own_ready(state))]
+    return state, [Ask(peer=state.leader, ready=own_report(state))]
 
 
 def move(state: RoundState, attempt: int, now: float) -> Step:
@@ -76,10 +76,10 @@ def move(state: RoundState, attempt: int, now: float) -> Step:
     if now < state.attempts.movable_at:
         return replace(state, attempts=replace(state.attempts, later=max(state.attempts.later, attempt))), []
     if state.phase == "forming":
-        state = short_from(state, now)  # for others the attempt ended without a group
+        state = note_shortage(state, now)  # for others the attempt ended without a group
     num_moved = state.attempts.num_moved
     attempts = replace(state.attempts, num_moved=num_moved + 1, movable_at=now + rest_after(num_moved))
-    state, replies = renew(replace(state, attempts=attempts), attempt)
+    state, replies = begin_attempt(replace(state, attempts=attempts), attempt)
     state, actions = advance(state, now)
     return state, [*replies, *actions]
 
@@ -99,7 +99,7 @@ def on_reported(state: RoundState, peer: str, ready: Ready, now: float) -> Step:
     state = replace(state, ready={**state.ready, peer: ready}, faults=faults)
     # a stranger could otherwise interrupt one attempt after the other
     is_heeded = peer in state.terms.roster or not roster_left(state)
-    if ready.attempt > state.attempt and waits(state) and is_heeded:
+    if ready.attempt > state.attempt and is_waiting(state) and is_heeded:
         return move(state, ready.attempt, now)
     return advance(state, now)
 
@@ -123,7 +123,7 @@ def too_few(state: RoundState, now: float) -> Step:
     if not terms.succession.is_usual(terms.roster, here):
         needed, num_here = terms.succession.num_usual(terms.roster), len(here & set(terms.roster))
         reason = f"of {len(terms.roster)} members of the state {needed} must be ready, and it is {num_here}{names}"
-    return give_up(short_from(state, now), reason, missing, now)
+    return give_up(note_shortage(state, now), reason, missing, now)
 
 
 def _lead(state: RoundState, now: float) -> Step:
@@ -143,7 +143,7 @@ def _lead(state: RoundState, now: float) -> Step:
 def _form(state: RoundState, now: float) -> Step:
     """Have the group of those who are ready signed, or give up if too few of them are fit for it."""
     present = present_members(state)
-    group, left_out = form_group(state.terms, state.attempt, {**present, state.terms.me: own_ready(state)})
+    group, left_out = form_group(state.terms, state.attempt, {**present, state.terms.me: own_report(state)})
     if len(group.members) < state.terms.succession.min_group or not _has_electors(state, group.peer_ids, now):
         reasons = "; ".join(f"{short(peer)}: {reason}" for peer, reason in left_out.items())
         return give_up(state, f"too few members are fit for a group: {reasons}", (), now)
@@ -189,7 +189,7 @@ def _wait_for_electors(state: RoundState, now: float) -> Step:
         grace_until=now + max(terms.grace_s, MIN_GRACE_S), deadline=state.timers.deadline or now + terms.patience_s
     )
     queries = [Query(peers=absent, hurry=True)] if absent else []
-    return replace(short_from(state, now), timers=timers), [*queries]
+    return replace(note_shortage(state, now), timers=timers), [*queries]
 
 
 def present_members(state: RoundState) -> dict[str, Ready]:

@@ -21,7 +21,7 @@ from swarm_compression.codec import Data
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation
 from swarm_protocol.training_messages import Outcome, Ready
 
-from swarm.training.round.round_state import Ballot, RoundState, led
+from swarm.training.round.round_state import Ballot, RoundState, with_leader
 
 _NUMBER_BYTES = 8
 _DIGEST_BYTES = 32
@@ -47,7 +47,7 @@ class PromiseStore(Protocol):
         """Return once a restart will find `promise`. Raises ConfigError if it cannot be written."""
 
 
-def bound(state: RoundState, promise: Promise | None) -> RoundState:
+def bound_by(state: RoundState, promise: Promise | None) -> RoundState:
     """Return `state`, the beginning of a step, as far as an earlier `promise` allows.
 
     If the run's state is the one of the promise, the member goes on after the attempt it promised, with its vote. If it
@@ -70,7 +70,7 @@ def bound(state: RoundState, promise: Promise | None) -> RoundState:
     ballot = None
     if report.voted is not None:
         ballot = Ballot(attempt=report.voted_attempt, outcome=report.voted, origin=report.voted_origin)
-    return led(replace(state, attempt=report.attempt + 1, ballot=ballot))
+    return with_leader(replace(state, attempt=report.attempt + 1, ballot=ballot))
 
 
 class PromiseFile:

@@ -17,7 +17,7 @@ from swarm_protocol.training_messages import Contribution, Ready, ReadyReply, St
 from swarm.network.interface import Stream
 from swarm.training.allreduce.butterfly import Reductions
 from swarm.training.member.interval_loop import IntervalLoop, IntervalOffer
-from swarm.training.member.progress_reports import LEFT_OUT, LESSENED, Measured, RoundLog
+from swarm.training.member.progress_reports import DOWNWEIGHTED, LEFT_OUT, Measured, RoundLog
 from swarm.training.member.trainer_events import ContributionLate, Waiting
 from swarm.training.round import state_machine
 from swarm.training.round.certificate import Proof
@@ -46,7 +46,7 @@ from swarm.training.round.round_events import (
     Voted,
     Withdrew,
 )
-from swarm.training.round.round_state import Ballot, RoundState, Terms, led, own_ready
+from swarm.training.round.round_state import Ballot, RoundState, Terms, own_report, with_leader
 
 MAX_LOOKING_AT = 64
 """Peers asked at one time, whatever others say about who else is there."""
@@ -80,7 +80,7 @@ class RoundDriver:
         self._rest_s = rest_s
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._reductions = Reductions(
-            context, self.feed, on_lessened=lambda peer, how: self.log.refuse(peer, how, LESSENED)
+            context, self.feed, on_reduced_weight=lambda peer, how: self.log.refuse(peer, how, DOWNWEIGHTED)
         )
         self._waiting: dict[str, asyncio.Future[ReadyReply]] = {}
         self._looking_at: set[str] = set()
@@ -103,7 +103,8 @@ class RoundDriver:
     def is_led_by(self, peer: str, attempt: int) -> bool:
         """Whether `peer` coordinates the attempt that this member is at, or about to go on to."""
         state = self._state
-        return attempt in {state.attempt, state.attempts.later} and led(replace(state, attempt=attempt)).leader == peer
+        is_near = attempt in {state.attempt, state.attempts.later}
+        return is_near and with_leader(replace(state, attempt=attempt)).leader == peer
 
     @property
     def accused(self) -> dict[str, str]:
@@ -117,7 +118,7 @@ class RoundDriver:
     @property
     def promise(self) -> Promise:
         """What this member is bound to at later attempts at the step."""
-        return Promise(report=own_ready(self._state), first_attempt=self.terms.first_attempt)
+        return Promise(report=own_report(self._state), first_attempt=self.terms.first_attempt)
 
     @property
     def waiting(self) -> Waiting | None:

@@ -48,9 +48,9 @@ class RoundService:
     def close(self) -> None:
         """Take part in no more rounds. States and parts are still served."""
         self._closed = True
-        self.enter(None)
+        self.set_driver(None)
 
-    def enter(self, driver: RoundDriver | None) -> None:
+    def set_driver(self, driver: RoundDriver | None) -> None:
         """Pass requests to `driver` from now on."""
         self._driver = driver
         self._changed.set()

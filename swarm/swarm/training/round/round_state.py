@@ -170,7 +170,7 @@ def coordinator_of(run: str, step: int, attempt: int, candidates: Iterable[str])
     return min(candidates, key=lambda peer: hashlib.sha256(f"{run}/{step}/{attempt}/{peer}".encode()).digest())
 
 
-def led(state: RoundState) -> RoundState:
+def with_leader(state: RoundState) -> RoundState:
     """Return `state` with the attempt's coordinator, as this member sees it.
 
     The coordinator is a member of the roster, which is the same for all, so that all agree. Where none of it is left,
@@ -185,13 +185,13 @@ def roster_left(state: RoundState) -> set[str]:
     return set(state.terms.roster) - state.faults.peers
 
 
-def waits(state: RoundState) -> bool:
+def is_waiting(state: RoundState) -> bool:
     return state.phase in {"forming", "left_out", "resting"}
 
 
 def moves_at(state: RoundState) -> float | None:
     """Return when to go on at the later attempt that others have named, if they have."""
-    return state.attempts.movable_at if waits(state) and state.attempts.later > state.attempt else None
+    return state.attempts.movable_at if is_waiting(state) and state.attempts.later > state.attempt else None
 
 
 def reported(terms: Terms, contribution: Contribution | None) -> Contribution:
@@ -199,7 +199,7 @@ def reported(terms: Terms, contribution: Contribution | None) -> Contribution:
     return replace(contribution or Contribution(peer_id=terms.me), bytes_per_s=terms.bytes_per_s)
 
 
-def own_ready(state: RoundState) -> Ready:
+def own_report(state: RoundState) -> Ready:
     mine = reported(state.terms, state.mine)
     # a report has room for a limited number, and those of earlier rosters matter least
     accused = sorted(state.faults.peers, key=lambda peer: (peer not in state.terms.roster, peer))
@@ -249,7 +249,7 @@ def is_overdue(state: RoundState, now: float) -> bool:
     return after_s > 0 and since is not None and now >= since + after_s
 
 
-def short_from(state: RoundState, now: float) -> RoundState:
+def note_shortage(state: RoundState, now: float) -> RoundState:
     """Note that too few members are there from `now` on, unless that is noted already."""
     if state.attempts.short_since is not None:
         return state
@@ -262,11 +262,11 @@ def give_up(state: RoundState, reason: str, missing: tuple[str, ...], now: float
     notice = GiveUp(step=state.terms.step, attempt=state.attempt, reason=reason, missing=missing)
     num_failed = state.attempts.num_failed
     failed = replace(state, attempts=replace(state.attempts, num_failed=num_failed + 1))
-    state, replies = renew(failed, state.attempt + 1)
+    state, replies = begin_attempt(failed, state.attempt + 1)
     return replace(state, phase="resting", timers=Timers(deadline=now + rest_after(num_failed))), [notice, *replies]
 
 
-def renew(state: RoundState, attempt: int) -> Step:
+def begin_attempt(state: RoundState, attempt: int) -> Step:
     """Begin `attempt`. Peers that still wait for an earlier one are told."""
     replies: list[Action] = [
         Reply(peer=peer, reply=ReadyReply(kind="attempt", attempt=attempt))
@@ -292,7 +292,7 @@ def renew(state: RoundState, attempt: int) -> Step:
         ),
         attempts=state.attempts,
     )
-    return led(state), replies
+    return with_leader(state), replies
 
 
 def short(peer_id: str) -> str:

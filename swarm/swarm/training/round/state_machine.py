@@ -38,7 +38,7 @@ from swarm.training.round.group_formation import (
     on_reported,
     too_few,
 )
-from swarm.training.round.promise import Promise, bound
+from swarm.training.round.promise import Promise, bound_by
 from swarm.training.round.round_events import (
     Announce,
     AttemptLeft,
@@ -74,13 +74,13 @@ from swarm.training.round.round_state import (
     Timers,
     blame,
     give_up,
-    led,
+    is_waiting,
     moves_at,
+    note_shortage,
     roster_left,
     short,
-    short_from,
     suspect,
-    waits,
+    with_leader,
 )
 from swarm.training.round.vote import disagreement, tally
 
@@ -102,7 +102,7 @@ def begin(
     state = RoundState(
         terms=terms, attempt=terms.first_attempt, faults=faults, interval_s=interval_s, began_at=began_at
     )
-    return bound(led(state), promise)
+    return bound_by(with_leader(state), promise)
 
 
 def wake_at(state: RoundState) -> float | None:
@@ -161,7 +161,7 @@ def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Step:
     if peer in state.terms.roster:
         state = replace(state, heard=state.heard | {peer})
     is_heeded = peer in state.terms.roster if state.terms.roster else state.terms.admits(peer)
-    if not waits(state) or not is_heeded:
+    if not is_waiting(state) or not is_heeded:
         return state, []
     if attempt > state.attempt:
         # two members that saw the same failure differently would otherwise each wait for the other at its own attempt
@@ -171,12 +171,12 @@ def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Step:
     if is_new and state.timers.grace_until is not None:
         # it may know others in turn, and a run must have one first group
         state = replace(state, timers=replace(state.timers, grace_until=now + state.terms.grace_s))
-    return advance(led(state), now)
+    return advance(with_leader(state), now)
 
 
 def _on_moved(state: RoundState, attempt: int, to: int, now: float) -> Step:
     """The coordinator is at a later attempt, and waits for this member there."""
-    if not (attempt == state.attempt < to and waits(state)):
+    if not (attempt == state.attempt < to and is_waiting(state)):
         return state, []
     if now < state.attempts.movable_at or to > MAX_BELIEVED_ATTEMPT:
         return give_up(state, f"the coordinator {short(state.leader)} moves on again and again", (), now)
@@ -187,7 +187,7 @@ def _on_lost(state: RoundState, peer: str, reason: str, now: float) -> Step:
     state = blame(replace(state, heard=state.heard - {peer}), (), (peer,), reason)
     if state.phase == "forming" and state.asked == peer:
         gone = f"the coordinator {short(peer)} is gone: {reason}{_shortage(state)}"
-        return give_up(short_from(state, now), gone, (peer,), now)
+        return give_up(note_shortage(state, now), gone, (peer,), now)
     if state.phase == "voting":
         return _count(_without_vote_of(state, peer), now)
     return advance(state, now)

@@ -46,11 +46,11 @@ def test_owner_reports_no_honest_member_however_small_its_part(
     num_values: int, num_members: int, aggregator: str
 ) -> None:
     for seed in range(50):
-        assert owner_of(contributions(num_members, num_values, seed), aggregator).lessened == {}
+        assert owner_of(contributions(num_members, num_values, seed), aggregator).kept_shares == {}
 
 
 @pytest.mark.parametrize("aggregator", [RunConfig(name="run").aggregator, "norm_clipped_mean"])
 def test_owner_reports_a_member_that_sends_much_more_than_the_others(aggregator: str) -> None:
     x_MF = contributions(5, NOTABLE_VALUES, 0)
     x_MF[2] *= -30
-    assert list(owner_of(x_MF, aggregator).lessened) == [PEERS[2]]
+    assert list(owner_of(x_MF, aggregator).kept_shares) == [PEERS[2]]

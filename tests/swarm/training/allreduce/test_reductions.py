@@ -26,7 +26,7 @@ def attend(reductions: Reductions, peer: str) -> asyncio.Task[None]:
 
 
 def make_reductions() -> Reductions:
-    return Reductions(cast(Any, SimpleNamespace()), feed=lambda event: None, on_lessened=lambda peer, how: None)
+    return Reductions(cast(Any, SimpleNamespace()), feed=lambda event: None, on_reduced_weight=lambda peer, how: None)
 
 
 def test_attend_whose_caller_is_cancelled_leaves_no_entry() -> None:

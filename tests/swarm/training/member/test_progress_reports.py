@@ -13,7 +13,7 @@ from support.training_swarm import NUM_VALUES, SpoiledCodec, Swarm, SyntheticInn
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_link import LinkModel
 from swarm.testing import virtual_time
-from swarm.training.member.progress_reports import BROKE_PROTOCOL, LEFT_OUT, LESSENED, RoundLog
+from swarm.training.member.progress_reports import BROKE_PROTOCOL, DOWNWEIGHTED, LEFT_OUT, RoundLog
 from swarm.training.member.trainer import RunMember
 from swarm.training.member.trainer_events import OuterStep, RoundAborted
 from swarm.training.round.round_context import RoundContext
@@ -48,7 +48,7 @@ def test_log_adds_up_what_each_phase_took_over_all_attempts() -> None:
 def test_log_tells_the_worst_refusals_one_for_each_peer() -> None:
     log = RoundLog()
     for number in range(limits.MAX_REFUSALS):
-        log.refuse(peer(number), f"it keeps {number} %", LESSENED)
+        log.refuse(peer(number), f"it keeps {number} %", DOWNWEIGHTED)
     log.refuse(peer(0), "it sent nonsense", BROKE_PROTOCOL)
     log.refuse(peer(0), "it sent more nonsense", BROKE_PROTOCOL)
     log.refuse(peer(0), "too late", LEFT_OUT)

@@ -47,7 +47,7 @@ def test_report_that_a_driver_answers_with_pending_as_it_ends_is_refused_if_the_
 
     async def main() -> None:
         service = make_service(STEP - 1)
-        service.enter(cast(Any, Ending()))
+        service.set_driver(cast(Any, Ending()))
         assert (await service._answer(LEADER, ready())).kind == "pending"
         waiting = asyncio.create_task(service._answer(LEADER, ready()))
         await asyncio.sleep(0.5)
@@ -64,7 +64,7 @@ def test_report_to_a_member_that_has_lost_its_state_is_refused_at_once() -> None
 
     async def main() -> None:
         service = make_service(STEP - 1)
-        service.enter(cast(Any, driver))
+        service.set_driver(cast(Any, driver))
         with pytest.raises(PeerRefused, match="has lost the state"):
             await service._answer(LEADER, ready())
 

@@ -14,7 +14,7 @@ from swarm.training.run.run_file import load_run
 from swarm_node import cli, network_snapshot
 from swarm_node.dashboard import app as dashboard_app
 from swarm_node.dashboard import live
-from swarm_node.dashboard.app import beside, create_dashboard
+from swarm_node.dashboard.app import combined, create_dashboard
 from swarm_node.dashboard.history.retention import DAY_S, RetentionLimits
 from swarm_node.gateway.app import create_app
 from swarm_node.metrics import exporter
@@ -75,7 +75,7 @@ def test_readme_curl_asks_a_port_that_a_command_opens_for_what_is_there(port: st
         config.metrics.port for config in configs if config.metrics
     }
     gateway = create_app(ScriptedClient())
-    answer = TestClient(beside(gateway, create_dashboard(example_source(3)))).get(path)
+    answer = TestClient(combined(gateway, create_dashboard(example_source(3)))).get(path)
     assert answer.status_code == 200
 
 

@@ -79,7 +79,7 @@ def _repeated(text: str) -> str:
     return shown(text, max_chars=api.MAX_REPEATED_CHARS)
 
 
-def beside(gateway: ASGIApp, dashboard: ASGIApp) -> ASGIApp:
+def combined(gateway: ASGIApp, dashboard: ASGIApp) -> ASGIApp:
     """Combine both in one application. The gateway keeps its own keys and limits for its paths."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -309,7 +309,7 @@ class Collector:
 # --- running it -------------------------------------------------------------------------------------------------------
 
 
-def collecting(node: Node) -> AbstractAsyncContextManager[Collector]:
+def daemon_collector(node: Node) -> AbstractAsyncContextManager[Collector]:
     """Run a daemon's collector, as `running_collector`. Raises ConfigError where the history's directory is missing."""
 
     def warn(error: SwarmError) -> None:

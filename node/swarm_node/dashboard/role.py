@@ -6,7 +6,7 @@ Beyond this machine it listens only where `--host` says so.
 from __future__ import annotations
 
 from swarm_node.dashboard.app import create_dashboard
-from swarm_node.dashboard.collector import checkpoints, collecting
+from swarm_node.dashboard.collector import checkpoints, daemon_collector
 from swarm_node.http.addresses import checked
 from swarm_node.http.server import is_local, listen, serving
 from swarm_node.node import Node, RelayUse, RoleName
@@ -31,7 +31,7 @@ class DashboardRole:
         return "none"
 
     async def run(self, node: Node) -> None:
-        async with collecting(node) as collector:
+        async with daemon_collector(node) as collector:
             app = create_dashboard(collector, checkpoints=checkpoints(node.config))
             async with serving(checked(app, node.config), self._listener) as url:
                 node.activity.state = "dashboard"

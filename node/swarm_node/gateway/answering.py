@@ -31,9 +31,9 @@ from swarm_node.gateway.admission import ALLOWANCE, Gate
 from swarm_node.gateway.api_errors import from_exception
 from swarm_node.gateway.choice import Choice, Delta
 from swarm_node.gateway.metrics import Metrics, RequestTimes, Trace, TraceStore
-from swarm_node.gateway.models import Models
 from swarm_node.gateway.request_schema import SamplingRequest
 from swarm_node.gateway.responses import ResponseBuilder, as_json, json_response, usage_of
+from swarm_node.gateway.served_models import Models
 from swarm_node.http.event_stream import DONE, EventStream, cancel_on_disconnect, event
 from swarm_node.http.rate_limit import Allowance
 from swarm_node.metrics.otel_traces import NO_TRACES, Traces

@@ -21,9 +21,9 @@ from swarm_node.gateway.answering import Answerer, GenerationBatch
 from swarm_node.gateway.chat_schema import ChatRequest
 from swarm_node.gateway.keys import KeyRing
 from swarm_node.gateway.metrics import Metrics, RequestCounter, Trace
-from swarm_node.gateway.models import Models
 from swarm_node.gateway.request_schema import CompletionRequest
 from swarm_node.gateway.responses import ChatBuilder, CompletionBuilder, ResponseHead, json_response
+from swarm_node.gateway.served_models import Models
 from swarm_node.gateway.texts import Texts
 from swarm_node.http.http_error import HttpError
 from swarm_node.http.rate_limit import Allowances, Rates

@@ -14,8 +14,8 @@ from starlette.types import ASGIApp
 from swarm.client import AsyncClient
 from swarm_protocol.errors import ConfigError
 
-from swarm_node.dashboard.app import beside, create_dashboard
-from swarm_node.dashboard.collector import checkpoints, collecting
+from swarm_node.dashboard.app import combined, create_dashboard
+from swarm_node.dashboard.collector import checkpoints, daemon_collector
 from swarm_node.formatting import plural
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.app import GatewayOptions, create_app
@@ -58,9 +58,9 @@ class GatewayRole:
             if not node.config.dashboard:
                 await self._serve(node, gateway)
                 return
-            async with collecting(node) as collector:
+            async with daemon_collector(node) as collector:
                 dashboard = create_dashboard(collector, has_chat=True, checkpoints=checkpoints(node.config))
-                await self._serve(node, beside(gateway, dashboard), dashboard)
+                await self._serve(node, combined(gateway, dashboard), dashboard)
 
     async def _serve(self, node: Node, app: ASGIApp, dashboard: FastAPI | None = None) -> None:
         """Serve until the node leaves.

@@ -24,7 +24,6 @@ from swarm_node.gateway.admission import ALLOWANCE, Gate
 from swarm_node.gateway.answering import until_gone
 from swarm_node.gateway.chat_schema import ChatMessage, Tool
 from swarm_node.gateway.metrics import Metrics
-from swarm_node.gateway.models import Models
 from swarm_node.gateway.request_schema import (
     JsonObject,
     Label,
@@ -38,6 +37,7 @@ from swarm_node.gateway.request_schema import (
     one_prompt_or_many,
 )
 from swarm_node.gateway.responses import Detokenized, TokenList, json_response, usage_of
+from swarm_node.gateway.served_models import Models
 from swarm_node.http.rate_limit import Allowance
 
 Inputs = Annotated[

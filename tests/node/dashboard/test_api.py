@@ -14,7 +14,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 from support.dashboard_source import ExampleSource
 from support.dashboard_swarms import example_source
-from swarm_node.dashboard.app import VisitorRates, beside, create_dashboard
+from swarm_node.dashboard.app import VisitorRates, combined, create_dashboard
 from swarm_node.dashboard.checkpoints import Checkpoints
 from swarm_node.dashboard.run_follower import MAX_STEPS
 from swarm_node.dashboard.run_views import PHASES
@@ -271,7 +271,7 @@ def test_no_folder_means_no_downloads(source: ExampleSource, tmp_path: Path) -> 
 
 
 def test_gateway_keeps_what_is_its_own(source: ExampleSource) -> None:
-    app = beside(PlainTextResponse("the gateway's"), create_dashboard(source, has_chat=True))
+    app = combined(PlainTextResponse("the gateway's"), create_dashboard(source, has_chat=True))
 
     async def main() -> None:
         transport = httpx.ASGITransport(app, client=("203.0.113.9", 1))

@@ -12,7 +12,7 @@ import pytest
 from support.dashboard_world import SETTLED_S, World, node_record, serve_record, trainer_record, world
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
-from swarm_node.dashboard.collector import checkpoints, collecting
+from swarm_node.dashboard.collector import checkpoints, daemon_collector
 from swarm_node.dashboard.history.facts import HistoryError
 from swarm_node.dashboard.view_builder import ViewBuilder
 from swarm_node.dashboard.views import ModelView
@@ -391,7 +391,7 @@ async def test_made_up_models_and_runs_do_not_make_a_look_dearer(found: World) -
 def test_history_in_a_directory_that_is_not_there_is_refused(tmp_path: Path, place: str) -> None:
     config = Config(home=tmp_path, name="test", history=place.format(tmp_path))
     with pytest.raises(ConfigError, match=r"no directory .*missing") as error:
-        collecting(SimpleNamespace(config=config, home=Home(tmp_path)))  # type: ignore[arg-type]
+        daemon_collector(SimpleNamespace(config=config, home=Home(tmp_path)))  # type: ignore[arg-type]
     assert error.value.remedy == "check --history"
     assert not (tmp_path / "missing").exists()
 

@@ -20,7 +20,7 @@ from support.dashboard_swarms import example_source
 from swarm.client.request import GenerationRequest
 from swarm.serving.session.trace import HopTrace, Replay, Trace
 from swarm_node.dashboard import wording
-from swarm_node.dashboard.app import beside, create_dashboard
+from swarm_node.dashboard.app import combined, create_dashboard
 from swarm_node.gateway.app import create_app
 
 pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"needs a browser: {CHROMIUM} is not there")
@@ -68,7 +68,7 @@ def swarms() -> Iterator[Swarms]:
         source = example_source(num_nodes, hostile=hostile)
         models = [ScriptedModel(name=model.name) for model in source.overview().models]
         gateway = create_app(TracedClient(served=models))
-        served[name] = source, Served(beside(gateway, create_dashboard(source, has_chat=True)))
+        served[name] = source, Served(combined(gateway, create_dashboard(source, has_chat=True)))
     yield served
     for _, server in served.values():
         server.close()

@@ -91,7 +91,7 @@ def test_stream_without_usage_does_not_mention_it() -> None:
 
 def test_model_is_openais_type_and_its_time_is_when_it_was_first_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [1_700_000_000.5]
-    monkeypatch.setattr("swarm_node.gateway.models.time.time", lambda: now_s[0])
+    monkeypatch.setattr("swarm_node.gateway.served_models.time.time", lambda: now_s[0])
 
     async def conversation(openai: AsyncOpenAI) -> None:
         for _ in range(2):

@@ -1,8 +1,10 @@
-"""Tools: what reaches the model's template, and which of a model's words become calls."""
+"""Calls of tools: found in a model's text, and enforced by a grammar."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import openai as api
 import pytest
@@ -10,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from node.gateway.scripted_client import ScriptedClient, ScriptedToken, converse
 from openai import AsyncOpenAI
+from support.text_models import byte_tokenizer
+from swarm.serving.grammar.grammar_masks import GrammarForkServer, GrammarProcess
 from swarm_node.gateway import http_limits
-from swarm_node.gateway.tools import CLOSING, OPENING, ToolCall, ToolCallFinder
+from swarm_node.gateway.tools import CLOSING, OPENING, CallableTool, ToolCall, ToolCallFinder, calls_grammar
 
 HELLO = [{"role": "user", "content": "hi"}]
 WEATHER = {
@@ -207,3 +211,83 @@ def test_finder_gives_up_a_call_that_does_not_end(monkeypatch: pytest.MonkeyPatc
     finder = ToolCallFinder({"weather"})
     assert "".join(map(str, finder.push(OPENING + "x" * 200))) == OPENING + "x" * 200
     assert finder.push("on") == ["on"]
+
+
+# as pydantic's models say it
+CITY = {
+    "type": "object",
+    "properties": {"city": {"$ref": "#/$defs/City"}},
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"City": {"type": "string"}},
+}
+TOOLS = [CallableTool(name="weather", arguments=CITY), CallableTool(name="clock", arguments={"type": "object"})]
+
+ROME_CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+CLOCK = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
+UNFIT = ROME_CALL.replace("city", "town")
+OTHER = ROME_CALL.replace("weather", "rm")
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrammarForkServer]:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    byte_tokenizer().save_pretrained(directory)
+    processes = GrammarForkServer(directory / "tokenizer.json")
+    yield processes
+    processes.close()
+
+
+@pytest.mark.parametrize(
+    ("how", "fit", "unfit"),
+    [
+        (
+            {"may_talk": True, "may_repeat": True},
+            [
+                "",
+                "2 < 3",
+                "a <tool_cal",
+                ROME_CALL,
+                f"Let me see.\n{ROME_CALL}",
+                f"{ROME_CALL}\n{CLOCK}\n{ROME_CALL}",
+                f"{ROME_CALL}\nThat is it.",
+            ],
+            [UNFIT, f"So: {UNFIT}", f"{ROME_CALL}\n{UNFIT}", OTHER, "<tool_call>"],
+        ),
+        (
+            {"may_talk": True, "may_repeat": False},
+            ["", "hello", ROME_CALL, f"Let me see.\n{ROME_CALL}"],
+            [f"So: {UNFIT}", f"{ROME_CALL}\n{CLOCK}", f"{ROME_CALL}\n"],
+        ),
+        (
+            {"may_talk": False, "may_repeat": True},
+            [ROME_CALL, f"{ROME_CALL}\n{CLOCK}"],
+            ["", "hello", f"So: {ROME_CALL}", UNFIT],
+        ),
+        ({"may_talk": False, "may_repeat": False}, [ROME_CALL], ["", f"{ROME_CALL}\n{CLOCK}"]),
+        (
+            {"may_talk": True, "may_repeat": True, "answer": {"type": "integer"}},
+            ["12", ROME_CALL, f"{ROME_CALL}\n{CLOCK}"],
+            ["", "hello", f"12{ROME_CALL}", UNFIT],
+        ),
+    ],
+    ids=lambda value: " ".join(f"{name}={on}" for name, on in value.items()) if isinstance(value, dict) else "",
+)
+def test_grammar_of_calls_allows_what_fits_and_nothing_else(
+    processes: GrammarForkServer, how: dict[str, Any], fit: list[str], unfit: list[str]
+) -> None:
+    found = {text: _is_allowed(processes, how, text) for text in (*fit, *unfit)}
+    assert found == dict.fromkeys(fit, True) | dict.fromkeys(unfit, False)
+
+
+def _is_allowed(processes: GrammarForkServer, how: dict[str, Any], text: str) -> bool:
+    """Whether it can be written, and may end there."""
+    process = GrammarProcess(processes, calls_grammar(TOOLS, **how))
+    token_ids = list(byte_tokenizer()(text)["input_ids"])
+    try:
+        for index, token_id in enumerate(token_ids):
+            if not process.mask(token_ids[:index]).allowed[token_id // 8] >> token_id % 8 & 1:
+                return False
+        return process.mask(token_ids).may_end
+    finally:
+        process.close()

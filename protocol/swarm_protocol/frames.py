@@ -1,7 +1,8 @@
-"""Frames as bytes: the messages of a lane.
+"""Encode frames as the messages of a multiplexed connection.
 
-The version, the length of the header (4 bytes, little-endian), the header (a protobuf), and then the payloads of all
-rows one after another, which are thus copied once when they are sent and not at all when they are received.
+A message is the version, the length of the header (4 bytes, little-endian), the header (a protobuf), and then the
+payloads of all rows one after another. Payloads are thus copied once when they are sent and not at all when they are
+received.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _Frame: TypeAlias = session_pb2.Frame
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """One message of a lane."""
+    """One message."""
 
     frames: tuple[Frame, ...]
 
@@ -61,7 +62,7 @@ class Frames:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Frames:
-        """Raises PeerViolation. Payloads are views of `data`."""
+        """Decode a message. Raises PeerViolation. Payloads are views of `data`."""
         return wire.decode_with_payload(
             data,
             session_pb2.Frames,
@@ -72,7 +73,7 @@ class Frames:
 
 
 def num_bytes(frame: Frame) -> int:
-    """About what it takes in a message, for bounding queues."""
+    """Return the approximate size of a frame in a message, for bounds on queues."""
     rows = frame.rows if isinstance(frame, StepRequest | Push | StepResult) else None
     extra = 0
     if isinstance(frame, OpenSequence):
@@ -191,7 +192,7 @@ _FILLS: dict[type[Any], tuple[str, Callable[[Any, Any], None]]] = {
 
 
 class _Payload:
-    """Gives out the bytes that follow the header, in the order of the frames."""
+    """Hand out the bytes that follow the header, in the order of the frames."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data

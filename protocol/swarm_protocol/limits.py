@@ -171,12 +171,12 @@ MAX_PAGE_KEYS = 2**16
 MAX_FRAMES = 256
 # Servers whose times a token brings along. Longer chains tell of the nearest.
 MAX_UPSTREAM = 16
-# How often a seat is told who its neighbours are: with each server that comes or goes, far more than one session meets.
+# How often a sequence is told who its neighbours are: with each server that comes or goes, far more than one session meets.
 MAX_LINKS = 2**20
 # What a frame takes beside its rows: ids of 52, 16 and 16 bytes, names of 64, some numbers, twenty likeliest tokens,
 # and two times of each server before.
 FRAME_BYTES = 768
-# The tokens of a longest answer (4 MiB) are the largest of them. One that opens a seat has the names of a longest
+# The tokens of a longest answer (4 MiB) are the largest of them. One that opens a sequence has the names of a longest
 # prompt's pages (1 MiB), each token of the largest vocabularies (1 MiB) and a grammar.
 MAX_FRAMES_HEADER_BYTES = 6 * 2**20
 # Beyond it every token is as likely as any other.

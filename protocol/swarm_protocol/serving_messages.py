@@ -1,4 +1,11 @@
-"""What a client starts from: the small files of a model. What sessions say is in `session_frames`."""
+"""Messages of the serving calls beside sessions: a model's small files, handovers, and stateless passes.
+
+- Files: a client starts from the small files of a model.
+- Handover: a sequence's keys and values go from a server that leaves to the one that takes over.
+- Forward and backward: researchers' clients use blocks as a function that keeps nothing. There is one stream for each
+  call: Compute and the pieces of the inputs, then the pieces of the answer. Forward takes token ids or hidden states;
+  backward takes hidden states and the gradient of what forward made of them.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +65,7 @@ class FilesResponse:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> FilesResponse:
-        """Raises PeerViolation. Whether a name is one that was meant, the reader must check."""
+        """Decode an answer. Raises PeerViolation. The reader must check the names."""
         return wire.decode(data, serving_pb2.FilesResponse, _files_response, max_bytes=limits.MAX_MESSAGE_BYTES)
 
 
@@ -75,7 +82,7 @@ KV_METHOD = "serving.kv"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvRequest:
-    """Send me the keys and values of this seat on blocks `[start, end)`; its client has allowed it."""
+    """Ask for the keys and values of this sequence on blocks `[start, end)`; its client has allowed it."""
 
     client_peer_id: str
     sequence_id: bytes
@@ -99,7 +106,7 @@ class KvRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvHeader:
-    """The seat holds `length` positions. How they are laid out is between two servers of one version."""
+    """The sequence holds `length` positions. The layout of the bytes is private to one version of the software."""
 
     length: int
 
@@ -120,7 +127,7 @@ BACKWARD_METHOD = "serving.backward"
 """The model's name follows after a slash, so a node can serve several."""
 
 FORWARD_CODECS = ("raw", "bf16")
-"""Gradients have no place among int8's: their blocks differ too much in size."""
+"""Gradients cannot use int8, since their blocks differ too much in size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
-"""What the peers of one model say to each other on a lane, a long stream that carries the frames of all seats.
+"""The frames that the peers of one model exchange on a multiplexed connection.
 
-A *seat* is one session's place on one server: its cache and its length. Its id is made up by the client, one a hop, and
-counts together with the client's peer id. Which frame may come from whom, and when, its reader must check. How frames
-become bytes is said in `frames`.
+A *sequence* is one session's part on one server: its cache and its length. The client makes up an id for each, which
+counts together with the client's peer id. The reader of a frame must check who may send it, and when. `frames` encodes
+them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SESSION_METHOD = "serving.lane"
 """A stream of `Frames` both ways. The model's name follows after a slash."""
 
 Spent: TypeAlias = tuple[float, float]
-"""Milliseconds of computing a step, and of waiting for its turn."""
+"""Milliseconds that a step was computed, and that it waited for its turn."""
 
 WANTS = ("nothing", "last", "all", "token")
 PAGE_KEY_BYTES = 16
@@ -36,7 +36,7 @@ def check_sequence_id(value: object) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceRef:
-    """A seat of the same client on another peer."""
+    """A sequence of the same client on another peer."""
 
     peer_id: str
     sequence_id: bytes
@@ -48,9 +48,9 @@ class SequenceRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenDraw:
-    """Which token to take: the draw at `index`; `num_logprobs` likeliest to tell of, None: no probabilities at all.
+    """How to draw a token: the draw at `index`, with the `num_logprobs` likeliest tokens, or None for no probabilities.
 
-    `ahead` more may be drawn after it without being asked for, each of them the next input.
+    `ahead` more tokens may be drawn after it without being asked for, each of them the next input.
     """
 
     temperature: float = 0.0
@@ -78,7 +78,7 @@ class TokenDraw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledToken:
-    """The token that was taken. `logprob`, if asked for, its natural logarithmic probability; `top`: the likeliest."""
+    """The token that was drawn. `logprob` is its natural logarithmic probability if asked for, `top` the likeliest."""
 
     token_id: int
     logprob: float | None = None
@@ -100,11 +100,11 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSequence:
-    """Ask for a seat on blocks `[start, end)` with room for `max_tokens`, whose outputs are sent in `codec`.
+    """Ask for a sequence on blocks `[start, end)` with room for `max_tokens`, whose outputs are sent in `codec`.
 
-    `page_keys` name the full pages of the prompt that the server may still hold; `take_over`: begin with that seat's
-    keys and values instead. `sampler`: how the seat of the last block changes the logits of its draws. Answered by
-    SequenceReady or SequenceEnded.
+    `page_keys` name the full pages of the prompt that the server may still hold. `take_over`: begin with that
+    sequence's keys and values instead. `sampler`: how the sequence of the last block changes the logits of its draws.
+    Answered by SequenceReady or SequenceEnded.
     """
 
     sequence_id: bytes
@@ -136,9 +136,10 @@ class OpenSequence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRequest:
-    """Run these rows, the first one at `position`; answered by StepResult.
+    """Run these rows, the first one at `position`. Answered by StepResult.
 
-    `want`: which outputs the client needs. `forward`: it needs all of them, and the next server too if one is linked.
+    `want` says which outputs the client needs. `forward`: it needs all of them, and so does the next server if one is
+    linked.
     """
 
     sequence_id: bytes
@@ -155,9 +156,10 @@ class StepRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkUpdate:
-    """From now on take pushes from `previous` and push to `next`; None: from nobody, to nobody. Answered by LinkAck.
+    """From now on take pushes from `previous` and push to `next`; None stands for no server. Answered by LinkAck.
 
-    The last server pushes tokens that it draws, to the first one or, where it is that itself, to the same seat.
+    The last server pushes the tokens that it draws to the first one or, if it is the first one itself, to the same
+    sequence.
     """
 
     sequence_id: bytes
@@ -170,7 +172,7 @@ class LinkUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllowHandover:
-    """`to_peer_id` may have the seat's keys and values."""
+    """Allow `to_peer_id` to fetch the sequence's keys and values."""
 
     sequence_id: bytes
     to_peer_id: str
@@ -182,7 +184,7 @@ class AllowHandover:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerTokens:
-    """The answer's tokens so far, for a seat with a sampler that takes it over. Not answered.
+    """The answer's tokens so far, for a sequence with a sampler that takes the answer over. Not answered.
 
     `token_ids` are 4 bytes each, little-endian.
     """
@@ -197,7 +199,7 @@ class AnswerTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseSequence:
-    """Free the seat. Not answered."""
+    """Free the sequence. Not answered."""
 
     sequence_id: bytes
 
@@ -210,7 +212,7 @@ class CloseSequence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceReady:
-    """The seat is open, its room reserved, and it holds `length` positions; the first step may begin at any of them."""
+    """The sequence is open and holds `length` positions; the first step may begin at any of them."""
 
     sequence_id: bytes
     max_step_tokens: int
@@ -224,13 +226,14 @@ class SequenceReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """The seat holds `position` positions; `rows`: the outputs of the last ones, hidden states or logits, as wanted.
+    """The sequence holds `position` positions; `rows` are the outputs of the last ones, hidden states or logits, as
+    wanted.
 
-    `push_failed`: the next server did not take some of them. `codec_error`: what the codec lost of the rows, relative
-    to their root mean square. `passed_on`: it tells of single tokens that went on to the next server, whose times come
-    with the last one's result: there `upstream_ms` are compute and queue of the servers before, the nearest last, as
-    far as they are known. `looped`: the token is on its way to the first server. `num_links`: how many Links the seat
-    had been told by when it passed on what this tells of.
+    `push_failed`: the next server did not take some of them. `codec_error`: the loss of the codec, relative to the root
+    mean square of the rows. `passed_on`: the result is of single tokens that went on to the next server. Their times
+    come with the last server's result, whose `upstream_ms` are compute and queue of the servers before, the nearest
+    last, as far as they are known. `looped`: the token is on its way to the first server. `num_links`: how many
+    LinkUpdates the sequence had received when it passed these rows on.
     """
 
     sequence_id: bytes
@@ -262,7 +265,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkAck:
-    """The seat has heard of `num_links` Links; it held inputs up to `position`, run or not, before the last of them."""
+    """The sequence has received `num_links` LinkUpdates. It held inputs up to `position` before the last of them."""
 
     sequence_id: bytes
     num_links: int
@@ -276,7 +279,7 @@ class LinkAck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceEnded:
-    """There is no such seat, or none any more. `failure` says why, see `swarm_protocol.failure_messages`."""
+    """There is no such sequence, or none any more. `failure` says why, see `swarm_protocol.failure_messages`."""
 
     sequence_id: bytes
     failure: bytes
@@ -286,13 +289,13 @@ class SequenceEnded:
         _check_failure(self.failure)
 
     def error(self, sender: str) -> SwarmError:
-        """Raises PeerViolation if it is none."""
+        """Decode the failure. Raises PeerViolation if it is none."""
         return decode_failure(self.failure, sender)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLeaving:
-    """The server takes no new seats and ends those of this lane after `within_s`."""
+    """The server takes no new sequences and ends those of this connection after `within_s`."""
 
     within_s: float
 
@@ -305,10 +308,11 @@ class ServerLeaving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Push:
-    """A StepRequest that comes from the server before; what is wanted is said by the client and handed down.
+    """A StepRequest from the server before, with what the client wants; or a drawn token from the last server to the
+    first.
 
-    Or from the last server to the first: a token that was drawn. `source_id`: the seat that it comes from.
-    `upstream_ms`: compute and queue of the servers so far, the nearest last, as far as they are known.
+    `source_id` is the sequence that it comes from. `upstream_ms` are compute and queue of the servers so far, the
+    nearest last, as far as they are known.
     """
 
     client_peer_id: str
@@ -330,7 +334,7 @@ class Push:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushRefused:
-    """What was pushed to this seat from `position` on has not been taken."""
+    """What was pushed to this sequence from `position` on was not taken."""
 
     client_peer_id: str
     sequence_id: bytes
@@ -344,7 +348,7 @@ class PushRefused:
         _check_failure(self.failure)
 
     def error(self, sender: str) -> SwarmError:
-        """Raises PeerViolation if it is none."""
+        """Decode the failure. Raises PeerViolation if it is none."""
         return decode_failure(self.failure, sender)
 
 

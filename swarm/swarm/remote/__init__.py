@@ -1,1 +1,1 @@
-"""A swarm's model as a frozen function of hidden states, for training something of one's own around it."""
+"""A swarm's model as a frozen function of hidden states, for training one's own parameters around it."""

@@ -1,7 +1,8 @@
-"""A model's blocks over whichever servers have them, as a function of whole sequences and its gradient.
+"""A model's blocks on remote servers, as a function of whole sequences and its gradient.
 
-Each part of a chain keeps its input until the gradient has come back through it, so a server may die at any moment: the
-part is computed by others, which had no share in the forward pass. Used in the client's loop, by any number of tasks.
+Each part of a chain keeps its input until the gradient has come back through it. So a server may die at any moment:
+others, which had no share in the forward pass, compute its part. Used in the client's loop, by any number of tasks.
+
 Legend of shapes: B sequences, T positions, H hidden size, V vocabulary, C columns: H, or V after the head.
 """
 
@@ -42,11 +43,28 @@ from swarm.serving.wire.tensor_stream import receive_floats, send_tensor
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 20.0
-"""How long to look for one, or for room, before a call fails."""
+"""How long to look for a server, or for room on one, before a call fails."""
+
+FLOOR_S = 10.0
+"""Covers dialling through a relay and a server's slow moment."""
+
+FACTOR = 16.0
+"""Factor on the time by the server's record, since the calls and sessions of others come between."""
+
+BACKWARD_FACTOR = 4.0
+"""At worst the forward pass is run twice again, and the backward pass takes as long as two."""
+
+MAX_COMPUTE_S = 600.0
+
+SLOWEST_BYTES_PER_S = 250_000.0
+"""A mobile uplink."""
 
 
 class CallRouteFinder:
-    """Of one call."""
+    """Find the servers for the blocks of one call; remember which of them have failed it.
+
+    Used by one task at a time.
+    """
 
     def __init__(self, known: KnownServers, health: PeerHealth, *, salt: str) -> None:
         self._known = known
@@ -58,7 +76,7 @@ class CallRouteFinder:
         self._give_up_at_s = asyncio.get_running_loop().time() + PATIENCE_S
 
     async def find(self, start: int, end: int) -> list[Hop]:
-        """The cheapest chain over `[start, end)`, of servers that have not refused this call.
+        """Return the cheapest chain over `[start, end)`, of servers that have not refused this call.
 
         Raises NoChain, or why the last server would not or could not do it.
         """
@@ -74,7 +92,7 @@ class CallRouteFinder:
                 await self._wait()
 
     async def _wait(self) -> None:
-        """Until another look may find more. Raises what it is no use to wait for."""
+        """Wait until another search may find more. Raises an error that waiting does not help against."""
         left_s = self._give_up_at_s - asyncio.get_running_loop().time()
         match self._last:
             case PeerRefused(retry_after_s=retry_after_s) if 0 < retry_after_s <= left_s:
@@ -87,7 +105,10 @@ class CallRouteFinder:
         await self._known.look_up()
 
     def failed(self, peer_id: str, error: SwarmError) -> None:
-        """Do not ask it again in this call. Raises `error` if so many failed that the call itself must be at fault."""
+        """Do not ask the peer again in this call.
+
+        Raises `error` if so many failed that the call itself is the cause.
+        """
         logger.info("%s failed a call on blocks of %s: %s", peer_id, self._known.model, error)
         # a refusal of this call says nothing of others, and a server that could not be reached may come back
         if isinstance(error, PeerUnreachable | PeerTimeout | PeerViolation):
@@ -100,21 +121,6 @@ class CallRouteFinder:
             raise error
 
 
-FLOOR_S = 10.0
-"""Dialling through a relay and a server's slow moment."""
-
-FACTOR = 16.0
-"""Over what the server's record says: the calls and sessions of others come between."""
-
-BACKWARD_FACTOR = 4.0
-"""The forward pass is run twice again at worst, and the backward pass takes as long as two."""
-
-MAX_COMPUTE_S = 600.0
-
-SLOWEST_BYTES_PER_S = 250_000.0
-"""A mobile uplink."""
-
-
 async def call_server(
     network: Network,
     peer_id: str,
@@ -124,7 +130,7 @@ async def call_server(
     *,
     num_columns: int,
 ) -> Tensor:
-    """What the server made of `tensors` (int64 [B, T] or float32 [B, T, …] each): float32 [B, T, num_columns].
+    """Let a server run a pass on `tensors` (int64 [B, T] or float32 [B, T, …] each): float32 [B, T, num_columns].
 
     Raises PeerError, SessionError if the server could not compute it, ConfigError for numbers that are not finite.
     """
@@ -151,7 +157,7 @@ async def call_server(
 
 
 def deadline_s(record: ServeRecord, method: str, *, num_blocks: int, num_rows: int, num_bytes: int) -> float:
-    """How long a call may take, from the server's own claim within bounds."""
+    """Return how long a call may take, from the server's own claim within bounds."""
     expected_s = num_blocks * num_rows * record.prefill_ms_per_token / 1000
     factor = FACTOR * (BACKWARD_FACTOR if method.startswith(BACKWARD_METHOD) else 1.0)
     limit_s = FLOOR_S + min(factor * expected_s, MAX_COMPUTE_S) + num_bytes / SLOWEST_BYTES_PER_S
@@ -167,7 +173,10 @@ class RemotePart:
 
 
 class RemoteBlocks:
-    """With `head`, what the model's last block gives becomes logits. `servers` are of the model's revision."""
+    """The blocks of a model. With `head`, the last block's output becomes logits.
+
+    `servers` are of the model's revision.
+    """
 
     def __init__(
         self,
@@ -190,7 +199,7 @@ class RemoteBlocks:
         self._salt = uuid4().hex
 
     async def embed(self, tokens_BT: Tensor) -> Tensor:
-        """Input embeddings, float32 [B, T, H]. Raises as `forward`."""
+        """Return input embeddings, float32 [B, T, H]. Raises as `forward`."""
         search = self._search()
         while True:
             first = (await search.find(0, 1))[0]
@@ -199,15 +208,16 @@ class RemoteBlocks:
                 return embeddings
 
     async def forward(self, x: Tensor, start: int, end: int) -> tuple[Tensor, list[RemotePart]]:
-        """float32 [B, T, C] of float32 `x` [B, T, H], or of token ids [B, T] at the first block; and who did it.
+        """Run float32 `x` [B, T, H], or token ids [B, T] at the first block: float32 [B, T, C], and which server did
+        which part.
 
-        Raises NoChain when nobody has some block, what the servers refuse or fail with, and ConfigError for numbers
+        Raises NoChain when no server has some block, what the servers refuse or fail with, and ConfigError for numbers
         that are not finite.
         """
         return await self._forward(self._search(), x, start, end)
 
     async def backward(self, parts: Sequence[RemotePart], grad_BTC: Tensor) -> Tensor:
-        """The gradient [B, T, H] of the first part's input, given that of what `forward` made of it."""
+        """Return the gradient [B, T, H] of the first part's input, given that of `forward`'s output."""
         search, left = self._search(), list(parts)
         while left:
             part = left.pop()
@@ -239,7 +249,7 @@ class RemoteBlocks:
         return x, parts
 
     async def _replaced(self, search: CallRouteFinder, part: RemotePart) -> list[RemotePart]:
-        """The same blocks on other servers, with the input of each."""
+        """Return parts for the same blocks on other servers, with the input of each."""
         start, end = part.by.start, part.by.end
         *others, last = await search.find(start, end)
         if not others:
@@ -248,7 +258,7 @@ class RemoteBlocks:
         return [*parts, RemotePart(last, x)]
 
     async def _ask(self, search: CallRouteFinder, method: str, part: RemotePart, *grads: Tensor) -> Tensor | None:
-        """float32 [B, T, …], or None if the server failed, which the search then knows. Raises ConfigError."""
+        """Return float32 [B, T, …], or None if the server failed, which `search` then knows. Raises ConfigError."""
         peer_id = part.by.peer_id
         asked, num_columns = self._asked(method, part)
         self._health.opened(peer_id)
@@ -265,7 +275,7 @@ class RemoteBlocks:
         return output
 
     def _asked(self, method: str, part: RemotePart) -> tuple[Compute, int]:
-        """And the number of columns that the server answers with."""
+        """Return the request, and the number of columns of the server's answer."""
         model, hop, x = self.model, part.by, part.x
         has_logits = self._head and hop.end == model.num_blocks
         num_rows = x.shape[0] * x.shape[1]

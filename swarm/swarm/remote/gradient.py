@@ -1,7 +1,9 @@
 """A remote forward pass as a node of autograd's graph: its backward pass goes over the same blocks.
 
 Autograd runs `backward` in the thread that asks for gradients, since the node works on CPU tensors; the network belongs
-to the client's loop, in another thread. Legend of shapes: B sequences, T positions, H hidden size, C columns.
+to the client's loop, in another thread.
+
+Legend of shapes: B sequences, T positions, H hidden size, C columns.
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ from swarm.serving.model.shape import ModelShape
 T = TypeVar("T")
 
 Wait: TypeAlias = Callable[[Coroutine[Any, Any, Any]], Any]
-"""Runs a coroutine in the client's loop, and waits for it in another thread."""
+"""Run a coroutine in the client's loop, and wait for it in another thread."""
 
 LOOK_S = 1.0
-"""How often a waiting thread looks whether the loop still runs."""
+"""How often a waiting thread checks that the loop still runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,7 @@ class ForwardOptions:
             raise ConfigError(str(error), remedy="use raw or bf16") from error
 
     def blocks(self, model: ModelShape) -> tuple[int, int]:
-        """Raises ConfigError if the model has no such blocks."""
+        """Return the blocks to run. Raises ConfigError if the model has no such blocks."""
         end = model.num_blocks if self.end is None else self.end
         if not 0 <= self.start < end <= model.num_blocks:
             raise ConfigError(
@@ -70,7 +72,10 @@ class ForwardPass:
 
 
 async def run(x: Tensor, wanted: ForwardOptions, blocks: RemoteBlocks) -> ForwardPass:
-    """The forward pass of [B, T, H] or [T, H], or token ids [B, T] or [T] for the first block. Raises SwarmError."""
+    """Run the forward pass of [B, T, H] or [T, H], or of token ids [B, T] or [T] for the first block.
+
+    Raises SwarmError.
+    """
     start, end = wanted.blocks(blocks.model)
     check_input(x, blocks.model, start)
     output, parts = await blocks.forward(_on_wire(x.detach()), start, end)
@@ -78,7 +83,7 @@ async def run(x: Tensor, wanted: ForwardOptions, blocks: RemoteBlocks) -> Forwar
 
 
 async def embed(tokens: Tensor, blocks: RemoteBlocks) -> Tensor:
-    """Input embeddings, float32 [T, H] or [B, T, H] of token ids [T] or [B, T]. Raises SwarmError."""
+    """Return input embeddings, float32 [T, H] or [B, T, H] of token ids [T] or [B, T]. Raises SwarmError."""
     check_input(tokens, blocks.model, 0)
     if tokens.is_floating_point():
         raise ConfigError("these are no token ids", remedy="use int64")
@@ -87,7 +92,7 @@ async def embed(tokens: Tensor, blocks: RemoteBlocks) -> Tensor:
 
 
 def attach(x: Tensor, ran: ForwardPass, wait: Wait) -> Tensor:
-    """The output for `x`, with its dtype, device and number of sides, through which gradients come back to it."""
+    """Return the output for `x`, with its dtype, device and number of sides. Gradients come back through it to `x`."""
     if not x.is_floating_point():
         return ran.output if x.dim() == 2 else ran.output[0]
     output: Tensor = _RemotePass.apply(_on_wire(x), ran, wait)  # type: ignore[no-untyped-call]
@@ -95,7 +100,7 @@ def attach(x: Tensor, ran: ForwardPass, wait: Wait) -> Tensor:
 
 
 def check_input(x: Tensor, model: ModelShape, start: int) -> None:
-    """Raises ConfigError for what no server would take."""
+    """Raises ConfigError for an input that no server would take."""
     num_sides = x.dim() - x.is_floating_point()
     if num_sides not in (1, 2) or not x.numel():
         raise ConfigError(
@@ -119,7 +124,7 @@ def check_input(x: Tensor, model: ModelShape, start: int) -> None:
 
 
 def waiting_for(loop: asyncio.AbstractEventLoop) -> Wait:
-    """For a client of this loop, whose user runs `backward` in another thread."""
+    """Return how to wait for a client of this loop, whose user runs `backward` in another thread."""
 
     def wait(work: Coroutine[Any, Any, T]) -> T:
         if not loop.is_running() or _runs_here(loop):
@@ -144,7 +149,7 @@ def waiting_for(loop: asyncio.AbstractEventLoop) -> Wait:
 
 
 class _RemotePass(torch.autograd.Function):
-    """Of float32 [B, T, H] on the CPU. It keeps the input of each part, as autograd keeps a layer's."""
+    """The pass of float32 [B, T, H] on the CPU. It keeps the input of each part, as autograd keeps a layer's."""
 
     @staticmethod
     def forward(ctx: Any, x_BTH: Tensor, ran: ForwardPass, wait: Wait) -> Tensor:
@@ -163,7 +168,7 @@ class _RemotePass(torch.autograd.Function):
 
 
 def _on_wire(x: Tensor) -> Tensor:
-    """[B, T, H] as float32, or [B, T], on the CPU; differentiable."""
+    """Return [B, T, H] as float32, or [B, T], on the CPU; differentiable."""
     x = x if x.dim() == 2 + x.is_floating_point() else x[None]
     return x.to("cpu", torch.float32) if x.is_floating_point() else x.cpu()
 

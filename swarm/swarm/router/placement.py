@@ -1,13 +1,19 @@
-"""Which span a node should take, and when it should move to another: what keeps the model whole comes first. Pure.
+"""Choose the span that a node takes, and when it moves to another: keeping the model whole comes first. Pure.
 
-What helps a swarm most is `cover`'s. Here is who counts where: those who serve, those who join, and those who move.
+First every block gets a server, then every block a second one, since a block with one server dies with it. Beyond that,
+a server of L blocks of t ms adds 1000/(L·t) tokens/s to each of its blocks, and a model is as fast as its slowest block
+(Petals, Borzunov et al. 2022, arXiv 2209.01188, section 3.2). Deviations: the second server; speeds that differ by less
+than a tenth count as equal, and then the links to the servers before and after decide.
 
 Peers that decide in the same second agree without a leader. Each publishes a proposal, waits until the others' have
 spread, and decides again, letting those with a lower hash choose first (`rank`). Since everyone computes everyone's
 choice from the same proposals, all end with one plan. A move is announced before the new blocks are loaded. No move
 counts on a block that another is about to leave, so two never leave a gap behind; of two that want the same, the one
 with the lower hash goes. Each move leaves fewer blocks without a server, else fewer with only one, else a slowest block
-that is a third faster, so a swarm whose nodes stay comes to rest. `volunteer` does the publishing and waiting.
+that is a third faster. So a swarm whose nodes stay comes to rest. `swarm.serving.server.span_volunteer` publishes and
+waits.
+
+Legend of shapes: B blocks, W windows.
 """
 
 from __future__ import annotations
@@ -28,18 +34,18 @@ MIN_GAIN = 0.75
 """A node moves, or takes fewer blocks than it could, only if throughput now / throughput then is below this."""
 
 PROMPT_SHARE = 2.0
-"""Prompt tokens for each token that is generated, in the requests that a swarm is prepared for."""
+"""Prompt tokens for each generated token, in the requests that a swarm is prepared for."""
 
 FEWER = (3 / 4, 1 / 2, 1 / 3, 1 / 4)
-"""Parts of what fits that are tried as well: fewer blocks are computed more often."""
+"""Fractions of the blocks that fit, which are tried as well: fewer blocks are computed more often."""
 
 MAX_PROPOSALS = 12
-"""Joiners before this one whose choices are followed. Of more, the rest settles by moving."""
+"""Joiners before this one whose choices are followed. If there are more, the rest settles by moving."""
 
 Span = tuple[int, int]
 
 ENOUGH_SERVERS = 2
-"""Of one block, before speed counts: the second takes over when the first is lost."""
+"""Servers of one block, before speed counts: the second takes over when the first is lost."""
 
 SAME_SPEED = 1.1
 _LOWEST = 1e-9  # tokens/s: below any server's, whatever it claims
@@ -47,7 +53,7 @@ _LOWEST = 1e-9  # tokens/s: below any server's, whatever it claims
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoverageSummary:
-    """Of a model: blocks with no server, blocks with one only, and tokens a second of its slowest block."""
+    """A model's blocks with no server, blocks with only one, and tokens/s of its slowest block."""
 
     num_missing: int
     num_single: int
@@ -55,7 +61,7 @@ class CoverageSummary:
 
 
 class Coverage:
-    """For each block how many servers it has and how many tokens a second they do together."""
+    """The number of servers of each block, and their tokens/s together."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -72,7 +78,7 @@ class Coverage:
         self.rate_B[slice(*span)] += tokens_per_s
 
     def health(self, *, beside: tuple[tuple[int, int], float] | None = None) -> CoverageSummary:
-        """As it is, or with one more server `beside`: its span and its tokens/s."""
+        """Summarize the coverage, with one more server `beside` if given: its span and its tokens/s."""
         cover = self
         if beside is not None:
             cover = self.copy()
@@ -84,10 +90,11 @@ class Coverage:
         )
 
     def best_window(self, length: int, tokens_per_s: float, rtt_B: Floats, keep: tuple[int, int]) -> tuple[int, int]:
-        """The window of `length` that helps most, of those that hold the blocks `keep` (empty: any).
+        """Return the window of `length` that helps most, of those that hold the blocks `keep` (empty: any).
 
-        Compared from the worst block up, then by the round trips `rtt_B` to the nearest server of the blocks before and
-        after, then by exact speed. The first of equal windows, so that everyone finds the same one.
+        Windows are compared from the worst block up, then by the round trips `rtt_B` to the nearest server of the
+        blocks before and after, then by exact speed. Of equal windows the first wins, so that every node finds the same
+        one.
         """
         starts_W = np.arange(self.num_blocks - length + 1)
         if keep[0] < keep[1]:
@@ -104,7 +111,7 @@ class Coverage:
         return best, best + length
 
     def _coverage(self, starts_W: Indices, length: int) -> NDArray[np.int64]:
-        """How many blocks have servers, and then how many have enough, with the window: higher is better. [W, 2]"""
+        """Return minus the blocks without servers, and minus those with too few, with each window. [W, 2]"""
         none_B, one_B = self.servers_B == 0, self.servers_B == 1
         num_none_W = none_B.sum() - _within(none_B, starts_W, length)
         num_one_W = one_B.sum() - _within(one_B, starts_W, length) + _within(none_B, starts_W, length)
@@ -118,7 +125,7 @@ def _within(is_so_B: NDArray[np.bool_], starts_W: Indices, length: int) -> NDArr
 
 
 def _highest(keys: NDArray[np.int64] | Floats) -> Indices:
-    """Indices of the rows that are highest, compared column by column."""
+    """Return the indices of the highest rows, compared column by column."""
     rows: Indices = np.arange(len(keys))
     for column in range(keys.shape[1]):
         values = keys[rows, column]
@@ -129,7 +136,7 @@ def _highest(keys: NDArray[np.int64] | Floats) -> Indices:
 
 
 def _way(starts_W: Indices, length: int, rtt_B: Floats) -> Floats:
-    """The mean round trip to the nearest neighbours of each window; the model's ends have one neighbour only."""
+    """Return the mean round trip to each window's nearest neighbours; at the model's ends there is only one."""
     ends_W = starts_W + length
     has_before_W, has_after_W = starts_W > 0, ends_W < len(rtt_B)
     before_W = np.where(has_before_W, rtt_B[starts_W - 1], 0.0)
@@ -151,7 +158,8 @@ class PlacementDecision:
 class Capacity:
     """How many blocks a peer can hold, how long one takes it for a token (see `work_ms`), and how far others are.
 
-    `num_blocks` leave comfortable room for sessions, `max_blocks` the least: they are for when else a gap would stay.
+    `num_blocks` leave comfortable room for sessions. `max_blocks` leave the least, and are for a gap that would
+    otherwise stay.
     """
 
     peer_id: str
@@ -162,29 +170,29 @@ class Capacity:
 
 
 def work_ms(decode_ms: float, prefill_ms: float) -> float:
-    """What a token that is generated costs on one block, its share of the prompt included."""
+    """Return the cost of a generated token on one block, with its share of the prompt."""
     return max(decode_ms + PROMPT_SHARE * prefill_ms, MIN_BLOCK_MS)
 
 
 def tokens_per_s(block_ms: float, num_blocks: int) -> float:
-    """What each block of a span of `num_blocks` gets from a server."""
+    """Return what a server adds to each block of a span of `num_blocks`."""
     return 1000.0 / (num_blocks * max(block_ms, MIN_BLOCK_MS))
 
 
 def rank(peer_id: str) -> str:
-    """Peers that decide at once choose in this order. A hash, so that no one is always first by its name."""
+    """Return the order in which peers that decide at once choose. A hash, so that no name is always first."""
     return hashlib.sha256(peer_id.encode()).hexdigest()
 
 
 def is_proposal(record: ServeRecord) -> bool:
-    """A joining peer that has reserved no cache room yet may still move; one that has, counts as if it served."""
+    """Return whether a joining peer may still move: it has reserved no cache room yet."""
     return record.state == "joining" and record.free_kv_tokens == 0
 
 
 def choose_span(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity) -> PlacementDecision:
-    """My span, given what the others serve or intend. `servers` are of one revision; an entry of my own is ignored.
+    """Return the span for `me`, given what the others serve or intend.
 
-    Deterministic: equal views give equal plans, whoever computes them.
+    `servers` are of one revision; an entry of `me` is ignored. Equal views give equal plans on every node.
     """
     cover = _cover_of(servers, num_blocks, me)
     mine = rank(me.peer_id)
@@ -205,7 +213,7 @@ def choose_span(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacit
 def choose_move(
     servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity, current: Span
 ) -> PlacementDecision | None:
-    """A better span than `current`, or None if there is none that is worth the move."""
+    """Return a better span than `current`, or None if no move is worth it."""
     cover = _cover_of(servers, num_blocks, me)
     rtt_B = _rtts(servers, num_blocks, me)
     alone = sole_spans(servers, num_blocks, me.peer_id, current)
@@ -221,7 +229,7 @@ def choose_move(
 
 
 def sole_spans(servers: Mapping[str, ServeRecord], num_blocks: int, peer_id: str, span: Span) -> tuple[Span, ...]:
-    """The blocks of `span` that nobody but `peer_id` serves, or that all others are about to leave."""
+    """Return the blocks of `span` that only `peer_id` serves, or that all others are about to leave."""
     is_served_B = np.zeros(num_blocks, dtype=np.bool_)
     for other, record in servers.items():
         if other != peer_id and record.state == "serving" and not record.next_end:
@@ -233,7 +241,10 @@ def sole_spans(servers: Mapping[str, ServeRecord], num_blocks: int, peer_id: str
 
 
 def _cover_of(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity) -> Coverage:
-    """Everyone but me and the proposals. Who moves counts where it goes, but not for me if I am the first to choose."""
+    """Return the coverage by all but `me` and the proposals.
+
+    A peer that moves counts where it goes, or where it is if `me` is the first to choose.
+    """
     cover = Coverage(num_blocks)
     for peer_id, record in servers.items():
         if peer_id == me.peer_id or record.state == "draining" or is_proposal(record):
@@ -256,7 +267,7 @@ def _capacity(peer_id: str, record: ServeRecord) -> Capacity:
 
 
 def _rtts(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity) -> Floats:
-    """For each block the round trip to the nearest server that has it."""
+    """Return for each block the round trip to the nearest server that has it."""
     rtt_B = np.full(num_blocks, DEFAULT_RTT_MS)
     for peer_id, rtt_ms in me.rtt_ms.items():
         record = servers.get(peer_id)
@@ -283,7 +294,7 @@ def _tight(cover: Coverage, me: Capacity, rtt_B: Floats, keep: Span = (0, 0)) ->
 
 
 def _best(cover: Coverage, me: Capacity, rtt_B: Floats, keep: Span = (0, 0)) -> Span:
-    """The best window of all blocks that fit, or of fewer where the slowest block gains much and no block loses."""
+    """Return the best window of all blocks that fit, or of fewer if the slowest block gains much and no block loses."""
     full = min(max(me.num_blocks, 1), cover.num_blocks)
     best = cover.best_window(full, tokens_per_s(me.block_ms, full), rtt_B, keep)
     health = _with(cover, me, best)
@@ -305,7 +316,7 @@ def _best(cover: Coverage, me: Capacity, rtt_B: Floats, keep: Span = (0, 0)) -> 
 
 
 def _worth(now: CoverageSummary, then: CoverageSummary, current: Span, span: Span) -> str:
-    """Why to move, or empty. A second server for few blocks is not worth loading many."""
+    """Return why to move, or an empty text. A second server for few blocks is not worth loading many."""
     if then.num_missing < now.num_missing:
         return f"blocks without a server go from {now.num_missing} to {then.num_missing}"
     num_secured = now.num_single - then.num_single

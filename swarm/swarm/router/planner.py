@@ -1,6 +1,6 @@
-"""Which blocks nodes would take that are not there yet: they join one after another and then move, as in a swarm. Pure.
+"""Plan which blocks nodes would take that are not there yet: they join one after another and then move. Pure.
 
-The decisions are `placement`'s and the chain is `routing`'s, on records made up from what is known of the nodes.
+`placement` decides and `routing` finds the chain, on records made up from what is known of the nodes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ from swarm.router.room import ModelNeeds, block_budget, comfortable_bytes, kv_by
 from swarm.router.routing import Chain, NoChain, RoutingContext, find_chain, missing_spans
 
 MAX_ROUNDS = 50
-"""Of moves. A swarm comes to rest after a few; this is for the case that one should not."""
+"""Rounds of moves. A swarm comes to rest after a few; this bounds the case that one does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedNode:
-    """Milliseconds of one block for one token. `rtt_ms`: round trips to other nodes by name."""
+    """A node to plan with; times are milliseconds of one block for one token.
+
+    `rtt_ms`: round trips to other nodes by name.
+    """
 
     name: str
     memory_bytes: int
@@ -44,13 +47,13 @@ class PlannedNode:
 
     @property
     def peer_id(self) -> str:
-        """A made-up one, the same for the same name."""
+        """A made-up peer id, the same for the same name."""
         return peer_id_of(hashlib.sha256(self.name.encode()).digest())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSpan:
-    """`span` is None for a node that cannot hold a block."""
+    """What one node would take. `span` is None for a node that cannot hold a block."""
 
     name: str
     span: tuple[int, int] | None
@@ -60,9 +63,10 @@ class PlannedSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementPlan:
-    """`lacking`: for each span that nobody would serve, the bytes of memory of a node that would close it.
+    """The outcome. `lacking`: for each span that no node would serve, the memory in bytes of a node that would close
+    it.
 
-    `tokens_per_s`: of the slowest block, all requests together and one at a time; 0 while blocks are missing.
+    `tokens_per_s` is that of the slowest block, for all requests together; 0 while blocks are missing.
     """
 
     taken: tuple[PlannedSpan, ...]
@@ -72,7 +76,7 @@ class PlacementPlan:
 
 
 def plan(needs: ModelNeeds, nodes: Sequence[PlannedNode]) -> PlacementPlan:
-    """Nodes join in the order given."""
+    """Plan for nodes that join in the order given."""
     swarm = _Swarm(needs, nodes)
     for node in nodes:
         swarm.join(node)
@@ -162,7 +166,7 @@ class _Swarm:
         return cover.health().slowest
 
     def _chain(self) -> Chain | None:
-        """As the first client would get it, with names instead of peer ids."""
+        """Return the chain that the first client would get, with names instead of peer ids."""
         rtts = {node.peer_id: node.client_rtt_ms for node in self._nodes}
         outlook = RoutingContext(rtt_ms={peer_id: ms for peer_id, ms in rtts.items() if ms is not None}, load={})
         try:

@@ -1,7 +1,8 @@
-"""Which weights a model's name stands for, where servers announce several revisions under one name. Pure.
+"""Choose the weights that a model's name stands for, where servers announce several revisions under one name. Pure.
 
-Anyone can announce anything under any name. So a user can pin a revision, by `NAME@REVISION`, and what was used before
-goes before what has more servers. That a server computes with the weights it names is not checked here.
+Anyone can announce anything under any name. So a user can pin a revision by `NAME@REVISION`, that is by its digest or
+what that begins with, and a revision that was used before takes precedence over one with more servers. Whether a server
+computes with the weights that it names is not checked here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from swarm_protocol.records import ServeRecord
 from swarm.router.routing import NoChain, missing_spans
 
 MIN_PIN_CHARS = 8
-"""Of a revision's digest, where it is pinned by its beginning: few enough to type, and no two are alike by chance."""
+"""Characters of a digest that pin a revision: few enough to type, and no two revisions share them by chance."""
 
 SHORT_REVISION = 12
 
@@ -29,16 +30,17 @@ _PINNED = re.compile(rf"(.+)@([0-9a-f]{{{MIN_PIN_CHARS},{limits.MAX_REVISION_BYT
 
 
 def split_pin(model: str) -> tuple[str, str]:
-    """The name in `NAME@REVISION`, and the beginning of the digest that is pinned; empty if none is.
+    """Split `NAME@REVISION` into the name and the beginning of the pinned digest, which is empty without a pin.
 
-    A name is never looked up with what looks like a pin, so that nobody can take a pinned one over by its full name.
+    A name is never looked up with what looks like a pin, so that no server can take over a pinned name by its full
+    name.
     """
     pinned = _PINNED.fullmatch(model)
     return (pinned[1], pinned[2]) if pinned else (model, "")
 
 
 def short_revision(revision: str) -> str:
-    """As much of a revision as people tell apart."""
+    """Return as much of a revision as people tell apart."""
     return revision[:SHORT_REVISION]
 
 
@@ -51,7 +53,7 @@ class Revision:
     servers: Mapping[str, ServeRecord]
 
     def missing(self, without: Collection[str] = ()) -> tuple[tuple[int, int], ...]:
-        """The blocks that nobody serves, or nobody but those `without`."""
+        """Return the blocks that no server serves, or only those `without`."""
         servers = {peer_id: record for peer_id, record in self.servers.items() if peer_id not in without}
         return missing_spans(servers, self.num_blocks)
 
@@ -61,7 +63,7 @@ class Revision:
 
 
 def revisions(servers: Mapping[str, ServeRecord], failing: Collection[str] = ()) -> list[Revision]:
-    """What is served under one name, the best first: the fewest blocks missing, then the most servers.
+    """Return the revisions served under one name, the best first: the fewest blocks missing, then the most servers.
 
     Servers that are `failing` count as gone where that decides.
     """
@@ -87,10 +89,11 @@ def choose(
     failing: Collection[str] = (),
     lost: Collection[str] = (),
 ) -> Revision | None:
-    """The revision to use of those `found`, the best first; None if there is none.
+    """Return the revision to use of those `found`, which are sorted by merit; None if there is none.
 
-    A pinned one or none. Else the one used first that is whole without the `lost` servers; else the best that is whole
-    without the `failing` ones; else one that was used. Raises ConfigError for a pin that fits several.
+    With a pin it is the pinned one or none. Else it is the one used first that is whole without the `lost` servers;
+    else the best that is whole without the `failing` ones; else one that was used. Raises ConfigError for a pin that
+    fits several.
     """
     if pin:
         return _pinned(found, pin)
@@ -111,7 +114,7 @@ def _pinned(found: Sequence[Revision], pin: str) -> Revision | None:
 
 
 def describe_revisions(found: Sequence[Revision]) -> str:
-    """`1a2b3c4d5e6f by 2 servers, …`"""
+    """Describe revisions as `1a2b3c4d5e6f by 2 servers, …`."""
     told = [
         f"{short_revision(each.digest)} by {each.num_servers} server{'' if each.num_servers == 1 else 's'}"
         for each in found[:MAX_TOLD]
@@ -125,7 +128,7 @@ def _num_blocks(spans: Sequence[tuple[int, int]]) -> int:
 
 
 def with_other_revisions(error: NoChain, revision: str, others: Mapping[str, ServeRecord]) -> NoChain:
-    """`error` of one revision, which names the other one that most servers serve the missing blocks of, if there is."""
+    """Return `error`, naming another revision of which most servers serve the missing blocks, if there is one."""
     num_servers = Counter(
         record.revision
         for record in others.values()

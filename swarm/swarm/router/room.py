@@ -1,8 +1,8 @@
-"""How many blocks of a model fit into a node's memory with room for sessions beside them. Pure.
+"""Compute how many blocks of a model fit into a node's memory with room for sessions beside them. Pure.
 
 A block alone is of no use: every session keeps keys and values for each of its tokens on every block. So blocks are
-counted with the cache of as many sessions as a volunteer should be able to hold at once, and, where only that closes a
-gap, with that of one.
+counted with the cache of as many sessions as a volunteer should be able to hold at once, or of one session where only
+that closes a gap.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ModelNeeds:
     loading_bytes: int = 0
 
     def weight_bytes(self, num_blocks: int) -> int:
-        """Of a span. It may come to hold either end of the model, so both are counted."""
+        """Return the bytes of a span. It may come to hold either end of the model, so both are counted."""
         return num_blocks * self.block_bytes + self.ends_bytes
 
 
@@ -48,14 +48,17 @@ class BlockBudget:
     reason: str
 
     def why(self, num_blocks: int) -> str:
-        """Why so many blocks."""
+        """Return the reason for so many blocks."""
         if num_blocks > self.num_blocks:
             return f"{self.reason}, but closing the gap is worth less cache"
         return self.reason
 
 
 def block_budget(needs: ModelNeeds, max_bytes: int, max_kv_bytes: int) -> BlockBudget:
-    """Of `max_bytes` no more than `max_kv_bytes` is for the cache. Raises ConfigError if not even one block fits."""
+    """Return how many blocks fit into `max_bytes`, of which at most `max_kv_bytes` are for the cache.
+
+    Raises ConfigError if not even one block fits.
+    """
     tokens = min(SESSION_TOKENS, needs.context_tokens)
     for num_sessions in range(COMFORTABLE_SESSIONS, 0, -1):
         if num_blocks := _fitting(needs, max_bytes, max_kv_bytes, num_sessions * tokens):
@@ -76,7 +79,7 @@ def block_budget(needs: ModelNeeds, max_bytes: int, max_kv_bytes: int) -> BlockB
 
 
 def kv_bytes_beside(needs: ModelNeeds, num_blocks: int, max_bytes: int, max_kv_bytes: int) -> int:
-    """What is left for the cache beside a span of `num_blocks`. Raises ConfigError if that is nothing."""
+    """Return what is left for the cache beside a span of `num_blocks`. Raises ConfigError if that is nothing."""
     left_bytes = max_bytes - needs.weight_bytes(num_blocks)
     if left_bytes < max(needs.loading_bytes, PAGE_TOKENS * needs.kv_bytes * num_blocks):
         raise ConfigError(
@@ -89,7 +92,7 @@ def kv_bytes_beside(needs: ModelNeeds, num_blocks: int, max_bytes: int, max_kv_b
 
 
 def comfortable_bytes(needs: ModelNeeds, num_blocks: int) -> int:
-    """What a node needs for `num_blocks` with the cache of as many sessions as it should be able to hold."""
+    """Return what a node needs for `num_blocks` with the cache of as many sessions as it should be able to hold."""
     num_tokens = COMFORTABLE_SESSIONS * min(SESSION_TOKENS, needs.context_tokens)
     return needs.weight_bytes(num_blocks) + max(num_tokens * needs.kv_bytes * num_blocks, needs.loading_bytes)
 
@@ -107,7 +110,7 @@ def _in_words(needs: ModelNeeds, num_blocks: int, cache_bytes: int) -> str:
 
 
 def _fitting(needs: ModelNeeds, max_bytes: int, max_kv_bytes: int, num_tokens: int) -> int:
-    """The most blocks that fit beside a cache for `num_tokens`, or beside the most cache that is allowed."""
+    """Return the most blocks that fit beside a cache for `num_tokens`, or beside the most cache that is allowed."""
     for num_blocks in range(needs.num_blocks, 0, -1):
         cache_bytes = min(num_tokens * needs.kv_bytes * num_blocks, max_kv_bytes)
         if needs.weight_bytes(num_blocks) + max(cache_bytes, needs.loading_bytes) <= max_bytes:

@@ -1,10 +1,12 @@
-"""Which servers together answer for a model: the cheapest chain over (peer, block). Pure; keeps no state.
+"""Choose the servers that together answer for a model: the cheapest chain over (peer, block). Pure; keeps no state.
 
-Activations go from server to server, so a chain costs the way from the client to the first, between neighbours, and
-from the last back; half a round trip each. Every block is charged, and costs more where others wait and where the cache
-is nearly full. Charging each block and not each node is what makes 20+20 beat 38+2.
+Activations go from server to server. So a chain costs the way from the client to the first server, between neighbours,
+and from the last one back; half a round trip each. Every block is charged, and costs more where others wait and where
+the cache is nearly full. Because each block is charged and not each node, 20+20 beats 38+2.
 
-Leaves to `session` what to do when a chain breaks, and to the client what it knows of links and of its own load.
+Every block is computed by one of the servers that have it, so the cheapest chain is found exactly by Viterbi's
+algorithm. The session decides what to do when a chain breaks; the client knows its links and its own load.
+
 Legend of shapes: B blocks, P servers.
 """
 
@@ -25,24 +27,28 @@ Bools = NDArray[np.bool_]
 
 
 DEFAULT_RTT_MS = 50.0
-"""A link not yet measured counts as one across a continent: neither shunned nor preferred to a measured fibre."""
+"""A link that was not measured yet counts as one across a continent: neither avoided nor preferred to a measured one.
+"""
 
 HOP_OVERHEAD_MS = 1.0
 """Wire and scheduling of one hop, so that a chain of fewer servers wins where links cost nothing."""
 
 RELAY_MS = 10.0
-"""Of entering a server that is reached through a relay, which has little to spare and may leave, on top of its RTT."""
+"""Extra cost of entering a server through a relay, which has little to spare and may leave, on top of its RTT."""
 
 MIN_BLOCK_MS = 0.01
-"""No block is faster than this, whatever a peer claims."""
+"""No block counts as faster than this, whatever a peer claims."""
 
 MAX_CANDIDATES = 16
-"""Servers that compete for a block, for a decision in milliseconds. Of more, those with the cheapest blocks and the
-shortest way to the client, drawn by salt among equals; up to so many the chain is the cheapest there is."""
+"""Servers that compete for a block, for a decision in milliseconds.
+
+If there are more, those with the cheapest blocks and the shortest way to the client compete, drawn by salt among
+equals. With fewer the chain is the cheapest there is.
+"""
 
 
 class NoChain(SessionError):
-    """`missing` are the spans of blocks that nobody can serve now."""
+    """No chain covers the blocks. `missing` are the spans of blocks that no server can serve now."""
 
     def __init__(self, message: str, *, remedy: str, missing: tuple[tuple[int, int], ...]) -> None:
         super().__init__(message, remedy=remedy)
@@ -71,12 +77,11 @@ class Chain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingContext:
-    """What the asking client knows: links, its own open sessions by peer, whom to avoid for now, and who just had no
-    room for so many tokens.
+    """What the asking client knows: links, its own open sessions by peer, and recent failures and refusals.
 
-    Those to `avoid` are used for blocks that no other server can take, the `barred` are not used at all.
+    Peers to `avoid` are used for blocks that no other server can take; the `barred` and the `full` are not used at all.
     `salt` decides between chains of equal cost, so that clients with different salts spread over them. A part in the
-    middle of a chain comes from `previous_peer_id` and goes on to `next_peer_id`; empty: the client.
+    middle of a chain comes from `previous_peer_id` and goes on to `next_peer_id`; empty stands for the client.
     """
 
     rtt_ms: Mapping[str, float]
@@ -94,9 +99,9 @@ Usable = Sequence[tuple[str, ServeRecord]]
 
 
 def find_chain(servers: Mapping[str, ServeRecord], start: int, end: int, outlook: RoutingContext) -> Chain:
-    """The cheapest chain for blocks `[start, end)`; a server may be used for a part of its span.
+    """Return the cheapest chain for blocks `[start, end)`; a server may be used for a part of its span.
 
-    `servers` are of one revision. Considers those in state "serving", with cache room, neither barred nor full.
+    `servers` are of one revision. Considered are those in state "serving", with cache room, neither barred nor full.
     Raises NoChain.
     """
     usable = _usable(servers, start, end, outlook)
@@ -121,7 +126,7 @@ def find_chain(servers: Mapping[str, ServeRecord], start: int, end: int, outlook
 
 
 def missing_spans(servers: Mapping[str, ServeRecord], num_blocks: int) -> tuple[tuple[int, int], ...]:
-    """The blocks that nobody is serving."""
+    """Return the blocks that no server serves."""
     is_missing_B = np.ones(num_blocks, dtype=np.bool_)
     for record in servers.values():
         if record.state == "serving":
@@ -130,7 +135,7 @@ def missing_spans(servers: Mapping[str, ServeRecord], num_blocks: int) -> tuple[
 
 
 def _usable(servers: Mapping[str, ServeRecord], start: int, end: int, outlook: RoutingContext) -> Usable:
-    """Who can serve some of the blocks; of those to avoid only who has a block that no other can serve."""
+    """Return the servers for some of the blocks; those to avoid only if they have a block that no other can serve."""
     able = [
         (peer_id, record)
         for peer_id, record in servers.items()
@@ -158,7 +163,7 @@ def _covers(usable: Usable, start: int, end: int) -> Bools:
 
 
 def _block_ms(usable: Usable, outlook: RoutingContext) -> Floats:
-    """Milliseconds a block, with what others and this session ask of the server."""
+    """Return the milliseconds of a block, with the load by others and by this session."""
     load, max_tokens = outlook.load, outlook.max_tokens
     return np.array(
         [
@@ -171,7 +176,7 @@ def _block_ms(usable: Usable, outlook: RoutingContext) -> Floats:
 
 
 def _by_merit(usable: Usable, block_P: Floats, covers_PB: Bools, outlook: RoutingContext) -> NDArray[np.intp]:
-    """Indices of the servers: by what a block costs there with its share of the way to the client, then by salt."""
+    """Order the servers by the cost of a block with its share of the way to the client, then by salt."""
     rtt_ms = outlook.rtt_ms
     way_P = np.array([rtt_ms.get(peer_id, DEFAULT_RTT_MS) for peer_id, _ in usable])
     merit_P = block_P + (way_P + HOP_OVERHEAD_MS) / covers_PB.sum(axis=1)
@@ -192,7 +197,7 @@ def _costs(servers: Mapping[str, ServeRecord], usable: Usable, block_P: Floats, 
 
 
 def _way(servers: Mapping[str, ServeRecord], usable: Usable, outlook: RoutingContext, peer_id: str) -> Floats:
-    """Round trips between the servers and `peer_id`, or the client if that is empty."""
+    """Return round trips between the servers and `peer_id`, or the client if that is empty."""
     if not peer_id:
         return np.array([outlook.rtt_ms.get(server, DEFAULT_RTT_MS) for server, _ in usable])
     theirs = servers[peer_id].rtt_ms if peer_id in servers else {}
@@ -201,7 +206,7 @@ def _way(servers: Mapping[str, ServeRecord], usable: Usable, outlook: RoutingCon
 
 
 def _links(usable: Usable) -> Floats:
-    """Round trips between servers: the longer of what both say, so that nobody gets near by a claim."""
+    """Return round trips between servers: the longer of what both say, so that a claim brings no server nearer."""
     index = {peer_id: p for p, (peer_id, _) in enumerate(usable)}
     said_PP = np.full((len(usable), len(usable)), -1.0)
     for p, (_, record) in enumerate(usable):
@@ -231,7 +236,7 @@ def _no_chain(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Milliseconds: to enter a server first, from one (row) to the next (column), of a block, to leave the last."""
+    """Milliseconds to enter a server first, from one (row) to the next (column), of a block, and to leave the last."""
 
     enter_P: Floats
     link_PP: Floats
@@ -240,9 +245,9 @@ class Costs:
 
 
 def cheapest_walk(covers_PB: Bools, costs: Costs) -> tuple[list[int], list[float]]:
-    """For each block its server, and the cost up to and with it; the last entry is with leaving.
+    """Return for each block its server, and the cost up to and with it; the last entry includes leaving.
 
-    Each block must be covered by somebody. Of equal costs the server with the lowest index wins.
+    Each block must be covered. Of equal costs the server with the lowest index wins.
     """
     servers = [column.nonzero()[0] for column in np.ascontiguousarray(covers_PB.T)]
     now_P = servers[0]
@@ -268,7 +273,7 @@ def cheapest_walk(covers_PB: Bools, costs: Costs) -> tuple[list[int], list[float
 
 
 def shortlist(covers_PB: Bools, order_P: NDArray[np.intp], num_each: int) -> NDArray[np.intp]:
-    """The servers that are among the first `num_each` of a block's in `order_P`, for any block; in that order."""
+    """Return the servers that are among the first `num_each` of some block's in `order_P`, in that order."""
     ordered_PB = covers_PB[order_P]
     rank_PB = ordered_PB.cumsum(axis=0, dtype=np.int16)
     return order_P[(ordered_PB & (rank_PB <= num_each)).any(axis=1)]
@@ -281,5 +286,5 @@ def runs(is_so_B: Sequence[bool] | NDArray[np.bool_], start: int = 0) -> tuple[t
 
 
 def format_spans(spans: Collection[tuple[int, int]]) -> str:
-    """`4:8, 10:12`"""
+    """Format spans as `4:8, 10:12`."""
     return ", ".join(f"{low}:{high}" for low, high in spans)

@@ -1,4 +1,7 @@
-"""One answer, token by token: session, sampling and text together."""
+"""One answer, token by token: session, sampling and text together.
+
+Text is shown as early as it can be: never half a character, never past a stop string.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,10 @@ MAX_HELD_TOKENS = 16
 
 
 class Detokenizer:
-    """The pieces that `push` and `flush` return, joined, are the decoded whole.
+    """Turn token ids into text. The pieces that `push` and `flush` return, joined, are the decoded whole.
 
-    That is void for a tokenizer whose earlier text changes with later tokens, other than an unfinished character, and
-    for text of more than MAX_HELD_TOKENS invalid tokens in a row.
+    This does not hold for a tokenizer whose earlier text changes with later tokens, other than an unfinished character,
+    and for text of more than MAX_HELD_TOKENS invalid tokens in a row.
     """
 
     def __init__(self, decode: Callable[[Sequence[Sequence[int]]], Awaitable[Sequence[str]]]) -> None:
@@ -62,7 +65,7 @@ class Detokenizer:
 
 
 class StopFinder:
-    """Holds back text that may be the beginning of a stop string. Those of `shown_stops` end the text they stop."""
+    """Hold back text that may be the beginning of a stop string. A stop string of `shown_stops` is shown itself."""
 
     def __init__(self, stops: Sequence[str], shown_stops: Sequence[str] = ()) -> None:
         self.has_stopped = False
@@ -70,7 +73,7 @@ class StopFinder:
         self._held = ""
 
     def push(self, text: str) -> str:
-        """The text that can be shown. Once a stop string has come, `has_stopped` is set and the rest is dropped."""
+        """Return the text that can be shown. After a stop string, `has_stopped` is set and the rest is dropped."""
         if self.has_stopped:
             return ""
         self._held += text
@@ -90,7 +93,7 @@ class StopFinder:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that `stop` begins with."""
+    """Return the length of the longest end of `text` that `stop` begins with."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
 
 
@@ -99,7 +102,7 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LikelyToken:
-    """A token that could have come, and how likely that was. `data` are its bytes, which may end within a character."""
+    """A token that could have come, and its probability. `data` are its bytes, which may end within a character."""
 
     token_id: int
     data: bytes
@@ -110,8 +113,8 @@ class LikelyToken:
 class Token:
     """One step of an answer. `text` may be empty while a character or a stop string is incomplete.
 
-    Where probabilities were asked for, `data` are the token's own bytes, `logprob` is its own and `top` has the
-    likeliest. An end token has none of them, for it is no part of the answer.
+    If probabilities were asked for, `data` are the token's own bytes, `logprob` is its own and `top` has the likeliest.
+    An end token has none of them, since it is no part of the answer.
     """
 
     text: str
@@ -132,7 +135,7 @@ async def generate(
     *,
     num_logprobs: int | None = None,
 ) -> AsyncGenerator[Token, None]:
-    """At most `max_tokens` tokens, the last one with its finish reason. The session must be open."""
+    """Yield at most `max_tokens` tokens, the last one with its finish reason. The session must be open."""
     detokenizer, stops = Detokenizer(assets.decode_all), StopFinder(sampling.stop, sampling.stop_after)
     ends = end_ids(assets, sampling)
     clock = asyncio.get_running_loop().time
@@ -165,12 +168,12 @@ async def generate(
 
 
 def end_ids(assets: ModelAssets, sampling: Sampling) -> frozenset[int]:
-    """The tokens that end an answer."""
+    """Return the tokens that end an answer."""
     return frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else assets.end_ids)
 
 
 def sampler_for(assets: ModelAssets, sampling: Sampling, prompt: Sequence[int]) -> Sampler | None:
-    """What the last server has to know beyond a TokenDraw; None where that is nothing. Raises ConfigError."""
+    """Return what the last server must know beyond a TokenDraw, or None if that is nothing. Raises ConfigError."""
     ends = end_ids(assets, sampling)
     unknown = max([*ends - assets.end_ids, *(token_id for token_id, _ in sampling.logit_bias)], default=0)
     if unknown >= assets.shape.vocab_size:

@@ -1,9 +1,8 @@
-"""What a client has learnt about servers: which failed or had no room lately, how many sessions it has there, and how
-far they are.
+"""What a client has learnt about servers: recent failures and refusals, its own open sessions, and round trips.
 
-One per client, shared by its sessions; touched only from its event loop. Round trips are the membership's: the time
-that a step takes says little of the client's own link, for what a chain computes goes from server to server. `measure`
-has a task of its own, ended by `close`.
+There is one per client, shared by its sessions and touched only from its event loop. Round trips are the membership's:
+the time of a step says little about the client's own link, since activations go from server to server. `measure` has a
+task of its own, ended by `close`.
 """
 
 from __future__ import annotations
@@ -22,29 +21,32 @@ from swarm.router.routing import RoutingContext
 FIRST_BACKOFF_S = 1.0
 MAX_BACKOFF_S = 60.0
 VIOLATION_BACKOFF_S = 3600.0
-"""Who broke the protocol is not asked again by this client while it matters."""
+"""A server that broke the protocol is not asked again by this client while it matters."""
 
 LEAVING_BACKOFF_S = 60.0
-"""The life of a record: when it is over, a server that left is listed no more."""
+"""The life of a record: after that, a server that left is listed no more."""
 
 REST_S = 2.0
-"""After a failure, or its backoff where that is shorter. Then a server is asked where no other can answer."""
+"""Time without any request after a failure, or its backoff if shorter.
+
+Later the server is asked if no other can answer.
+"""
 
 LEAVING_REST_S = 10.0
 """The same for a server that leaves. By then its record says so, or that it is back."""
 
 FAILING_S = 60.0
-"""How long a failure speaks against a server that has not been asked since: the life of its record."""
+"""How long a failure counts against a server that has not been asked since: the life of its record."""
 
 MEASURE_S = 5.0
-"""Who takes longer to answer is far."""
+"""A peer that takes longer to answer counts as far."""
 
 MAX_PEERS = 1024
 
 
 @dataclass(slots=True)
 class _Failures:
-    """In a row, the first at `first_s` and the last at `last_s`."""
+    """Failures in a row, the first at `first_s` and the last at `last_s`."""
 
     first_s: float
     last_s: float = 0.0
@@ -73,25 +75,25 @@ class PeerHealth:
             await asyncio.wait({self._measuring})
 
     def measure(self, peer_ids: Iterable[str]) -> None:
-        """Find out in the background how far these are, for the sessions that come; nothing while that goes on."""
+        """Measure the round trips to these peers in the background, unless a measurement is under way."""
         if self._measuring is None or self._measuring.done():
             measuring = self._membership.rtts_ms(list(peer_ids), timeout_s=MEASURE_S)
             self._measuring = asyncio.create_task(measuring, name="measure round trips")
 
     @property
     def avoid(self) -> set[str]:
-        """Who failed lately: asked only where no other can answer."""
+        """Peers that failed lately: asked only where no other can answer."""
         now_s = asyncio.get_running_loop().time()
         return {peer_id for peer_id, failures in self._failures.items() if failures.avoid_until_s > now_s}
 
     @property
     def barred(self) -> set[str]:
-        """Who failed just now, or broke the protocol: not asked at all."""
+        """Peers that failed just now, or broke the protocol: not asked at all."""
         now_s = asyncio.get_running_loop().time()
         return {peer_id for peer_id, failures in self._failures.items() if failures.rest_until_s > now_s}
 
     def failing(self, for_s: float = 0.0) -> set[str]:
-        """Who has failed each time for so long, the last time within FAILING_S, avoided still or not."""
+        """Return the peers that have failed each time for so long, the last time within FAILING_S."""
         since_s = asyncio.get_running_loop().time() - FAILING_S
         return {
             peer_id
@@ -100,7 +102,7 @@ class PeerHealth:
         }
 
     def full(self, max_tokens: int) -> set[str]:
-        """Who lately refused a session of no more tokens."""
+        """Return the peers that lately refused a session of no more tokens."""
         now_s = asyncio.get_running_loop().time()
         return {p for p, said in self._refusals.items() if said.until_s > now_s and said.num_tokens <= max_tokens}
 
@@ -139,7 +141,7 @@ class PeerHealth:
         self._refusals.pop(peer_id, None)
 
     def refused(self, peer_id: str, num_tokens: int, retry_after_s: float) -> None:
-        """Do not ask the peer for as many tokens or more until then; it is healthy, and may have room for fewer."""
+        """Do not ask the peer for as many tokens or more until then. It is healthy and may have room for fewer."""
         now_s = asyncio.get_running_loop().time()
         known = self._refusals.pop(peer_id, None)
         if known is not None and known.until_s > now_s:
@@ -165,6 +167,6 @@ class PeerHealth:
 
 
 def _bound(by_peer: dict[str, Any]) -> None:
-    """The oldest goes when there are too many."""
+    """Drop the oldest entry when there are too many."""
     if len(by_peer) > MAX_PEERS:
         del by_peer[next(iter(by_peer))]

@@ -10,9 +10,9 @@ from typing import Any
 class HopTrace:
     """One server's part. Milliseconds are sums over `num_steps` steps of one token each.
 
-    `wire_ms` is what was neither compute nor queue. It is known of the whole chain, and told in equal shares.
-    `prompt_ms` is the time of the steps of several tokens, from when they were sent. What was run again in the place of
-    another server is in neither: `Replay` tells of it. `is_replaced`: another server took over its blocks.
+    `wire_ms` is what was neither compute nor queue. It is known of the whole chain, and split equally. `prompt_ms` is
+    the time of the steps of several tokens, from when they were sent. Neither contains what was run again in the place
+    of another server, which `Replay` reports. `is_replaced`: another server took over its blocks.
     """
 
     peer_id: str
@@ -54,11 +54,11 @@ class Replay:
 
 @dataclass(slots=True, kw_only=True)
 class Trace:
-    """Grows while the request runs. `hops` has also those that were replaced.
+    """The trace of one request, which grows while it runs. `hops` also contains those that were replaced.
 
-    `num_reused_tokens` of the prompt were on the servers already; `codec_error` is the largest that one reported, of
-    the activations and relative to their root mean square. `opening_ms` went into finding servers and tokenizer; the
-    other times count from then on.
+    `num_reused_tokens` of the prompt were on the servers already. `codec_error` is the largest that a server reported,
+    relative to the root mean square of the activations. `opening_ms` went into finding servers and tokenizer; the other
+    times count from then on.
     """
 
     model: str
@@ -81,6 +81,6 @@ class Trace:
         return max((replay.failover_ms for replay in self.replays), default=0.0)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values under the names of the fields, with `ms_per_step` for each hop and `failover_ms`."""
+        """Return plain values under the names of the fields, with `ms_per_step` for each hop and `failover_ms`."""
         hops = [{**asdict(hop), "ms_per_step": hop.ms_per_step} for hop in self.hops]
         return {**asdict(self), "hops": hops, "failover_ms": self.failover_ms}

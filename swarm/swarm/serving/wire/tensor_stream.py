@@ -1,8 +1,10 @@
-"""Whole tensors over a stream, as pieces of rows of about 1 MiB, so that other messages go between.
+"""Tensors as rows on the wire: the rows of one step with their checks, and whole tensors over a stream.
 
-`stall_s` is what the other side gets for a tensor beside the time that its bytes take at SLOWEST_BYTES_PER_S: one that
-keeps sending or reading a little holds a tensor's memory no longer than one that does neither.
-Legend of shapes: N rows, C columns.
+A whole tensor goes as pieces of about 1 MiB, so that other messages go between. `stall_s` is what the other side gets
+for a tensor beside the time that its bytes take at SLOWEST_BYTES_PER_S. A peer that keeps sending or reading a little
+thus holds a tensor's memory no longer than one that does neither.
+
+Legend of shapes: T positions, H hidden size, N rows, C columns.
 """
 
 from __future__ import annotations
@@ -22,9 +24,16 @@ from torch import Tensor
 
 from swarm.network.interface import Stream
 
+T = TypeVar("T")
+
+PIECE_BYTES = 2**20
+
+SLOWEST_BYTES_PER_S = 250_000.0
+"""A mobile uplink."""
+
 
 def rows_of(x_TH: Tensor, codec: str) -> tuple[Rows, float]:
-    """float32 [T, H] as rows, and what the codec lost of them relative to their root mean square.
+    """Encode float32 [T, H] as rows; also return the codec's loss relative to their root mean square.
 
     Raises SessionError for numbers that the codec cannot hold.
     """
@@ -42,7 +51,7 @@ def rows_of(x_TH: Tensor, codec: str) -> tuple[Rows, float]:
 
 
 def tokens_of(rows: Rows, vocab_size: int) -> Tensor:
-    """int64 [T]. Raises PeerViolation unless all are ids of this vocabulary."""
+    """Decode token ids, int64 [T]. Raises PeerViolation unless all are ids of this vocabulary."""
     if rows.codec != TOKENS:
         raise PeerViolation(f"got rows in {rows.codec}, not token ids")
     tokens_T = np.frombuffer(rows.payload, dtype="<i4").astype(np.int64)
@@ -52,7 +61,7 @@ def tokens_of(rows: Rows, vocab_size: int) -> Tensor:
 
 
 def hidden_of(rows: Rows, codec: str, hidden_size: int) -> Tensor:
-    """float32 [T, H]. Raises PeerViolation unless all are finite."""
+    """Decode hidden states, float32 [T, H]. Raises PeerViolation unless all are finite."""
     if rows.codec != codec or rows.num_columns != hidden_size:
         raise PeerViolation(f"got {rows.num_columns} columns in {rows.codec}, not {hidden_size} in {codec}")
     try:
@@ -61,16 +70,8 @@ def hidden_of(rows: Rows, codec: str, hidden_size: int) -> Tensor:
         raise PeerViolation(f"the rows are damaged: {error}") from None
 
 
-T = TypeVar("T")
-
-PIECE_BYTES = 2**20
-
-SLOWEST_BYTES_PER_S = 250_000.0
-"""A mobile uplink."""
-
-
 async def send_tensor(stream: Stream, x: Tensor, codec: str, *, stall_s: float | None = None) -> None:
-    """`x` is int64 [N], or float32 [N, C] for a codec of numbers.
+    """Send `x`, which is int64 [N], or float32 [N, C] for a codec of numbers.
 
     Raises CodecError if it is not finite, PeerTimeout, and as `Stream`.
     """
@@ -82,7 +83,7 @@ async def send_tensor(stream: Stream, x: Tensor, codec: str, *, stall_s: float |
 
 
 async def receive_tokens(stream: Stream, num_rows: int, vocab_size: int, *, stall_s: float | None = None) -> Tensor:
-    """int64 [N]. Raises PeerViolation unless all are ids of this vocabulary, PeerTimeout, and as `Stream`."""
+    """Receive int64 [N]. Raises PeerViolation unless all are ids of this vocabulary, PeerTimeout, and as `Stream`."""
     tokens_N = torch.empty(num_rows, dtype=torch.int64)
     row, limit = 0, _Limit(stall_s)
     while row < num_rows:
@@ -96,7 +97,7 @@ async def receive_tokens(stream: Stream, num_rows: int, vocab_size: int, *, stal
 
 
 async def receive_floats(stream: Stream, shape: tuple[int, ...], *, stall_s: float | None = None) -> Tensor:
-    """float32 of `shape`, whose last side is a row.
+    """Receive float32 of `shape`, whose last side is a row.
 
     Raises PeerViolation for other rows or numbers that are not finite, PeerTimeout, and as `Stream`.
     """
@@ -139,14 +140,14 @@ async def _receive(stream: Stream, codecs: tuple[str, ...], due: tuple[int, int]
 
 
 class _Limit:
-    """When the next piece of a tensor must have gone through; None: whenever it likes."""
+    """The time by which the next piece of a tensor must have gone through, or no limit."""
 
     def __init__(self, stall_s: float | None) -> None:
         self._stall_s = stall_s
         self._at_s = None if stall_s is None else asyncio.get_running_loop().time() + stall_s
 
     async def keep(self, waiting: Coroutine[Any, Any, T]) -> T:
-        """Raises PeerTimeout."""
+        """Wait within the limit. Raises PeerTimeout."""
         try:
             async with asyncio.timeout_at(self._at_s):
                 return await waiting

@@ -20,8 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from swarm.router.block_budget import COMFORTABLE_SESSIONS
 from swarm.router.planner import PlacementPlan, PlannedNode, PlannedSpan, plan
-from swarm.router.room import COMFORTABLE_SESSIONS
 from swarm.router.routing import format_spans
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError

@@ -14,6 +14,7 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import peer_id_of
 from swarm_protocol.records import ServeRecord
 
+from swarm.router.block_budget import ModelNeeds, block_budget, comfortable_bytes, kv_bytes_beside
 from swarm.router.placement import (
     Capacity,
     Coverage,
@@ -23,7 +24,6 @@ from swarm.router.placement import (
     tokens_per_s,
     work_ms,
 )
-from swarm.router.room import ModelNeeds, block_budget, comfortable_bytes, kv_bytes_beside
 from swarm.router.routing import Chain, NoChain, RoutingContext, find_chain, missing_spans
 
 MAX_ROUNDS = 50

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from swarm.router.block_budget import ModelNeeds, comfortable_bytes
 from swarm.router.planner import PlannedNode, plan
-from swarm.router.room import ModelNeeds, comfortable_bytes
 
 GIB = 2**30
 NEEDS = ModelNeeds(num_blocks=12, block_bytes=GIB, ends_bytes=GIB, kv_bytes=2**13, context_tokens=4096)

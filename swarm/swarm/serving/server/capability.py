@@ -11,8 +11,8 @@ from pathlib import Path
 
 from swarm_protocol.errors import ConfigError
 
+from swarm.router.block_budget import BlockBudget, ModelNeeds, block_budget, kv_bytes_beside
 from swarm.router.placement import Capacity, work_ms
-from swarm.router.room import BlockBudget, ModelNeeds, block_budget, kv_bytes_beside
 from swarm.serving.engine.span_speed import SpanSpeed, measure
 from swarm.serving.model.model_files import ModelFiles, open_model, weight_sizes
 from swarm.serving.model.quantization import PASSING_BYTES, quantized_bytes

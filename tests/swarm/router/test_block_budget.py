@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.router.room import (
+from swarm.router.block_budget import (
     COMFORTABLE_SESSIONS,
     PAGE_TOKENS,
     SESSION_TOKENS,

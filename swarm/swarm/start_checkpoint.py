@@ -1,6 +1,9 @@
-"""Brings the checkpoint that a run starts from, by the code that brings and reads served models.
+"""Brings the checkpoint that a run starts from, and checks that its weights fit the run and are the pinned ones.
 
-It comes from a member's own directory, or from the hub into a cache. Blocks; no state.
+The checkpoint comes from a member's own directory, or from the hub by way of a cache. Functions block; no state. This
+module is above `swarm.training`, since it uses the code that downloads and reads served models.
+
+Shapes: N values of the flat parameter vector.
 """
 
 from __future__ import annotations
@@ -24,11 +27,11 @@ from swarm.training.run.run_model import check_model, layout_of, transformers_co
 from swarm.training.state.layout import Layout
 
 _KINDS = frozenset({"F32", "F16", "BF16"})
-"""All of which fp32 holds to the last bit."""
+"""The dtypes whose values fp32 represents exactly."""
 MAX_VALUE_BYTES = 8
 SPARE_BYTES = 64 << 20
-"""A checkpoint has up to 4 bytes a parameter; what else its files may hold, such as heads that training does not use,
-is bounded by as much again. A run's author is a stranger, and names what members download."""
+"""Together, they bound a download: a run's author, who names it, is a stranger. A checkpoint has up to 4 bytes a
+parameter; this allows as much again for what training does not use, such as other heads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,7 @@ class CheckpointSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pin:
+class CheckpointPin:
     """The pin of a checkpoint. `differing` are the settings by which its config differs from the run's model."""
 
     revision: str
@@ -51,7 +54,7 @@ class Pin:
 
 
 def check_source(start: StartConfig, place: Path | None) -> None:
-    """Raises ConfigError for a directory that a member names, and the run does not use."""
+    """Raises ConfigError if a member names a directory that the run does not use."""
     if place is not None and not start.checkpoint:
         raise ConfigError(f"the run starts from no checkpoint, so {place} means nothing", remedy="leave out --start")
 
@@ -70,7 +73,7 @@ def bringing(run: RunConfig, source: CheckpointSource) -> Callable[[], Tensor]:
     return bring
 
 
-def pin_of(run: RunConfig, source: CheckpointSource) -> Pin:
+def pin_of(run: RunConfig, source: CheckpointSource) -> CheckpointPin:
     """Return the pin of the run's checkpoint as it is now. Raises as the function of `bringing`."""
     check_model(run)
     directory = _directory(run, source)
@@ -83,7 +86,9 @@ def pin_of(run: RunConfig, source: CheckpointSource) -> Pin:
             remedy='leave out --start, or set checkpoint = "local"',
         )
     differing = tuple(differing_settings(run, module.config))
-    return Pin(revision=commit if run.start.is_on_hub else "", digest=weights_digest(module), differing=differing)
+    return CheckpointPin(
+        revision=commit if run.start.is_on_hub else "", digest=weights_digest(module), differing=differing
+    )
 
 
 def _directory(run: RunConfig, source: CheckpointSource) -> Path:
@@ -145,8 +150,8 @@ _WITHOUT_EFFECT = _OF_THE_FILE | {
 def start_theta(run: RunConfig, module: nn.Module) -> Tensor:
     """The weights of `module`, the model of the run's checkpoint, as replicas start from them: fp32 CPU [N].
 
-    Raises ConfigError if they do not fit the run's model or the run does not pin them, IntegrityError if they are not
-    the ones that it pins.
+    Raises ConfigError if they do not fit the run's model or the run does not pin them, IntegrityError if the run pins
+    others.
     """
     layout = fitting_layout(run, module)
     if not run.start.digest:
@@ -182,7 +187,7 @@ def fitting_layout(run: RunConfig, module: nn.Module) -> Layout:
 
 
 def differing_settings(run: RunConfig, config: Any) -> list[str]:
-    """The names of the settings by which `config`, a checkpoint's, computes something else than the run's [model]."""
+    """The settings by which `config`, a checkpoint's, computes something different from the run's [model]."""
     mine, theirs = transformers_config(run.model).to_dict(), config.to_dict()
     if mine["model_type"] != theirs["model_type"]:
         return ["model_type"]
@@ -191,7 +196,7 @@ def differing_settings(run: RunConfig, config: Any) -> list[str]:
 
 
 def model_settings(config: Any) -> dict[str, Any]:
-    """`config`, a checkpoint's, as the keys of [model]: what is not as its family has it by default."""
+    """The keys of [model] that describe `config`, a checkpoint's: those that differ from its family's defaults."""
     settings = {"model_type": config.model_type, **_without_none(config.to_diff_dict())}
     return {key: value for key, value in settings.items() if key not in _OF_THE_FILE}
 

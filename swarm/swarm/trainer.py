@@ -33,7 +33,7 @@ from swarm.start_checkpoint import CheckpointSource, bringing
 from swarm.temporary_folder import temporary_folder
 from swarm.training.data.local_data import DEFAULT_DATA, LocalData, shared_cache
 from swarm.training.data.tokenizing import PreparationStopped
-from swarm.training.inner.interval import Materials, prepare
+from swarm.training.inner.interval import TrainingSetup, prepare
 from swarm.training.inner.one_device import ONE_CPU, LocalOptions
 from swarm.training.inner.own_module import Batches, Dataset, LossOf, ModuleInner, OptimizerFactory, OwnModule
 from swarm.training.member.linger import let_others_finish
@@ -235,7 +235,7 @@ class Trainer:
 
         Raises SwarmError, or what the author's code raises.
         """
-        materials = await asyncio.to_thread(self._prepare)
+        setup = await asyncio.to_thread(self._prepare)
         try:
             async with self._on_network() as (network, identity), Membership(network) as membership:
                 member = RunMember(
@@ -244,7 +244,7 @@ class Trainer:
                     identity,
                     self._run,
                     on_event=self._on_event,
-                    options=RunMemberOptions(materials=materials),
+                    options=RunMemberOptions(setup=setup),
                 )
                 async with member:
                     self._addrs = await network.addrs()
@@ -258,16 +258,16 @@ class Trainer:
                         await let_others_finish(membership, self._run.run_id, network.peer_id)
         finally:
             # the member closes it too, if it came to be
-            await asyncio.to_thread(materials.inner.close)
+            await asyncio.to_thread(setup.inner.close)
 
-    def _prepare(self) -> Materials:
+    def _prepare(self) -> TrainingSetup:
         config = self._run.config
         if self._inner is None:
             data = replace(self._options.data, stop=self._leaving.is_set)
             source = CheckpointSource(place=self._options.start, cache=shared_cache().parent / "models")
             return prepare(config, self._options.local, data, bringing(config, source))
         warm_up()
-        return Materials(inner=self._inner, theta_N=self._inner.flat(), bounds=self._inner.layout.bounds)
+        return TrainingSetup(inner=self._inner, theta_N=self._inner.flat(), bounds=self._inner.layout.bounds)
 
     @asynccontextmanager
     async def _on_network(self) -> AsyncIterator[tuple[Libp2pNetwork, Identity]]:

@@ -27,7 +27,7 @@ from support.network_worlds import libp2p_node
 from support.training_swarm import SyntheticInner, config, signed
 from swarm.network.membership import Membership
 from swarm.training.inner.inner_loop import IntervalResult
-from swarm.training.inner.interval import Materials
+from swarm.training.inner.interval import TrainingSetup
 from swarm.training.member.trainer import RunMember, RunMemberOptions
 from swarm.training.member.trainer_events import OuterStep, TrainingEvent
 from swarm_compression import warm_up
@@ -106,7 +106,7 @@ async def _take_part(name: str, plan: Plan, owner: Connection) -> None:
             Identity.load_or_create(path),
             signed(RUN),
             on_event=tell,
-            options=RunMemberOptions(materials=Materials(inner=inner, theta_N=torch.zeros(NUM_VALUES))),
+            options=RunMemberOptions(setup=TrainingSetup(inner=inner, theta_N=torch.zeros(NUM_VALUES))),
             faults=ArmedFaults(plan.folder, name),
         )
         owner.send(Told(at_s=time.monotonic()))

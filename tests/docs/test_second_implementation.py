@@ -22,7 +22,7 @@ from swarm.network import framing
 from swarm.serving.sampling.sampling import Sampling, pick
 from swarm.serving.wire.page_keys import page_keys
 from swarm.training.allreduce.parts import part_sizes
-from swarm.training.inner.lease import Cursor, Lane
+from swarm.training.inner.lease import Cursor, LeaseStripe
 from swarm.training.round.round_state import coordinator_of
 from swarm.training.round.vote import quorum
 from swarm.training.run.run_config import RunConfig
@@ -181,9 +181,9 @@ def test_rounds_page_describes_the_parts(rates: list[int], num_values: int) -> N
 
 def test_rounds_page_describes_a_states_name() -> None:
     theta_N = torch.arange(300_000, dtype=torch.float32)
-    lanes = (Lane(cursor=Cursor(next_sample=9, holes=(range(2, 4),)), roster=(PEERS[0],)),)
+    stripes = (LeaseStripe(cursor=Cursor(next_sample=9, holes=(range(2, 4),)), roster=(PEERS[0],)),)
     roster = tuple(sorted(PEERS))
-    state = ReplicaState(outer_step=3, lanes=lanes, roster=roster, theta_N=theta_N, momentum_N=-theta_N)
+    state = ReplicaState(outer_step=3, stripes=stripes, roster=roster, theta_N=theta_N, momentum_N=-theta_N)
     content = theta_N.numpy().tobytes() + (-theta_N).numpy().tobytes()
     chunks = [content[at : at + 2**20] for at in range(0, len(content), 2**20)]
     head = {

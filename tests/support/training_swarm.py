@@ -22,7 +22,7 @@ from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time
 from swarm.testing.faults import FaultScript
 from swarm.training.inner.inner_loop import IntervalResult
-from swarm.training.inner.interval import Materials
+from swarm.training.inner.interval import TrainingSetup
 from swarm.training.member.trainer import RunMember, RunMemberOptions
 from swarm.training.member.trainer_events import OuterStep, StateFetched, TrainingEvent
 from swarm.training.round.certificate import Notary
@@ -149,10 +149,10 @@ class SyntheticInner:
         self.is_closed = True
 
 
-def materials_of(inner: SyntheticInner, fragments: int) -> Materials:
+def setup_of(inner: SyntheticInner, fragments: int) -> TrainingSetup:
     """Fragments of nearly equal size."""
     bounds = tuple(inner.num_values * index // fragments for index in range(fragments + 1))
-    return Materials(inner=inner, theta_N=torch.zeros(inner.num_values), bounds=bounds)
+    return TrainingSetup(inner=inner, theta_N=torch.zeros(inner.num_values), bounds=bounds)
 
 
 @dataclass(eq=False)
@@ -208,7 +208,7 @@ class Swarm:
         name: str,
         *,
         inner: SyntheticInner | None = None,
-        materials: Materials | None = None,
+        setup: TrainingSetup | None = None,
         state: ReplicaState | None = None,
         certificate: bytes = b"",
         kind: type[RunMember] = RunMember,
@@ -228,7 +228,7 @@ class Swarm:
             self.run,
             on_event=events.append,
             options=RunMemberOptions(
-                materials=materials or materials_of(inner, self.run.config.fragments),
+                setup=setup or setup_of(inner, self.run.config.fragments),
                 clock=inner.clock,
                 state=state,
                 certificate=certificate,

@@ -26,7 +26,7 @@ from swarm_node.storage.home import Home
 if TYPE_CHECKING:
     from swarm.training.run.run_config import RunConfig
     from swarm.training.run.run_cost import Cost
-    from swarm.training.run.run_file import Inspected
+    from swarm.training.run.run_file import InspectedRun
 
 DEFAULT_PATH = Path("run.toml")
 EXIT_UNSIGNED = 1
@@ -38,7 +38,7 @@ def sign(flags: Flags) -> int:
     emitter = Emitter(json=flags.json)
     # torch and transformers take seconds to import: what is refused above is refused at once
     from swarm.training.run.run_cost import warnings_of  # noqa: PLC0415
-    from swarm.training.run.run_file import Inspected, read_config, sign_file  # noqa: PLC0415
+    from swarm.training.run.run_file import InspectedRun, read_config, sign_file  # noqa: PLC0415
     from swarm.training.run.settings import ImpossibleRun  # noqa: PLC0415
 
     from swarm_node.commands.run_pinning import data_pins, start_pins  # noqa: PLC0415
@@ -58,7 +58,7 @@ def sign(flags: Flags) -> int:
     run = sign_file(path, identity, pins={**pins, **start_pins(config, told, emitter)})
     for message, remedy in warnings_of(run.config):
         emitter.emit("warning", message=message, remedy=remedy)
-    _tell(emitter, path, Inspected(config=run.config, run=run))
+    _tell(emitter, path, InspectedRun(config=run.config, run=run))
     emitter.say(f"{path} is signed; to train it: swarm-node join --run {shlex.quote(str(path))} --peers ADDR")
     return 0
 
@@ -153,7 +153,7 @@ def _identity(flags: Flags) -> Identity:
     return Identity.load(home.identity)
 
 
-def _tell(emitter: Emitter, path: Path, found: Inspected) -> None:
+def _tell(emitter: Emitter, path: Path, found: InspectedRun) -> None:
     from swarm.training.run.run_cost import cost_of  # noqa: PLC0415
 
     from swarm_node.commands.run_pinning import described_data  # noqa: PLC0415
@@ -185,7 +185,7 @@ def _tell(emitter: Emitter, path: Path, found: Inspected) -> None:
     )
 
 
-def _lines(found: Inspected, cost: Cost) -> Iterator[str]:
+def _lines(found: InspectedRun, cost: Cost) -> Iterator[str]:
     from swarm.training.run.run_model import is_module_run  # noqa: PLC0415
 
     from swarm_node.commands.run_pinning import described_data  # noqa: PLC0415

@@ -13,7 +13,7 @@ from pathlib import Path
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.training.round.certificate import Notary
-from swarm.training.run.resume import Situation, fetch_state, survey
+from swarm.training.run.resume import RunSurvey, fetch_state, survey
 from swarm.training.run.run_file import load_run
 from swarm.training.run.run_model import check_model
 from swarm.training.run.signed_run import SignedRun
@@ -112,7 +112,7 @@ async def newest_state(
 ) -> ReplicaState:
     """The newest state that the run's members certify. Raises ConfigError if that is not `outer_step`."""
 
-    async def look() -> Situation:
+    async def look() -> RunSurvey:
         return await survey(network, run, await membership.trainers(run.run_id))
 
     tries_left = NUM_TRIES

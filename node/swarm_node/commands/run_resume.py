@@ -8,7 +8,7 @@ from pathlib import Path
 
 from swarm.network.interface import Network
 from swarm.training.round.round_state import short
-from swarm.training.run.resume import Situation, deliver, sign_order, survey
+from swarm.training.run.resume import RunSurvey, deliver, sign_order, survey
 from swarm.training.run.run_file import load_run
 from swarm.training.run.signed_run import SignedRun
 from swarm_protocol.errors import ConfigError, PeerUnreachable
@@ -70,7 +70,7 @@ async def _resume(
 ) -> int:
     async with visiting(config) as (network, membership):
 
-        async def look() -> Situation:
+        async def look() -> RunSurvey:
             return await survey(network, run, named or await membership.trainers(run.run_id))
 
         await _order(network, run, asked, named, await retried(look), emitter)
@@ -82,7 +82,7 @@ async def _order(
     run: SignedRun,
     asked: ResumeRequest,
     named: tuple[str, ...],
-    situation: Situation,
+    situation: RunSurvey,
     emitter: Emitter,
 ) -> None:
     proof = situation.proof
@@ -112,7 +112,7 @@ async def _order(
     emitter.emit("resume_delivered", run=run.run_id, outer_step=proof.outer_step, peers=taken)
 
 
-def _tell_unsigned(run: SignedRun, situation: Situation, emitter: Emitter) -> None:
+def _tell_unsigned(run: SignedRun, situation: RunSurvey, emitter: Emitter) -> None:
     """Say that nothing was signed. An order may cost steps of the members that it leaves out, and a run whose members
     are alive continues without one.
     """

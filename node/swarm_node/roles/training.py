@@ -18,7 +18,7 @@ from swarm.start_checkpoint import bringing
 from swarm.training.data.local_data import LocalData, Progress, shared_cache
 from swarm.training.data.tokenizing import PreparationStopped
 from swarm.training.inner.inner_loop import InnerLoop
-from swarm.training.inner.interval import Materials, prepare
+from swarm.training.inner.interval import TrainingSetup, prepare
 from swarm.training.inner.one_device import LocalOptions
 from swarm.training.member.linger import let_others_finish
 from swarm.training.member.trainer import RunMember, RunMemberOptions
@@ -111,7 +111,7 @@ class RunTraining:
         start.
         """
         resumed = await asyncio.to_thread(load_newest, self._folder)
-        materials = await asyncio.to_thread(self._prepare, resumed)
+        setup = await asyncio.to_thread(self._prepare, resumed)
         self._show(resumed.state.outer_step if resumed else 0)
         start = self._run.config.start.checkpoint and f", the checkpoint {self._run.config.start.checkpoint}"
         here = f"from the run's start{start}"
@@ -124,12 +124,12 @@ class RunTraining:
             self._run,
             on_event=self._tell,
             options=RunMemberOptions(
-                materials=materials,
+                setup=setup,
                 state=resumed.state if resumed else None,
                 certificate=resumed.certificate if resumed else b"",
                 promises=PromiseFile(self._folder / "votes"),
                 chunks=ChunkFolder(
-                    self._node.home.cache / "chunks" / self._run.run_id, max_bytes=8 * materials.theta_N.numel()
+                    self._node.home.cache / "chunks" / self._run.run_id, max_bytes=8 * setup.theta_N.numel()
                 ),
             ),
         )
@@ -167,7 +167,7 @@ class RunTraining:
             node.membership, self._run.run_id, node.network.peer_id, node.shutdown.leaving, on_wait=tell
         )
 
-    def _prepare(self, resumed: Checkpoint | None) -> Materials:
+    def _prepare(self, resumed: Checkpoint | None) -> TrainingSetup:
         config = self._node.config
         data = LocalData(
             path=config.data,
@@ -176,16 +176,16 @@ class RunTraining:
             stop=self._node.shutdown.leaving.is_set,
         )
         options = local_options(config, self._node.hardware.device)
-        materials = prepare(self._run.config, options, data, self._bring_start)
-        assert isinstance(materials.inner, InnerLoop)
-        self._inner = materials.inner
+        setup = prepare(self._run.config, options, data, self._bring_start)
+        assert isinstance(setup.inner, InnerLoop)
+        self._inner = setup.inner
         if resumed is not None:
             try:
-                materials.inner.load_state(resumed.inner)
+                setup.inner.load_state(resumed.inner)
             except BaseException:
-                materials.inner.close()
+                setup.inner.close()
                 raise
-        return materials
+        return setup
 
     def _bring_start(self) -> Tensor:
         """Return the weights of the run's checkpoint. Raises PreparationStopped if the node leaves while they are

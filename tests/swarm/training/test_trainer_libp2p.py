@@ -14,7 +14,7 @@ from swarm.network.libp2p.libp2p_network import Libp2pNetwork, Libp2pOptions
 from swarm.network.membership import Membership
 from swarm.training.data.corpus_loading import ByteCorpus
 from swarm.training.inner.inner_loop import InnerLoop
-from swarm.training.inner.interval import Materials
+from swarm.training.inner.interval import TrainingSetup
 from swarm.training.member.trainer import RunMember, RunMemberOptions
 from swarm.training.member.trainer_events import OuterStep, StateFetched, TrainingEvent, Validated
 from swarm.training.run.run_config import RunConfig
@@ -43,7 +43,7 @@ def test_run_among_three_real_hosts_with_a_late_joiner_ends_in_one_state(
             identity,
             signed(run),
             on_event=events[index].append,
-            options=RunMemberOptions(materials=Materials(inner=inner, theta_N=initial_theta(run))),
+            options=RunMemberOptions(setup=TrainingSetup(inner=inner, theta_N=initial_theta(run))),
         )
         return network, await stack.enter_async_context(trainer)
 

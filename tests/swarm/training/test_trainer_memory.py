@@ -11,7 +11,7 @@ from support.training_swarm import Swarm
 from swarm.testing import virtual_time
 from swarm.training.data.corpus import Corpus
 from swarm.training.inner.inner_loop import InnerLoop
-from swarm.training.inner.interval import Materials
+from swarm.training.inner.interval import TrainingSetup
 from swarm.training.inner.one_device import OneDevice, next_token_loss
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
@@ -42,7 +42,7 @@ def test_member_between_intervals_keeps_its_weights_and_the_committed_state_alon
         async with Swarm(run) as swarm:
             for name in ("a", "b"):
                 inner = InnerLoop(run, build_model(run.model), tiny_corpus)
-                await swarm.join(name, materials=Materials(inner=inner, theta_N=initial_theta(run)))
+                await swarm.join(name, setup=TrainingSetup(inner=inner, theta_N=initial_theta(run)))
             await swarm.finish()
             gc.collect()
             return vectors(num_values)

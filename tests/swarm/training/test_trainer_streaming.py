@@ -16,7 +16,7 @@ from swarm.testing.faults import Fault, FaultScript
 from swarm.testing.leaks import no_leaks
 from swarm.training.data.corpus_loading import ByteCorpus
 from swarm.training.inner.inner_loop import InnerLoop
-from swarm.training.inner.interval import Materials
+from swarm.training.inner.interval import TrainingSetup
 from swarm.training.member.trainer_events import (
     IntervalDone,
     IntervalFailed,
@@ -59,7 +59,7 @@ def inner(step_s: float = STEP_S, **options: int) -> SyntheticInner:
 def committed_samples(members: list[Member]) -> int:
     """Return the committed samples by the state, after a check that all members agree."""
     states = [member.trainer.state for member in members]
-    assert len({state.lanes for state in states if state}) == 1
+    assert len({state.stripes for state in states if state}) == 1
     assert states[0] is not None
     return states[0].num_committed
 
@@ -265,7 +265,7 @@ def test_streaming_run_with_the_real_inner_loop_lowers_the_validation_loss(
                 bounds = Layout.of(model, run.fragments).bounds
                 loop = InnerLoop(run, model, tiny_corpus)
                 await swarm.join(
-                    f"m{index}", materials=Materials(inner=loop, theta_N=initial_theta(run), bounds=bounds)
+                    f"m{index}", setup=TrainingSetup(inner=loop, theta_N=initial_theta(run), bounds=bounds)
                 )
             members = await swarm.finish()
             assert_equal_steps(members, 6)

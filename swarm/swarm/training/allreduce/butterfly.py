@@ -39,7 +39,7 @@ from swarm.training.allreduce.peer_connections import MeteredStream, PeerConnect
 from swarm.training.round.round_context import RoundContext
 from swarm.training.round.round_events import Event, Reduced, ReduceFailed, SignedGroup
 from swarm.training.round.round_state import short
-from swarm.training.state.state_sync import mend
+from swarm.training.state.state_sync import repair_if_damaged
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Reductions:
     async def reduce(self, signed: SignedGroup, delta_N: Tensor | None) -> None:
         """Take part in the group's reduction. Ends with Reduced; after ReduceFailed it runs until it is cancelled."""
         context, group = self._context, signed.group
-        await mend(context, group)
+        await repair_if_damaged(context, group)
         if not group.part_values:
             await self._propose(group.attempt, signed.digest, group, ())
             return
@@ -104,7 +104,7 @@ class Reductions:
     async def recover(self, signed: SignedGroup, outcome: Outcome, holders: Sequence[str]) -> None:
         """Get the parts of `outcome` from other members. Ends with Reduced or ReduceFailed."""
         context, attempt = self._context, signed.group.attempt
-        await mend(context, signed.group)
+        await repair_if_damaged(context, signed.group)
         if context.replica.proposal(outcome) is not None:
             self._feed(Reduced(attempt=attempt, outcome=outcome))
             return

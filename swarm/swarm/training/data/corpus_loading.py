@@ -26,8 +26,8 @@ from swarm.training.data.local_data import DEFAULT_DATA, LocalData
 from swarm.training.data.source import (
     BYTE_VOCABULARY,
     END_OF_TEXT,
+    DocumentSource,
     PythonSource,
-    Source,
     digest_of,
     read_python,
     standard_library,
@@ -244,7 +244,7 @@ def check_meaning(config: DataConfig, local: LocalData) -> None:
         )
 
 
-def _find_source(config: DataConfig, local: LocalData) -> Source:
+def _find_source(config: DataConfig, local: LocalData) -> DocumentSource:
     if config.source == "python-stdlib":
         return PythonSource.find()
     if config.source == "hub":
@@ -254,7 +254,7 @@ def _find_source(config: DataConfig, local: LocalData) -> Source:
     return FileSource.find(local.path, config.text_key)
 
 
-def _key(source: Source, tokenizer: TokenizerFiles) -> str:
+def _key(source: DocumentSource, tokenizer: TokenizerFiles) -> str:
     return hashlib.blake2b(repr((_FORM, source.key, tokenizer.key)).encode(), digest_size=16).hexdigest()
 
 

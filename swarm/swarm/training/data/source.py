@@ -25,7 +25,7 @@ class Passage:
     share: float
 
 
-class Source(Protocol):
+class DocumentSource(Protocol):
     """Documents in an order that depends on nothing but what they are called or where they stand."""
 
     @property

@@ -23,7 +23,7 @@ TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "config.json")
 
 
-class Tokenizer(Protocol):
+class CorpusTokenizer(Protocol):
     """Every token is below `vocab_size`; `end_of_text` is the one that ends a document, None if there is none."""
 
     vocab_size: int
@@ -56,13 +56,13 @@ class TokenizerFiles:
             place = place.parent
         return cls(path=place, key=_digest(place))
 
-    def load(self) -> Tokenizer:
+    def load(self) -> CorpusTokenizer:
         """Raises ConfigError if the files make no tokenizer that training can use."""
         return ByteTokenizer() if self.path is None else FastTokenizer(self.path)
 
 
 class ByteTokenizer:
-    """Implements `Tokenizer`."""
+    """Implements `CorpusTokenizer`."""
 
     vocab_size = BYTE_VOCABULARY
     end_of_text: int | None = END_OF_TEXT
@@ -72,7 +72,7 @@ class ByteTokenizer:
 
 
 class FastTokenizer:
-    """Implements `Tokenizer`, with transformers' own classes. Several threads, as the tokenizers library chooses.
+    """Implements `CorpusTokenizer`, with transformers' own classes. Several threads, as the tokenizers library chooses.
 
     A document ends with the tokenizer's eos token, else with the one that the model's config beside it names, as for
     the bytes of an exported run; where neither does, documents follow each other with no token in between.

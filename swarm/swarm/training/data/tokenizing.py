@@ -30,9 +30,9 @@ from swarm_protocol.errors import ConfigError, IntegrityError, SwarmError
 
 from swarm.training.data.corpus import VALIDATION_SHARE
 from swarm.training.data.local_data import LocalData, OnProgress, Progress
-from swarm.training.data.source import Passage, Source
+from swarm.training.data.source import DocumentSource, Passage
 from swarm.training.data.token_file import TokenFile, TokenWriter, neighbour
-from swarm.training.data.tokenizer import Tokenizer, TokenizerFiles, check_vocabulary
+from swarm.training.data.tokenizer import CorpusTokenizer, TokenizerFiles, check_vocabulary
 
 BATCH_CHARACTERS = 1 << 20
 """Tokenized at once: enough for all threads of a tokenizer."""
@@ -40,8 +40,8 @@ REPORT_S = 1.0
 
 
 def write_tokens(
-    source: Source,
-    tokenizer: Tokenizer,
+    source: DocumentSource,
+    tokenizer: CorpusTokenizer,
     path: Path,
     on_progress: OnProgress,
     clock: Callable[[], float] = time.monotonic,
@@ -109,7 +109,7 @@ class _Reports:
             self._on_progress(Progress(share=share, num_tokens=num_tokens, tokens_per_s=rate))
 
 
-def _write(source: Source, tokenizer: Tokenizer, path: Path, report: _Reports) -> None:
+def _write(source: DocumentSource, tokenizer: CorpusTokenizer, path: Path, report: _Reports) -> None:
     part = path.with_suffix(".part")
     writer = TokenWriter(part, tokenizer.vocab_size)
     try:
@@ -178,7 +178,7 @@ class PreparationStopped(Exception):
 class Job:
     """Leave the tokens of `source` in `path`, for a model with `vocab_size` (0: unknown)."""
 
-    source: Source
+    source: DocumentSource
     tokenizer: TokenizerFiles
     path: Path
     vocab_size: int

@@ -1,6 +1,6 @@
-"""The process of one of a replica's several devices: does what `several_devices` asks, until that or its parent ends.
+"""The worker process of one device: it does what `several_devices` asks, and ends when its parent ends for any reason.
 
-Only loopback is listened on. A worker ends itself when its parent is gone, however that ended.
+Workers listen only on loopback.
 
 Shapes: N values of the flat vector, F of a slice of it.
 """
@@ -30,14 +30,14 @@ from swarm.training.run.run_config import InnerConfig
 from swarm.training.state.layout import Layout
 
 COLLECTIVE_S = 600.0
-"""A device that its peers wait for longer is as good as dead."""
+"""The longest that workers wait for each other."""
 _LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Assignment:
-    """What the worker `rank` is to be. `model` is a pickled module, `loss` a pickled `LossFunction`; the workers meet
-    in a store on this `port` of loopback."""
+    """What the worker `rank` needs to start. `model` is a pickled module, `loss` a pickled `LossFunction`. The workers
+    meet in a store on this `port` of loopback."""
 
     rank: int
     config: InnerConfig
@@ -52,10 +52,10 @@ class Assignment:
 def work(assignment: Assignment, pipe: connection.Connection) -> None:
     """The process's main function: answers (name, arguments) with ("done", value), ("raised", error) for a SwarmError,
     which all workers then raise alike, or ("broken", message), and ends after that."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle: it ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it, and ends its workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        worker = _Worker(assignment)
+        worker = _DeviceWorker(assignment)
         pipe.send(("done", None))
         while True:
             name, arguments = pipe.recv()
@@ -65,14 +65,14 @@ def work(assignment: Assignment, pipe: connection.Connection) -> None:
                 answer = ("raised", error)
             pipe.send(answer)
     except (EOFError, BrokenPipeError):
-        os._exit(1)  # nobody asks any more
+        os._exit(1)  # the parent is gone
     except Exception as error:  # whatever torch and the model raise; the others must not wait for this one
         pipe.send(("broken", f"{type(error).__name__}: {error}"[:500]))
         sys.exit(1)
 
 
-class _Worker:
-    """Its public methods are what can be asked for. Those that every worker must be in raise only alike."""
+class _DeviceWorker:
+    """Its public methods are the requests of the parent. Where all workers take part, all raise the same error."""
 
     def __init__(self, assignment: Assignment) -> None:
         local = assignment.local
@@ -119,7 +119,7 @@ class _Worker:
         self._steps.load_state({key: torch.from_numpy(value) for key, value in state.items()})
 
     def _from_first(self, values: NDArray[Any] | None, num_values: int) -> Tensor:
-        """Worker 0 has `values` of its parent, and passes them on."""
+        """Broadcast the `values` that worker 0 got from the parent."""
         if values is None:
             vector = torch.empty(num_values, device=self._device)
         else:
@@ -142,8 +142,10 @@ def _meet(port: int, rank: int, num_workers: int, kind: str) -> None:
 
 
 def _end_with_parent() -> None:
-    """Also on SIGKILL, and if another child of the parent still holds the pipe that tells of its end. At once: another
-    worker may never come to what this one waits for."""
+    """End this process when the parent ends, also by SIGKILL, and also if another child still holds the parent's pipe.
+
+    It ends at once, since it may be waiting for a worker that never answers.
+    """
     parent = parent_process()
     assert parent is not None
     while not connection.wait([parent.sentinel], timeout=_LOOK_S) and os.getppid() == parent.pid:

@@ -57,7 +57,7 @@ class Inner(Protocol):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Materials:
+class TrainingSetup:
     """What a member trains with: its inner loop, the weights that the run begins with, and its `Layout.bounds` (empty:
     the model is one fragment). The trainer takes the weights with `take_weights`, so that nothing else keeps them.
 
@@ -81,10 +81,10 @@ def prepare(
     local: LocalOptions = ONE_CPU,
     data: LocalData = DEFAULT_DATA,
     bring: Callable[[], Tensor] | None = None,
-) -> Materials:
+) -> TrainingSetup:
     """Those of the run's config, here. Blocks for seconds, or for as long as it takes to tokenize the data.
 
-    `bring` is that of `Materials`, for a run that starts from a checkpoint. Raises ConfigError or IntegrityError.
+    `bring` is that of `TrainingSetup`, for a run that starts from a checkpoint. Raises ConfigError or IntegrityError.
     """
     has_checkpoint = bool(config.start.checkpoint)
     if has_checkpoint and bring is None:
@@ -102,7 +102,7 @@ def prepare(
     give_back()
     if has_checkpoint:
         theta_N = torch.zeros(layout.num_values)
-    return Materials(inner=inner, theta_N=theta_N, bounds=layout.bounds, bring=bring if has_checkpoint else None)
+    return TrainingSetup(inner=inner, theta_N=theta_N, bounds=layout.bounds, bring=bring if has_checkpoint else None)
 
 
 class Intervals:
@@ -224,7 +224,7 @@ logger = logging.getLogger(__name__)
 VALIDATION_BATCHES = 4
 
 
-class Validating:
+class Validator:
     """`newest` is the last measurement that is a number. `on_done` hears of each in the event loop."""
 
     def __init__(self, config: RunConfig, intervals: Intervals, on_done: Callable[[Validated], None]) -> None:

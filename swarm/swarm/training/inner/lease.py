@@ -1,11 +1,18 @@
-"""Who may use which samples in an interval, and how the cursor moves when a round commits.
+"""Which samples a member may use in an interval, and how the committed cursor moves when a round commits.
 
-A lease is a pure function of a committed cursor and a roster, so every replica computes all leases alone. A
-member uses a prefix of its lease. What is committed never comes again; what is not, because a member vanished, was
-slow or was refused, becomes a hole that the next leases fill first. So each sample is committed exactly once. This
-holds as long as all replicas pass the same `used` to `advance`, which the round's votes see to.
+A lease is a pure function of a committed cursor and a roster, so every replica computes all leases by itself. A
+member uses a prefix of its lease. Committed samples are never leased again. Samples that are not committed, because a
+member vanished, was slow or was refused, become a hole, which the next leases fill first. So each sample is committed
+exactly once. This holds as long as all replicas pass the same `used` to `advance`, which the round's votes ensure.
 
-No state: cursors are part of the committed `ReplicaState`. Which interval uses which is `lane`'s.
+Where rounds overlap with intervals, interval k begins before round k - 1 is committed, so its leases cannot follow from
+what that round commits. There are then two stripes, one for odd intervals and one for even ones, each with samples, a
+cursor and a roster of its own. Without overlap there is one. Stripes never share a sample: a stripe's sample s is the
+data's sample stripe + num_stripes * s. Round k moves the cursor of its own stripe and puts its group there. Newcomers
+are appended to the other stripe too, behind those who may be using their leases already, so that they train at once and
+no lease in use changes.
+
+No state: the stripes are part of the committed `ReplicaState`.
 """
 
 from __future__ import annotations
@@ -16,12 +23,15 @@ from itertools import chain
 from typing import TypeAlias
 
 Lease: TypeAlias = tuple[range, ...]
-"""Sample ids in the order in which they are to be used."""
+"""Sample ids in the order of their use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """Committed: every sample below `next_sample` that is in no hole. Holes are ascending, apart and not empty."""
+    """Says which samples are committed: those below `next_sample` that are in no hole.
+
+    Holes are ascending, disjoint, not adjacent and not empty.
+    """
 
     next_sample: int = 0
     holes: tuple[range, ...] = ()
@@ -57,15 +67,15 @@ def leases(cursor: Cursor, members: Sequence[str], samples_per_member: int) -> d
 
 
 def sample_ids(lease: Lease) -> list[int]:
-    """The lease, written out."""
+    """The single sample ids of a lease."""
     return list(chain.from_iterable(lease))
 
 
 def advance(cursor: Cursor, members: Sequence[str], samples_per_member: int, used: Mapping[str, int]) -> Cursor:
-    """The cursor after a round committed, of each member in `used`, the first `used[member]` samples of its lease.
+    """The cursor after a round that committed the first `used[member]` samples of each member's lease.
 
-    `members` and `samples_per_member` are those the leases were made from; who is missing in `used` committed nothing.
-    Raises ValueError if `used` names a stranger or more samples than were leased.
+    `members` and `samples_per_member` are those the leases were made from. A member that is missing in `used` committed
+    nothing. Raises ValueError if `used` names a peer without a lease, or more samples than were leased.
     """
     issued = leases(cursor, members, samples_per_member)
     if strangers := used.keys() - issued.keys():
@@ -97,7 +107,7 @@ def _split(parts: list[range], count: int) -> tuple[list[range], list[range]]:
 
 
 def _subtract(parts: list[range], committed: list[range]) -> list[range]:
-    """What of the ascending `parts` is not in the ascending `committed`."""
+    """The ascending `parts` without the ascending `committed`."""
     left: list[range] = []
     for part in parts:
         start = part.start
@@ -120,58 +130,64 @@ def _merge(parts: list[range]) -> list[range]:
     return merged
 
 
-MAX_LANES = 2
-"""Nobody is further than one interval ahead of the committed state."""
+MAX_STRIPES = 2
+"""No member is more than one interval ahead of the committed state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
-    """`roster`: who holds the leases that follow from `cursor`, in the order of these."""
+class LeaseStripe:
+    """`roster` names the members whose leases follow from `cursor`, in the order of these."""
 
     cursor: Cursor = field(default_factory=Cursor)
     roster: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(set(self.roster)) != len(self.roster):
-            raise ValueError("a lane's roster names a member twice")
+            raise ValueError("a stripe's roster names a member twice")
 
 
-def first_lanes(overlap_steps: int) -> tuple[Lane, ...]:
-    """A run's, before anything is leased."""
-    return (Lane(),) * (MAX_LANES if overlap_steps else 1)
+def first_stripes(overlap_steps: int) -> tuple[LeaseStripe, ...]:
+    """The stripes of a run before anything is leased."""
+    return (LeaseStripe(),) * (MAX_STRIPES if overlap_steps else 1)
 
 
-def index_of(step: int, num_lanes: int) -> int:
-    """The lane that interval and round `step`, counted from 1, use."""
-    return (step - 1) % num_lanes
+def index_of(step: int, num_stripes: int) -> int:
+    """The index of the stripe that interval and round `step`, counted from 1, use."""
+    return (step - 1) % num_stripes
 
 
-def lease_of(lanes: tuple[Lane, ...], step: int, member: str, samples_per_member: int) -> Lease:
-    """The data's samples that `member` may use in interval `step`; none for a stranger."""
-    index = index_of(step, len(lanes))
-    lane = lanes[index]
-    own = leases(lane.cursor, lane.roster, samples_per_member).get(member, ())
-    return tuple(range(index + len(lanes) * part.start, index + len(lanes) * part.stop, len(lanes)) for part in own)
+def lease_of(stripes: tuple[LeaseStripe, ...], step: int, member: str, samples_per_member: int) -> Lease:
+    """The samples that `member` may use in interval `step`; none if it is not in the roster."""
+    index = index_of(step, len(stripes))
+    stripe = stripes[index]
+    own = leases(stripe.cursor, stripe.roster, samples_per_member).get(member, ())
+    return tuple(
+        range(index + len(stripes) * part.start, index + len(stripes) * part.stop, len(stripes)) for part in own
+    )
 
 
 def committed(
-    lanes: tuple[Lane, ...], step: int, roster: tuple[str, ...], samples_per_member: int, used: Mapping[str, int]
-) -> tuple[Lane, ...]:
-    """The lanes after round `step`: of each member in `used` so many samples of its lease; `roster` goes on.
+    stripes: tuple[LeaseStripe, ...],
+    step: int,
+    roster: tuple[str, ...],
+    samples_per_member: int,
+    used: Mapping[str, int],
+) -> tuple[LeaseStripe, ...]:
+    """The stripes after round `step`: of each member in `used` so many samples of its lease; `roster` goes on.
 
     Raises ValueError if `used` names a stranger or more samples than were leased.
     """
-    index = index_of(step, len(lanes))
-    cursor = advance(lanes[index].cursor, lanes[index].roster, samples_per_member, used)
-    others = [_with_newcomers(lane, roster) for lane in lanes]
-    return (*others[:index], Lane(cursor=cursor, roster=roster), *others[index + 1 :])
+    index = index_of(step, len(stripes))
+    cursor = advance(stripes[index].cursor, stripes[index].roster, samples_per_member, used)
+    others = [_with_newcomers(stripe, roster) for stripe in stripes]
+    return (*others[:index], LeaseStripe(cursor=cursor, roster=roster), *others[index + 1 :])
 
 
-def admitted(lanes: tuple[Lane, ...], roster: tuple[str, ...]) -> tuple[Lane, ...]:
-    """The lanes after a round that only admitted `roster`. All leases are new: every interval starts over."""
-    return tuple(replace(lane, roster=roster) for lane in lanes)
+def admitted(stripes: tuple[LeaseStripe, ...], roster: tuple[str, ...]) -> tuple[LeaseStripe, ...]:
+    """The stripes after a round that only admitted `roster`. All leases are new: every interval starts over."""
+    return tuple(replace(stripe, roster=roster) for stripe in stripes)
 
 
-def _with_newcomers(lane: Lane, roster: tuple[str, ...]) -> Lane:
-    newcomers = tuple(sorted(set(roster) - set(lane.roster)))
-    return replace(lane, roster=lane.roster + newcomers)
+def _with_newcomers(stripe: LeaseStripe, roster: tuple[str, ...]) -> LeaseStripe:
+    newcomers = tuple(sorted(set(roster) - set(stripe.roster)))
+    return replace(stripe, roster=stripe.roster + newcomers)

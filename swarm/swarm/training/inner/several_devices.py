@@ -1,12 +1,12 @@
-"""Several devices of one node as one replica: a worker process each, which share every step's windows.
+"""Several devices of one node as one replica: one worker process for each, which share every step's windows.
 
-Data parallel: each worker has all weights and moments, takes the gradient of its share of the windows, and moves by the
-sum over all workers (gloo on CPUs, NCCL on CUDA devices), so that all have the same weights bit for bit. Worker 0's are
-the replica's. The parent keeps none: `load` comes before all else.
+Data parallel: each worker has all weights and moments, computes the gradient of its share of the windows, and applies
+the sum over all workers (gloo on CPUs, NCCL on CUDA devices), so that all have the same weights bit for bit. Worker 0's
+are the replica's. The parent keeps no weights: `load` must be the first call.
 
-A worker that dies or fails ends all of them, at once, and whatever was being computed with a RoundError; one that hangs
-in a step, after a while that the steps before it give. `load` starts new ones, whose moments begin anew. Blocks; one
-call at a time.
+When a worker dies or fails, all workers end at once, and the call under way raises RoundError. The same happens when a
+worker takes far longer for a step than the steps before it took. `load` starts new workers, whose moments begin at
+zero. Blocks; one call at a time.
 
 Shapes: B windows of a step, T tokens a window, N values of the flat vector, F of a slice, V windows that validate.
 """
@@ -35,31 +35,31 @@ from swarm.training.run.run_config import InnerConfig
 from swarm.training.state.layout import Layout
 
 ANSWER_S = 900.0
-"""A worker may compile, or load a big model, before it answers. One that is dead is noticed at once."""
+"""The longest that a worker may take to answer: it may compile, or load a big model. Its death is noticed at once."""
 STEP_S = 60.0
-"""The least that a step may take: the machine may have much else to do."""
+"""The shortest time limit of a step: the machine may be busy with other work."""
 SLOWER = 20.0
-"""A step may take so many times as long as the longest one before it."""
+"""The time limit of a step, in durations of the longest step before it."""
 _SETTLE_S = 0.5
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Worker:
+class _WorkerProcess:
     device: str
     process: SpawnProcess
     pipe: connection.Connection
 
 
 class _Failed(Exception):
-    """One worker did, and why."""
+    """A worker failed; the message says why."""
 
 
 class SeveralDevices:
-    """Takes over `model`, whose weights it drops. See `OneDevice` for what the calls mean.
+    """Takes over `model` and drops its weights. See `OneDevice` for the meaning of the calls.
 
-    All raise RoundError if a worker fails, and from then on until `load`.
+    Every call raises RoundError if a worker fails, and so does every later one until `load`.
 
     Raises ConfigError if the options do not fit the model, or the workers cannot start.
     """
@@ -81,7 +81,7 @@ class SeveralDevices:
         self._model, self._loss = _pickled(_without_weights(model), "the model"), _pickled(loss, "its loss function")
         self._meeting: TCPStore | None = None
         self._longest_step_s = 0.0  # of these workers; 0: they have taken none
-        self._workers: list[_Worker] = []
+        self._workers: list[_WorkerProcess] = []
         try:
             self._start()
         except _Failed as error:
@@ -89,7 +89,7 @@ class SeveralDevices:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Of the worker processes."""
+        """The process ids of the workers."""
         return tuple(worker.process.pid or 0 for worker in self._workers)
 
     def load(self, theta_N: Tensor) -> None:
@@ -147,7 +147,7 @@ class SeveralDevices:
         self._workers, self._meeting, self._longest_step_s = [], None, 0.0
 
     def _start(self) -> None:
-        """Raises _Failed, and leaves none, if not all can."""
+        """Start all workers. Raises _Failed, and leaves none running, if one does not start."""
         try:
             self._meeting = _meeting_on_loopback()
             for rank, device in enumerate(self._local.devices):
@@ -158,7 +158,7 @@ class SeveralDevices:
         self._collect(self._workers, ANSWER_S)
 
     def _step_limit_s(self) -> float:
-        """Compilation takes its time in the first step, and again in one with another number of windows."""
+        """Compilation takes minutes in the first step, and again in a step with another number of windows."""
         if self._local.compile or not self._longest_step_s:
             return ANSWER_S
         return min(ANSWER_S, max(STEP_S, SLOWER * self._longest_step_s))
@@ -179,14 +179,16 @@ class SeveralDevices:
         return [(values.numpy() if rank == 0 else None,) for rank in range(len(self._local.devices))]
 
     def _ask(self, name: str, arguments: Sequence[tuple[Any, ...]], limit_s: float = ANSWER_S) -> list[Any]:
-        """All workers, each with its own arguments."""
+        """Call `name` in all workers, each with its own arguments."""
         return self._exchange(name, list(zip(self._workers, arguments, strict=bool(self._workers))), limit_s)
 
     def _ask_first(self, name: str, *arguments: Any) -> Any:
         [answer] = self._exchange(name, [(worker, arguments) for worker in self._workers[:1]], ANSWER_S)
         return answer
 
-    def _exchange(self, name: str, asked: Sequence[tuple[_Worker, tuple[Any, ...]]], limit_s: float) -> list[Any]:
+    def _exchange(
+        self, name: str, asked: Sequence[tuple[_WorkerProcess, tuple[Any, ...]]], limit_s: float
+    ) -> list[Any]:
         if not self._workers:
             raise RoundError("the worker processes have ended", remedy="load the committed weights first")
         try:
@@ -198,8 +200,8 @@ class SeveralDevices:
                 f"training on several devices failed: {error}", remedy="it goes on from the committed weights"
             ) from error
 
-    def _collect(self, asked: Sequence[_Worker], limit_s: float) -> list[Any]:
-        """The answers. Raises _Failed, or what all of the workers raised; after _Failed, there are none any more."""
+    def _collect(self, asked: Sequence[_WorkerProcess], limit_s: float) -> list[Any]:
+        """The answers. Raises _Failed, after which all workers have ended, or what all workers raised."""
         answers: dict[int, Any] = {}
         try:
             while len(answers) < len(asked):
@@ -213,8 +215,8 @@ class SeveralDevices:
                 raise value
         return [answers[index][1] for index in range(len(asked))]
 
-    def _receive(self, waiting: Mapping[int, _Worker], answers: dict[int, Any], limit_s: float) -> None:
-        """At least one more answer. Raises _Failed if any worker fails, asked or not."""
+    def _receive(self, waiting: Mapping[int, _WorkerProcess], answers: dict[int, Any], limit_s: float) -> None:
+        """Wait for at least one more answer. Raises _Failed if any worker fails, asked or not."""
         sentinels = [worker.process.sentinel for worker in self._workers]
         ready = connection.wait([*(worker.pipe for worker in waiting.values()), *sentinels], timeout=limit_s)
         if not ready:
@@ -227,13 +229,13 @@ class SeveralDevices:
             if worker.process.sentinel in ready:
                 raise _Failed(_end_of(worker))
 
-    def _received(self, worker: _Worker) -> Any:
+    def _received(self, worker: _WorkerProcess) -> Any:
         try:
             answer = worker.pipe.recv()
         except (EOFError, OSError) as error:
             raise _Failed(_end_of(worker)) from error
         if answer[0] == "broken":
-            # perhaps only because another one is gone
+            # perhaps only because another worker is gone
             dead = connection.wait([each.process.sentinel for each in self._workers if each is not worker], _SETTLE_S)
             cause = next((each for each in self._workers if each.process.sentinel in dead), None)
             raise _Failed(_end_of(cause) if cause else f"{worker.device}: {answer[1]}")
@@ -241,30 +243,30 @@ class SeveralDevices:
 
 
 def _meeting_on_loopback() -> TCPStore:
-    """Where the workers find each other. The store alone would listen for the whole network."""
+    """The store in which the workers find each other. By itself, it would listen on all interfaces."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
-def _spawn(device: str, assignment: Assignment) -> _Worker:
-    # a fork would copy torch's threads, and CUDA's state, in no state to be used
+def _spawn(device: str, assignment: Assignment) -> _WorkerProcess:
+    # after a fork, torch's threads and CUDA's state cannot be used
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=work, args=(assignment, theirs), name=f"swarm {device}", daemon=True)
     process.start()
     theirs.close()
-    return _Worker(device=device, process=process, pipe=ours)
+    return _WorkerProcess(device=device, process=process, pipe=ours)
 
 
-def _end_of(worker: _Worker) -> str:
+def _end_of(worker: _WorkerProcess) -> str:
     worker.process.join(_SETTLE_S)
     code = worker.process.exitcode
     return f"the worker process of {worker.device} ended" + (f" by signal {-code}" if code and code < 0 else "")
 
 
 def _without_weights(model: nn.Module) -> nn.Module:
-    """Each parameter one zero, in its shape: enough to send the model, and to send it again."""
+    """Replace each parameter by one zero, expanded to its shape, so that pickling the model is cheap."""
     for parameter in model.parameters():
         parameter.data = parameter.new_zeros(1).expand(parameter.shape)
     return model

@@ -24,7 +24,7 @@ from swarm_protocol.records import RoundReport, TrainerRecord, TrainerState
 from swarm.network.interface import FaultHook, Network, no_faults
 from swarm.network.membership import Membership
 from swarm.training.allreduce.parts import Residuals
-from swarm.training.inner.interval import Intervals, Materials, Validating
+from swarm.training.inner.interval import Intervals, TrainingSetup, Validator
 from swarm.training.member.interval_loop import IntervalLoop
 from swarm.training.member.progress_reports import committed, trainer_record
 from swarm.training.member.trainer_events import (
@@ -46,10 +46,10 @@ from swarm.training.round.round_service import RoundService
 from swarm.training.round.round_state import rest_after
 from swarm.training.run.run_copy import serve_run
 from swarm.training.run.signed_run import SignedRun
-from swarm.training.state.replica import Held, Replica
+from swarm.training.state.replica import HashedState, Replica
 from swarm.training.state.replica_state import ReplicaState
 from swarm.training.state.state_download import NO_STORE, ChunkStore
-from swarm.training.state.state_sync import Reached, claims_of, furthest, reach, trainers
+from swarm.training.state.state_sync import SyncResult, claims_of, furthest, reach, trainers
 from swarm.training.state.state_transfer import Fetcher
 
 T = TypeVar("T")
@@ -69,13 +69,13 @@ STATE_LOST = (
 class RunMemberOptions:
     """Options of this member alone.
 
-    `materials` are what it trains with (`interval.prepare`); `RunMember.close` closes their inner loop.
+    `setup` is what it trains with (`interval.prepare`); `RunMember.close` closes their inner loop.
     `max_interval_s` by `clock` bounds its intervals beyond what the run says, so that a slow machine contributes what
     it can. `state` is the state to resume from, with the `certificate` that proved it, if there is one. Without
     `promises`, a member that is started again with the same key could vote twice for one step.
     """
 
-    materials: Materials
+    setup: TrainingSetup
     max_interval_s: float = math.inf
     clock: Callable[[], float] = time.monotonic
     state: ReplicaState | None = None
@@ -107,15 +107,15 @@ class RunMember:
         self._notary = Notary.of_run(run, identity, network.network_id)
         self._run = run
         self._on_event = on_event
-        start = options.state or ReplicaState.initial(options.materials.take_weights(), run.config.overlap_steps)
+        start = options.state or ReplicaState.initial(options.setup.take_weights(), run.config.overlap_steps)
         self._start: ReplicaState | None = start
-        materials = replace(options.materials, bring=None) if options.state else options.materials
-        self._options = replace(options, materials=materials, state=None)  # nothing but `_start` keeps the state
+        setup = replace(options.setup, bring=None) if options.state else options.setup
+        self._options = replace(options, setup=setup, state=None)  # nothing but `_start` keeps the state
         self._faults = faults
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="swarm-round")
         max_interval_s = min(options.max_interval_s, run.config.interval_s or math.inf)
-        self._intervals = Intervals(options.materials.inner, max_interval_s=max_interval_s, clock=options.clock)
-        self._validating = Validating(run.config, self._intervals, self._on_validated)
+        self._intervals = Intervals(options.setup.inner, max_interval_s=max_interval_s, clock=options.clock)
+        self._validating = Validator(run.config, self._intervals, self._on_validated)
         self._interval_loop: IntervalLoop | None = None
         self._driver: RoundDriver | None = None
         self._service: RoundService | None = None
@@ -236,9 +236,9 @@ class RunMember:
         config, options = self._run.config, self._options
         start, self._start = self._start, None
         assert start is not None
-        held = await asyncio.get_running_loop().run_in_executor(self._executor, Held.of, start)
+        held = await asyncio.get_running_loop().run_in_executor(self._executor, HashedState.of, start)
         proof = self._notary.proof_of(held.digest, options.certificate, self._network.now())
-        self._replica = Replica(config, held, proof, options.materials.bounds)
+        self._replica = Replica(config, held, proof, options.setup.bounds)
         methods, codec = Methods(self._run.run_id), get_codec(config.codec)
         context = RoundContext(
             network=self._network,
@@ -264,13 +264,17 @@ class RunMember:
         proof = await furthest(context, claims_of(context, records))
         if proof is not None and proof.rank > context.replica.rank:
             await self._reach(context, proof, records)
-        bring = self._options.materials.bring
+        bring = self._options.setup.bring
         if bring is not None and context.replica.proof is None:
             state = ReplicaState.initial(await asyncio.to_thread(bring), self._run.config.overlap_steps)
-            context.replica.begin(await asyncio.get_running_loop().run_in_executor(self._executor, Held.of, state))
+            context.replica.begin(
+                await asyncio.get_running_loop().run_in_executor(self._executor, HashedState.of, state)
+            )
         self._announce("training")
 
-    async def _reach(self, context: RoundContext, proof: Proof, records: Mapping[str, TrainerRecord]) -> Reached | None:
+    async def _reach(
+        self, context: RoundContext, proof: Proof, records: Mapping[str, TrainerRecord]
+    ) -> SyncResult | None:
         """Adopt the state that `proof` certifies, or a later one. Return None if nobody has either any more."""
         started = asyncio.get_running_loop().time()
         try:

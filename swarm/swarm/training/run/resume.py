@@ -1,7 +1,8 @@
-"""How a run's author lets some members go on from a state without the others: find it, sign an order, deliver that.
+"""What an outsider can do with a run: find its newest certified state, fetch it, and resume the run from it.
 
-What it costs if the others still train somewhere, `docs/one-history.md` says. Members check an order and pass it on
-(`desk`, `seat`), so that one of them is enough. No state.
+The run's author can let some members go on from a state without the others: `survey` finds the state, `sign_order`
+signs an order, and `deliver` sends it. `docs/one-history.md` says what that costs if the others still train
+somewhere. Members check an order and pass it on (`round_service`, `round_context`), so one member is enough. No state.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from swarm.network.interface import Network
 from swarm.training.round.certificate import Notary, Proof, most_supported, whom_to_ask
 from swarm.training.round.methods import Methods
 from swarm.training.run.signed_run import SignedRun
-from swarm.training.state.replica import Held
+from swarm.training.state.replica import HashedState
 from swarm.training.state.replica_state import ReplicaState
 from swarm.training.state.state_transfer import Fetcher
 
@@ -28,10 +29,13 @@ CALL_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
-    """The newest certified state that members show. `holders` are at it; `absent` are those of its roster that are not,
-    or do not answer; `answered` are those of its roster that show any state. `sequence` is that of the latest resume
-    order that anyone showed; 0: none."""
+class RunSurvey:
+    """The newest certified state that members show, and who has it.
+
+    `holders` have this state. `absent` are the members of its roster that do not have it or do not answer; `answered`
+    are those of its roster that show any state. `sequence` is that of the latest resume order that any peer showed; 0
+    if there is none.
+    """
 
     proof: Proof
     holders: tuple[str, ...]
@@ -40,8 +44,8 @@ class Situation:
     sequence: int
 
 
-async def survey(network: Network, run: SignedRun, peers: Collection[str]) -> Situation:
-    """Ask `peers`, trainers of `run`, where they are, and then all members of the state that most of these show.
+async def survey(network: Network, run: SignedRun, peers: Collection[str]) -> RunSurvey:
+    """Ask `peers`, trainers of `run`, for their states, and then all members of the state that most of these show.
 
     Raises PeerTimeout if none shows a state.
     """
@@ -71,7 +75,7 @@ async def survey(network: Network, run: SignedRun, peers: Collection[str]) -> Si
             f"no member of {run.run_id} shows a certified state", remedy="start a member that has one, and try again"
         )
     holders = {peer for peer, each in shown.items() if each.outcome.state_digest == proof.outcome.state_digest}
-    return Situation(
+    return RunSurvey(
         proof=proof,
         holders=tuple(sorted(holders)),
         absent=tuple(sorted(set(proof.roster) - holders)),
@@ -81,14 +85,14 @@ async def survey(network: Network, run: SignedRun, peers: Collection[str]) -> Si
 
 
 def sign_order(
-    run: SignedRun, situation: Situation, roster: Collection[str], author: Identity, *, network_id: str, now: float
+    run: SignedRun, found: RunSurvey, roster: Collection[str], author: Identity, *, network_id: str, now: float
 ) -> bytes:
-    """A certificate that lets `roster` go on from the situation's state. Its sequence is the time, in seconds, unless a
+    """A certificate that lets `roster` go on from the surveyed state. Its sequence is the time in seconds, unless a
     later one is in force: so the order that was signed last wins, also where the author did not see the others.
 
     Raises ConfigError unless `author` signed the run, which admits `roster` and is not finished.
     """
-    if situation.proof.outer_step >= run.config.outer_steps:
+    if found.proof.outer_step >= run.config.outer_steps:
         raise ConfigError(f"{run.run_id} is finished", remedy="there is nothing to go on with")
     if author.peer_id != run.peer_id:
         raise ConfigError(
@@ -99,9 +103,9 @@ def sign_order(
     try:
         order = ResumeOrder(
             run=run.run_id,
-            sequence=max(int(now), situation.sequence + 1),
-            outer_step=situation.proof.outer_step,
-            state_digest=situation.proof.outcome.state_digest,
+            sequence=max(int(now), found.sequence + 1),
+            outer_step=found.proof.outer_step,
+            state_digest=found.proof.outcome.state_digest,
             roster=tuple(sorted(set(roster))),
         )
         data = notary.sign_order(order, now)
@@ -112,7 +116,7 @@ def sign_order(
 
 
 async def deliver(network: Network, run: SignedRun, certificate: bytes, peers: Collection[str]) -> Mapping[str, str]:
-    """Give `certificate` to `peers`. By peer, what each answered; empty: it took it."""
+    """Send `certificate` to `peers`. Return each peer's reason to refuse it; an empty reason means that it accepted."""
     answers = dict[str, str]()
 
     async def give(peer: str) -> None:
@@ -128,14 +132,13 @@ async def deliver(network: Network, run: SignedRun, certificate: bytes, peers: C
     return answers
 
 
-async def fetch_state(network: Network, run: SignedRun, situation: Situation, num_values: int) -> ReplicaState:
-    """The state of `situation`, from those who hold it, checked against its certificate. The run's model has
-    `num_values` parameters.
+async def fetch_state(network: Network, run: SignedRun, found: RunSurvey, num_values: int) -> ReplicaState:
+    """Fetch the surveyed state from its holders, checked against its certificate. It has `num_values` parameters.
 
-    Raises RoundError if they do not give it, as when they have gone on meanwhile.
+    Raises RoundError if they do not give it, for example because they have gone on.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="swarm-fetch") as executor:
         fetcher = Fetcher(network, Methods(run.run_id), executor)
-        blank = Held.of(ReplicaState.initial(torch.zeros(num_values)))
-        digest = situation.proof.outcome.state_digest
-        return (await fetcher.state(digest, situation.holders, [blank])).state
+        blank = HashedState.of(ReplicaState.initial(torch.zeros(num_values)))
+        digest = found.proof.outcome.state_digest
+        return (await fetcher.state(digest, found.holders, [blank])).held.state

@@ -132,7 +132,7 @@ def read_config(path: Path) -> RunConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inspected:
+class InspectedRun:
     """A run file, whoever wrote it. `run` is None, and `problem` says why, unless its signature holds."""
 
     config: RunConfig
@@ -140,16 +140,16 @@ class Inspected:
     problem: str = ""
 
 
-def inspect_run(path: Path) -> Inspected:
+def inspect_run(path: Path) -> InspectedRun:
     """What a run file says, signed or not. Raises ConfigError if it cannot be a run."""
     mapping = parse_text(_read(path), path)
     if "signature" not in mapping:
-        return Inspected(config=_config_of(mapping), run=None, problem="it is not signed")
+        return InspectedRun(config=_config_of(mapping), run=None, problem="it is not signed")
     try:
         run = _checked(mapping, path)
     except IntegrityError as error:
-        return Inspected(config=_config_of(mapping), run=None, problem=error.message)
-    return Inspected(config=run.config, run=run)
+        return InspectedRun(config=_config_of(mapping), run=None, problem=error.message)
+    return InspectedRun(config=run.config, run=run)
 
 
 def load_run(path: Path) -> SignedRun:

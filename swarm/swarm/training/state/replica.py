@@ -1,7 +1,14 @@
-"""The outer step: Nesterov momentum on the group's mean pseudo-gradient, or plain averaging, bit-identical everywhere.
+"""One member's copy of the run: the committed state, what proves it, and what may be committed next.
 
-Leaves to others: how the mean was agreed on. The tensors belong to the caller's ReplicaState.
-Shapes: N values of the flat parameter vector.
+A reduction's parts make a proposal: `apply_outer_step` on a copy of the committed state. When a certificate names the
+proposal's outcome, `adopt` makes it the committed state. Tensors that others may be reading never change.
+
+The parts of the last rounds are kept for members that are late, and the former state if a peer had begun to fetch it:
+a state takes 8 bytes a parameter, as much as the local model with its gradient. `RunMember` owns the replica. Proposals
+are computed in threads, one at a time, and taken in on the event loop. If the caller is cancelled, its proposal is
+dropped, however long the thread goes on.
+
+Shapes: N values of the flat parameter vector, F of the fragment that a step moves.
 """
 
 from __future__ import annotations
@@ -30,15 +37,15 @@ _BLOCK_VALUES = 1 << 16  # the temporary fits a core's cache, whatever the size 
 
 
 def apply_outer_step(theta_N: Tensor, momentum_N: Tensor, delta_N: Tensor, config: OuterConfig) -> None:
-    """m <- mu m + delta, then theta <- theta - eta (delta + mu m), both in place, all fp32 on the CPU.
+    """Take the outer step: m <- mu m + delta, then theta <- theta - eta (delta + mu m), in place, all fp32 on the CPU.
 
     "average" is theta <- theta - delta, the members' mean weighted by tokens (local SGD; FedAvg, McMahan et al. 2017,
     arXiv 1602.05629, algorithm 1), and leaves the momentum as it is.
 
     `delta_N` is the mean of theta_start - theta_local. DiLoCo (Douillard et al. 2023, arXiv 2311.08105, algorithm 1)
-    with the Nesterov form of torch.optim.SGD. Replicas that put in equal bits get equal bits out, on any machine and
-    with any number of threads: each product and each sum is rounded on its own. (Given an `alpha`, torch fuses them in
-    some lanes and not in others.) Raises RoundError, with both tensors untouched, if `delta_N` is not finite.
+    with the Nesterov form of torch.optim.SGD. Equal inputs give equal bits, on any machine and with any number of
+    threads, since each product and each sum is rounded separately. (Given an `alpha`, torch fuses them in some SIMD
+    stripes and not in others.) Raises RoundError, with both tensors untouched, if `delta_N` is not finite.
     """
     for x_N in (theta_N, momentum_N, delta_N):
         if x_N.dtype != torch.float32 or x_N.device.type != "cpu" or x_N.shape != (theta_N.numel(),):
@@ -56,20 +63,21 @@ def apply_outer_step(theta_N: Tensor, momentum_N: Tensor, delta_N: Tensor, confi
 
 
 NUM_PROPOSALS = 2
-"""Proposals kept: one outcome may be resumed while another is tried."""
+"""How many proposals are kept: one outcome may be resumed while another is tried."""
 NUM_PARTS = 4
-"""Part sets kept, about a byte a parameter each: so far behind a member can be and still follow by parts."""
+"""How many rounds' parts are kept, about a byte a parameter each. A member that is this many steps behind can still
+catch up by parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Held:
+class HashedState:
     """A state and its manifest."""
 
     state: ReplicaState
     manifest: Manifest
 
     @classmethod
-    def of(cls, state: ReplicaState) -> Held:
+    def of(cls, state: ReplicaState) -> HashedState:
         """Hashes the state: blocks."""
         return cls(state=state, manifest=state.manifest())
 
@@ -79,14 +87,14 @@ class Held:
 
 
 class Replica:
-    """`proof` is what committed `current`; None for a run's initial state, and for one from a checkpoint.
+    """`proof` certifies `current`; it is None for a run's initial state, and for one from a checkpoint.
 
-    `bounds` are those of the fragments that outer steps move in turn (see `Layout`); none: each moves everything.
+    `bounds` are those of the fragments that outer steps move in turn (see `Layout`); without, each step moves all.
     `num_mismatches` counts how often this member's state was found to differ from what was committed.
     """
 
     def __init__(
-        self, config: RunConfig, current: Held, proof: Proof | None = None, bounds: tuple[int, ...] = ()
+        self, config: RunConfig, current: HashedState, proof: Proof | None = None, bounds: tuple[int, ...] = ()
     ) -> None:
         self.config = config
         self._bounds = bounds or (0, current.manifest.num_values)
@@ -95,9 +103,9 @@ class Replica:
         self.num_mismatches = 0
         self.proof = proof
         self.history = CertificateHistory(config.succession, (proof,) if proof else ())
-        self._former: tuple[bytes, Held] | None = None
-        self._is_fetched = False  # a peer has asked for the committed state
-        self._proposals: dict[Outcome, Held] = {}
+        self._former: tuple[bytes, HashedState] | None = None
+        self._is_fetched = False  # whether a peer has asked for the committed state
+        self._proposals: dict[Outcome, HashedState] = {}
         self._parts: dict[bytes, tuple[Data, ...]] = {}
         self._computing = asyncio.Lock()
 
@@ -111,26 +119,26 @@ class Replica:
 
     @property
     def order(self) -> ResumeOrder | None:
-        """The author's last resume order that the state follows from, or with which it goes on."""
+        """The author's last resume order that the state follows from, or that applies to it."""
         return self.proof.order if self.proof else None
 
     @property
     def roster(self) -> tuple[str, ...]:
-        """The members on whom what follows depends: the state's, unless the author named others with a resume order."""
+        """The members that decide what follows: the state's, unless the author named others with a resume order."""
         return self.proof.roster if self.proof and self.proof.is_order else self.current.state.roster
 
     @property
     def is_new(self) -> bool:
-        """Whether this replica has no outer step yet, and so nothing that others' certificates would follow from: see
-        `claims`. Two first groups become one in this way."""
+        """Whether this replica has no outer step yet, and thus no state that others' certificates must follow from: see
+        `certificate.most_supported`. Two first groups become one in this way."""
         return self.outer_step == 0 and self.order is None
 
     @property
     def anchors(self) -> tuple[tuple[str, ...], ...]:
-        """The rosters that this replica trusts: of the state it has committed.
+        """The rosters whose certificates this replica trusts: that of its committed state.
 
-        Where a single member may go on alone, also those of former states, since the run can have parted from any of
-        them.
+        Where a single member may go on alone, these are also the rosters of former states, since the run can have
+        forked from any of them.
         """
         rosters = (self.roster, *self.history.rosters) if self.config.min_group == 1 else (self.roster,)
         return tuple(roster for roster in rosters if roster)
@@ -140,24 +148,27 @@ class Replica:
         return Standing(outer_step=self.outer_step, state_digest=self.digest, certificate=certificate)
 
     def fragment(self, step: int) -> slice:
-        """What of the flat vector outer step `step` moves."""
+        """The slice of the flat vector that outer step `step` moves."""
         index = fragment_of(step, len(self._bounds) - 1)
         return slice(self._bounds[index], self._bounds[index + 1])
 
     def leased(self, step: int) -> tuple[str, ...]:
-        """Who has a lease for interval `step`."""
-        lanes = self.current.state.lanes
-        return lanes[index_of(step, len(lanes))].roster
+        """The members that have a lease for interval `step`."""
+        stripes = self.current.state.stripes
+        return stripes[index_of(step, len(stripes))].roster
 
     def lease(self, peer: str, step: int) -> Lease:
-        """What `peer` may use in interval `step`, which is the next one, or with overlap also the one after it."""
-        return lease_of(self.current.state.lanes, step, peer, self.config.samples_per_interval)
+        """The lease of `peer` for interval `step`, which is the next one, or with overlap also the one after it."""
+        return lease_of(self.current.state.stripes, step, peer, self.config.samples_per_interval)
 
     async def propose(
         self, executor: Executor, origin_digest: bytes, origin: Group, parts: tuple[Data, ...]
     ) -> Outcome:
-        """What `origin`'s contributions, reduced to `parts`, make of the committed state. `parts` are not changed any
-        more. Raises RoundError, and IntegrityError for parts that cannot be decoded."""
+        """Apply `origin`'s contributions, reduced to `parts`, to a copy of the committed state, and keep the result.
+
+        The caller must not change `parts` afterwards. Raises RoundError, and IntegrityError for parts that cannot be
+        decoded.
+        """
         base = self.current
         await self._computing.acquire()
         try:
@@ -165,7 +176,7 @@ class Replica:
         except BaseException:
             self._computing.release()
             raise
-        # cancelling stops no thread: the next one waits until this one has really ended
+        # cancelling does not stop the thread: the next proposal waits until this one has ended
         work.add_done_callback(lambda _: self._computing.release())
         held, digests = await asyncio.shield(work)
         if base is not self.current:
@@ -179,18 +190,22 @@ class Replica:
             del self._parts[next(iter(self._parts))]
         return outcome
 
-    def _following(self, base: Held, origin: Group, parts: tuple[Data, ...]) -> tuple[Held, tuple[bytes, ...]]:
+    def _following(
+        self, base: HashedState, origin: Group, parts: tuple[Data, ...]
+    ) -> tuple[HashedState, tuple[bytes, ...]]:
         """The state after `base`, and the digests of `parts`. Blocks."""
         digests = tuple(hashlib.sha256(part).digest() for part in parts)
         if parts:
-            return Held.of(self._stepped(base.state, origin, parts)), digests
-        # nobody has trained: the members are admitted, and nothing else changes
-        lanes = admitted(base.state.lanes, origin.roster)
-        following = replace(base.state, roster=origin.roster, lanes=lanes)
-        return Held(state=following, manifest=replace(base.manifest, roster=origin.roster, lanes=lanes)), digests
+            return HashedState.of(self._stepped(base.state, origin, parts)), digests
+        # nobody has trained: the round admits the members, and nothing else changes
+        stripes = admitted(base.state.stripes, origin.roster)
+        following = replace(base.state, roster=origin.roster, stripes=stripes)
+        return HashedState(
+            state=following, manifest=replace(base.manifest, roster=origin.roster, stripes=stripes)
+        ), digests
 
     def _stepped(self, state: ReplicaState, origin: Group, parts: tuple[Data, ...]) -> ReplicaState:
-        """Decodes frame by frame: the mean is nowhere as a whole."""
+        """The state after one outer step. It decodes frame by frame, so the mean never exists as a whole."""
         copy, step = state.copy(), state.outer_step + 1
         fragment = self.fragment(step)
         theta_F, momentum_F = copy.theta_N[fragment], copy.momentum_N[fragment]
@@ -200,16 +215,16 @@ class Replica:
                 raise RoundError("the group's pseudo-gradient leads to a state that is not finite")
         used = {member.peer_id: member.num_samples for member in origin.members if member.num_tokens}
         try:
-            lanes = committed(state.lanes, step, origin.roster, self.config.samples_per_interval, used)
+            stripes = committed(state.stripes, step, origin.roster, self.config.samples_per_interval, used)
         except ValueError as error:
             raise RoundError(f"a group's members used what they had no lease for: {error}") from error
-        return replace(copy, outer_step=step, lanes=lanes, roster=origin.roster)
+        return replace(copy, outer_step=step, stripes=stripes, roster=origin.roster)
 
-    def proposal(self, outcome: Outcome) -> Held | None:
+    def proposal(self, outcome: Outcome) -> HashedState | None:
         return self._proposals.get(outcome)
 
-    def differing(self, outcome: Outcome) -> Held | None:
-        """What this member made of the same parts, where that is another state."""
+    def differing(self, outcome: Outcome) -> HashedState | None:
+        """This member's own state from the same parts, where it is another state than the outcome's."""
         for mine, held in self._proposals.items():
             same_parts = (mine.origin_digest, mine.part_digests) == (outcome.origin_digest, outcome.part_digests)
             if same_parts and mine != outcome:
@@ -217,37 +232,37 @@ class Replica:
         return None
 
     def parts_of(self, origin_digest: bytes) -> tuple[Data, ...]:
-        """The encoded result of that group's reduction; nothing if it is not here."""
+        """The encoded result of that group's reduction; empty if it is not kept."""
         return self._parts.get(origin_digest, ())
 
-    def donate(self, digest: bytes) -> Held | None:
-        """Return the state that a peer fetches, if it is the committed one, or the one before that the peer, or another
-        one, had begun to fetch."""
+    def donate(self, digest: bytes) -> HashedState | None:
+        """Return the state of this digest: the committed one, or the one before if a peer had begun to fetch it."""
         if digest == self.digest:
             self._is_fetched = True
             return self.current
         former_digest, former = self._former or (b"", None)
         return former if digest == former_digest else None
 
-    def damaged(self) -> Held | None:
-        """What the committed state has become, if it is not what was committed: a fault of the memory. Blocks."""
-        found = Held.of(self.current.state)
+    def damaged(self) -> HashedState | None:
+        """The committed state as it is now, if its digest differs from the committed one: a memory fault. Blocks."""
+        found = HashedState.of(self.current.state)
         return None if found.digest == self.digest else found
 
-    def mend(self, held: Held) -> None:
-        """`held` is the committed state, undamaged. What was proposed from the damaged one is no more."""
+    def repair(self, held: HashedState) -> None:
+        """Replace the damaged committed state by `held`, and drop what was proposed from it."""
         assert held.digest == self.digest
         self.current = held
         self._proposals.clear()
 
-    def begin(self, held: Held) -> None:
-        """`held` is the run's initial state, in the place of zeros. What was proposed from these is no more."""
+    def begin(self, held: HashedState) -> None:
+        """Replace the zeros with which a run from a checkpoint begins by `held`, and drop what was proposed from
+        them."""
         assert self.proof is None
         self.current, self.digest = held, held.digest
         self._proposals.clear()
 
-    def adopt(self, held: Held, proof: Proof) -> None:
-        """`held` is the committed state from now on."""
+    def adopt(self, held: HashedState, proof: Proof) -> None:
+        """Make `held` the committed state, which `proof` certifies."""
         self._former, self._is_fetched = (self.digest, self.current) if self._is_fetched else None, False
         self.current, self.digest, self.proof = held, held.digest, proof
         self.history.add((proof,))

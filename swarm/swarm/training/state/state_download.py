@@ -1,7 +1,12 @@
-"""Which chunk of a state to ask which donor for next. Pure: what happened comes in with its time.
+"""One download of a state: its chunks from many donors at once, each checked before it is used.
 
-Every donor has one chunk under way at first, and then as many as it delivers in a second: a long link is kept full, and
-a slow one holds little. At the end, whoever has nothing left to do is asked for what a slower donor still holds.
+`ChunkSchedule` decides which donor to ask for which chunk. It is pure: events come in with their time. Each donor gets
+one chunk at first, and then as many as it delivers in a second, so that a long link is kept full and a slow one holds
+little. At the end, a donor that has nothing left to do is asked for chunks that a slower donor still holds.
+
+`Download` owns the tasks that fetch. A donor that fails or lies is left out, and costs what it had under way. Chunks
+that a state of this member has already are not fetched, nor those that an earlier, unfinished download left in the
+store.
 """
 
 from __future__ import annotations
@@ -18,17 +23,18 @@ from swarm_protocol.errors import RoundError, SwarmError
 from swarm.training.state.replica_state import CHUNK_BYTES, Assembly, Manifest, ReplicaState
 
 AHEAD_S = 1.0
-"""Longer than a round trip around the world, and a short wait for what a donor that fails had under way."""
+"""How much a donor has under way, in seconds of its own rate: more than a round trip around the world, and a short wait
+for what a donor that fails had under way."""
 MAX_DONOR_BYTES = 16 << 20
-"""What one donor may have under way: 1 Gbit/s at a round trip of 130 ms."""
+"""The most that one donor may have under way: 1 Gbit/s at a round trip of 130 ms."""
 MAX_BYTES = 64 << 20
-"""What all donors together may have under way, and a download take of memory beyond the state."""
+"""The most that all donors together may have under way, and thus a download's memory beyond the state."""
 ASSUMED_S = 1.0
-"""What a chunk takes from a donor that has not delivered any: 1 MiB at 8 Mbit/s."""
+"""The assumed time of a chunk from a donor that has not delivered any: 1 MiB at 8 Mbit/s."""
 
 
 class ChunkSchedule:
-    """Of the chunks `missing`. A donor that failed is not asked again."""
+    """Schedules the chunks `missing`. A donor that failed is not asked again."""
 
     def __init__(self, missing: Iterable[int], donors: Sequence[str]) -> None:
         self._waiting = sorted(missing, reverse=True)
@@ -46,7 +52,7 @@ class ChunkSchedule:
         return sum(self._under_way.values())
 
     def next(self, now: float) -> tuple[str, int] | None:
-        """Ask this donor for that chunk now. None: whoever could give more has enough to do."""
+        """The donor to ask now, and for which chunk. None if all donors have enough to do."""
         if self.num_under_way >= MAX_BYTES // CHUNK_BYTES:
             return None
         for donor in sorted(self._under_way, key=lambda donor: (self._under_way[donor], self._pace(donor))):
@@ -59,15 +65,16 @@ class ChunkSchedule:
         return None
 
     def came(self, donor: str, index: int, now: float) -> None:
-        """`donor` delivered. The others that were asked for it are given up: they take that long at least."""
+        """Record that `donor` delivered. Other requests for this chunk are dropped: their donors are at least so
+        slow."""
         for asked, asked_at in self._asked.pop(index).items():
-            # what is under way from one donor shares its link: so long would one chunk alone have taken
+            # a donor's chunks share its link: this is how long one chunk alone would have taken
             pace_s = (now - asked_at) / self._under_way[asked]
             self._pace_s[asked] = pace_s if asked == donor else max(pace_s, self._pace_s.get(asked, 0.0))
             self._under_way[asked] -= 1
 
     def failed(self, donor: str) -> None:
-        """`donor` is left out; what only it was asked for waits again."""
+        """Leave `donor` out. The chunks that only it was asked for wait again."""
         del self._under_way[donor]
         for index, askers in list(self._asked.items()):
             if askers.pop(donor, None) is not None and not askers:
@@ -78,13 +85,13 @@ class ChunkSchedule:
         return self._pace_s.get(donor, ASSUMED_S)
 
     def _window(self, donor: str) -> int:
-        """In chunks. Of the last ones nobody takes more than a share."""
+        """How many chunks this donor may have under way. It gets no more than its share of the last ones."""
         fair = 1 + len(self._waiting) // len(self._under_way)
         ahead = int(AHEAD_S / max(self._pace_s[donor], 1e-6)) if donor in self._pace_s else 0
         return min(1 + ahead, MAX_DONOR_BYTES // CHUNK_BYTES, fair)
 
     def _overdue(self, donor: str, now: float) -> int | None:
-        """The chunk that comes latest from those who were asked for it, if it comes from `donor` in half that time."""
+        """The chunk that is expected last, if `donor` is expected to deliver it in half that time."""
         left_s = {index: self._left_s(index, now) for index, askers in self._asked.items() if donor not in askers}
         latest = max(left_s, key=lambda index: left_s[index], default=None)
         return latest if latest is not None and left_s[latest] > 2 * self._pace(donor) else None
@@ -93,7 +100,7 @@ class ChunkSchedule:
         return min(self._left_of(donor, now - asked_at) for donor, asked_at in self._asked[index].items())
 
     def _left_of(self, donor: str, waited_s: float) -> float:
-        """Until its usual time; after that, as long as it is over its time: silence so far is silence to come."""
+        """The seconds until its usual time. After that, a donor is expected to be silent for as long as it is late."""
         return abs(self._pace_s.get(donor, 0.0) * self._under_way[donor] - waited_s)
 
 
@@ -104,22 +111,22 @@ Ask = Callable[[str, int, float], Awaitable[bytes]]
 logger = logging.getLogger(__name__)
 
 CHUNK_TIMEOUT_S = 30.0
-"""A chunk of 1 MiB over a link that is hardly usable, 0.3 Mbit/s; so long for each donor, since all may share this
-member's own link. What a silent donor holds is asked of another long before."""
+"""A chunk of 1 MiB over a link that is hardly usable, 0.3 Mbit/s. The limit is this long for each donor, since all may
+share this member's own link. Another donor is asked for a silent donor's chunks long before."""
 LOOK_S = 0.5
-"""How often it is looked whether a donor is late."""
+"""How often the download checks whether a donor is late."""
 
 
 class ChunkStore(Protocol):
-    """Where chunks outlive this process, by their digests. It may lose or spoil any of them. All calls block."""
+    """Keeps chunks beyond this process, by their digests. It may lose or damage any of them. All calls block."""
 
     def resume(self, digests: Collection[bytes]) -> Iterator[bytes]:
-        """The chunks of these digests that are here, in any order. All others are forgotten."""
+        """Yield the chunks of these digests that are here, in any order, and forget all others."""
 
     def keep(self, digest: bytes, data: bytes) -> None: ...
 
     def clear(self) -> None:
-        """The download is done: forget everything."""
+        """Forget everything, since the download is done."""
 
 
 class _NoStore:
@@ -140,7 +147,7 @@ NO_STORE = _NoStore()
 
 
 class Download:
-    """`gave` says how many bytes of the state each donor has given."""
+    """Runs one download. `gave` has the bytes of the state that each donor has given."""
 
     def __init__(self, manifest: Manifest, ask: Ask, executor: Executor, store: ChunkStore) -> None:
         self.gave: dict[str, int] = {}
@@ -152,7 +159,7 @@ class Download:
         self._failures: dict[str, str] = {}
 
     async def run(self, donors: Sequence[str], own: Sequence[ReplicaState]) -> ReplicaState:
-        """The state. Raises RoundError if the donors together do not give all of it."""
+        """Return the state. Raises RoundError if the donors together do not give all of it."""
         await self._off_loop(self._reuse, own)
         if self._assembly.missing:
             await self._fetch_all(ChunkSchedule(self._assembly.missing, donors), len(donors))
@@ -164,7 +171,7 @@ class Download:
         return state
 
     def _reuse(self, own: Sequence[ReplicaState]) -> None:
-        """Take what is here already. Blocks."""
+        """Take the chunks that this member has already. Blocks."""
         for state in own:
             self._assembly.reuse(state)
         digests = self._manifest.chunk_digests
@@ -176,7 +183,7 @@ class Download:
                 self._assembly.put(index, data)
 
     async def _fetch_all(self, schedule: ChunkSchedule, num_donors: int) -> None:
-        """Until all chunks are here, or no donor is left."""
+        """Fetch until all chunks are here, or no donor is left."""
         timeout_s = CHUNK_TIMEOUT_S * num_donors
         now = asyncio.get_running_loop().time
         under_way: dict[asyncio.Task[str], tuple[str, int]] = {}
@@ -195,7 +202,7 @@ class Download:
     def _settle(
         self, schedule: ChunkSchedule, under_way: dict[asyncio.Task[str], tuple[str, int]], task: asyncio.Task[str]
     ) -> None:
-        """What `task` brought, unless another task brought it at the same time."""
+        """Take the result of `task`, unless another task brought the same chunk at the same time."""
         if (ask := under_way.pop(task, None)) is None:
             return
         donor, index = ask
@@ -212,7 +219,7 @@ class Download:
             del under_way[other]
 
     async def _fetch(self, donor: str, index: int, timeout_s: float) -> str:
-        """Take chunk `index` of `donor`: why it cannot be had, or nothing."""
+        """Fetch chunk `index` from `donor`. Return why that failed, or an empty string."""
         try:
             data = await self._ask(donor, index, timeout_s)
             await self._off_loop(self._assembly.put, index, data)

@@ -1,7 +1,17 @@
-"""How a member that is a few outer steps behind follows: by the parts of the steps in between, one after the other.
+"""How a member gets to the state that a certificate names: from its own proposal, by parts, or by fetching chunks.
 
-A step's parts take about a byte a parameter with int8, a state eight. A joiner whose link takes longer for the state
-than the run for an outer step would otherwise fetch one state after the other, and never arrive. No state.
+A member that took part has proposed the state itself. A member that held the state before needs only the result's
+parts. A member that is a few steps behind needs the parts of all these steps, one after the other (`catch_up`): a
+step's parts take about a byte a parameter with int8, a state takes eight. A joiner whose link needs longer for the
+state than the run for an outer step would otherwise fetch one state after the other, and never arrive. All others
+fetch chunks. States in between are adopted here; `RunMember` adopts the last one.
+
+A state can change in a member's memory. Among three or more members, the others commit without the damaged member,
+which then sees that its own result of the same parts differs, and fetches the chunks that differ. If only two are
+left and their results differ, neither can tell which one is damaged, and neither can go on. So each compares its state
+with the committed digest after a failed attempt, and repairs what differs (`repair_if_damaged`).
+
+No state.
 """
 
 from __future__ import annotations
@@ -19,133 +29,34 @@ from swarm.network.interface import EndOfStream
 from swarm.network.membership import Membership
 from swarm.training.round.certificate import Proof, most_supported, whom_to_ask
 from swarm.training.round.round_context import CALL_TIMEOUT_S, RoundContext, follows
-from swarm.training.state.replica import NUM_PARTS, Held, Replica
-from swarm.training.state.state_transfer import Fetched
+from swarm.training.state.replica import NUM_PARTS, HashedState, Replica
+from swarm.training.state.state_transfer import FetchedState
 
 logger = logging.getLogger(__name__)
 
-MAX_LINKS = 4 * NUM_PARTS
-"""Rounds that only admit members lie between those that leave parts."""
-
-LINKS_S = 3 * CALL_TIMEOUT_S
-"""For all peers together: whoever drips or is silent delays a member by no more."""
-
-
-async def rebuild(context: RoundContext, proof: Proof, holders: Sequence[str]) -> tuple[Held, int]:
-    """Apply the certified parts to this member's state, which they start from; also how many bytes they have.
-
-    Raises SwarmError if they cannot be had, or lead to another state.
-    """
-    parts = await context.fetcher.parts(proof.origin, proof.outcome, holders, context.codec)
-    mine = await context.replica.propose(context.executor, proof.outcome.origin_digest, proof.origin, parts)
-    held = context.replica.proposal(proof.outcome)
-    if held is None:
-        raise SwarmError(f"they lead to {mine.state_digest.hex()[:12]} here")
-    return held, sum(map(len, parts))
-
-
-async def catch_up(context: RoundContext, proof: Proof, holders: Sequence[str]) -> Fetched | None:
-    """The state that `proof` is about, with all states before it adopted. None if the parts do not lead there.
-
-    The certificates in between need no trust of their own: each is of the very state that the next one, and at last
-    `proof`, says it starts from.
-    """
-    num_bytes = 0
-    try:
-        async with asyncio.timeout(LINKS_S):
-            chain = await _chain(context, proof, holders)
-        for link in chain:
-            others = (peer for peer in link.voters if peer != context.network.peer_id)
-            held, size = await rebuild(context, link, list(dict.fromkeys((*holders, *others))))
-            num_bytes += size
-            if link is proof:
-                donors = tuple(sorted(holders))
-                return Fetched(state=held.state, manifest=held.manifest, donors=donors, num_bytes=num_bytes)
-            context.replica.adopt(held, link)
-    except TimeoutError:
-        logger.warning("fetching the state, since nobody showed what led to it within %.0f s", LINKS_S)
-    except SwarmError as error:
-        logger.warning("fetching the state, since the parts in between cannot be had: %s", error)
-    return None
-
-
-async def _chain(context: RoundContext, proof: Proof, peers: Sequence[str]) -> list[Proof]:
-    """From this member's state to `proof`, which comes last, as the first of `peers` shows that can; else empty."""
-    for peer in peers:
-        try:
-            made_by = await _links(context, peer)
-        except SwarmError as error:
-            logger.warning("%s does not show what led to its state: %s", peer[-6:], error)
-            continue
-        chain = [proof]
-        while chain[0].origin.state_digest != context.replica.digest and len(chain) <= MAX_LINKS:
-            before = made_by.get(chain[0].origin.state_digest)
-            if before is None:
-                return []
-            chain.insert(0, before)
-        return chain if len(chain) <= MAX_LINKS and _num_steps(chain) <= NUM_PARTS else []
-    return []
-
-
-def _num_steps(chain: Sequence[Proof]) -> int:
-    return sum(bool(link.outcome.part_digests) for link in chain)
-
-
-async def _links(context: RoundContext, peer: str) -> dict[bytes, Proof]:
-    """What made each state since this member's own, by the state's digest."""
-    made_by: dict[bytes, Proof] = {}
-    async with context.network.stream(peer, context.methods.history, timeout_s=CALL_TIMEOUT_S) as stream:
-        await stream.send(StandingRequest(run=context.run, step=context.replica.outer_step + 1).to_bytes())
-        await stream.finish()
-        for _ in range(MAX_LINKS):
-            try:
-                link = await context.check(await stream.receive())
-            except EndOfStream:
-                break
-            if not link.is_order:  # which makes no state
-                made_by[link.outcome.state_digest] = link
-    return made_by
-
-
-async def mend(context: RoundContext, group: Group) -> None:
-    """Before this member makes `group`'s outcome: if an earlier attempt at the step has failed, is its state whole?"""
-    replica = context.replica
-    if group.attempt == (replica.proof.next_attempt if replica.proof else 0):
-        return
-    base = replica.current
-    damaged = await asyncio.get_running_loop().run_in_executor(context.executor, replica.damaged)
-    if damaged is None or base is not replica.current:
-        return
-    logger.warning("this member's copy of outer step %d is damaged: repairing what differs", replica.outer_step)
-    replica.num_mismatches += 1
-    donors = [peer for peer in group.peer_ids if peer != context.network.peer_id]
-    try:
-        fetched = await context.fetcher.state(base.digest, donors, [damaged])
-    except SwarmError as error:
-        logger.warning("it cannot be repaired now: %s", error)
-        return
-    if base is replica.current:
-        replica.mend(Held(state=fetched.state, manifest=fetched.manifest))
-
-
 MAX_DONORS = 16
-"""Beyond this a joiner's own link is the bottleneck."""
+"""With more donors, a joiner's own link is the bottleneck."""
 NUM_RETRIES = 3
 RETRY_S = 1.0
 """Donors may be busy or restarting. If they are gone, the state is lost, and waiting longer does not bring it back."""
+MAX_LINKS = 4 * NUM_PARTS
+"""The longest chain of certificates. Rounds that only admit members lie between those that leave parts."""
+LINKS_S = 3 * CALL_TIMEOUT_S
+"""The time limit for all peers together that show certificates, so that slow or silent ones delay a member no
+longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Reached:
-    """The state that `proof` is about. `fetched` says how it came, unless this member could compute it."""
+class SyncResult:
+    """`held` is the state that `proof` certifies. `fetched` is None if this member had or computed it."""
 
     proof: Proof
-    held: Held
-    fetched: Fetched | None = None
+    held: HashedState
+    fetched: FetchedState | None = None
 
 
 async def trainers(membership: Membership, run: str) -> dict[str, TrainerRecord]:
-    """Who trains `run`; nobody if the lookup fails, which is then tried again sooner or later."""
+    """The records of the run's trainers. They are empty if the lookup fails; callers look up again later."""
     try:
         return await membership.trainers(run)
     except SwarmError as error:
@@ -154,7 +65,7 @@ async def trainers(membership: Membership, run: str) -> dict[str, TrainerRecord]
 
 
 def claims_of(context: RoundContext, records: Mapping[str, TrainerRecord]) -> dict[str, int]:
-    """The outer steps that others say they have, of all that the run admits."""
+    """The outer steps that other peers claim to have, of all peers that the run admits."""
     others = {
         peer: each for peer, each in records.items() if peer != context.network.peer_id and context.notary.admits(peer)
     }
@@ -162,9 +73,9 @@ def claims_of(context: RoundContext, records: Mapping[str, TrainerRecord]) -> di
 
 
 async def furthest(context: RoundContext, claims: Mapping[str, int]) -> Proof | None:
-    """The proof of highest rank that any of these peers can show, and that follows; None if nobody has one.
+    """The proof of highest rank that any of these peers shows and that follows this member's state. None if none does.
 
-    To a new replica anything follows: it takes what most voters show (see `claims`), its own group's included.
+    Any proof follows a new replica's state: it takes what most voters show, its own group's included.
     """
     replica, me = context.replica, context.network.peer_id
     peers = whom_to_ask(claims, () if replica.is_new else replica.roster, me)
@@ -193,10 +104,10 @@ async def _proof_of(context: RoundContext, peer: str) -> Proof | None:
 
 async def reach(
     context: RoundContext, membership: Membership, proof: Proof, records: Mapping[str, TrainerRecord]
-) -> Reached:
-    """The state that `proof` is about, or a later one. `records` say who else may have it.
+) -> SyncResult:
+    """Get the state that `proof` certifies, or a later one. `records` name further peers that may have it.
 
-    Raises RoundError if nobody gives it, also when asked again: those who committed it are gone.
+    Raises RoundError if no peer gives it in several attempts: the members that committed it are gone.
     """
     for _ in range(NUM_RETRIES):
         try:
@@ -210,9 +121,9 @@ async def reach(
     return await _obtain(context, proof, records)
 
 
-async def _obtain(context: RoundContext, proof: Proof, records: Mapping[str, TrainerRecord]) -> Reached:
+async def _obtain(context: RoundContext, proof: Proof, records: Mapping[str, TrainerRecord]) -> SyncResult:
     if (held := _mine(context.replica, proof)) is not None:
-        return Reached(proof=proof, held=held)
+        return SyncResult(proof=proof, held=held)
     others = [peer for peer, record in records.items() if record.digest == proof.outcome.state_digest]
     donors = [peer for peer in dict.fromkeys((*proof.voters, *others)) if peer != context.network.peer_id][:MAX_DONORS]
     replica = context.replica
@@ -224,26 +135,130 @@ async def _obtain(context: RoundContext, proof: Proof, records: Mapping[str, Tra
         own.insert(0, damaged)
         replica.num_mismatches += 1
     fetched = await context.fetcher.state(proof.outcome.state_digest, donors, own)
-    return Reached(proof=proof, held=Held(state=fetched.state, manifest=fetched.manifest), fetched=fetched)
+    return SyncResult(proof=proof, held=fetched.held, fetched=fetched)
 
 
-def _mine(replica: Replica, proof: Proof) -> Held | None:
-    """The state as this member has it already."""
+def _mine(replica: Replica, proof: Proof) -> HashedState | None:
+    """The state, if this member has it already."""
     if not proof.is_order:
         return replica.proposal(proof.outcome)
     return replica.current if proof.outcome.state_digest == replica.digest else None
 
 
-async def _by_parts(context: RoundContext, proof: Proof, donors: list[str]) -> Reached | None:
-    """By what reductions left, if that leads there from this member's state. A resume order has reduced nothing."""
+async def _by_parts(context: RoundContext, proof: Proof, donors: list[str]) -> SyncResult | None:
+    """Get the state from this member's own by the parts of reductions. None if they do not lead there.
+
+    A resume order has no parts.
+    """
     if proof.is_order:
         return None
     if proof.origin.state_digest == context.replica.digest:
         try:
             held, _ = await rebuild(context, proof, donors)
-            return Reached(proof=proof, held=held)
+            return SyncResult(proof=proof, held=held)
         except SwarmError as error:
             logger.warning("fetching the state, since its parts do not lead to it: %s", error)
     elif context.replica.proof is not None and (caught := await catch_up(context, proof, donors)) is not None:
-        return Reached(proof=proof, held=Held(state=caught.state, manifest=caught.manifest), fetched=caught)
+        return SyncResult(proof=proof, held=caught.held, fetched=caught)
     return None
+
+
+async def rebuild(context: RoundContext, proof: Proof, holders: Sequence[str]) -> tuple[HashedState, int]:
+    """Apply the certified parts to this member's state, which they start from. Return the result and the parts' bytes.
+
+    Raises SwarmError if the parts cannot be had, or lead to another state.
+    """
+    parts = await context.fetcher.parts(proof.origin, proof.outcome, holders, context.codec)
+    mine = await context.replica.propose(context.executor, proof.outcome.origin_digest, proof.origin, parts)
+    held = context.replica.proposal(proof.outcome)
+    if held is None:
+        raise SwarmError(f"they lead to {mine.state_digest.hex()[:12]} here")
+    return held, sum(map(len, parts))
+
+
+async def catch_up(context: RoundContext, proof: Proof, holders: Sequence[str]) -> FetchedState | None:
+    """Get the state that `proof` certifies, and adopt all states before it. None if the parts do not lead there.
+
+    The certificates in between need no trust of their own: each certifies exactly the state that the next one, and in
+    the end `proof`, starts from.
+    """
+    num_bytes = 0
+    try:
+        async with asyncio.timeout(LINKS_S):
+            chain = await _chain(context, proof, holders)
+        for link in chain:
+            others = (peer for peer in link.voters if peer != context.network.peer_id)
+            held, size = await rebuild(context, link, list(dict.fromkeys((*holders, *others))))
+            num_bytes += size
+            if link is proof:
+                donors = tuple(sorted(holders))
+                return FetchedState(held=held, donors=donors, num_bytes=num_bytes)
+            context.replica.adopt(held, link)
+    except TimeoutError:
+        logger.warning("fetching the state, since nobody showed what led to it within %.0f s", LINKS_S)
+    except SwarmError as error:
+        logger.warning("fetching the state, since the parts in between cannot be had: %s", error)
+    return None
+
+
+async def _chain(context: RoundContext, proof: Proof, peers: Sequence[str]) -> list[Proof]:
+    """The certificates from this member's state to `proof`, which comes last. The first of `peers` that answers
+    decides; the chain is empty if it has none, or one that is too long."""
+    for peer in peers:
+        try:
+            made_by = await _links(context, peer)
+        except SwarmError as error:
+            logger.warning("%s does not show what led to its state: %s", peer[-6:], error)
+            continue
+        chain = [proof]
+        while chain[0].origin.state_digest != context.replica.digest and len(chain) <= MAX_LINKS:
+            before = made_by.get(chain[0].origin.state_digest)
+            if before is None:
+                return []
+            chain.insert(0, before)
+        return chain if len(chain) <= MAX_LINKS and _num_steps(chain) <= NUM_PARTS else []
+    return []
+
+
+def _num_steps(chain: Sequence[Proof]) -> int:
+    return sum(bool(link.outcome.part_digests) for link in chain)
+
+
+async def _links(context: RoundContext, peer: str) -> dict[bytes, Proof]:
+    """The certificate of each state since this member's own, by the state's digest."""
+    made_by: dict[bytes, Proof] = {}
+    async with context.network.stream(peer, context.methods.history, timeout_s=CALL_TIMEOUT_S) as stream:
+        await stream.send(StandingRequest(run=context.run, step=context.replica.outer_step + 1).to_bytes())
+        await stream.finish()
+        for _ in range(MAX_LINKS):
+            try:
+                link = await context.check(await stream.receive())
+            except EndOfStream:
+                break
+            if not link.is_order:  # an order makes no state
+                made_by[link.outcome.state_digest] = link
+    return made_by
+
+
+async def repair_if_damaged(context: RoundContext, group: Group) -> None:
+    """Check this member's state before it computes `group`'s outcome, if an earlier attempt at the step has failed.
+
+    If the state is damaged, repair it from the group's members.
+    """
+    replica = context.replica
+    if group.attempt == (replica.proof.next_attempt if replica.proof else 0):
+        return
+    base = replica.current
+    damaged = await asyncio.get_running_loop().run_in_executor(context.executor, replica.damaged)
+    if damaged is None or base is not replica.current:
+        return
+    logger.warning("this member's copy of outer step %d is damaged: repairing what differs", replica.outer_step)
+    replica.num_mismatches += 1
+    donors = [peer for peer in group.peer_ids if peer != context.network.peer_id]
+    try:
+        fetched = await context.fetcher.state(base.digest, donors, [damaged])
+    except SwarmError as error:
+        logger.warning("it cannot be repaired now: %s", error)
+        return
+    if base is replica.current:
+        replica.repair(fetched.held)

@@ -1,7 +1,7 @@
-"""Hands out committed states and result parts by digest, and fetches them from whoever has them.
+"""Gives committed states and result parts to peers by digest, and fetches them from peers that have them.
 
-A state comes by `download`. Nothing that came is believed before its digest has been checked. What is fetched is
-bounded by what the run's config says it must be.
+`state_download` fetches a state's chunks. Everything fetched is checked against its digest, and bounded by what the
+run's config says it must be.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from swarm_protocol.training_messages import ChunkRequest, Group, ManifestReques
 from swarm.network.interface import EndOfStream, Network, Stream
 from swarm.training.allreduce.parts import part_bytes
 from swarm.training.round.methods import Methods
-from swarm.training.state.replica import Held, Replica
-from swarm.training.state.replica_state import CHUNK_BYTES, MAX_HEAD_BYTES, Manifest, ReplicaState
+from swarm.training.state.replica import HashedState, Replica
+from swarm.training.state.replica_state import CHUNK_BYTES, MAX_HEAD_BYTES, Manifest
 from swarm.training.state.state_download import NO_STORE, ChunkStore, Download
 
 T = TypeVar("T")
@@ -31,23 +31,23 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 1 << 20
-"""Parts travel in messages of this size."""
+"""Parts are sent in messages of this size."""
 LATE_S = 2.0
-"""For a manifest, after which another donor is asked as well: 250 KiB, of a state of 8 GiB, at 1 Mbit/s."""
+"""How long a manifest may take before another donor is asked too: 250 KiB, of a state of 8 GiB, at 1 Mbit/s."""
 CALL_TIMEOUT_S = 30.0
 """A chunk of 1 MiB over a link that is hardly usable, 0.3 Mbit/s."""
 SLOWEST_BYTES_PER_S = PIECE_BYTES / CALL_TIMEOUT_S
-"""Of a part: beyond that its holder is left, or one that trickles could hold a member up for ever."""
+"""The slowest rate of a part. A slower holder is left, since it could delay a member for ever."""
 SLOWEST_STATE_BYTES_PER_S = 1.25e5
-"""Of a state, from all donors together: 1 Mbit/s, as little as a round takes of a member (see `seat`)."""
+"""The slowest rate of a state, from all donors together: 1 Mbit/s, the least that a round demands of a member."""
 MAX_HOLDERS_TRIED = 4
-"""For how many slow holders, one after the other, a part is waited for in all."""
+"""The time limit of a part is that of so many slow holders, one after the other."""
 SMALL_BYTES = 1 << 16
-"""What is parsed and hashed in less than a millisecond may be so on the event loop."""
+"""The largest manifest that is parsed and hashed on the event loop, where it takes less than a millisecond."""
 
 
 class Donor:
-    """Answers for one replica. Registered with the network by `desk`."""
+    """Answers peers' requests from one replica. `round_service` registers it with the network."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
@@ -71,7 +71,7 @@ class Donor:
         for start in range(0, len(view), PIECE_BYTES):
             await stream.send(bytes(view[start : start + PIECE_BYTES]))
 
-    def _held(self, digest: bytes) -> Held:
+    def _held(self, digest: bytes) -> HashedState:
         held = self._replica.donate(digest)
         if held is None:
             raise PeerRefused("this state is not here any more")
@@ -79,18 +79,17 @@ class Donor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fetched:
-    """A state, who gave of it, and how many bytes."""
+class FetchedState:
+    """A state that was fetched, the peers that gave parts of it, and how many bytes they sent."""
 
-    state: ReplicaState
-    manifest: Manifest
+    held: HashedState
     donors: tuple[str, ...]
     num_bytes: int
 
 
 class Fetcher:
-    """Fetches for one member of a run. `executor` hashes and parses what is large; `store` keeps what came of a state
-    over a restart."""
+    """Fetches for one member of a run. `executor` hashes and parses large data. `store` keeps a state's chunks over a
+    restart."""
 
     def __init__(self, network: Network, methods: Methods, executor: Executor, store: ChunkStore = NO_STORE) -> None:
         self._network = network
@@ -98,8 +97,8 @@ class Fetcher:
         self._executor = executor
         self._store = store
 
-    async def state(self, digest: bytes, donors: Sequence[str], own: Sequence[Held]) -> Fetched:
-        """The state named `digest`; what is equal in `own` ones, of which there is at least one, is not fetched.
+    async def state(self, digest: bytes, donors: Sequence[str], own: Sequence[HashedState]) -> FetchedState:
+        """Fetch the state named `digest`. Chunks that a state of `own`, which has at least one, holds are not fetched.
 
         Raises RoundError if the donors together do not give all of it in time.
         """
@@ -119,11 +118,12 @@ class Fetcher:
         except TimeoutError:
             raise RoundError(f"the state did not come within {limit_s:.0f} s", missing=tuple(donors)) from None
         gave = download.gave
-        return Fetched(state=state, manifest=manifest, donors=tuple(sorted(gave)), num_bytes=sum(gave.values()))
+        held = HashedState(state=state, manifest=manifest)
+        return FetchedState(held=held, donors=tuple(sorted(gave)), num_bytes=sum(gave.values()))
 
     async def _manifest(self, digest: bytes, donors: Sequence[str], num_values: int) -> Manifest:
-        """From the first donor that answers as it should. The next one is asked when those before have failed or are
-        late, so that nobody who is silent holds up the others."""
+        """The manifest from the first donor that answers correctly. The next donor is asked when those before have
+        failed or are late, so that a silent donor does not block the others."""
         failures: dict[str, str] = {}
         asking: set[asyncio.Task[Manifest | None]] = set()
         async with asyncio.TaskGroup() as tasks:
@@ -160,7 +160,7 @@ class Fetcher:
         return manifest
 
     async def parts(self, origin: Group, outcome: Outcome, holders: Sequence[str], codec: Codec) -> tuple[bytes, ...]:
-        """The result parts of `outcome`, which is of the group `origin`. Raises RoundError if one cannot be had."""
+        """Fetch the result parts of `outcome` of the group `origin`. Raises RoundError if one cannot be had."""
         sizes = [part_bytes(origin, index, codec) for index in range(len(outcome.part_digests))]
         limit_s = MAX_HOLDERS_TRIED * (CALL_TIMEOUT_S + max(sizes, default=0) / SLOWEST_BYTES_PER_S)
         try:

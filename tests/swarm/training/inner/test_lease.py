@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from swarm.training.inner.lease import (
     Cursor,
-    Lane,
+    LeaseStripe,
     admitted,
     advance,
     committed,
-    first_lanes,
+    first_stripes,
     lease_of,
     leases,
     sample_ids,
@@ -140,11 +140,11 @@ PEERS = tuple(f"peer-{index}" for index in range(6))
 class History:
     """A made-up run. `leased` are the samples that members may be using now, by interval and member."""
 
-    def __init__(self, seed: int, num_lanes: int) -> None:
+    def __init__(self, seed: int, num_stripes: int) -> None:
         self.random = random.Random(seed)
         self.samples = self.random.randint(1, 7)
-        self.lanes = first_lanes(num_lanes - 1)
-        self.lanes = admitted(self.lanes, self.some_peers())
+        self.stripes = first_stripes(num_stripes - 1)
+        self.stripes = admitted(self.stripes, self.some_peers())
         self.step = 1
         self.committed: list[int] = []
         self.leased: dict[tuple[int, str], list[int]] = {}
@@ -156,7 +156,7 @@ class History:
     def begin(self, step: int) -> None:
         """Everyone takes the leases of interval `step`, who has taken them before perhaps for the second time."""
         for peer in PEERS:
-            ids = sample_ids(lease_of(self.lanes, step, peer, self.samples))
+            ids = sample_ids(lease_of(self.stripes, step, peer, self.samples))
             before = self.leased.setdefault((step, peer), ids)
             assert before in (ids, []), "a lease changed while its interval ran"
             self.leased[step, peer] = ids
@@ -164,10 +164,10 @@ class History:
     def one_round(self) -> None:
         if self.random.random() < 0.1:
             # nobody had anything: the group is admitted, and all intervals start over
-            self.lanes = admitted(self.lanes, self.some_peers())
+            self.stripes = admitted(self.stripes, self.some_peers())
             self.leased.clear()
             self.begin(self.step)
-        if len(self.lanes) == 2:
+        if len(self.stripes) == 2:
             self.begin(self.step + 1)  # before this round is committed
         self.assert_disjoint()
         group, used = self.some_peers(), {}
@@ -177,7 +177,7 @@ class History:
                 used[peer] = num_used
                 self.committed += ids[:num_used]
         stay = tuple(peer for peer in group if self.random.random() < 0.9) or group
-        self.lanes = committed(self.lanes, self.step, stay, self.samples, used)
+        self.stripes = committed(self.stripes, self.step, stay, self.samples, used)
         for peer in PEERS:
             del self.leased[self.step, peer]
         self.step += 1
@@ -189,64 +189,68 @@ class History:
         assert not set(out) & set(self.committed), "a committed sample is leased again"
 
     def assert_each_once(self) -> None:
-        assert len(set(self.committed)) == len(self.committed) == sum(lane.cursor.num_committed for lane in self.lanes)
+        assert (
+            len(set(self.committed))
+            == len(self.committed)
+            == sum(stripe.cursor.num_committed for stripe in self.stripes)
+        )
         ends = (
-            range(index, index + len(self.lanes) * lane.cursor.next_sample, len(self.lanes))
-            for index, lane in enumerate(self.lanes)
+            range(index, index + len(self.stripes) * stripe.cursor.next_sample, len(self.stripes))
+            for index, stripe in enumerate(self.stripes)
         )
         below = {sample for end in ends for sample in end}
         holes = {
-            index + len(self.lanes) * own
-            for index, lane in enumerate(self.lanes)
-            for hole in lane.cursor.holes
+            index + len(self.stripes) * own
+            for index, stripe in enumerate(self.stripes)
+            for hole in stripe.cursor.holes
             for own in hole
         }
         assert set(self.committed) == below - holes
 
 
-@pytest.mark.parametrize("num_lanes", [1, 2])
-def test_any_history_commits_each_sample_once_and_skips_none(num_lanes: int) -> None:
+@pytest.mark.parametrize("num_stripes", [1, 2])
+def test_any_history_commits_each_sample_once_and_skips_none(num_stripes: int) -> None:
     for seed in range(NUM_HISTORIES):
-        history = History(seed, num_lanes)
+        history = History(seed, num_stripes)
         for _ in range(history.random.randint(1, 9)):
             history.one_round()
         history.assert_each_once()
 
 
-@pytest.mark.parametrize("num_lanes", [1, 2])
-def test_holes_are_filled_as_soon_as_everyone_commits(num_lanes: int) -> None:
-    history = History(5, num_lanes)
+@pytest.mark.parametrize("num_stripes", [1, 2])
+def test_holes_are_filled_as_soon_as_everyone_commits(num_stripes: int) -> None:
+    history = History(5, num_stripes)
     for _ in range(8):
         history.one_round()
-    lanes, step = admitted(history.lanes, PEERS), history.step
-    while any(lane.cursor.holes for lane in lanes):
-        lanes = committed(lanes, step, PEERS, history.samples, dict.fromkeys(PEERS, history.samples))
+    stripes, step = admitted(history.stripes, PEERS), history.step
+    while any(stripe.cursor.holes for stripe in stripes):
+        stripes = committed(stripes, step, PEERS, history.samples, dict.fromkeys(PEERS, history.samples))
         step += 1
     assert step < history.step + 20
 
 
 def test_lease_of_lanes_share_no_sample_and_leave_none_out() -> None:
-    lanes = admitted(first_lanes(2), ("a", "b"))
-    assert sample_ids(lease_of(lanes, 1, "a", 3)) == [0, 2, 4]
-    assert sample_ids(lease_of(lanes, 1, "b", 3)) == [6, 8, 10]
-    assert sample_ids(lease_of(lanes, 2, "a", 3)) == [1, 3, 5]
-    assert lease_of(lanes, 3, "a", 3) == lease_of(lanes, 1, "a", 3)
-    assert lease_of(lanes, 1, "stranger", 3) == ()
+    stripes = admitted(first_stripes(2), ("a", "b"))
+    assert sample_ids(lease_of(stripes, 1, "a", 3)) == [0, 2, 4]
+    assert sample_ids(lease_of(stripes, 1, "b", 3)) == [6, 8, 10]
+    assert sample_ids(lease_of(stripes, 2, "a", 3)) == [1, 3, 5]
+    assert lease_of(stripes, 3, "a", 3) == lease_of(stripes, 1, "a", 3)
+    assert lease_of(stripes, 1, "stranger", 3) == ()
 
 
 def test_newcomer_trains_in_the_interval_that_already_runs() -> None:
-    lanes = committed(admitted(first_lanes(2), ("m", "n")), 1, ("a", "m"), 3, {"m": 3, "n": 3})
-    # its own round replaces the roster; the lane of the interval that runs keeps its order, newcomers last
-    assert [lane.roster for lane in lanes] == [("a", "m"), ("m", "n", "a")]
-    assert sample_ids(lease_of(lanes, 2, "m", 3)) == [1, 3, 5]
-    assert sample_ids(lease_of(lanes, 2, "a", 3)) == [13, 15, 17]
+    stripes = committed(admitted(first_stripes(2), ("m", "n")), 1, ("a", "m"), 3, {"m": 3, "n": 3})
+    # its own round replaces the roster; the stripe of the interval that runs keeps its order, newcomers last
+    assert [stripe.roster for stripe in stripes] == [("a", "m"), ("m", "n", "a")]
+    assert sample_ids(lease_of(stripes, 2, "m", 3)) == [1, 3, 5]
+    assert sample_ids(lease_of(stripes, 2, "a", 3)) == [13, 15, 17]
 
 
 def test_committed_by_a_stranger_is_refused() -> None:
     with pytest.raises(ValueError, match="z has no lease"):
-        committed(admitted(first_lanes(0), ("a",)), 1, ("a", "z"), 3, {"z": 1})
+        committed(admitted(first_stripes(0), ("a",)), 1, ("a", "z"), 3, {"z": 1})
 
 
 def test_lane_with_a_member_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="twice"):
-        Lane(cursor=Cursor(), roster=("a", "a"))
+        LeaseStripe(cursor=Cursor(), roster=("a", "a"))

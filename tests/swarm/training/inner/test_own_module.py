@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.training_swarm import Swarm, assert_equal_steps, config
 from swarm.testing import virtual_time
-from swarm.training.inner.interval import Materials
+from swarm.training.inner.interval import TrainingSetup
 from swarm.training.inner.own_module import ModuleInner, OwnModule
 from swarm.training.run.run_config import InnerConfig, RunConfig
 from swarm.training.run.run_model import build_model, check_model, module_run
@@ -71,8 +71,8 @@ def test_members_of_a_module_run_stay_equal_and_use_each_sample_once(fragments: 
         async with Swarm(run) as swarm:
             for name in "ab":
                 inner = ModuleInner(run, own(data=data[name]))
-                materials = Materials(inner=inner, theta_N=inner.flat(), bounds=inner.layout.bounds)
-                await swarm.join(name, materials=materials)
+                setup = TrainingSetup(inner=inner, theta_N=inner.flat(), bounds=inner.layout.bounds)
+                await swarm.join(name, setup=setup)
             members = await swarm.finish()
             assert_equal_steps(members, 4)
             return [member.digest for member in members]

@@ -14,7 +14,7 @@ from swarm.start_checkpoint import CheckpointSource, bringing, pin_of
 from swarm.testing import virtual_time
 from swarm.training.data.corpus_loading import ByteCorpus
 from swarm.training.inner.inner_loop import InnerLoop
-from swarm.training.inner.interval import Materials, prepare
+from swarm.training.inner.interval import TrainingSetup, prepare
 from swarm.training.inner.one_device import ONE_CPU
 from swarm.training.member.trainer_events import OuterStep, StateFetched, Validated
 from swarm.training.run.run_config import RunConfig, StartConfig
@@ -27,8 +27,8 @@ from transformers import AutoModelForCausalLM
 STARTED = config(min_group=2, start=StartConfig(checkpoint="local", digest="ab" * 32))
 
 
-def from_checkpoint(bring: Callable[[], torch.Tensor]) -> Materials:
-    return Materials(inner=SyntheticInner(), theta_N=torch.zeros(NUM_VALUES), bounds=(0, NUM_VALUES), bring=bring)
+def from_checkpoint(bring: Callable[[], torch.Tensor]) -> TrainingSetup:
+    return TrainingSetup(inner=SyntheticInner(), theta_N=torch.zeros(NUM_VALUES), bounds=(0, NUM_VALUES), bring=bring)
 
 
 def weights() -> torch.Tensor:
@@ -57,8 +57,8 @@ def test_members_begin_with_the_values_of_a_real_checkpoint(
             for name in ("m0", "m1"):
                 inner = InnerLoop(run, build_model(run.model), tiny_corpus)
                 theta_N = torch.zeros(layout.num_values)
-                materials = Materials(inner=inner, theta_N=theta_N, bring=bringing(run, source))
-                member = await swarm.join(name, materials=materials)
+                setup = TrainingSetup(inner=inner, theta_N=theta_N, bring=bringing(run, source))
+                member = await swarm.join(name, setup=setup)
                 while not member.of(Validated):
                     await asyncio.sleep(0.01)
                 assert member.trainer.digest == begins
@@ -80,10 +80,10 @@ def test_late_member_takes_the_committed_state_and_brings_no_checkpoint() -> Non
     async def main() -> None:
         async with Swarm(replace(STARTED, outer_steps=6)) as swarm:
             for name in ("m0", "m1"):
-                await swarm.join(name, materials=from_checkpoint(bring(name)))
+                await swarm.join(name, setup=from_checkpoint(bring(name)))
             while not swarm.members["m0"].of(OuterStep):
                 await asyncio.sleep(0.1)
-            late = await swarm.join("late", materials=from_checkpoint(bring("late")))
+            late = await swarm.join("late", setup=from_checkpoint(bring("late")))
             assert_equal_steps(await swarm.finish(), 6)
             assert late.of(StateFetched)
         assert sorted(brought) == ["m0", "m1"]
@@ -95,8 +95,8 @@ def test_member_whose_checkpoint_is_refused_ends_with_the_reason_and_is_not_wait
     async def main() -> None:
         async with Swarm(STARTED) as swarm:
             for name in ("m0", "m1"):
-                await swarm.join(name, materials=from_checkpoint(weights))
-            bad = await swarm.join("bad", materials=from_checkpoint(refuse))
+                await swarm.join(name, setup=from_checkpoint(weights))
+            bad = await swarm.join("bad", setup=from_checkpoint(refuse))
             assert bad.task is not None
             with pytest.raises(IntegrityError, match="the checkpoint has other weights"):
                 await bad.task

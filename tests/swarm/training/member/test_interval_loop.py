@@ -8,15 +8,15 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from support.training_swarm import SyntheticInner, config, materials_of
+from support.training_swarm import SyntheticInner, config, setup_of
 from swarm.network.interface import no_faults
 from swarm.testing import virtual_time
 from swarm.training.inner.interval import Intervals
-from swarm.training.inner.lease import Lane
+from swarm.training.inner.lease import LeaseStripe
 from swarm.training.member.interval_loop import IntervalLoop
 from swarm.training.member.trainer_events import IntervalDone, IntervalFailed, TrainingEvent
 from swarm.training.run.run_config import RunConfig
-from swarm.training.state.replica import Held, Replica
+from swarm.training.state.replica import HashedState, Replica
 from swarm.training.state.replica_state import ReplicaState
 from swarm_protocol.identity import Identity
 
@@ -29,10 +29,10 @@ class World:
 
     def __init__(self, run: RunConfig, inner: SyntheticInner, tasks: asyncio.TaskGroup) -> None:
         self.events: list[TrainingEvent] = []
-        materials = materials_of(inner, run.fragments)
-        state = ReplicaState.initial(materials.theta_N, run.overlap_steps)
-        lanes = tuple(Lane(roster=(ME,)) for _ in state.lanes)
-        self.replica = Replica(run, Held.of(replace(state, lanes=lanes, roster=(ME,))), bounds=materials.bounds)
+        setup = setup_of(inner, run.fragments)
+        state = ReplicaState.initial(setup.theta_N, run.overlap_steps)
+        stripes = tuple(LeaseStripe(roster=(ME,)) for _ in state.stripes)
+        self.replica = Replica(run, HashedState.of(replace(state, stripes=stripes, roster=(ME,))), bounds=setup.bounds)
         self.intervals = Intervals(inner, clock=inner.clock)
         context: Any = SimpleNamespace(replica=self.replica, network=SimpleNamespace(peer_id=ME), faults=no_faults)
         self.loop = IntervalLoop(context, self.intervals, tasks=tasks, on_event=self.events.append)
@@ -41,7 +41,7 @@ class World:
     def commit(self, *, num_steps: int = 1, fetched: bool = False) -> None:
         """Pretend that `num_steps` outer steps were taken, or with 0 that a round only admitted members."""
         state = self.replica.current.state
-        self.replica.current = Held.of(replace(state, outer_step=state.outer_step + num_steps))
+        self.replica.current = HashedState.of(replace(state, outer_step=state.outer_step + num_steps))
         self.loop.adopted(fetched=fetched)
 
 

@@ -17,7 +17,7 @@ from swarm.testing import virtual_time
 from swarm.testing.leaks import no_leaks
 from swarm.training.data.corpus_loading import ByteCorpus
 from swarm.training.inner.inner_loop import InnerLoop
-from swarm.training.inner.interval import Materials
+from swarm.training.inner.interval import TrainingSetup
 from swarm.training.member.trainer import RunMember, RunMemberOptions
 from swarm.training.member.trainer_events import (
     Admitted,
@@ -218,8 +218,8 @@ def test_run_with_intervals_bounded_in_time_contributes_what_fits() -> None:
         events: list[TrainingEvent] = []
         network = internet.network(identity)
         inner = SyntheticInner(virtual_step_s=0.01)
-        materials = Materials(inner=inner, theta_N=torch.zeros(NUM_VALUES))
-        options = RunMemberOptions(max_interval_s=0.2, clock=inner.clock, materials=materials)
+        setup = TrainingSetup(inner=inner, theta_N=torch.zeros(NUM_VALUES))
+        options = RunMemberOptions(max_interval_s=0.2, clock=inner.clock, setup=setup)
         async with Membership(network) as membership:
             trainer = RunMember(network, membership, identity, run, on_event=events.append, options=options)
             async with trainer:
@@ -339,7 +339,7 @@ def test_member_that_starts_from_another_state_is_left_out_until_it_has_fetched_
         async with Swarm(config(min_group=2, outer_steps=4)) as swarm:
             for index in range(3):
                 await swarm.join(f"m{index}")
-            odd = await swarm.join("odd", materials=Materials(inner=SyntheticInner(), theta_N=torch.ones(NUM_VALUES)))
+            odd = await swarm.join("odd", setup=TrainingSetup(inner=SyntheticInner(), theta_N=torch.ones(NUM_VALUES)))
             members = await swarm.finish()
             assert_equal_steps(members, 4)
             assert odd.of(StateFetched)
@@ -463,7 +463,7 @@ def test_run_with_the_real_inner_loop_lowers_the_validation_loss(tiny_run: RunCo
         async with Swarm(run) as swarm:
             for index in range(2):
                 inner = InnerLoop(run, build_model(run.model), tiny_corpus)
-                await swarm.join(f"m{index}", materials=Materials(inner=inner, theta_N=initial_theta(run)))
+                await swarm.join(f"m{index}", setup=TrainingSetup(inner=inner, theta_N=initial_theta(run)))
             members = await swarm.finish()
             assert_equal_steps(members, 3)
             first, last = members[0].of(Validated)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from swarm.training.inner.lease import Cursor, Lane
+from swarm.training.inner.lease import Cursor, LeaseStripe
 from swarm.training.state import checkpoint as checkpoint_module
 from swarm.training.state.checkpoint import Checkpoint, load_newest, load_step, save_checkpoint, steps_in
 from swarm.training.state.replica_state import ReplicaState
@@ -27,7 +27,7 @@ def _checkpoint(outer_step: int) -> Checkpoint:
     generator = torch.Generator().manual_seed(outer_step)
     state = ReplicaState(
         outer_step=outer_step,
-        lanes=(Lane(cursor=Cursor(next_sample=100 * outer_step, holes=(range(3, 5),) if outer_step else ())),),
+        stripes=(LeaseStripe(cursor=Cursor(next_sample=100 * outer_step, holes=(range(3, 5),) if outer_step else ())),),
         roster=(Identity(bytes(32)).peer_id,),
         theta_N=torch.randn(1000, generator=generator),
         momentum_N=torch.randn(1000, generator=generator),

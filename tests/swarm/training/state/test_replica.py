@@ -17,7 +17,7 @@ from swarm.training.data.corpus import stream
 from swarm.training.inner.lease import admitted
 from swarm.training.run.run_config import OuterConfig
 from swarm.training.state import replica as module
-from swarm.training.state.replica import Held, Replica, apply_outer_step
+from swarm.training.state.replica import HashedState, Replica, apply_outer_step
 from swarm.training.state.replica_state import ReplicaState
 from swarm_compression import get_codec
 from swarm_protocol.errors import RoundError
@@ -69,7 +69,9 @@ def executor() -> Iterator[ThreadPoolExecutor]:
 
 def make_replica() -> Replica:
     initial = ReplicaState.initial(torch.zeros(10))
-    return Replica(config(), Held.of(replace(initial, roster=(PEER,), lanes=admitted(initial.lanes, (PEER,)))))
+    return Replica(
+        config(), HashedState.of(replace(initial, roster=(PEER,), stripes=admitted(initial.stripes, (PEER,))))
+    )
 
 
 def propose(replica: Replica, executor: ThreadPoolExecutor, name: bytes) -> asyncio.Task[Outcome]:
@@ -85,7 +87,7 @@ def test_propose_of_what_leads_to_a_state_that_is_not_finite_is_refused(executor
     largest = torch.finfo(torch.float32).max
     replica = make_replica()
     state = replace(replica.current.state, theta_N=torch.full((10,), -largest), momentum_N=torch.full((10,), largest))
-    replica = Replica(config(), Held.of(state))
+    replica = Replica(config(), HashedState.of(state))
 
     async def main() -> None:
         with pytest.raises(RoundError, match="a state that is not finite"):
@@ -124,7 +126,7 @@ def test_propose_from_a_state_that_is_no_longer_the_committed_one_is_refused(
         replica = make_replica()
         stale = propose(replica, executor, b"a")
         assert await asyncio.to_thread(slow.begun.acquire, timeout=20)
-        replica.current = Held.of(ReplicaState.initial(torch.ones(10)))
+        replica.current = HashedState.of(ReplicaState.initial(torch.ones(10)))
         slow.go.release()
         with pytest.raises(RoundError, match="meanwhile"):
             await stale

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from swarm.training.inner.lease import Cursor, Lane
+from swarm.training.inner.lease import Cursor, LeaseStripe
 from swarm.training.state.replica_state import CHUNK_BYTES, MAX_MANIFEST_BYTES, Assembly, Manifest, ReplicaState
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import Identity
@@ -24,7 +24,7 @@ def _state(seed: int = 0, num_values: int = NUM_VALUES) -> ReplicaState:
     generator = torch.Generator().manual_seed(seed)
     return ReplicaState(
         outer_step=3,
-        lanes=(Lane(cursor=Cursor(next_sample=9, holes=(range(2, 3),)), roster=(PEER,)),),
+        stripes=(LeaseStripe(cursor=Cursor(next_sample=9, holes=(range(2, 3),)), roster=(PEER,)),),
         roster=(PEER,),
         theta_N=torch.randn(num_values, generator=generator),
         momentum_N=torch.randn(num_values, generator=generator),
@@ -38,7 +38,7 @@ CHUNKS = [STATE.chunk(index) for index in range(len(MANIFEST.chunk_digests))]
 
 def _equal(one: ReplicaState, other: ReplicaState) -> bool:
     tensors = torch.equal(one.theta_N, other.theta_N) and torch.equal(one.momentum_N, other.momentum_N)
-    scalars = (one.outer_step, one.lanes, one.roster) == (other.outer_step, other.lanes, other.roster)
+    scalars = (one.outer_step, one.stripes, one.roster) == (other.outer_step, other.stripes, other.roster)
     return tensors and scalars
 
 
@@ -81,7 +81,7 @@ def test_manifest_any_flipped_bit_changes_the_digest(place: int, bit: int) -> No
 
 
 def test_manifest_other_step_lane_or_roster_changes_the_digest() -> None:
-    others = (replace(STATE, outer_step=4), replace(STATE, lanes=(Lane(),)), replace(STATE, roster=()))
+    others = (replace(STATE, outer_step=4), replace(STATE, stripes=(LeaseStripe(),)), replace(STATE, roster=()))
     assert len({state.manifest().digest() for state in (STATE, *others)}) == 4
 
 
@@ -164,55 +164,55 @@ def test_replica_state_tensors_that_do_not_fit_are_refused(momentum_N: torch.Ten
 
 def test_initial_state_is_step_zero_without_momentum() -> None:
     state = ReplicaState.initial(STATE.theta_N)
-    assert (state.outer_step, state.lanes, state.roster) == (0, (Lane(),), ())
-    assert ReplicaState.initial(STATE.theta_N, overlap_steps=2).lanes == (Lane(), Lane())
+    assert (state.outer_step, state.stripes, state.roster) == (0, (LeaseStripe(),), ())
+    assert ReplicaState.initial(STATE.theta_N, overlap_steps=2).stripes == (LeaseStripe(), LeaseStripe())
     assert not state.momentum_N.any()
 
 
 PEERS = tuple(sorted(Identity(bytes([index]) * 32).peer_id for index in range(3)))
-# the roster of a lane is in the order of its leases
-LANES = (
-    Lane(cursor=Cursor(next_sample=100, holes=(range(3, 5), range(7, 9))), roster=PEERS[:1]),
-    Lane(cursor=Cursor(next_sample=50), roster=PEERS[::-1]),
+# the roster of a stripe is in the order of its leases
+STRIPES = (
+    LeaseStripe(cursor=Cursor(next_sample=100, holes=(range(3, 5), range(7, 9))), roster=PEERS[:1]),
+    LeaseStripe(cursor=Cursor(next_sample=50), roster=PEERS[::-1]),
 )
-TWO_LANES = Manifest(
+TWO_STRIPES = Manifest(
     outer_step=4,
-    lanes=LANES,
+    stripes=STRIPES,
     roster=PEERS,
     num_values=CHUNK_BYTES // 8 + 1,
     chunk_digests=(bytes(32), bytes([1]) * 32),
 )
 
 
-def _bytes(lane: dict[str, Any] | None = None, **changed: Any) -> bytes:
-    """With these changes to the head, and to its first lane."""
-    first = {"next_sample": 100, "holes": [[3, 5], [7, 9]], "roster": list(PEERS[:1])} | (lane or {})
+def _bytes(stripe: dict[str, Any] | None = None, **changed: Any) -> bytes:
+    """With these changes to the head, and to its first stripe."""
+    first = {"next_sample": 100, "holes": [[3, 5], [7, 9]], "roster": list(PEERS[:1])} | (stripe or {})
     head = {
         "outer_step": 4,
         "lanes": [first, {"next_sample": 50, "holes": [], "roster": list(PEERS[::-1])}],
         "roster": list(PEERS),
-        "num_values": TWO_LANES.num_values,
+        "num_values": TWO_STRIPES.num_values,
     } | changed
     text = json.dumps(head, sort_keys=True, separators=(",", ":")).encode()
-    return len(text).to_bytes(4, "little") + text + b"".join(TWO_LANES.chunk_digests)
+    return len(text).to_bytes(4, "little") + text + b"".join(TWO_STRIPES.chunk_digests)
 
 
 def test_from_bytes_what_to_bytes_wrote_is_equal() -> None:
-    assert Manifest.from_bytes(TWO_LANES.to_bytes()) == TWO_LANES
-    assert TWO_LANES.to_bytes() == _bytes()
+    assert Manifest.from_bytes(TWO_STRIPES.to_bytes()) == TWO_STRIPES
+    assert TWO_STRIPES.to_bytes() == _bytes()
 
 
 def test_digest_differs_when_any_field_does() -> None:
     others = [
-        TWO_LANES,
-        replace(TWO_LANES, outer_step=5),
-        replace(TWO_LANES, lanes=(Lane(cursor=Cursor(next_sample=100), roster=PEERS[:1]), LANES[1])),
-        replace(TWO_LANES, lanes=(LANES[0], Lane(cursor=LANES[1].cursor, roster=PEERS))),
-        replace(TWO_LANES, lanes=LANES[::-1]),
-        replace(TWO_LANES, lanes=LANES[:1]),
-        replace(TWO_LANES, roster=PEERS[:2]),
-        replace(TWO_LANES, num_values=TWO_LANES.num_values + 1),
-        replace(TWO_LANES, chunk_digests=TWO_LANES.chunk_digests[::-1]),
+        TWO_STRIPES,
+        replace(TWO_STRIPES, outer_step=5),
+        replace(TWO_STRIPES, stripes=(LeaseStripe(cursor=Cursor(next_sample=100), roster=PEERS[:1]), STRIPES[1])),
+        replace(TWO_STRIPES, stripes=(STRIPES[0], LeaseStripe(cursor=STRIPES[1].cursor, roster=PEERS))),
+        replace(TWO_STRIPES, stripes=STRIPES[::-1]),
+        replace(TWO_STRIPES, stripes=STRIPES[:1]),
+        replace(TWO_STRIPES, roster=PEERS[:2]),
+        replace(TWO_STRIPES, num_values=TWO_STRIPES.num_values + 1),
+        replace(TWO_STRIPES, chunk_digests=TWO_STRIPES.chunk_digests[::-1]),
     ]
     assert len({manifest.digest() for manifest in others}) == len(others)
     assert all(len(manifest.digest()) == 32 for manifest in others)
@@ -226,17 +226,17 @@ def test_digest_differs_when_any_field_does() -> None:
         {"outer_step": "4"},
         {"outer_step": 4.0},
         {"outer_step": True},
-        {"lane": {"next_sample": 1 << 70}},
-        {"lane": {"next_sample": -1}},
-        {"lane": {"holes": [[3, 3]]}},
-        {"lane": {"holes": [[5, 7], [3, 5]]}},
-        {"lane": {"holes": [[3, 200]]}},
-        {"lane": {"holes": [[3]]}},
-        {"lane": {"holes": [["a", "b"]]}},
-        {"lane": {"holes": 3}},
-        {"lane": {"roster": [PEERS[0], PEERS[0]]}},
-        {"lane": {"roster": ["somebody"]}},
-        {"lane": {"more": 1}},
+        {"stripe": {"next_sample": 1 << 70}},
+        {"stripe": {"next_sample": -1}},
+        {"stripe": {"holes": [[3, 3]]}},
+        {"stripe": {"holes": [[5, 7], [3, 5]]}},
+        {"stripe": {"holes": [[3, 200]]}},
+        {"stripe": {"holes": [[3]]}},
+        {"stripe": {"holes": [["a", "b"]]}},
+        {"stripe": {"holes": 3}},
+        {"stripe": {"roster": [PEERS[0], PEERS[0]]}},
+        {"stripe": {"roster": ["somebody"]}},
+        {"stripe": {"more": 1}},
         {"lanes": []},
         {"lanes": [{"next_sample": 0, "holes": [], "roster": []}] * 3},
         {"lanes": 3},
@@ -265,7 +265,7 @@ def test_from_bytes_other_spacing_is_refused() -> None:
 
 
 def test_from_bytes_truncated_anywhere_is_refused() -> None:
-    data = TWO_LANES.to_bytes()
+    data = TWO_STRIPES.to_bytes()
     for size in range(len(data)):
         with pytest.raises(PeerViolation):
             Manifest.from_bytes(data[:size])
@@ -290,12 +290,12 @@ def test_from_bytes_any_bytes_are_refused(data: bytes) -> None:
         Manifest.from_bytes(data)
 
 
-@given(place=st.integers(0, len(TWO_LANES.to_bytes()) - 1), flip=st.integers(1, 255))
+@given(place=st.integers(0, len(TWO_STRIPES.to_bytes()) - 1), flip=st.integers(1, 255))
 def test_from_bytes_any_changed_byte_is_refused_or_another_state(place: int, flip: int) -> None:
-    data = bytearray(TWO_LANES.to_bytes())
+    data = bytearray(TWO_STRIPES.to_bytes())
     data[place] ^= flip
     try:
         manifest = Manifest.from_bytes(bytes(data))
     except PeerViolation:
         return
-    assert manifest.digest() != TWO_LANES.digest()
+    assert manifest.digest() != TWO_STRIPES.digest()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.donor_world import DonorWorld
 from swarm.testing import virtual_time
-from swarm.training.state.replica import Held
+from swarm.training.state.replica import HashedState
 from swarm.training.state.replica_state import CHUNK_BYTES, ReplicaState
 from swarm.training.state.state_download import ASSUMED_S, MAX_BYTES, MAX_DONOR_BYTES, ChunkSchedule
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, RoundError
@@ -215,8 +215,8 @@ def test_download_takes_from_each_own_state_what_is_equal() -> None:
             half_theta_N, half_momentum_N = world.own.state.theta_N.clone(), world.own.state.momentum_N.clone()
             half_theta_N[:] = world.wanted.state.theta_N
             half_momentum_N[: NUM_VALUES // 2] = world.wanted.state.momentum_N[: NUM_VALUES // 2]
-            first = Held.of(replace(world.own.state, theta_N=half_theta_N))
-            second = Held.of(replace(world.own.state, momentum_N=half_momentum_N))
+            first = HashedState.of(replace(world.own.state, theta_N=half_theta_N))
+            second = HashedState.of(replace(world.own.state, momentum_N=half_momentum_N))
             fetched, _ = await world.fetch([first, second])
             assert fetched.num_bytes == 2 << 20
 

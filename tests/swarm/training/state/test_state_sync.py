@@ -20,7 +20,7 @@ from swarm.training.round.methods import Methods
 from swarm.training.round.round_context import CALL_TIMEOUT_S, RoundContext
 from swarm.training.run.resume import deliver, sign_order, survey
 from swarm.training.state import replica
-from swarm.training.state.state_sync import MAX_LINKS, Reached, catch_up
+from swarm.training.state.state_sync import MAX_LINKS, SyncResult, catch_up
 from swarm_protocol.errors import RoundError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
@@ -84,7 +84,7 @@ def test_member_that_comes_only_part_of_the_way_trains_on_from_there(monkeypatch
 
     async def reach(
         context: RoundContext, membership: Membership, proof: Proof, records: Mapping[str, TrainerRecord]
-    ) -> Reached:
+    ) -> SyncResult:
         reached = await real(context, membership, proof, records)
         if proof.outer_step == 2 and not stranded:
             stranded.append(proof.outer_step)

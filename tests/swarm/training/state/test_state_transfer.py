@@ -16,10 +16,10 @@ from swarm.network.interface import Stream
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
 from swarm.training.allreduce.parts import part_values
-from swarm.training.inner.lease import Lane
+from swarm.training.inner.lease import LeaseStripe
 from swarm.training.round.methods import Methods
 from swarm.training.state import state_transfer
-from swarm.training.state.replica import Held, Replica
+from swarm.training.state.replica import HashedState, Replica
 from swarm.training.state.replica_state import (
     Manifest,
     ReplicaState,
@@ -43,8 +43,8 @@ class World:
         self.fetcher = Fetcher(self.mine, METHODS, self.executor)
         generator = torch.Generator().manual_seed(5)
         theta_N = torch.randn(NUM_VALUES, generator=generator)
-        self.old = Held.of(ReplicaState.initial(torch.zeros(NUM_VALUES)))
-        self.new = Held.of(replace(ReplicaState.initial(theta_N), outer_step=3))
+        self.old = HashedState.of(ReplicaState.initial(torch.zeros(NUM_VALUES)))
+        self.new = HashedState.of(replace(ReplicaState.initial(theta_N), outer_step=3))
         self.donors = [self.internet.network() for _ in range(num_donors)]
         self.num_chunks_given = [0] * num_donors
 
@@ -90,7 +90,7 @@ def in_world(
 def test_state_comes_from_all_donors_at_once_and_has_the_asked_digest() -> None:
     async def case(world: World) -> None:
         fetched = await world.fetcher.state(world.new.digest, world.peers, [world.old])
-        assert fetched.state.manifest().digest() == world.new.digest
+        assert fetched.held.state.manifest().digest() == world.new.digest
         # momentum is zero in both states, so half of the chunks are here already
         assert fetched.num_bytes == 4 * NUM_VALUES
         assert len(fetched.donors) == 2
@@ -102,10 +102,10 @@ def test_state_repairs_only_the_chunks_that_differ() -> None:
     async def case(world: World) -> None:
         theta_N = world.new.state.theta_N.clone()
         theta_N[5] += 1
-        diverged = Held.of(replace(world.new.state, theta_N=theta_N))
+        diverged = HashedState.of(replace(world.new.state, theta_N=theta_N))
         fetched = await world.fetcher.state(world.new.digest, world.peers, [diverged])
         assert fetched.num_bytes == 1 << 20
-        assert torch.equal(fetched.state.theta_N, world.new.state.theta_N)
+        assert torch.equal(fetched.held.state.theta_N, world.new.state.theta_N)
 
     in_world(case)
 
@@ -113,7 +113,7 @@ def test_state_repairs_only_the_chunks_that_differ() -> None:
 def test_state_drops_a_lying_donor_after_one_chunk() -> None:
     async def case(world: World) -> None:
         fetched = await world.fetcher.state(world.new.digest, world.peers, [world.old])
-        assert fetched.state.manifest().digest() == world.new.digest
+        assert fetched.held.state.manifest().digest() == world.new.digest
         assert world.peers[0] not in fetched.donors
         assert world.num_chunks_given[0] == 1
 
@@ -126,7 +126,7 @@ def test_state_survives_a_donor_that_dies() -> None:
         await asyncio.sleep(0)
         world.internet.crash(world.peers[1])
         fetched = await fetching
-        assert fetched.state.manifest().digest() == world.new.digest
+        assert fetched.held.state.manifest().digest() == world.new.digest
 
     in_world(case)
 
@@ -151,7 +151,7 @@ def test_state_that_nobody_has_is_an_error_in_words() -> None:
 
 def test_state_of_another_size_is_refused_before_memory_is_taken() -> None:
     async def case(world: World) -> None:
-        small = Held.of(ReplicaState.initial(torch.zeros(10)))
+        small = HashedState.of(ReplicaState.initial(torch.zeros(10)))
         with pytest.raises(RoundError, match="another size"):
             await world.fetcher.state(world.new.digest, world.peers, [small])
 
@@ -170,8 +170,8 @@ def reduced(world: World) -> tuple[Group, Replica]:
         reduce_s=1.0,
         vote_s=1.0,
     )
-    lanes = (Lane(roster=group.peer_ids),)
-    current = Held.of(replace(ReplicaState.initial(torch.zeros(3000)), roster=group.peer_ids, lanes=lanes))
+    stripes = (LeaseStripe(roster=group.peer_ids),)
+    current = HashedState.of(replace(ReplicaState.initial(torch.zeros(3000)), roster=group.peer_ids, stripes=stripes))
     return group, Replica(config(), current)
 
 
@@ -236,7 +236,7 @@ def test_state_of_donors_that_trickle_is_given_up_in_time() -> None:
             return await donor.chunk(peer, request)
 
         await world.donors[0].serve(METHODS.chunk, trickle)
-        own = Held.of(replace(world.old.state, momentum_N=torch.ones(NUM_VALUES)))
+        own = HashedState.of(replace(world.old.state, momentum_N=torch.ones(NUM_VALUES)))
         started = asyncio.get_running_loop().time()
         with pytest.raises(RoundError, match=r"within 94 s"):
             await world.fetcher.state(world.new.digest, world.peers, [own])

@@ -1,8 +1,8 @@
 """One replica's interval: inner steps on leased samples, and the validation loss.
 
-Everything here blocks: the caller runs it in an executor, one call at a time. How many threads torch uses is the
-caller's choice. The optimizer's moments stay on this replica. What computes is one device, or several in worker
-processes; this is what both have in common: data, schedule, and what an interval came to.
+`OneDevice` or `SeveralDevices` computes the steps; this is what both have in common: data, schedule, and the result of
+an interval. Everything here blocks: the caller runs it in an executor, one call at a time, and chooses how many threads
+torch uses. The optimizer's moments stay on this replica.
 
 Shapes: T tokens a window, V windows of validation, N values of the flat parameter vector, F of a slice of it.
 """
@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from swarm_protocol.errors import RoundError
@@ -35,7 +34,7 @@ from swarm.training.run.run_config import RunConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalResult:
-    """`num_samples` of the given samples, from the first on, were used. `mean_loss` is nan if no step was taken."""
+    """What an interval did. It used the first `num_samples` of its samples. `mean_loss` is nan if it took no step."""
 
     num_steps: int
     num_samples: int
@@ -48,30 +47,8 @@ class IntervalResult:
         return self.num_tokens / self.seconds if self.seconds > 0 else 0.0
 
 
-class Stepper(Protocol):
-    """What computes a step: see `OneDevice` for what each means."""
-
-    def load(self, theta_N: Tensor) -> None: ...
-
-    def take_in(self, where: slice, theta_F: Tensor, mixing: float) -> None: ...
-
-    def flat(self, where: slice) -> Tensor: ...
-
-    def step(self, x_BT: Tensor, factor: float) -> float: ...
-
-    def release_gradient(self) -> None: ...
-
-    def loss(self, theta_N: Tensor, x_VT: Tensor) -> float: ...
-
-    def state(self) -> dict[str, Tensor]: ...
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class InnerLoop:
-    """Trains `model`, which it owns from then on, as `run` and this member's `local` options say.
+    """Trains `model`, which it takes over, as `run` and this member's `local` options say.
 
     The warm-up counts this replica's own steps. Raises ConfigError if the options do not fit the model.
     """
@@ -88,26 +65,26 @@ class InnerLoop:
         self._config = run.inner
         self._total_steps = run.outer_steps * run.interval_steps
         self._corpus = corpus
-        self._stepper: Stepper
+        self._device: OneDevice | SeveralDevices
         if len(local.devices) > 1:
-            self._stepper = SeveralDevices(run.inner, model, fragments=run.fragments, local=local, loss=loss)
+            self._device = SeveralDevices(run.inner, model, fragments=run.fragments, local=local, loss=loss)
         else:
             device = local.devices[0]
-            self._stepper = OneDevice(run.inner, model, device=device, fragments=run.fragments, local=local, loss=loss)
+            self._device = OneDevice(run.inner, model, device=device, fragments=run.fragments, local=local, loss=loss)
 
     def load(self, theta_N: Tensor) -> None:
-        """Set the parameters; moments and warm-up stay as they are. Raises ValueError if N differs, and RoundError if
-        worker processes fail, as all other calls do then until this one succeeds."""
-        self._stepper.load(theta_N)
+        """Set the parameters; moments and warm-up do not change. Raises ValueError if N differs, and RoundError if
+        worker processes fail. All other calls then raise RoundError until a `load` succeeds."""
+        self._device.load(theta_N)
 
     def take_in(self, where: slice, theta_F: Tensor, mixing: float) -> None:
-        """Make that slice `mixing` times itself and 1 - `mixing` times `theta_F` (Streaming DiLoCo's alpha, arXiv
-        2501.18512, section 2.3); moments and the other parameters stay. Raises ValueError if F differs."""
-        self._stepper.take_in(where, theta_F, mixing)
+        """Replace that slice by `mixing` times itself plus 1 - `mixing` times `theta_F` (Streaming DiLoCo's alpha,
+        arXiv 2501.18512, section 2.3). Moments and other parameters do not change. Raises ValueError if F differs."""
+        self._device.take_in(where, theta_F, mixing)
 
     def flat(self, where: slice = slice(None)) -> Tensor:
         """fp32 CPU [F]: a copy of that slice of the parameters."""
-        return self._stepper.flat(where)
+        return self._device.flat(where)
 
     def train(
         self,
@@ -117,14 +94,14 @@ class InnerLoop:
         *,
         done_steps: int = 0,
     ) -> IntervalResult:
-        """Take `num_steps` steps, each on the next `batch_windows` of `sample_ids`; the run's progress before them,
-        for the schedule, is `done_steps` inner steps.
+        """Take `num_steps` steps, each on the next `batch_windows` of `sample_ids`. The run has done `done_steps` inner
+        steps before them, which the schedule needs.
 
-        It ends early if the samples run out, or if `stop`, asked before each step, says so.
+        It ends early if the samples run out, or if `stop`, which it calls before each step, returns True.
 
         Deterministic on one CPU with a fixed number of threads, given the parameters, the moments and the samples.
         Raises RoundError if the loss or the gradient is not finite, or a device has no memory left. The moments are
-        then those before that step; whatever raises it, `load` comes before the next steps.
+        then those before that step. After any RoundError, `load` must come before the next steps.
         """
         started = time.perf_counter()
         size = self._config.batch_windows
@@ -132,7 +109,7 @@ class InnerLoop:
         while len(losses) < min(num_steps, len(sample_ids) // size) and not stop():
             first = len(losses) * size
             losses.append(self._step(sample_ids[first : first + size], done_steps + len(losses)))
-        self._stepper.release_gradient()
+        self._device.release_gradient()
         return IntervalResult(
             num_steps=len(losses),
             num_samples=len(losses) * size,
@@ -142,27 +119,27 @@ class InnerLoop:
         )
 
     def validate(self, theta_N: Tensor, num_batches: int) -> float:
-        """Mean loss of `theta_N` on the first windows of the held-out files. The parameters being trained stay."""
+        """Mean loss of `theta_N` on the first windows of the held-out files. The trained parameters do not change."""
         starts = range(0, num_batches * VALIDATION_WINDOWS, VALIDATION_WINDOWS)
         x_VT = torch.cat([self._corpus.validation_batch(start, VALIDATION_WINDOWS) for start in starts])
-        return self._stepper.loss(theta_N, x_VT) / len(x_VT)
+        return self._device.loss(theta_N, x_VT) / len(x_VT)
 
     def state(self) -> dict[str, Tensor]:
-        """For a checkpoint: the number of steps, and copies of the moments as flat CPU vectors, in the names' order."""
-        return self._stepper.state()
+        """What a checkpoint holds: the number of steps, and copies of the moments as flat CPU vectors."""
+        return self._device.state()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` returned. Raises IntegrityError if that is of another model or optimizer."""
-        self._stepper.load_state(state)
+        """Restore what `state` returned. Raises IntegrityError if it is of another model or optimizer."""
+        self._device.load_state(state)
 
     def close(self) -> None:
         """End worker processes, if there are any. Idempotent."""
-        self._stepper.close()
+        self._device.close()
 
     def _step(self, sample_ids: Sequence[int], done_steps: int) -> float:
         factor = schedule_factor(self._config, done_steps, self._total_steps)
         try:
-            return self._stepper.step(self._corpus.batch(sample_ids), factor)
+            return self._device.step(self._corpus.batch(sample_ids), factor)
         except torch.OutOfMemoryError as error:
             raise RoundError(
                 f"the device has no memory left for a step: {str(error).splitlines()[0][:200]}",

@@ -1,6 +1,11 @@
-"""A member's inner steps towards one outer step: off the event loop, in stretches, until told to stop.
+"""A member's inner steps between two outer steps, in the one thread that trains, and the validation of committed
+states.
 
-Owns the one thread that trains. Which intervals there are, and on which leases, is `course`'s.
+`Intervals` owns that thread. An `Interval` trains off the event loop, in one or several stretches, until it is told to
+stop. `interval_loop` decides which intervals there are, and on which leases. `Validator` measures the committed state
+on held-out data at the run's start and end, and every `validation_interval` steps: all members hold the same state and
+data, so all measure the same loss, up to their devices' rounding.
+
 Shapes: N values of the flat parameter vector, F of a fragment.
 """
 
@@ -39,7 +44,7 @@ T = TypeVar("T")
 
 
 class Inner(Protocol):
-    """What an interval needs of `inner.InnerLoop`. All calls block, and come from one thread at a time."""
+    """What an interval needs of `InnerLoop` or `ModuleInner`. All calls block, and come from one thread at a time."""
 
     def load(self, theta_N: Tensor) -> None: ...
 
@@ -58,11 +63,11 @@ class Inner(Protocol):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TrainingSetup:
-    """What a member trains with: its inner loop, the weights that the run begins with, and its `Layout.bounds` (empty:
-    the model is one fragment). The trainer takes the weights with `take_weights`, so that nothing else keeps them.
+    """What a member needs to train: its inner loop, the run's first weights, and its `Layout.bounds` (empty: the model
+    is one fragment). `RunMember` takes the weights with `take_weights`, so that nothing else keeps them in memory.
 
-    Where the run starts from a checkpoint, `theta_N` is zeros, and `bring`, which blocks, returns the weights: a member
-    that finds the run under way does without them.
+    Where the run starts from a checkpoint, `theta_N` is zeros, and `bring`, which blocks, returns the weights. A member
+    that joins a run under way does not call it.
     """
 
     inner: Inner
@@ -71,7 +76,7 @@ class TrainingSetup:
     bring: Callable[[], Tensor] | None = None
 
     def take_weights(self) -> Tensor:
-        """Return the run's first weights [N], and forget them."""
+        """Return the run's first weights [N], and drop this reference to them."""
         theta_N, self.theta_N = self.theta_N, torch.empty(0)
         return theta_N
 
@@ -82,7 +87,7 @@ def prepare(
     data: LocalData = DEFAULT_DATA,
     bring: Callable[[], Tensor] | None = None,
 ) -> TrainingSetup:
-    """Those of the run's config, here. Blocks for seconds, or for as long as it takes to tokenize the data.
+    """Make the setup of a run's config on this machine. Blocks for seconds, or until the data is tokenized.
 
     `bring` is that of `TrainingSetup`, for a run that starts from a checkpoint. Raises ConfigError or IntegrityError.
     """
@@ -97,7 +102,7 @@ def prepare(
     corpus = load_corpus(config.data, seed=config.seed, vocab_size=vocab_size, local=data)
     layout = Layout.of(model, config.fragments)
     warm_up()  # so that the first round does not wait for a compiler
-    # last: it may have worker processes, which the caller has to end
+    # last, since it may start worker processes, which the caller must end
     inner = InnerLoop(config, model, corpus, local)
     give_back()
     if has_checkpoint:
@@ -106,8 +111,8 @@ def prepare(
 
 
 class Intervals:
-    """The thread that trains. `max_interval_s` by `clock` bounds each interval, so that a slow machine brings what it
-    can."""
+    """Owns the thread that trains. `max_interval_s` by `clock` bounds each interval, so that a slow machine contributes
+    what it can."""
 
     def __init__(
         self, inner: Inner, *, max_interval_s: float = math.inf, clock: Callable[[], float] = time.monotonic
@@ -119,7 +124,7 @@ class Intervals:
         self._latest: Interval | None = None
 
     def begin(self, done_steps: int = 0) -> Interval:
-        """The next interval; the one before it ends after its present step. See `Interval`."""
+        """Begin the next interval. The one before it ends after its present step."""
         self.hurry()
         self._latest = Interval(self, done_steps)
         return self._latest
@@ -137,17 +142,17 @@ class Intervals:
         """Replace the values at `where` by `mixing` of themselves and 1 - `mixing` of `theta_F`."""
         await self.off_loop(self.inner.take_in, where, theta_F, mixing)
 
-    def validated(self, theta_N: Tensor, num_batches: int) -> asyncio.Future[float]:
-        """The loss of `theta_N` on held-out data, measured before what the thread is asked for later."""
+    def validate(self, theta_N: Tensor, num_batches: int) -> asyncio.Future[float]:
+        """The loss of `theta_N` on held-out data, measured before all later requests to the thread."""
         loop = asyncio.get_running_loop()
         return loop.run_in_executor(self._thread, self.inner.validate, theta_N, num_batches)
 
     def between(self, function: Callable[[], T]) -> Future[T]:
-        """Call `function` in the thread that trains: after what it is at, and before what is asked of it later."""
+        """Call `function` in the thread that trains: after its present work, and before all later requests."""
         return self._thread.submit(function)
 
     def close(self) -> None:
-        """Stop, wait for the present step's end, and close the inner loop."""
+        """Stop, wait for the end of the present step, and close the inner loop."""
         self.hurry()
         self._thread.shutdown(cancel_futures=True)
         self.inner.close()
@@ -157,10 +162,10 @@ class Intervals:
 
 
 class Interval:
-    """One interval, which trains in one stretch or in several. `done_steps`: the inner steps of the run before it.
+    """One interval, which trains in one stretch or in several. The run has done `done_steps` inner steps before it.
 
-    Its time begins with its first stretch, and passes between stretches too. What it has done so far is the sum of its
-    stretches; `mean_loss` is not a number before the first step.
+    Its time limit begins with its first stretch, and time passes between stretches too. `done` is the sum of its
+    stretches so far; its `mean_loss` is nan before the first step.
     """
 
     def __init__(self, intervals: Intervals, done_steps: int) -> None:
@@ -175,22 +180,22 @@ class Interval:
         self._stop.set()
 
     async def train(self, sample_ids: Sequence[int], num_steps: int) -> None:
-        """Go on until `num_steps` steps are done. `sample_ids` are those of the whole interval, and the same for each
-        stretch. Raises RoundError if training diverged."""
+        """Train until `num_steps` steps of the interval are done. `sample_ids` are those of the whole interval, the
+        same for each stretch. Raises RoundError if training diverged."""
         if self._until is None:
             self._until = self._intervals.clock() + self._intervals.max_interval_s
         if (missing := num_steps - self.done.num_steps) > 0:
             self.done = await self._intervals.off_loop(self._stretch, sample_ids[self.done.num_samples :], missing)
 
     async def delta(self, theta_F: Tensor, where: slice) -> Tensor:
-        """How far training has come from `theta_F`, the committed values at `where`. Raises RoundError if it
-        diverged."""
+        """The pseudo-gradient: `theta_F`, the committed values at `where`, minus the trained ones. Raises RoundError if
+        training diverged."""
         return await self._intervals.off_loop(self._delta, theta_F, where)
 
     def _stretch(self, sample_ids: Sequence[int], num_steps: int) -> IntervalResult:
         done, done_before = self.done, self._done_before + self.done.num_steps
         more = self._intervals.inner.train(sample_ids, num_steps, self._is_over, done_steps=done_before)
-        # the mean of no losses is not a number, and no reason
+        # without steps the mean loss is nan, which is no divergence
         if more.num_steps and not abs(more.mean_loss) <= limits.MAX_LOSS:
             raise _diverged(f"the loss is {more.mean_loss:g}")
         if not (done.num_steps and more.num_steps):
@@ -209,7 +214,9 @@ class Interval:
         return self._stop.is_set() or self._intervals.clock() > self._until
 
     def _delta(self, theta_F: Tensor, where: slice) -> Tensor:
-        delta_F = theta_F - self._intervals.inner.flat(where)
+        local_F = self._intervals.inner.flat(where)
+        # `flat` returns a copy, whose memory becomes the difference's
+        delta_F = torch.sub(theta_F, local_F, out=local_F)
         if not magnitude(delta_F) <= limits.MAX_PARAMETER_MOVE:
             raise _diverged("a parameter is not finite, or has moved absurdly far")
         return delta_F
@@ -225,7 +232,8 @@ VALIDATION_BATCHES = 4
 
 
 class Validator:
-    """`newest` is the last measurement that is a number. `on_done` hears of each in the event loop."""
+    """Measures committed states. `newest` is the last finite measurement. `on_done` is called after each measurement,
+    in the event loop."""
 
     def __init__(self, config: RunConfig, intervals: Intervals, on_done: Callable[[Validated], None]) -> None:
         self.newest: ValidationReport | None = None
@@ -234,17 +242,17 @@ class Validator:
         self._on_done = on_done
 
     async def now(self, state: ReplicaState) -> None:
-        """Raises what the inner loop raises."""
-        self._done(state.outer_step, await self._intervals.validated(state.theta_N, VALIDATION_BATCHES))
+        """Measure `state`. Raises what the inner loop raises."""
+        self._done(state.outer_step, await self._intervals.validate(state.theta_N, VALIDATION_BATCHES))
 
     def soon(self, state: ReplicaState, tasks: asyncio.TaskGroup) -> None:
-        """Measure `state`, if it is due, ahead of all that the thread that trains is asked for later."""
+        """Measure `state`, if it is due, before all later requests to the thread that trains."""
         every = self._config.validation_interval
         if every and state.outer_step % every == 0 and state.outer_step < self._config.outer_steps:
-            loss = self._intervals.validated(state.theta_N, VALIDATION_BATCHES)
-            tasks.create_task(self._tell(state.outer_step, loss), name="validate")
+            loss = self._intervals.validate(state.theta_N, VALIDATION_BATCHES)
+            tasks.create_task(self._report(state.outer_step, loss), name="validate")
 
-    async def _tell(self, step: int, loss: asyncio.Future[float]) -> None:
+    async def _report(self, step: int, loss: asyncio.Future[float]) -> None:
         try:
             self._done(step, await loss)
         except RoundError as error:

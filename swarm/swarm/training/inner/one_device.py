@@ -1,4 +1,12 @@
-"""How one member computes its inner steps: its own choice, which no other member needs to know or share."""
+"""A replica's weights, gradient and moments on one device, and the inner steps that change them.
+
+Blocks; one call at a time. The parameters are views of one flat vector on the device, their gradients of another one,
+so a fragment is a slice here too, and averaging a gradient over devices is one call. The gradient has memory only
+during an interval, since a round needs as much for the pseudo-gradient.
+
+Shapes: B windows of a step, T tokens a window, N values of the flat vector, F of the slice of it that a fragment is,
+M = N + 1.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +33,16 @@ MAX_DEVICES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalOptions:
-    """All `devices` are one replica: more than one share each step's windows, in a process each.
+    """How one member computes its inner steps. Each member chooses for itself.
 
-    A step goes through `micro_batch_windows` windows at a time and adds their gradients up (0: all at once), which
-    bounds memory. `autocast` computes matrix products in bfloat16; weights, gradients and moments stay fp32.
-    `activation_checkpointing` keeps only the layers' inputs, and computes the rest again for the gradient (Chen et al.
-    2016, arXiv 1604.06174). `compile` is torch.compile's default mode: a minute that pays in long runs on a GPU.
+    All `devices` are one replica: several share each step's windows, each in a process of its own. A step processes
+    `micro_batch_windows` windows at a time and sums their gradients (0: all at once), which bounds memory. `autocast`
+    computes matrix products in bfloat16; weights, gradients and moments stay fp32. `activation_checkpointing` keeps
+    only the layers' inputs, and computes the rest again for the gradient (Chen et al. 2016, arXiv 1604.06174).
+    `compile` is torch.compile's default mode: it takes a minute, which pays off in long runs on a GPU.
 
-    Every choice changes the last bits of what is contributed; the committed state is the same for all members anyway.
-    Raises ConfigError for what cannot be, a device that is not there included.
+    Every choice changes the last bits of a contribution; the committed state is the same for all members anyway.
+    Raises ConfigError for impossible values, and for a device that does not exist.
     """
 
     devices: tuple[str, ...] = ("cpu",)
@@ -72,10 +81,10 @@ def _checked(name: str) -> torch.device:
 ONE_CPU = LocalOptions()
 
 LossFunction: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
-"""Of a model and windows, int64 [B, T+1] where they are tokens: the mean loss, a scalar."""
+"""Takes a model and windows (int64 [B, T+1] for tokens), and returns the mean loss, a scalar."""
 
 VALIDATION_WINDOWS = 16
-"""Windows that are validated at a time, where the member does not choose fewer."""
+"""How many windows are validated at a time, where the member does not choose fewer."""
 
 logger = logging.getLogger(__name__)
 
@@ -87,12 +96,12 @@ def next_token_loss(model: nn.Module, x_BT: Tensor) -> Tensor:
 
 
 def alone(gradient_M: Tensor) -> None:
-    """The sum over all devices where there is only one."""
+    """The sum over all devices of a replica with one device: nothing to do."""
 
 
 class OneDevice:
-    """Owns `model` from then on. In fp32, without dropout: that draws from torch's global generator, so no one could
-    repeat a step.
+    """Takes over `model`. It trains in fp32 and without dropout, which draws from torch's global generator, so that a
+    step could not be repeated.
 
     `add_up` replaces a vector by its sum over all devices of the replica. Raises ConfigError if the options do not fit
     the model.
@@ -127,12 +136,13 @@ class OneDevice:
         self._compiled: Callable[..., Any] | None = torch.compile(loss) if local.compile else None
 
     def load(self, theta_N: Tensor) -> None:
-        """Set the parameters; the moments and the warm-up stay as they are. Raises ValueError if N differs."""
+        """Set the parameters; moments and warm-up do not change. Raises ValueError if N differs."""
         self._layout.require(theta_N)
         self._theta_N.copy_(theta_N)
 
     def take_in(self, where: slice, theta_F: Tensor, mixing: float) -> None:
-        """Make the slice `mixing` times itself and 1 - `mixing` times `theta_F`. Raises ValueError if F differs."""
+        """Replace the slice by `mixing` times itself plus 1 - `mixing` times `theta_F`. Raises ValueError if F
+        differs."""
         local_F = self._theta_N[where]
         if local_F.shape != theta_F.shape:
             raise ValueError(f"the slice has {local_F.numel()} values, and these are {tuple(theta_F.shape)}")
@@ -145,10 +155,11 @@ class OneDevice:
         return self._theta_N[where].cpu().clone()
 
     def step(self, x_BT: Tensor, factor: float, num_windows: int = 0) -> float:
-        """Move by the gradient of all devices' `num_windows` windows, of which `x_BT` are this one's (0: all are).
+        """Take one optimizer step on the gradient of `num_windows` windows of all devices, of which `x_BT` are this
+        device's (0: all are).
 
-        The learning rate is multiplied by `factor`. Returns the mean loss before the step, and raises RoundError if it
-        or the gradient is not finite: then nothing has moved.
+        The learning rate is multiplied by `factor`. Returns the mean loss before the step. Raises RoundError, and
+        changes nothing, if the loss or the gradient is not finite.
         """
         loss_share = self._gradient(x_BT, num_windows or len(x_BT))
         gradient_M = self._gradient_M
@@ -166,7 +177,7 @@ class OneDevice:
         return loss
 
     def loss(self, theta_N: Tensor, x_VT: Tensor) -> float:
-        """The sum of the losses of `theta_N` on V windows, in fp32. The parameters being trained stay."""
+        """The sum of the losses of `theta_N` on V windows, in fp32. The trained parameters do not change."""
         self._layout.require(theta_N)
         total = 0.0
         try:
@@ -179,7 +190,8 @@ class OneDevice:
         return total
 
     def release_gradient(self) -> None:
-        """Free the memory of the gradient and of activations, which glibc would keep; the next step takes it anew."""
+        """Free the memory of the gradient and of activations, which glibc would keep. The next step allocates it
+        again."""
         self._gradient_M = None
         for parameter in self._parameters:
             parameter.grad = None
@@ -215,7 +227,7 @@ class OneDevice:
         return min(num_windows, self._local.micro_batch_windows or num_windows)
 
     def _gradient(self, x_BT: Tensor, num_windows: int) -> Tensor:
-        """Into the parameters' gradients, this device's share; the same share of the mean loss is returned."""
+        """Compute this device's share of the gradient, and return the same share of the mean loss."""
         if self._compiled is not None:
             try:
                 return self._accumulate(self._compiled, x_BT, num_windows)
@@ -248,7 +260,7 @@ def check_fits(local: LocalOptions, model: nn.Module) -> None:
 
 
 def _checkpoint_layers(model: nn.Module) -> None:
-    """transformers' own switch works only with dropout on."""
+    """Checkpoint the layers' activations. transformers' own option works only with dropout on."""
     for layer in _layers(model):
         layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
 

@@ -1,4 +1,9 @@
-"""The inner learning rate's factor: a pure function of the run's progress and of the replica's own steps."""
+"""One replica's inner optimizer with its learning rate, as its run describes it, and its state for a checkpoint.
+
+"adamw" updates everything by AdamW. "muon" updates the hidden layers' matrices by Muon (Jordan et al. 2024; torch's),
+with the learning rate scaled so that its updates are as large as AdamW's (Liu et al. 2025, arXiv 2502.16982, section
+2.2), and the embeddings, the head and all vectors by AdamW: one learning rate and weight decay serve both.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +20,10 @@ from swarm.training.state.layout import layer_of
 
 
 def schedule_factor(config: InnerConfig, done_steps: int, total_steps: int) -> float:
-    """For the run's inner step `done_steps`, from 0 on, of `total_steps`: from 1 down to `final_ratio` in the last one.
+    """The schedule's factor of the learning rate, for the run's inner step `done_steps`, from 0 on, of `total_steps`.
 
-    "cosine" is half a period (Loshchilov and Hutter 2017, arXiv 1608.03983, without restarts). Steps after the last
-    one, which members that are overtaken may take, have the last one's.
+    It falls from 1 to `final_ratio` in the last step. "cosine" is half a period (Loshchilov and Hutter 2017, arXiv
+    1608.03983, without restarts). Steps after the last one, which slow members may take, have the last one's factor.
     """
     progress = min(1.0, done_steps / max(1, total_steps - 1))
     match config.schedule:
@@ -32,7 +37,7 @@ def schedule_factor(config: InnerConfig, done_steps: int, total_steps: int) -> f
 
 
 def warmup_factor(config: InnerConfig, own_steps: int) -> float:
-    """For a replica that has taken `own_steps` steps: its optimizer has to find its moments first."""
+    """The warm-up's factor for a replica that has taken `own_steps` steps: its moments are inaccurate at first."""
     return min(1.0, (own_steps + 1) / (config.warmup_steps + 1))
 
 
@@ -42,7 +47,7 @@ _MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "muon": ("momentum_buffer",)}
 
 
 class InnerOptimizer:
-    """Moves `parameters`, by name, along their gradients. Frozen ones stay."""
+    """Updates `parameters`, given by name, from their gradients. Frozen ones do not change."""
 
     def __init__(self, config: InnerConfig, parameters: Mapping[str, nn.Parameter]) -> None:
         self._config = config
@@ -66,7 +71,7 @@ class InnerOptimizer:
             )
 
     def step(self, factor: float) -> None:
-        """Move by the learning rate times `factor`, the schedule's, and the replica's own warm-up."""
+        """Update the parameters, with the learning rate times `factor`, the schedule's, and this replica's warm-up."""
         rate = self._config.learning_rate * factor * warmup_factor(self._config, self._num_steps)
         for optimizer in self._optimizers.values():
             for group in optimizer.param_groups:
@@ -75,7 +80,7 @@ class InnerOptimizer:
         self._num_steps += 1
 
     def state(self) -> dict[str, Tensor]:
-        """For a checkpoint: `num_steps` (int64 [1]), and copies of each moment as one flat fp32 CPU vector by name."""
+        """What a checkpoint holds: `num_steps` (int64 [1]), and a copy of each moment as one flat fp32 CPU vector."""
         result = {"num_steps": torch.tensor([self._num_steps])}
         if self._num_steps:
             for kind, optimizer in self._optimizers.items():
@@ -85,7 +90,7 @@ class InnerOptimizer:
         return result
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` returned. Raises IntegrityError, and changes nothing, if that is of another model or
+        """Restore what `state` returned. Raises IntegrityError, and changes nothing, if it is of another model or
         optimizer."""
         num_steps = self._checked(state)
         for kind, optimizer in self._optimizers.items():
@@ -110,7 +115,7 @@ class InnerOptimizer:
             optimizer.state[parameter] = restored
 
     def _checked(self, state: Mapping[str, Tensor]) -> int:
-        """The number of steps of a state that fits."""
+        """The number of steps of `state`. Raises IntegrityError if it does not fit this optimizer."""
         counted = state.get("num_steps", torch.tensor([]))
         num_steps = int(counted.item()) if counted.shape == (1,) and not counted.is_floating_point() else -1
         expected = {"num_steps": 1}
@@ -129,7 +134,7 @@ class InnerOptimizer:
 
 
 def _adamw(config: InnerConfig, parameters: Mapping[str, nn.Parameter]) -> torch.optim.AdamW:
-    # norms and biases, the vectors, are not pulled towards zero
+    # no weight decay for vectors, which are norms and biases
     groups: list[dict[str, Any]] = [
         {"params": [each for each in parameters.values() if each.dim() >= 2]},
         {"params": [each for each in parameters.values() if each.dim() < 2], "weight_decay": 0.0},

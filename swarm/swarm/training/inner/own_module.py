@@ -1,8 +1,8 @@
-"""What an author brings to a run of an own module, and its inner loop: plain steps of their optimizer on their data.
+"""What an author brings to a run of a module of one's own, and its inner loop: plain steps of their optimizer.
 
-The optimizer's state, buffers (such as a batch norm's means) and whatever else the module holds stay on this replica:
-only parameters are shared. `interval` calls the inner loop in the one thread that trains; the author's functions are
-called there too. What they raise ends the training, and reaches the author as it was raised.
+The optimizer's state, buffers (such as a batch norm's means) and everything else that the module holds stay on this
+replica: only parameters are shared. `interval` calls the inner loop in the one thread that trains, so the author's
+functions run there too. What they raise ends the training, and reaches the author as it was raised.
 
 Shapes: N values of the flat parameter vector, F of a slice of it.
 """
@@ -28,12 +28,12 @@ from swarm.training.state.layout import Layout
 
 OptimizerFactory: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 LossOf: TypeAlias = Callable[[nn.Module, Any], Tensor]
-"""Of the module and a batch: a scalar."""
+"""Takes the module and a batch, and returns the loss, a scalar."""
 
 
 @runtime_checkable
 class Dataset(Protocol):
-    """A map-style data set: whatever `torch.utils.data.Dataset` with a length is."""
+    """A map-style data set, such as a `torch.utils.data.Dataset` with a length."""
 
     def __len__(self) -> int: ...
 
@@ -45,12 +45,12 @@ Batches: TypeAlias = Iterable[Any] | Callable[[], Iterable[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OwnModule:
-    """A module with all that it is trained with.
+    """A module with everything that training it needs.
 
-    With a map-style data set (`__len__` and `__getitem__`) members share its samples out, each exactly once in an
-    epoch; a batch is `collate` of `inner.batch_windows` of them. With an iterable of batches, or a function that makes
-    one, each member walks through its own, from the beginning again at its end: then only how much was done is shared
-    out, and what the batches are is the member's affair.
+    With a map-style data set (`__len__` and `__getitem__`), the members share its samples, so that each is used exactly
+    once in an epoch. A batch is `collate` of `inner.batch_windows` samples. With an iterable of batches, or a function
+    that makes one, each member iterates over its own, again and again: then leases only count the work, and each member
+    decides what its batches are.
     """
 
     module: nn.Module
@@ -100,9 +100,9 @@ class ModuleInner:
         num_steps: int,
         stop: Callable[[], bool] = lambda: False,
         *,
-        done_steps: int = 0,  # noqa: ARG002 - a schedule of the learning rate is the author's affair
+        done_steps: int = 0,  # noqa: ARG002 - the author's optimizer has its own schedule
     ) -> IntervalResult:
-        """As `InnerLoop.train`. Raises RoundError if the loss or a gradient is not finite: then nothing has moved."""
+        """See `InnerLoop.train`. Raises RoundError, and changes nothing, if the loss or a gradient is not finite."""
         started = time.perf_counter()
         size = self._run.inner.batch_windows
         losses: list[float] = []
@@ -111,7 +111,7 @@ class ModuleInner:
             try:
                 losses.append(self._step(self._batches(sample_ids[first : first + size])))
             except StopIteration as error:
-                # no future can carry it: whoever waits for this step would wait for ever
+                # a future cannot carry StopIteration, so its caller would wait for ever
                 raise RuntimeError("a function of the module's author raised StopIteration") from error
         num_samples = len(losses) * size
         return IntervalResult(
@@ -123,11 +123,11 @@ class ModuleInner:
         )
 
     def validate(self, theta_N: Tensor, num_batches: int) -> float:  # noqa: ARG002
-        """Not a number: what is held out is the author's affair."""
+        """Return nan, since the author decides what is held out."""
         return math.nan
 
     def state(self) -> Mapping[str, Tensor]:
-        """Nothing that a checkpoint could hold."""
+        """Return nothing, since a checkpoint cannot hold the author's state."""
         return {}
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class ModuleInner:
 
 
 def _batches_of(own: OwnModule, run: RunConfig) -> Callable[[Sequence[int]], Any]:
-    """The batch of these samples. Raises ConfigError if the data is not what the run trains on."""
+    """Return a function that makes the batch of given samples. Raises ConfigError if the run trains on other data."""
     data, num_samples = own.data, int(run.model.get("num_samples", 0))
     if not num_samples:
         stream = _endless(data)
@@ -168,7 +168,7 @@ def _batches_of(own: OwnModule, run: RunConfig) -> Callable[[Sequence[int]], Any
 
 
 def _endless(data: Any) -> Iterator[Any]:
-    """Raises ValueError where a walk through the data gives nothing: it ends the training."""
+    """Iterate over the data again and again. Raises ValueError, which ends the training, if it yields no batches."""
     while True:
         empty = True
         for batch in data() if callable(data) else data:

@@ -1,6 +1,6 @@
-"""A run's signed file for a node that only knows the run's id: each member gives it, and nobody has to be believed.
+"""A run's signed file for a node that only knows the run's id: any member gives it, and no member has to be trusted.
 
-The id is made of what was signed, so a file that gives another id is another run's, whoever sent it. No state.
+The id is a digest of what was signed, so a file with another id is another run's, whichever peer sent it. No state.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from swarm.training.round.methods import Methods
 from swarm.training.run.signed_run import MAX_RUN_FILE_BYTES, SignedRun, read_run
 
 FETCH_TIMEOUT_S = 10.0
-"""MAX_RUN_FILE_BYTES over 0.1 Mbit/s, and a way there."""
+"""MAX_RUN_FILE_BYTES over 0.1 Mbit/s, and the time to connect."""
 
 FIND_TIMEOUT_S = 20.0
-"""Records of members that are there are seen within a second or two; several of them may have to be asked."""
+"""The records of running members are found within a second or two; several members may have to be asked."""
 FIND_PAUSE_S = 1.0
 MAX_ASKED_AT_ONCE = 8
 
 
 async def serve_run(network: Network, run: SignedRun) -> None:
-    """Give the run's file to whoever asks, until the network is closed."""
+    """Give the run's file to every peer that asks, until the network is closed."""
 
     async def give(_peer_id: str, _request: bytes) -> bytes:
         if not run.text:
@@ -35,9 +35,9 @@ async def serve_run(network: Network, run: SignedRun) -> None:
 
 
 async def fetch_run(network: Network, peer_id: str, run_id: str, *, timeout_s: float = FETCH_TIMEOUT_S) -> SignedRun:
-    """The file of run `run_id` from its member `peer_id`. That the run's model can be built is not checked.
+    """Fetch the file of run `run_id` from its member `peer_id`. Does not check that the model can be built.
 
-    Raises PeerError, and IntegrityError if what the peer gave is no signed file of this run.
+    Raises PeerError, and IntegrityError if the peer's answer is no signed file of this run.
     """
     data = await network.call(peer_id, Methods(run_id).run_file, b"", timeout_s=timeout_s, max_bytes=MAX_RUN_FILE_BYTES)
     try:
@@ -58,7 +58,7 @@ async def fetch_run(network: Network, peer_id: str, run_id: str, *, timeout_s: f
 async def find_run(
     network: Network, membership: Membership, run_id: str, *, timeout_s: float = FIND_TIMEOUT_S
 ) -> SignedRun:
-    """The file of run `run_id` from any of its members. That the run's model can be built is not checked.
+    """Fetch the file of run `run_id` from any of its members. Does not check that the model can be built.
 
     Raises PeerTimeout if no member gives it in time.
     """
@@ -68,7 +68,7 @@ async def find_run(
     while (left_s := until - loop.time()) > 0:
         try:
             records = await membership.trainers(run_id, timeout_s=left_s)
-            # members with a digest have the state, and so had the file for longest
+            # members with a digest have the state, so they have had the file for longest
             members = sorted(records, key=lambda peer: (peer in asked, not records[peer].digest, peer))
             members = [peer for peer in members if peer != network.peer_id][:MAX_ASKED_AT_ONCE]
             asked.update(members)
@@ -84,7 +84,7 @@ async def find_run(
 
 
 async def _first_copy(network: Network, members: list[str], run_id: str, timeout_s: float) -> SignedRun:
-    """From the first of `members` that gives it. Raises the last failure if none does."""
+    """The file from the first of `members` that gives it. Raises the last failure if none does."""
     wait_s = min(timeout_s, FETCH_TIMEOUT_S)
     fetching = [asyncio.create_task(fetch_run(network, peer, run_id, timeout_s=wait_s)) for peer in members]
     failure: SwarmError | None = None

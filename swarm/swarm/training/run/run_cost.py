@@ -1,4 +1,7 @@
-"""What a run asks of its members, by arithmetic: before anyone joins, and without building anything."""
+"""What a run's author should know before signing: what it asks of its members, and which of its settings are risky.
+
+The cost is arithmetic: nothing is built. Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from swarm.training.run.run_config import DEFAULT_AGGREGATOR, RunConfig
 from swarm.training.run.run_model import check_model
 
 PROGRAM_BYTES = 600 * 2**20
-"""A trainer before it has a model: Python, torch, transformers, numba and libp2p, as measured on Linux."""
+"""The memory of a trainer without a model: Python, torch, transformers, numba and libp2p, as measured on Linux."""
 PARAMETER_BYTES = 44
 """The most that a member on one CPU device holds for each parameter, beside activations: weights 4, moments 8,
 committed state 8, last results 4, and then either a round (pseudo-gradient 4, proposed state 8, reduction 2) or the
@@ -20,12 +23,12 @@ still being written, 8)."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """`num_parameters` of the model. For one outer step: `member_tokens` that a member trains on in a full interval,
-    `group_tokens` for the smallest and the largest group, and `member_bytes` that a member sends.
+    """What one outer step of a run costs.
 
-    The bytes are those of a large group, in which a member sends nearly all of its vector to the parts' owners, and as
-    much in results: in a group of n it is 1 - 1/n of that. Small messages and backups of parts come on top.
-    `memory_bytes` is what a member on one CPU device needs, activations left out.
+    A member trains on `member_tokens` in a full interval, and the smallest and the largest group on `group_tokens`. It
+    sends `member_bytes` in a large group, in which nearly all of its vector goes to the parts' owners, and as much in
+    results; in a group of n it is 1 - 1/n of that. Small messages and backups of parts come on top. `memory_bytes` is
+    the memory of a member on one CPU device, without activations.
     """
 
     num_parameters: int
@@ -50,7 +53,7 @@ def cost_of(config: RunConfig) -> Cost:
 
 
 def warnings_of(config: RunConfig) -> list[tuple[str, str]]:
-    """Each with what to do about it."""
+    """Settings that are possible, but with which the run stops when a member is lost. Each has its remedy."""
     if config.min_group == 1:
         return []
     found, needs = list[tuple[str, str]](), f"a round needs {config.min_group} members (min_group)"

@@ -52,7 +52,7 @@ _HEAD = """\
 
 
 def sign_run(config: RunConfig, identity: Identity, *, issued_at: int) -> SignedRun:
-    """`issued_at`: Unix seconds. Raises ConfigError if the model cannot be built."""
+    """Sign `config` at `issued_at`, in Unix seconds. Raises ConfigError if the model cannot be built."""
     check_model(config)
     return sign_mapping(config, config.to_mapping(), identity, issued_at)
 
@@ -90,10 +90,9 @@ def sign_file(
 ) -> SignedRun:
     """Sign the run file at `path`, now unless `issued_at` says otherwise, in place of an earlier signature.
 
-    Comments and spacing stay, and settings that are left out are written down. `pins` are values by
-    table and key, such as the data's digest, which take the place of the file's. The file is rewritten whole or not at
-    all. Raises ConfigError if it cannot be a run, cannot be written, or is written in a way that cannot be changed line
-    by line.
+    Comments and spacing stay, and missing settings are added. `pins` are values by table and key, such as the data's
+    digest, that replace the file's. The file is rewritten whole or not at all. Raises ConfigError if it cannot be a
+    run, cannot be written, or has a form that cannot be changed line by line.
     """
     text = _read(path)
     written = without_signature(parse_text(text, path))
@@ -118,7 +117,7 @@ def sign_file(
 
 
 def _completed(written: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
-    """`config` as `written`, and as it has become where nothing is."""
+    """`written`, with the values of `config` for all settings that it lacks."""
     full = {**config.to_mapping(), **written}
     for key, table in config.to_mapping().items():
         if isinstance(table, Mapping):
@@ -133,7 +132,7 @@ def read_config(path: Path) -> RunConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedRun:
-    """A run file, whoever wrote it. `run` is None, and `problem` says why, unless its signature holds."""
+    """The contents of a run file. `run` is None, and `problem` says why, unless its signature is valid."""
 
     config: RunConfig
     run: SignedRun | None
@@ -141,7 +140,7 @@ class InspectedRun:
 
 
 def inspect_run(path: Path) -> InspectedRun:
-    """What a run file says, signed or not. Raises ConfigError if it cannot be a run."""
+    """Read a run file, signed or not. Raises ConfigError if it cannot be a run."""
     mapping = parse_text(_read(path), path)
     if "signature" not in mapping:
         return InspectedRun(config=_config_of(mapping), run=None, problem="it is not signed")
@@ -153,12 +152,13 @@ def inspect_run(path: Path) -> InspectedRun:
 
 
 def load_run(path: Path) -> SignedRun:
-    """Raises ConfigError if it cannot be a run, IntegrityError if it is not what was signed."""
+    """Read and check a signed run file. Raises ConfigError if it cannot be a run, IntegrityError if it is not what was
+    signed."""
     return _checked(parse_text(_read(path), path), path)
 
 
 def _checked(mapping: dict[str, Any], path: Path) -> SignedRun:
-    """Raises as `load_run`."""
+    """The signed run in a file's parsed contents. Raises as `load_run`."""
     run = verify_mapping(mapping, path)
     check_model(run.config)
     return run
@@ -202,7 +202,7 @@ def _parsed_or_none(text: str, path: Path) -> dict[str, Any] | None:
 def template(config: RunConfig, path: str) -> str:
     """`config` as a file to edit, unsigned, for `path`."""
     mapping, defaults = config.to_mapping(), RunConfig(name=config.name).to_mapping()
-    # a person who chooses another aggregator would have to take out the parameters of this one
+    # otherwise an author who chooses another aggregator would have to remove the parameters of this one
     usual = parameters_of(get_aggregator(config.aggregator, {}))
     mapping["aggregation"] = {key: value for key, value in config.aggregation.items() if value != usual[key]}
     parts = [_HEAD.format(path=path)]
@@ -247,8 +247,8 @@ def with_value(text: str, table: str, key: str, value: object) -> str:
 
 
 def with_missing(text: str, written: Mapping[str, Any], full: Mapping[str, Any]) -> str:
-    """`text`, which says `written`, with all that only `full` has: values at the end of their table, tables at the end
-    of `text`."""
+    """`text`, whose contents are `written`, with the settings that only `full` has: values at the end of their table,
+    tables at the end of `text`."""
     for key, value in full.items():
         if isinstance(value, Mapping):
             given = written.get(key, {})
@@ -262,7 +262,7 @@ def with_missing(text: str, written: Mapping[str, Any], full: Mapping[str, Any])
 
 
 def _with_lines(text: str, table: str, values: Mapping[str, Any]) -> str:
-    """At the end of [table]; before the first table, if that is empty."""
+    """`text` with `values` at the end of [table], or before the first table if `table` is empty."""
     lines, at, inside = text.splitlines(), 0, not table
     for index, line in enumerate(lines):
         if header := _table_of(line):
@@ -281,12 +281,12 @@ def _setting(where: str, key: str, value: object, defaults: Mapping[str, Any]) -
 
 
 def _comment(text: str) -> str:
-    whole = text.replace("Default: ", "Default:\N{NO-BREAK SPACE}")  # a lone value on a line tells nothing
+    whole = text.replace("Default: ", "Default:\N{NO-BREAK SPACE}")  # a line with the value alone would be unclear
     lines = textwrap.wrap(whole, _WIDTH - 2)
     return "".join(f"# {line}\n" for line in lines).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def _table_of(line: str) -> str:
-    """The table that begins with this line; empty if none does."""
+    """The name of the table that begins with this line; empty if none does."""
     match = re.fullmatch(r"\s*\[+\s*([^\[\]]+?)\s*\]+\s*(?:#.*)?", line)
     return match[1].strip("\"'") if match else ""

@@ -1,4 +1,7 @@
-"""Runs of a module of their author's own, which no file describes: members bring it, and the run says which it must be.
+"""The model that a run trains: one that its file describes, or a module of its author's own.
+
+A described model is one of transformers', so no code comes with a run; its first weights are equal on every machine.
+A module comes from the members, and the run only says which it must be:
 
     [model]
     model_type = "module"
@@ -6,7 +9,10 @@
     digest = "…"           # of the weights that the run begins with
     num_samples = 60000    # of the data set; 0: members train on streams of their own
 
-Values and checks only; `swarm.trainer` trains such runs.
+No state. transformers is imported when a model is first built: that takes seconds, which other commands should not
+spend.
+
+Shapes: N values of the flat parameter vector, in the order of the run's `Layout`.
 """
 
 from __future__ import annotations
@@ -43,7 +49,7 @@ def is_module_run(config: RunConfig) -> bool:
 
 
 def module_run(config: RunConfig, module: nn.Module, *, num_samples: int = 0) -> RunConfig:
-    """`config` for training `module`, from the weights that it has now, on a data set of `num_samples` (0: on streams).
+    """Make a run for `module` of `config`. It starts from the module's present weights, on `num_samples` (0: streams).
 
     A sample counts as one token. Raises ConfigError if the module cannot be trained so.
     """
@@ -81,7 +87,7 @@ def check_module_run(config: RunConfig) -> int:
 
 
 def refuse_module_run(model: Mapping[str, Any]) -> None:
-    """Raises ConfigError where only what a file describes can be trained."""
+    """Raises ConfigError for a run of an author's own module, where only a described model can be trained."""
     if model.get("model_type") == MODULE_TYPE:
         raise ConfigError(
             "the run trains a module of its author's own, which is not in the file",
@@ -90,7 +96,7 @@ def refuse_module_run(model: Mapping[str, Any]) -> None:
 
 
 def check_weights(config: RunConfig, module: nn.Module) -> None:
-    """Raises IntegrityError unless `module` is what the run begins with."""
+    """Raises IntegrityError unless `module` has the weights that the run begins with."""
     num_values = sum(parameter.numel() for parameter in module.parameters())
     if num_values != config.model["num_values"]:
         raise IntegrityError(
@@ -106,7 +112,7 @@ def check_weights(config: RunConfig, module: nn.Module) -> None:
 
 
 def weights_digest(module: nn.Module) -> str:
-    """Of names, shapes and values of all parameters as fp32, in the names' order."""
+    """SHA-256 of the names, shapes and values (as fp32) of all parameters, in the names' order."""
     digest = hashlib.sha256()
     for name, parameter in sorted(module.named_parameters()):
         digest.update(f"{name}{tuple(parameter.shape)}\n".encode())
@@ -116,12 +122,13 @@ def weights_digest(module: nn.Module) -> str:
 
 _MAX_SETTING = 1 << 20
 _MAX_LAYERS = 1024
-"""Bounds on what a hostile run can make us build before its parameters can be counted."""
+"""The largest setting and layer count that are built, since a hostile run's parameters cannot be counted before."""
 _REFUSED_KEYS = frozenset({"auto_map", "quantization_config", "transformers_version", "architectures", "dtype"})
 
 
 def check_model(run: RunConfig) -> int:
-    """The number of parameters of the run's model, built without memory. Raises ConfigError if it cannot be trained."""
+    """The number of parameters of the run's model, which is built without memory. Raises ConfigError if it cannot be
+    trained."""
     if is_module_run(run):
         return check_module_run(run)
     config = transformers_config(run.model)
@@ -141,7 +148,7 @@ def check_model(run: RunConfig) -> int:
 
 
 def layout_of(run: RunConfig) -> Layout:
-    """The layout of the run's model, which is built without memory for that. Raises ConfigError."""
+    """The layout of the run's model, which is built without memory. Raises ConfigError."""
     config = transformers_config(run.model)
     try:
         with torch.device("meta"):
@@ -161,10 +168,9 @@ def initial_theta(run: RunConfig) -> Tensor:
     """The weights that all replicas start from, unless the run names a checkpoint: fp32 CPU [N], bit-identical on
     every machine.
 
-    Matrices are noise with the standard deviation that the model's config asks for: sums of four uniform numbers,
-    not normal ones, which take logarithms and cosines, whose last bits differ between CPUs. Vectors are as the
-    architecture makes them, ones or zeros; those that it draws at random (gates of Qwen3-Next, sinks of GPT-OSS) are
-    such noise as well.
+    Matrices are noise with the standard deviation of the model's config: sums of four uniform numbers. Normal numbers
+    would need logarithms and cosines, whose last bits differ between CPUs. Vectors are as the architecture makes them,
+    ones or zeros; those that it draws at random (gates of Qwen3-Next, sinks of GPT-OSS) are such noise too.
     """
     model = build_model(run.model)
     std = float(getattr(transformers_config(run.model), "initializer_range", 0.02))
@@ -190,7 +196,7 @@ def _noise(bits_N: NDArray[np.uint64], std: float) -> NDArray[np.float32]:
 
 
 def transformers_config(model: Mapping[str, Any]) -> Any:
-    """The config that [model] describes. Raises ConfigError."""
+    """The transformers config that [model] describes. Raises ConfigError."""
     from transformers import CONFIG_MAPPING, AutoConfig  # noqa: PLC0415
 
     refuse_module_run(model)
@@ -227,6 +233,6 @@ def _from_config(config: Any) -> Any:
 
 
 def _last_line(error: Exception) -> str:
-    """Which is the reason, where the lines before say what was being validated."""
+    """The last line of the error's message. It is the reason; the lines before say what was validated."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
     return line.removeprefix("ValueError: ")[:200]

@@ -1,4 +1,4 @@
-"""A run as its author signed it: a RunConfig as TOML that people read, with its signature in a last table.
+"""A run as its author signed it: a RunConfig as TOML that people can read, with its signature in a last table.
 
     name = "my-run"
     …
@@ -8,8 +8,8 @@
     signature = "…"
 
 The signature is over a canonical form of every value in the file, so comments and spacing are free, while a changed,
-added or removed value is an IntegrityError. Pure: `run_file` has the files, and looks whether the model can be built,
-which takes torch.
+added or removed value is an IntegrityError. Pure. `run_file` reads and writes files, and checks that the model can be
+built, which needs torch; this module is also imported where torch is not.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from swarm.training.run.settings import refuse_unknown_keys
 
 MAX_RUN_FILE_BYTES = 1 << 16
 MAX_KEY_WORDS = 32
-"""In one dotted key. Its parser's time grows with the square of them: 20,000 took 42 s."""
+"""The most words in one dotted key. The parser's time grows with their square: 20,000 took 42 s."""
 _PURPOSE = b"swarm-run:"
 _WORD = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _LONG_KEY = re.compile(rf"(?<![\w-]){_WORD}(?:[ \t]*+\.[ \t]*+{_WORD}){{{MAX_KEY_WORDS},}}")
@@ -42,10 +42,10 @@ _SIGNATURE_KEYS = ("peer_id", "issued_at", "signature")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedRun:
-    """A run and who answers for it. Only `run_file` and `read_run` make it, so its signature is checked; that its model
-    can be built only by the former.
+    """A run and its author. Only `run_file` and `read_run` make it, so its signature was checked. Only `run_file`
+    checks that its model can be built.
 
-    `text` is a run file with the values that were signed, as they were written, and no comments: what `read_run` takes.
+    `text` is a run file, for `read_run`, with the values that were signed, as they were written, and no comments.
     """
 
     config: RunConfig
@@ -62,8 +62,8 @@ class SignedRun:
 
 
 def read_run(data: bytes, where: str) -> SignedRun:
-    """What another machine gave as a run file, which came from `where`. The model is not built, which takes seconds
-    and memory that nobody should spend on a run for having heard of it. Blocks for milliseconds.
+    """Read a run file that another machine sent; `where` names its source in errors. The model is not built: an unknown
+    run should not cost seconds and memory. Blocks for milliseconds.
 
     Raises ConfigError if it cannot be a run, IntegrityError if it is not what was signed.
     """
@@ -71,7 +71,7 @@ def read_run(data: bytes, where: str) -> SignedRun:
 
 
 def verify_mapping(mapping: Mapping[str, Any], path: Path | str) -> SignedRun:
-    """The run in a file's parsed contents. Raises as `read_run`."""
+    """Check the signature and the values of a file's parsed contents. Raises as `read_run`."""
     table, mapping = mapping.get("signature"), without_signature(mapping)
     if not isinstance(table, Mapping):
         raise ConfigError(f"{path} is not signed", remedy=f"sign it first: swarm-node run sign {path}")
@@ -89,7 +89,7 @@ def verify_mapping(mapping: Mapping[str, Any], path: Path | str) -> SignedRun:
 
 
 def _with_implied(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """What was signed, with the settings that did not exist then. What they mean does not follow today's defaults."""
+    """What was signed, with the implied values of settings that did not exist then. These are not today's defaults."""
     full = {"aggregator": "mean", **mapping}
     for setting, implied in LATER_SETTINGS.items():
         table, _, key = setting.rpartition(".")
@@ -101,7 +101,7 @@ def _with_implied(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sign_mapping(config: RunConfig, mapping: Mapping[str, Any], identity: Identity, issued_at: int) -> SignedRun:
-    """The run of `identity`. `mapping` is `config` as it is written."""
+    """Sign a run as `identity`. `mapping` is `config` as it is written."""
     signature = identity.sign(_signed_bytes(mapping, identity.peer_id, issued_at))
     run = SignedRun(config=config, peer_id=identity.peer_id, issued_at=issued_at, signature=signature)
     return replace(run, text=to_toml({**mapping, "signature": signature_table(run)}))
@@ -146,12 +146,12 @@ def _signature_of(table: Mapping[str, Any], path: Path | str) -> tuple[str, int,
         try:
             return peer_id, issued_at, base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
-            pass  # said below
+            pass  # raised below
     raise IntegrityError(f"the signature in {path} is incomplete or malformed", remedy="get the file again")
 
 
 def _signed_bytes(mapping: Mapping[str, Any], peer_id: str, issued_at: int) -> bytes:
-    """One byte string for each content, whatever the file's order and spacing."""
+    """The bytes that are signed: equal for equal contents, whatever the file's order and spacing."""
     content = {"run": mapping, "peer_id": peer_id, "issued_at": issued_at}
     try:
         return _PURPOSE + json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
@@ -162,7 +162,8 @@ def _signed_bytes(mapping: Mapping[str, Any], peer_id: str, issued_at: int) -> b
 
 
 def to_toml(mapping: Mapping[str, Any]) -> str:
-    """Values first, then a table for each mapping among them, with mappings below that inline. Keys are bare words."""
+    """`mapping` as TOML: values first, then a table for each mapping, with deeper mappings inline. Keys are bare
+    words."""
     lines = [f"{key} = {toml_value(value)}" for key, value in mapping.items() if not isinstance(value, Mapping)]
     for key, table in mapping.items():
         if isinstance(table, Mapping):
@@ -171,7 +172,7 @@ def to_toml(mapping: Mapping[str, Any]) -> str:
 
 
 def toml_value(value: object) -> str:
-    """Raises ConfigError for what no run can hold."""
+    """`value` as TOML. Raises ConfigError for a type that a run cannot hold."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_text(str(key))} = {toml_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):

@@ -151,7 +151,7 @@ class FixedLoss:
     def __init__(self, loss: float) -> None:
         self._loss = loss
 
-    def validated(self, _theta_N: Tensor, _num_batches: int) -> asyncio.Future[float]:
+    def validate(self, _theta_N: Tensor, _num_batches: int) -> asyncio.Future[float]:
         done = asyncio.get_running_loop().create_future()
         done.set_result(self._loss)
         return done

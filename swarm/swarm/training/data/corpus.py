@@ -1,10 +1,13 @@
-"""A pseudo-random order of n things of which any one place can be computed alone, and the hash it is made from.
+"""What training needs of a run's data: numbered samples, the same on every replica that holds the same data.
 
-A Feistel network over the smallest even number of bits that holds n, walked until the result is below n (Black and
-Rogaway 2002, "Ciphers with arbitrary finite domains", section 4). Integer arithmetic only, so every machine agrees. It
-is no cipher, and need not be. No state.
+Sample `s` is window `permute(seed, epoch)[s mod num_samples]`, with epoch `s div num_samples`: each window once an
+epoch, in an order that depends only on the seed.
 
-Shapes: B places.
+The permutation is a Feistel network over the smallest even number of bits that holds n, applied again until the result
+is below n (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", section 4), so any one place can be
+computed alone. It uses integer arithmetic only, so every machine agrees. It need not be a secure cipher. No state.
+
+Shapes: B samples, T window_tokens.
 """
 
 from __future__ import annotations
@@ -22,18 +25,18 @@ _NUM_ROUNDS = 4
 
 
 def permute(place_B: NDArray[np.int64], num_items: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Where a permutation of range(num_items) takes each place: a bijection for each (seed, epoch)."""
+    """Apply a permutation of range(num_items) to each place: a bijection for each (seed, epoch)."""
     half_bits = np.uint64(max(1, -(-(num_items - 1).bit_length() // 2)))
     keys = stream(seed, epoch, _NUM_ROUNDS)
     result_B = _feistel(place_B.astype(np.uint64), keys, half_bits)
-    # the domain is at most four times num_items, so walks are short
+    # the domain is at most four times num_items, so few repetitions are needed
     while (outside_B := result_B >= num_items).any():
         result_B[outside_B] = _feistel(result_B[outside_B], keys, half_bits)
     return result_B.astype(np.int64)
 
 
 def stream(seed: int, index: int, num_values: int) -> NDArray[np.uint64]:
-    """Pseudo-random numbers that depend on nothing but the arguments: the start of stream `index` of `seed`."""
+    """Pseudo-random numbers that depend only on the arguments: the start of stream `index` of `seed`."""
     seed_1, index_1 = np.array([[seed], [index]], dtype=np.uint64)
     counter_N = np.arange(num_values, dtype=np.uint64)
     return _mix(_mix(_mix(seed_1) + index_1) + counter_N)
@@ -56,11 +59,11 @@ def _feistel(index_B: NDArray[np.uint64], keys: NDArray[np.uint64], half_bits: n
 
 
 VALIDATION_SHARE = 16
-"""One document in so many, by hash, is held out."""
+"""One document in this many, chosen by hash, is held out."""
 
 
 class Corpus(Protocol):
-    """Any thread may read batches. `digest` names the content and how it is split; tokens are below `vocab_size`."""
+    """Any thread may read batches. `digest` identifies the content and its split. Tokens are below `vocab_size`."""
 
     @property
     def digest(self) -> str: ...
@@ -85,11 +88,11 @@ class Corpus(Protocol):
         """
 
     def validation_batch(self, start: int, num_windows: int) -> Tensor:
-        """int64 [B, T+1]: windows `start`... of what is held out, in order; fewer, perhaps none, at their end."""
+        """int64 [B, T+1]: held-out windows from `start` on, in order. There are fewer, perhaps none, at their end."""
 
 
 def num_windows(num_tokens: int, window_tokens: int) -> int:
-    """Neighbours share one token, so that every token but the first is once a target."""
+    """The number of windows. Neighbours share one token, so that every token but the first is a target once."""
     return max(0, num_tokens - 1) // window_tokens
 
 

@@ -1,6 +1,10 @@
-"""Byte-level text in memory, cut into windows: the default corpus, the standard library's source.
+"""A run's corpus on this machine: held in memory, from tokens that were kept, or tokenized by a worker process.
 
-Nothing here has mutable state. Shapes: B samples, T window_tokens.
+`ByteCorpus` is byte-level text in memory: the default corpus, the standard library's source. `TokenCorpus` reads
+windows from a token file. Kept tokens are named after what they were made of. Tokens that the run pins by their digest
+are used without their source, which may be gone or unreachable by then. Blocks; no state.
+
+Shapes: B samples, T window_tokens.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ ByteArray: TypeAlias = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ByteCorpus:
-    """Implements `corpus.Corpus`. Made by `load`; a file in VALIDATION_SHARE, by the hash of its path, is held out."""
+    """Implements `Corpus`. One file in VALIDATION_SHARE, chosen by the hash of its path, is held out. See `load`."""
 
     digest: str
     seed: int
@@ -113,7 +117,7 @@ def _join(documents: Iterable[bytes]) -> ByteArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenCorpus:
-    """Implements `corpus.Corpus`. A file found damaged is removed, so that the next start makes it anew."""
+    """Implements `Corpus`. A damaged file is deleted, so that the next start makes it again."""
 
     tokens: TokenFile
     seed: int
@@ -121,8 +125,8 @@ class TokenCorpus:
 
     @classmethod
     def of(cls, tokens: TokenFile, config: DataConfig, *, seed: int, source: str) -> TokenCorpus:
-        """`source` is named to the user. Raises IntegrityError if these are not the tokens that `config.digest` pins,
-        ConfigError if they are too few."""
+        """Make the corpus of `tokens`; errors name `source`. Raises IntegrityError if `config.digest` pins other
+        tokens, ConfigError if there are too few."""
         header = tokens.header
         if config.digest and header.digest != config.digest:
             raise IntegrityError(
@@ -174,7 +178,10 @@ logger = logging.getLogger(__name__)
 
 
 def _evict(path: Path, max_bytes: int) -> None:
-    """The tokens in `path` are used now. They stay, and what of the others is over `max_bytes` with them goes."""
+    """Mark the tokens in `path` as used, and delete the least recently used others beyond `max_bytes` in total.
+
+    Another process may be training on deleted tokens: it has them open, and can still read them.
+    """
     try:
         os.utime(path)
         kept = sorted(path.parent.glob("*.tokens"), key=lambda each: each.stat().st_mtime_ns, reverse=True)
@@ -184,12 +191,12 @@ def _evict(path: Path, max_bytes: int) -> None:
                 num_bytes += other.stat().st_size
                 if num_bytes > max_bytes:
                     other.unlink()
-    except OSError as error:  # another process may be at the same
+    except OSError as error:  # another process may be deleting them too
         logger.warning("the tokens in %s were not looked through: %s", path.parent, error)
 
 
 _FORM = "1"
-"""Of passages, split and token files: tokens made in another form are made anew."""
+"""The version of passages, split and token files. Tokens of another version are made again."""
 
 
 def load_corpus(
@@ -199,10 +206,10 @@ def load_corpus(
     vocab_size: int = 0,
     local: LocalData = DEFAULT_DATA,
 ) -> Corpus:
-    """The data of a run whose model has `vocab_size` tokens (0: unknown). At once if its tokens were kept.
+    """Load the data of a run whose model has `vocab_size` tokens (0: unknown). Fast if its tokens were kept.
 
     Raises ConfigError for data or a tokenizer that cannot be had or used, IntegrityError for data that is not the run's
-    or changes while it is read, and `worker.PreparationStopped` soon after `local.stop` has said so.
+    or changes while it is read, and `PreparationStopped` soon after `local.stop` returned True.
     """
     check_meaning(config, local)
     if config.source == "python-stdlib" and config.tokenizer == "bytes":
@@ -233,7 +240,7 @@ def load_corpus(
 
 
 def check_meaning(config: DataConfig, local: LocalData) -> None:
-    """Raises ConfigError for what a member names and the run does not use."""
+    """Raises ConfigError if a member names data or a tokenizer that the run does not use."""
     if local.path is not None and config.source != "files":
         what = "the standard library" if config.source == "python-stdlib" else f"the data set {config.hub_id}"
         raise ConfigError(f"the run trains on {what}, so {local.path} means nothing", remedy="leave out --data")
@@ -270,7 +277,7 @@ def _pinned(folder: Path, digest: str) -> TokenFile | None:
 
 
 def _open(path: Path) -> TokenFile | None:
-    """None if there are none, or none that are whole."""
+    """The token file at `path`. None if there is none, or it is damaged."""
     try:
         return TokenFile(path)
     except IntegrityError:

@@ -1,6 +1,10 @@
-"""The text column of parquet and arrow files, a few rows at a time. pyarrow comes with the extra `swarm-node[data]`.
+"""The files that a member names as its data, as documents in passages.
 
-No file is mapped into memory: one that shrinks meanwhile ends in an error and not in a signal. Blocks; no state.
+A text file is one document; so is each line of JSON, and each row of a parquet or arrow file, for which pyarrow comes
+with the extra `swarm-node[data]`. Hidden files and links are skipped. Files of no known kind must be UTF-8 text.
+Memory is bounded by a passage, a line, or a parquet row group. No file is mapped into memory, so a file that shrinks
+meanwhile ends in an error, not in a signal. A file that changes, shrinks or vanishes after it was found is an
+IntegrityError that names it. Blocks. No state.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ _ROWS = 256
 
 
 def read_parquet(file: BufferedReader, path: Path, text_key: str) -> Iterator[tuple[str, bool, float]]:
-    """Texts, whether each ends its document, and the share of the file that is read with it."""
+    """Yield texts, whether each ends its document, and the share of the file that has been read after it."""
     with _in_words(path):
         from pyarrow.parquet import ParquetFile  # noqa: PLC0415
 
@@ -36,7 +40,7 @@ def read_parquet(file: BufferedReader, path: Path, text_key: str) -> Iterator[tu
 
 
 def read_arrow(file: BufferedReader, path: Path, text_key: str) -> Iterator[tuple[str, bool, float]]:
-    """Either form, file or stream. Compressed feather files are of the first."""
+    """Read either form of arrow, file or stream. Compressed feather files have the first form."""
     with _in_words(path):
         from pyarrow import ipc  # noqa: PLC0415
 
@@ -86,7 +90,7 @@ def _check_column(schema: Any, path: Path, text_key: str) -> None:
 
 @contextmanager
 def _in_words(path: Path) -> Iterator[None]:
-    """What pyarrow raises, in one line."""
+    """Translate pyarrow's errors to ConfigError or IntegrityError with a message of one line."""
     try:
         yield
     except SwarmError:
@@ -101,10 +105,10 @@ def _in_words(path: Path) -> Iterator[None]:
 
 
 MAX_LINE_BYTES = 1 << 26
-"""Of a line of JSON: it is held in memory."""
+"""The longest line of JSON, which is held in memory."""
 
 Pieces = Iterator[tuple[str, bool, float]]
-"""Of one file: texts, whether each ends its document, and the share of the file that is read with it."""
+"""The texts of one file, whether each ends its document, and the share of the file that has been read after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +123,7 @@ class File:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSource:
-    """Implements `passages.Source`. `text_key` is the column or key that holds the text."""
+    """Implements `DocumentSource`. `text_key` is the column or key that holds the text."""
 
     root: Path
     files: tuple[File, ...]
@@ -127,7 +131,7 @@ class FileSource:
 
     @classmethod
     def find(cls, root: Path, text_key: str) -> FileSource:
-        """Look at a file, or at all of a folder. Raises ConfigError if there is nothing to read."""
+        """Find a file, or all files of a folder. Raises ConfigError if there is nothing to read."""
         try:
             files = tuple(sorted(_find(root), key=lambda file: file.name))
         except OSError as error:
@@ -144,7 +148,7 @@ class FileSource:
 
     @property
     def key(self) -> str:
-        """Of names, sizes and times of change: to read all of it on each start would take minutes."""
+        """Made of names, sizes and times of change, since reading everything on each start would take minutes."""
         digest = hashlib.blake2b(digest_size=16)
         for file in self.files:
             digest.update(repr((os.fsencode(file.name), file.size, file.changed_ns)).encode())

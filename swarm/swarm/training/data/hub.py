@@ -1,8 +1,9 @@
-"""What a data set's repository may say of its own files: which of them are rows of text, and nothing outside it.
+"""What a run takes from the Hugging Face hub: rows of a data set as documents, and the files of a tokenizer.
 
-The `datasets` library follows what a card names as if the user had: files of this machine, other hosts, other
-repositories. A repository's author is a stranger, so the card is checked before the library reads it, and what the
-library made of it before that is read. Pure.
+The `datasets` library downloads a data set into its own cache, in the worker process; it comes with the extra
+`swarm-node[data]`. That library follows what a data set's card names as if the user had named it: files of this
+machine, other hosts, other repositories. A repository's author is a stranger, so `check_card` checks the card before
+the library reads it, and `check_builder` checks what the library made of it before that is read. Blocks. No state.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from swarm.training.run.settings import is_commit
 
 CARD_FILES = ("README.md", ".huggingface.yaml")
 KINDS = ("arrow", "csv", "json", "parquet", "text")
-"""Of files. Others can point to files outside themselves, as HDF5 does, or hold no text."""
+"""Kinds of files that runs train on. Others can refer to further files, as HDF5 does, or hold no text."""
 _PLACES = ("data_files", "data_dir")
 
 
@@ -89,14 +90,14 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 ANSWER_S = 10.0
-"""The longest that a hub may take to say which commit a data set has now."""
+"""The longest that a hub may take to name the newest commit of a data set."""
 _ROWS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubSource:
-    """Implements `passages.Source`: a split of a data set at one commit; of its configuration `config`, or its only or
-    usual one."""
+    """Implements `DocumentSource`: a split of a data set at one commit, in its configuration `config`, or in its only
+    or default one."""
 
     hub_id: str
     config: str = ""
@@ -106,7 +107,8 @@ class HubSource:
 
     @classmethod
     def find(cls, hub_id: str, config: str, split: str, text_key: str, revision: str = "") -> HubSource:
-        """At `revision`, or the newest commit. Raises ConfigError if there is none, or the hub does not answer."""
+        """Find the data set at `revision`, or at its newest commit. Raises ConfigError if there is none, or the hub
+        does not answer."""
         commit = commit_of_data_set(hub_id, revision)
         return cls(hub_id=hub_id, config=config, split=split, text_key=text_key, commit=commit)
 
@@ -142,7 +144,7 @@ class HubSource:
                         yield Passage(piece, ends, done / len(rows))
 
     def _rows(self) -> Any:
-        """The split, in the library's cache. Raises ConfigError for a card that names what is not its own."""
+        """The split, in the library's cache. Raises ConfigError for a card that names files outside its repository."""
         from datasets import load_dataset_builder  # noqa: PLC0415
 
         check_card(self.name, self._card())
@@ -151,14 +153,14 @@ class HubSource:
             check_builder(self.name, builder, f"hf://datasets/{self.hub_id}@{self.commit}/")
             builder.download_and_prepare()
             return builder.as_dataset(split=self.split)
-        except ValueError as error:  # which it has, the library says
+        except ValueError as error:  # its message names the choices
             raise ConfigError(
                 f"{self.name} leaves a choice, or does not have what was chosen: {_told(error)}",
                 remedy="the run's data.hub_config names the configuration, data.split the split",
             ) from error
 
     def _card(self) -> list[Any]:
-        """What the repository's own settings say, of which each file may hold some."""
+        """The repository's own settings, of which each of CARD_FILES may hold some."""
         return [
             DatasetCard.load(path).data.to_dict() if path.suffix == ".md" else yaml.safe_load(path.read_text("utf-8"))
             for name in CARD_FILES
@@ -201,14 +203,14 @@ def commit_of_tokenizer(hub_id: str, revision: str = "") -> str:
 
 def _commit(what: str, info: Callable[..., Any], hub_id: str, revision: str) -> str:
     if is_commit(revision):
-        return revision  # the hub need not be asked, which may be away
+        return revision  # works without the hub
     with _in_words(what):
         return str(info(hub_id, revision=revision or None, timeout=ANSWER_S).sha)
 
 
 def bring_tokenizer(hub_id: str, patterns: Sequence[str], revision: str = "") -> Path:
-    """A directory with those of its files, at `revision` or the newest commit: from the hub, or as they were brought
-    before if it does not answer."""
+    """Download the tokenizer's files that match `patterns`, at `revision` or the newest commit, and return their
+    directory. If the hub does not answer, these are the files of an earlier download."""
     with _in_words(f"the tokenizer {hub_id}"):
         place = snapshot_download(
             hub_id,
@@ -227,7 +229,7 @@ def _endpoint() -> str | None:
 
 @contextmanager
 def _in_words(what: str) -> Iterator[None]:
-    """What the hub's libraries raise, in one line."""
+    """Translate the errors of the hub's libraries to ConfigError with a message of one line."""
     try:
         yield
     except SwarmError:

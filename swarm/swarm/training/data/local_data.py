@@ -1,4 +1,4 @@
-"""What of a run's data is a member's own affair: where it lies, and who hears how far it is. Values only."""
+"""A member's own choices about a run's data: where it is, and who is told about its preparation. Values only."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from swarm_protocol.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far the tokenizing is: the share of the source that is read, and what has come of it. `waiting`: another
-    process on this machine tokenizes the same data, and this one waits for its tokens."""
+    """The progress of tokenizing: the share of the source that is read, and how many tokens that gave. With `waiting`,
+    another process on this machine tokenizes the same data, and this one waits for its tokens."""
 
     share: float
     num_tokens: int
@@ -28,12 +28,14 @@ OnProgress = Callable[[Progress], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalData:
-    """`path` is the file or folder of a run with source "files", `tokenizer` the directory of one with tokenizer
-    "local" (or its tokenizer.json), `cache` where tokens are kept (None: `shared_cache`), `max_cache_bytes` of them:
-    beyond that, those go that were used least recently, and never those that are loaded.
+    """Where a member's data is, and how its preparation is observed.
 
-    `on_progress` is called now and then while data is made ready, and at the end; not at all if it is there already.
-    Once `stop` says so, it is given up.
+    `path` is the file or folder of a run with source "files". `tokenizer` is the directory (or its tokenizer.json) of a
+    run with tokenizer "local". Tokens are kept in `cache` (None: `shared_cache`) up to `max_cache_bytes`: beyond that,
+    those used least recently are deleted, but never those that are loaded.
+
+    `on_progress` is called from time to time while data is prepared, and at the end; not if the tokens exist already.
+    Preparation stops once `stop` returns True.
     """
 
     path: Path | None = None
@@ -50,7 +52,8 @@ class LocalData:
 
 
 def shared_cache() -> Path:
-    """Where all processes of this user keep tokens, so that data is tokenized once on a machine. Raises ConfigError."""
+    """The folder in which all processes of this user keep tokens, so that a machine tokenizes data once. Raises
+    ConfigError."""
     root = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(root) if root else Path.home() / ".cache") / "swarm" / "tokens"

@@ -1,4 +1,9 @@
-"""Texts as they come out of a source: documents in passages of a bounded length, in a fixed order. Values only."""
+"""Documents as passages of a bounded length, in a fixed order, and the first source of them: the standard library.
+
+A source never depends on more than the names or places of its documents. The standard library's Python files are read
+once, wholly, into bounded memory: what happens to the files on the disk afterwards cannot change a sample. A file that
+changes or vanishes while it is read is an IntegrityError that names it. No state.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +18,12 @@ from typing import Protocol
 from swarm_protocol.errors import ConfigError, IntegrityError
 
 PASSAGE_LENGTH = 1 << 16
-"""A document is cut at the first end of a line after so many characters, or at twice as many without one."""
+"""A document is cut at the first end of a line after this many characters, or at twice as many without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A piece of a document; with `ends` its last. `share` of the source has been read with it."""
+    """A piece of a document, the last one if it `ends` it. After it, the share `share` of the source has been read."""
 
     text: str
     ends: bool
@@ -26,18 +31,18 @@ class Passage:
 
 
 class DocumentSource(Protocol):
-    """Documents in an order that depends on nothing but what they are called or where they stand."""
+    """Yields documents in an order that depends only on their names or places."""
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """What messages call the source."""
 
     @property
     def key(self) -> str:
-        """Another one whenever the content may be another one."""
+        """A key that changes whenever the content may have changed."""
 
     def passages(self) -> Iterator[Passage]:
-        """Raises ConfigError for what is no text, IntegrityError if the source changes meanwhile."""
+        """All passages. Raises ConfigError for what is no text, IntegrityError if the source changes meanwhile."""
 
 
 def cut(text: str) -> Iterator[tuple[str, bool]]:
@@ -52,10 +57,10 @@ def cut(text: str) -> Iterator[tuple[str, bool]]:
 
 BYTE_VOCABULARY = 256
 END_OF_TEXT = 0
-"""The byte between two documents. It does not occur in text, so a byte-level model needs no further token."""
+"""The byte between two documents. It does not occur in text, so a byte-level model needs no additional token."""
 
 MAX_CORPUS_BYTES = 1 << 28
-"""All of it is held in memory: enough for small runs, and a bound for a mistyped folder."""
+"""The most that is held in memory: enough for small runs, and a bound for a mistyped folder."""
 
 # Packages that distributions leave out, split off or patch, and tests: without them, machines with the same
 # Python version more often have the same corpus. Files that start with _sysconfigdata describe one build.
@@ -72,7 +77,7 @@ def standard_library() -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonSource:
-    """Implements `passages.Source` for the standard library. `digest` is of the files as they were found."""
+    """The standard library, one file a document. `digest` is that of the files when they were found."""
 
     digest: str
 
@@ -116,7 +121,7 @@ def read_python(root: Path) -> list[tuple[str, bytes]]:
 
 
 def digest_of(files: list[tuple[str, bytes]]) -> str:
-    """Over names and lengths too: names decide the split, lengths where one file ends."""
+    """The digest of names, lengths and contents: names decide the split, lengths the end of each file."""
     digest = hashlib.blake2b(digest_size=32)
     for name, data in files:
         # a name need not be text
@@ -127,7 +132,7 @@ def digest_of(files: list[tuple[str, bytes]]) -> str:
 
 
 def _find(root: Path) -> Iterator[tuple[str, Path]]:
-    """Links are skipped: they may lead anywhere."""
+    """The names and paths of the Python files. Links are skipped, since they may lead anywhere."""
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [each for each in subfolders if each not in _SKIPPED_FOLDERS]
         for name in names:

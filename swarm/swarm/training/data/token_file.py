@@ -2,9 +2,9 @@
 
     header (fixed, with its own checksum) · training tokens · validation tokens · CRC-32 of each block of both
 
-Little-endian, one, two or four bytes a token by the size of the vocabulary. Reads go through `pread` and not a mapping:
-a file that somebody truncates under a running trainer is an IntegrityError and not a signal. A block is checked against
-its checksum when it is first read, so a large file opens at once.
+Tokens are little-endian, with one, two or four bytes by the size of the vocabulary. Files are read by `pread` and not
+mapped: a file that is truncated under a running trainer is an IntegrityError and not a signal. A block of the file is
+checked against its checksum when it is first read, so a large file opens at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from swarm_protocol.errors import IntegrityError
 
 BLOCK_BYTES = 1 << 20
 CHECKED_AT_ONCE = 256
-"""Blocks that opening checks: what takes a quarter of a second. A small corpus is thereby checked wholly."""
+"""How many blocks are checked on opening, which takes a quarter of a second. A small corpus is checked wholly."""
 _MAGIC = b"swarmtok"
 _HEADER = struct.Struct("<8sIQQQ32sI")  # magic, token bytes, vocabulary, training and validation tokens, digest, table
 _CRC = struct.Struct("<I")
@@ -36,7 +36,7 @@ Tokens: TypeAlias = NDArray[np.unsignedinteger]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenHeader:
-    """`digest` (hex, BLAKE2b-256) is of all tokens, their size and how they are split."""
+    """What a token file's header says. `digest` (hex, BLAKE2b-256) is of all tokens, their size and their split."""
 
     vocab_size: int
     num_train: int
@@ -77,13 +77,13 @@ class TokenFile:
         self._check(0, min(num_blocks, CHECKED_AT_ONCE) * BLOCK_BYTES)
 
     def read(self, first: int, num_tokens: int) -> Tokens:
-        """Tokens [first, first + num_tokens) of all, validation after training."""
+        """Tokens [first, first + num_tokens) of the file, which has validation tokens after training tokens."""
         start, size = first * self.header.item_bytes, num_tokens * self.header.item_bytes
         self._check(start, start + size)
         return np.frombuffer(self._bytes(_START + start, size), self._dtype)
 
     def _check(self, start: int, end: int) -> None:
-        """The blocks that hold bytes [start, end) of the tokens, unless they were checked before."""
+        """Check the blocks that hold bytes [start, end) of the tokens, unless they were checked before."""
         for block in range(start // BLOCK_BYTES, min(-(-end // BLOCK_BYTES), len(self._crc))):
             if not self._is_checked[block]:
                 offset = block * BLOCK_BYTES
@@ -106,7 +106,7 @@ class TokenFile:
 
 
 def read_header(path: Path) -> TokenHeader:
-    """Of a file whose tokens are not looked at. Raises IntegrityError."""
+    """Read a file's header, without checking its tokens. Raises IntegrityError."""
     try:
         with path.open("rb") as file:
             header, _ = _parse(file.read(_START), path)
@@ -116,7 +116,7 @@ def read_header(path: Path) -> TokenHeader:
 
 
 def digests_in(folder: Path) -> Iterator[str]:
-    """The digests of the token files in `folder`, whose tokens are not looked at."""
+    """The digests of the token files in `folder`, without checking their tokens."""
     for path in sorted(folder.glob("*.tokens")):
         try:
             yield read_header(path).digest
@@ -125,7 +125,7 @@ def digests_in(folder: Path) -> Iterator[str]:
 
 
 def neighbour(path: Path) -> Path:
-    """Where validation tokens wait until the training tokens in `path` are complete."""
+    """The file of the validation tokens until the training tokens in `path` are complete."""
     return path.with_name(f"{path.name}.validation")
 
 
@@ -155,13 +155,13 @@ class TokenWriter:
             self.num_train += len(tokens)
 
     def hold_out(self, num_tokens: int) -> None:
-        """Nothing is held out yet: take the last `num_tokens` of the training tokens."""
+        """Hold out the last `num_tokens` of the training tokens, where nothing is held out yet."""
         assert not self.num_validation
         self.num_train -= num_tokens
         self.num_validation = num_tokens
 
     def finish(self) -> TokenHeader:
-        """Everything is on the disk when this returns."""
+        """Complete the file, and flush it to the disk."""
         self._validation.seek(0)
         while data := self._validation.read(BLOCK_BYTES):
             self._train.write(data)
@@ -194,7 +194,7 @@ class TokenWriter:
         )
 
     def close(self) -> None:
-        """Close both files, whatever is lost by it, and remove the neighbour."""
+        """Close both files, ignore errors, and delete the validation file."""
         for file in (self._train, self._validation):
             try:
                 file.close()

@@ -1,6 +1,6 @@
 """Text to tokens: bytes as they are, or a fast Hugging Face tokenizer from a directory, a file or the hub.
 
-`TokenizerFiles` is what can be said of a tokenizer without loading it, which takes seconds; the worker loads it. No
+`TokenizerFiles` describes a tokenizer without loading it, which takes seconds; the worker process loads it. No
 tokenizer runs code of its own.
 """
 
@@ -24,25 +24,25 @@ TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.jso
 
 
 class CorpusTokenizer(Protocol):
-    """Every token is below `vocab_size`; `end_of_text` is the one that ends a document, None if there is none."""
+    """Every token is below `vocab_size`. `end_of_text` is the token that ends a document, or None."""
 
     vocab_size: int
     end_of_text: int | None
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
-        """For each text its tokens, none added."""
+        """The tokens of each text, without special tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFiles:
-    """A tokenizer's directory or single file, None for bytes, and a digest of the contents."""
+    """A tokenizer's directory or single file (None for bytes), and a key of its contents."""
 
     path: Path | None
     key: str
 
     @classmethod
     def find(cls, name: str, path: Path | None, revision: str = "") -> TokenizerFiles:
-        """`name` and `revision` are as in the run, `path` is the member's own directory or file for "local".
+        """Find a run's tokenizer `name` at `revision`. `path` is the member's own directory or file for "local".
 
         Raises ConfigError.
         """
@@ -57,7 +57,7 @@ class TokenizerFiles:
         return cls(path=place, key=_digest(place))
 
     def load(self) -> CorpusTokenizer:
-        """Raises ConfigError if the files make no tokenizer that training can use."""
+        """Load the tokenizer. Raises ConfigError if training cannot use it."""
         return ByteTokenizer() if self.path is None else FastTokenizer(self.path)
 
 
@@ -74,8 +74,8 @@ class ByteTokenizer:
 class FastTokenizer:
     """Implements `CorpusTokenizer`, with transformers' own classes. Several threads, as the tokenizers library chooses.
 
-    A document ends with the tokenizer's eos token, else with the one that the model's config beside it names, as for
-    the bytes of an exported run; where neither does, documents follow each other with no token in between.
+    A document ends with the tokenizer's eos token, or else with the one that the model's config beside it names, as in
+    an exported byte-level run. Without either, documents follow each other with no token in between.
     """
 
     def __init__(self, path: Path) -> None:
@@ -105,7 +105,7 @@ class FastTokenizer:
 
 
 def _from_hub(name: str, revision: str) -> Path:
-    from swarm.training.data.hub import bring_tokenizer  # noqa: PLC0415 - workers have the files, and start fast
+    from swarm.training.data.hub import bring_tokenizer  # noqa: PLC0415 - workers need no hub, and start faster
 
     return bring_tokenizer(name, TOKENIZER_FILES, revision)
 

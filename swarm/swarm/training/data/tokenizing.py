@@ -1,7 +1,11 @@
-"""A source's documents as tokens in a file: batch by batch, so memory is bounded whatever the source holds.
+"""Tokenizes a source's documents into a token file, batch by batch, in a process of its own.
 
-Which documents are held out depends on their text alone, so that equal documents are on one side and every member
-splits alike. Blocks. No state.
+`tokenize` starts the worker process and waits for it. The worker is a fresh interpreter: a thread would block its node,
+and a fork would share the node's locks and sockets. It reads the job from its standard input, and ends when that is
+closed, so also when its parent ends for any reason. It answers with lines of JSON: progress, then the result.
+
+Which documents are held out depends on their text alone, so that equal documents are on one side of the split, and
+every member splits alike. Blocks. No state.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ from swarm.training.data.token_file import TokenFile, TokenWriter, neighbour
 from swarm.training.data.tokenizer import CorpusTokenizer, TokenizerFiles, check_vocabulary
 
 BATCH_CHARACTERS = 1 << 20
-"""Tokenized at once: enough for all threads of a tokenizer."""
+"""How much text is tokenized at once: enough for all threads of a tokenizer."""
 REPORT_S = 1.0
 
 
@@ -46,7 +50,7 @@ def write_tokens(
     on_progress: OnProgress,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Leave the tokens of `source` in `path`, whole or not at all. Others that want the same wait, and find them.
+    """Write the tokens of `source` to `path`, whole or not at all. Other processes that need the same file wait for it.
 
     Raises what `source` raises, and ConfigError if the disk does not take the tokens.
     """
@@ -64,7 +68,7 @@ def write_tokens(
 
 @contextmanager
 def _locked(path: Path, on_progress: OnProgress) -> Iterator[None]:
-    """Hold the tokens in `path` alone on this machine. A wait for another process is reported."""
+    """Lock the tokens in `path` against other processes of this machine. Waiting is reported."""
     lock = FileLock(path.with_suffix(".lock"))
     try:
         lock.acquire(timeout=0)
@@ -78,7 +82,7 @@ def _locked(path: Path, on_progress: OnProgress) -> Iterator[None]:
 
 
 def discard(path: Path) -> None:
-    """Remove what a worker that was killed left of `path`, unless another one is at work on it."""
+    """Delete the partial files of `path` that a killed worker left, unless another worker is writing them."""
     part = path.with_suffix(".part")
     with suppress(OSError, Timeout), FileLock(path.with_suffix(".lock"), timeout=0):
         for each in (part, neighbour(part)):
@@ -94,7 +98,7 @@ def is_whole(path: Path) -> bool:
 
 
 class _Reports:
-    """Tells how far it is every REPORT_S, and at the end."""
+    """Reports progress every REPORT_S, and at the end."""
 
     def __init__(self, on_progress: OnProgress, clock: Callable[[], float]) -> None:
         self._on_progress = on_progress
@@ -121,7 +125,7 @@ def _write(source: DocumentSource, tokenizer: CorpusTokenizer, path: Path, repor
                 writer.add(tokens, held_out=is_held_out(passage))
             report(batch[-1].share, writer.num_train + writer.num_validation)
         if not writer.num_validation:
-            # few documents, or a single one: what comes last of it
+            # there are few documents, or only one: hold out the last tokens
             writer.hold_out(writer.num_train // VALIDATION_SHARE)
         writer.finish()
         part.replace(path)
@@ -132,7 +136,8 @@ def _write(source: DocumentSource, tokenizer: CorpusTokenizer, path: Path, repor
 
 
 class _Split:
-    """Whether each passage in turn is held out: as the first one of its document, which is never the first document."""
+    """Decides for each passage in turn whether it is held out: by the first passage of its document. The first document
+    is never held out."""
 
     def __init__(self) -> None:
         self._is_first = True
@@ -149,7 +154,7 @@ class _Split:
 
 
 def _batches(passages: Iterator[Passage]) -> Iterator[list[Passage]]:
-    """Without documents that have no text."""
+    """Batches of passages, without empty documents."""
     batch: list[Passage] = []
     size = 0
     continues = False
@@ -171,12 +176,12 @@ _ERRORS: dict[str, type[SwarmError]] = {each.code: each for each in (ConfigError
 
 
 class PreparationStopped(Exception):
-    """Whoever asked for the data does not want it any more."""
+    """The caller stopped the preparation of the data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Leave the tokens of `source` in `path`, for a model with `vocab_size` (0: unknown)."""
+    """The worker's task: write the tokens of `source` to `path`, for a model with `vocab_size` (0: unknown)."""
 
     source: DocumentSource
     tokenizer: TokenizerFiles
@@ -185,12 +190,12 @@ class Job:
 
 
 def tokenize(job: Job, local: LocalData) -> None:
-    """Blocks until the token file is there.
+    """Run the job in a worker process. Blocks until the token file exists.
 
-    Raises ConfigError or IntegrityError as the worker did, or for a worker that died, and PreparationStopped soon after
-    `local.stop` has said so; the worker is gone then.
+    Raises ConfigError or IntegrityError as the worker did, IntegrityError for a worker that died, and
+    PreparationStopped soon after `local.stop` returned True. The worker has ended then.
     """
-    # the modules that are found here, and none that lie in the current directory
+    # the worker must find this process's modules, and none of the current directory
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with tempfile.TemporaryFile() as told:
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module, without a shell
@@ -199,7 +204,7 @@ def tokenize(job: Job, local: LocalData) -> None:
             stdout=subprocess.PIPE,
             stderr=told,
             env=environment,
-            start_new_session=True,  # a Ctrl-C is for whoever started it, who then ends it
+            start_new_session=True,  # Ctrl-C goes to the parent, which ends the worker
         )
         try:
             _follow(process, job, local)
@@ -212,7 +217,8 @@ def tokenize(job: Job, local: LocalData) -> None:
 
 
 def _follow(process: subprocess.Popen[bytes], job: Job, local: LocalData) -> None:
-    """Until the worker says that it is done. Raises what it says, and EOFError if it says nothing more."""
+    """Follow the worker until it is done. Raises the error that it reports, and EOFError if it ends without a
+    result."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -256,8 +262,8 @@ def _died(code: int, told: IO[bytes], job: Job) -> SwarmError:
 
 
 def main() -> None:
-    """Work off the job on standard input."""
-    # what libraries print is no answer
+    """The worker's main function: do the job on standard input."""
+    # what libraries print goes to standard error
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     job: Job = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the process that started this one

@@ -1,7 +1,14 @@
-"""Writes safetensors files piece by piece: what is written is nowhere a second time in memory.
+"""Checkpoints of a replica: written whole or not at all, and checked when they are read.
 
-The library's own `save_file` makes bytes of every tensor first. The format: 8 bytes with the length of the header, the
-header in JSON, then the tensors' bytes one after the other (https://github.com/huggingface/safetensors). Blocks.
+A checkpoint is a folder `step-<outer step>` with the state, its manifest, the certificate that proves it to others, and
+the inner optimizer's moments. It is written beside its place, flushed to the disk, and then renamed: a crash at any
+byte, or a full disk, leaves the former checkpoints as they were.
+
+Tensors are in safetensors files: 8 bytes with the length of the header, the header in JSON, then the tensors' bytes one
+after the other (https://github.com/huggingface/safetensors). Files are written and read piece by piece, so that saving
+takes no memory, and loading only that of the state; the library's own `save_file` copies every tensor first.
+
+Blocks. A folder of checkpoints belongs to one run and one process.
 """
 
 from __future__ import annotations
@@ -40,7 +47,7 @@ _DTYPES = {
 
 
 def header_of(tensors: Mapping[str, Tensor]) -> bytes:
-    """What stands before the bytes of these tensors, in their order."""
+    """The header of a file with these tensors, in their order."""
     entries, start = dict[str, object](), 0
     for name, x in tensors.items():
         stop = start + x.numel() * x.element_size()
@@ -52,7 +59,7 @@ def header_of(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def pieces(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
-    """The bytes of CPU tensors, in turn."""
+    """The bytes of CPU tensors, one after the other, in pieces."""
     for x in tensors.values():
         view = x.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
         for start in range(0, len(view), PIECE_BYTES):
@@ -60,7 +67,7 @@ def pieces(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
 
 
 def write_file(path: Path, *parts: Iterator[bytes | memoryview]) -> None:
-    """Write all of `parts`, on the disk when this returns. Raises OSError."""
+    """Write all of `parts` to a new file and flush it to the disk. Raises OSError."""
     with path.open("xb") as file:
         for part in parts:
             for piece in part:
@@ -80,8 +87,8 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Checkpoint:
-    """`inner` is what `InnerLoop.state` returned. Whether `certificate` proves `state` is for the trainer to say.
-    `digest`, where it is given, is the state's when it was committed."""
+    """A state with what a member needs to go on from it. `inner` is what `InnerLoop.state` returned. `digest`, where it
+    is given, is the state's when it was committed. `RunMember` checks whether `certificate` proves `state`."""
 
     state: ReplicaState
     inner: Mapping[str, Tensor]
@@ -90,12 +97,12 @@ class Checkpoint:
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2, keep_every: int = 0) -> Path:
-    """Write `checkpoint`, on the disk when this returns, and delete all but the newest `keep` and those of every
-    `keep_every`-th outer step (0: of none). Returns its place.
+    """Write `checkpoint`, flush it to the disk, and return its folder. Delete all other checkpoints but the newest
+    `keep` and those of every `keep_every`-th outer step (0: of none).
 
-    Nothing is written if there is a sound checkpoint of this very state and certificate already. Raises ConfigError if
-    the disk is full or refuses, and if `checkpoint.digest` says that the state was damaged in memory; former
-    checkpoints are then untouched.
+    Nothing is written if there is a sound checkpoint of this state and certificate already. Raises ConfigError if the
+    disk is full or refuses, and if `checkpoint.digest` shows that the state was damaged in memory; former checkpoints
+    are then untouched.
     """
     if keep < 1:
         raise ValueError("keep at least one checkpoint")
@@ -112,12 +119,12 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2, keep
 
 
 def is_kept(outer_step: int, keep_every: int) -> bool:
-    """Whether that step's checkpoint stays when newer ones are there."""
+    """Whether that step's checkpoint is kept for good."""
     return keep_every > 0 and outer_step % keep_every == 0
 
 
 def steps_in(folder: Path) -> list[int]:
-    """The outer steps of its checkpoints, whole or not, from the first one on."""
+    """The outer steps of the folder's checkpoints, whole or not, in ascending order."""
     return sorted(map(_step_of, _places(folder)))
 
 
@@ -133,7 +140,7 @@ def load_step(folder: Path, outer_step: int) -> Checkpoint:
 
 
 def load_newest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole; a broken one is skipped with a warning. None: there is none."""
+    """The newest checkpoint that is whole, or None. A broken one is skipped with a warning."""
     for place in _places(folder):
         try:
             return _load(place)
@@ -152,7 +159,7 @@ def _write(folder: Path, place: Path, checkpoint: Checkpoint) -> None:
         _write_files(partial, checkpoint)
         _flush(partial)
         if place.exists():
-            shutil.rmtree(place)  # it is broken, or of a state that another one has taken the place of
+            shutil.rmtree(place)  # it is broken, or its state was replaced
         partial.rename(place)
         _flush(folder)
     except OSError as error:
@@ -182,12 +189,12 @@ def _write_files(partial: Path, checkpoint: Checkpoint) -> None:
 
 
 def _tensors_of(state: ReplicaState) -> dict[str, Tensor]:
-    """In the order in which chunks cut them."""
+    """The state's tensors, in the order of its chunks."""
     return {"theta": state.theta_N, "momentum": state.momentum_N}
 
 
 def _places(folder: Path) -> list[Path]:
-    """Newest first."""
+    """The folder's checkpoints, newest first."""
     if not folder.is_dir():
         return []
     return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), reverse=True)
@@ -202,7 +209,7 @@ def _step_of(place: Path) -> int:
 
 
 def _is_sound(place: Path, checkpoint: Checkpoint) -> bool:
-    """Whether it is whole, and of this state and certificate."""
+    """Whether the checkpoint at `place` is whole, and of this state and certificate."""
     try:
         if _load(place).certificate != checkpoint.certificate:  # its state is what its manifest says
             return False
@@ -212,7 +219,7 @@ def _is_sound(place: Path, checkpoint: Checkpoint) -> bool:
 
 
 def _load(place: Path) -> Checkpoint:
-    """Raises IntegrityError unless all is as it was written."""
+    """Read a checkpoint. Raises IntegrityError unless all of it is as it was written."""
     try:
         certificate = (place / _CERTIFICATE).read_bytes()
         with (place / _INNER).open("rb") as inner:
@@ -220,7 +227,7 @@ def _load(place: Path) -> Checkpoint:
                 raise IntegrityError("the inner optimizer's state or the certificate does not match their digest")
         manifest = Manifest.from_bytes((place / _MANIFEST).read_bytes())
         state = _load_state(place / _STATE, manifest)
-        # copies, since what is mapped would follow the file
+        # copies, since mapped tensors would change with the file
         with safe_open(place / _INNER, framework="pt") as file:
             moments = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, PeerViolation, ValueError) as error:
@@ -229,9 +236,9 @@ def _load(place: Path) -> Checkpoint:
 
 
 def _load_state(path: Path, manifest: Manifest) -> ReplicaState:
-    """Checked chunk by chunk. Raises OSError and IntegrityError."""
+    """Read a state and check it chunk by chunk. Raises OSError and IntegrityError."""
     if path.stat().st_size < manifest.num_bytes:
-        raise IntegrityError("the state is cut off")  # before memory is taken for it
+        raise IntegrityError("the state is cut off")  # before its memory is allocated
     assembly = Assembly(manifest)
     with path.open("rb") as file:
         header = header_of(dict.fromkeys(("theta", "momentum"), torch.empty(manifest.num_values, device="meta")))
@@ -245,7 +252,7 @@ def _load_state(path: Path, manifest: Manifest) -> ReplicaState:
 
 
 def _digest(inner: BinaryIO, certificate: bytes) -> bytes:
-    """Of what the manifest, which has the state's digest, says nothing about."""
+    """The digest of what the manifest does not cover."""
     whole = hashlib.sha256()
     for piece in _read(inner):
         whole.update(piece)

@@ -52,23 +52,23 @@ def export_hf(
 
 
 def _write_model(model: Any, end_of_text: int | None, directory: Path, max_shard_bytes: int) -> None:
-    """Generation ends at what ends each document in training, which also fills short rows of a batch; where nothing
-    does, it goes on."""
+    """Write the model and its configs. Generation ends at the token that ends documents in training, which also pads
+    batches. Without such a token, it does not end by itself."""
     ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
     model.config.update(ends)
     model.generation_config.update(**ends, pad_token_id=end_of_text)
     model.save_pretrained(directory, max_shard_size=max_shard_bytes)
-    for path in directory.glob("*.safetensors"):  # which safetensors makes readable for their owner alone
+    for path in directory.glob("*.safetensors"):  # safetensors makes them readable only for their owner
         path.chmod((directory / "config.json").stat().st_mode)
 
 
 def _write_tokenizer(files: TokenizerFiles, directory: Path, max_tokens: int) -> int | None:
-    """The run's own, as its files are, or one for bytes. Returns the token that ends a document."""
+    """Copy the run's tokenizer, or write one for bytes. Return the token that ends a document, if there is one."""
     if files.path is None:
         _write_byte_tokenizer(directory)
     else:
         for name, path in tokenizer_files(files.path).items():
-            if name != "config.json":  # which is of another model
+            if name != "config.json":  # it is of another model
                 shutil.copyfile(path, directory / name)
     if files.path is None or files.path.is_file():
         _write_tokenizer_config(directory, max_tokens)
@@ -76,7 +76,8 @@ def _write_tokenizer(files: TokenizerFiles, directory: Path, max_tokens: int) ->
 
 
 def _write_byte_tokenizer(directory: Path) -> None:
-    """Each byte is the token of its own number. There are no special tokens: any would be legal text as well."""
+    """Write a tokenizer in which each byte is the token of its value. It has no special tokens, since every token is
+    legal text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: PLC0415
 
     vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}

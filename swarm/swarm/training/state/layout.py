@@ -1,6 +1,7 @@
-"""Where each parameter of a model lies in the flat vector that replicas share, and which slice is which fragment.
+"""Where each parameter of a model is in the flat vector that replicas share, and which slice is which fragment.
 
-Pure: equal for equal names and shapes, on every machine. Works on modules without memory (device "meta") too.
+Pure: layouts are equal for equal names and shapes, on every machine. Works on modules without memory (device "meta")
+too.
 
 Shapes: N values of the flat parameter vector, which holds all parameters, tied ones once.
 """
@@ -25,18 +26,18 @@ def fragment_of(step: int, fragments: int) -> int:
 
 
 def layer_of(name: str) -> int | None:
-    """The layer that the parameter `name` belongs to: the first number in its dotted name. None: to no layer."""
+    """The layer of the parameter `name`: the first number in its dotted name. None if it belongs to no layer."""
     match = _LAYER.search(name)
     return int(match[1]) if match else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """`names` and `shapes` of the parameters in their order: fragment by fragment, within one by name. Made by `of`.
+    """The `names` and `shapes` of the parameters in the flat vector's order: by fragment, within one by name. See `of`.
 
-    Fragment p is the values from `bounds[p]` to `bounds[p + 1]`. Fragments take the layers in turn (Streaming DiLoCo's
-    strided pattern, arXiv 2501.18512, section 2.2); what belongs to no layer, such as the embeddings, evens out their
-    sizes, which the paper leaves open. One fragment: the order is that of the names.
+    Fragment p has the values from `bounds[p]` to `bounds[p + 1]`. Fragments take the layers in turn (Streaming DiLoCo's
+    strided pattern, arXiv 2501.18512, section 2.2). Parameters of no layer, such as the embeddings, go to the smallest
+    fragment, which the paper leaves open. With one fragment, the order is that of the names.
     """
 
     names: tuple[str, ...]
@@ -65,11 +66,11 @@ class Layout:
         return len(self.bounds) - 1
 
     def slice(self, fragment: int) -> slice:
-        """That fragment's place in the flat vector."""
+        """That fragment's slice of the flat vector."""
         return slice(self.bounds[fragment], self.bounds[fragment + 1])
 
     def parameters(self, model: nn.Module) -> list[nn.Parameter]:
-        """Those of `model`, in this order."""
+        """The parameters of `model`, in the flat vector's order."""
         by_name = dict(model.named_parameters())
         return [by_name[name] for name in self.names]
 
@@ -83,7 +84,7 @@ class Layout:
         return torch.cat([each.detach().reshape(-1).float().cpu() for each in self.parameters(model)])
 
     def join(self, pieces: Mapping[str, Tensor]) -> Tensor:
-        """[N]: `pieces`, one for each name, of any shape."""
+        """The flat vector [N] of `pieces`, one for each name, of any shape."""
         return torch.cat([pieces[name].reshape(-1) for name in self.names])
 
     def unflatten(self, theta_N: Tensor) -> dict[str, Tensor]:
@@ -103,7 +104,7 @@ class Layout:
 def _fragments(sizes: Mapping[str, int], fragments: int) -> list[list[str]]:
     """The names of each fragment's parameters, sorted."""
     layers = {name: layer for name in sizes if (layer := layer_of(name)) is not None}
-    # a module of its author's own need not number its layers without gaps
+    # an author's own module may have gaps in its layer numbers
     turn = {layer: index % fragments for index, layer in enumerate(sorted(set(layers.values())))}
     if fragments > max(1, len(turn)):
         raise ConfigError(

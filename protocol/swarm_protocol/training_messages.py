@@ -1,9 +1,11 @@
-"""What the members of a training round say to each other.
+"""The messages between the members of a run: rounds and their votes, and requests for states and result parts by
+digest.
 
 A round is named by (run, step, attempt): `step` is the outer step that it would commit, one more than the state's. A
 group without tokens commits no step; it admits its members to the run (see `swarm.training.round.state_machine`).
-Digests of groups are over the bytes of their signed envelopes. Weights and losses are claims, to be capped by
-their users.
+Digests of groups are over the bytes of their signed envelopes. Weights and losses are claims, which their users must
+cap. The answers to `PartRequest`, `ManifestRequest` and `ChunkRequest` are the bytes themselves, which the peer that
+asked checks against the digest.
 """
 
 from __future__ import annotations
@@ -36,9 +38,9 @@ ReplyKind: TypeAlias = Literal["group", "pending", "attempt", "behind", "left_ou
 _REPLY_KINDS = ("group", "pending", "attempt", "behind", "left_out")
 
 MAX_SEQUENCE = 2**53
-"""Of resume orders, which are numbered by the time of their signing; exact as a float, too."""
+"""The largest number of a resume order. Orders are numbered by the time of their signing. It is exact as a float."""
 MAX_BYTES_PER_S = 2**40
-"""Of what a member says to carry; more than any line does."""
+"""The largest bandwidth that a member may report; more than any link has."""
 
 
 def round_subject(run: str, step: int, attempt: int) -> str:
@@ -48,10 +50,10 @@ def round_subject(run: str, step: int, attempt: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
-    """What one member brings: tokens trained on, samples of its lease used, mean training loss. 0 tokens: nothing.
+    """What one member contributes: tokens trained on, samples of its lease used, mean training loss. 0 tokens: nothing.
 
-    One that is `leaving` takes part for the last time. `bytes_per_s` is the bandwidth that it reported (see `Ready`),
-    from which every member computes the same part sizes.
+    A member that is `leaving` takes part for the last time. `bytes_per_s` is the bandwidth that it reported (see
+    `Ready`), from which every member computes the same part sizes.
     """
 
     peer_id: str
@@ -69,7 +71,7 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a round would commit: the contributions of `origin_digest`'s group, in these parts, give this state."""
+    """What a round would commit: the state that follows from these parts of the group `origin_digest`."""
 
     origin_digest: bytes
     part_digests: tuple[bytes, ...]
@@ -91,11 +93,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready(wire.WireMessage):
-    """To the coordinator: I hold `state_digest` and bring this much.
+    """A member tells the coordinator that it holds `state_digest`, and what it contributes.
 
-    `accused` are members that broke their part of an earlier attempt at this step. `voted` is the outcome the member
-    last voted for at this step, in `voted_attempt`, with the signed group it came from: perhaps it was committed, so it
-    goes before any other. `bytes_per_s` is what the member has measured in its reductions so far; 0: nothing yet.
+    `accused` are members that failed in an earlier attempt at this step. `voted` is the outcome for which the member
+    last voted at this step, in `voted_attempt`, with the signed group it came from: it may have been committed, so it
+    takes precedence. `bytes_per_s` is the bandwidth that the member has measured in its reductions; 0: not yet.
     `sequence` is that of the author's last resume order that the member knows (see `ResumeOrder`); 0: none.
     """
 
@@ -135,10 +137,10 @@ class ReadyReply(wire.WireMessage):
     """The coordinator's answer. `kind`:
 
     group     `group` is the signed group
-    pending   nothing yet: ask again
-    attempt   this step is at `attempt` by now
-    behind    `state_digest` is the state to be at, `certificate` what committed it (empty: the run's initial state)
-    left_out  the group went without you, for this `reason`
+    pending   there is no group yet: ask again
+    attempt   this step is at `attempt` now
+    behind    the member needs the state `state_digest`, which `certificate` committed (empty: the run's initial state)
+    left_out  the group was formed without the member, for this `reason`
     """
 
     PROTO = training_pb2.ReadyReply
@@ -164,10 +166,10 @@ class ReadyReply(wire.WireMessage):
 class Group(wire.WireMessage):
     """The fixed members of one round, which all start from `state_digest`. Signed by its coordinator.
 
-    Member i owns part i, of `part_values[i]` values; there are no parts if nobody brings tokens. The two times bound
-    the reduction and the vote, each from its beginning at each member. A group that `resumes` an earlier outcome
-    reduces nothing: its members fetch the outcome's parts and vote on it again; `origin` is its own signed group.
-    `order` is the author's last resume order that the state follows from, where there was one.
+    Member i owns part i, of `part_values[i]` values; there are no parts if no member has tokens. `reduce_s` and
+    `vote_s` bound the reduction and the vote, each from its beginning at each member. A group that `resumes` an earlier
+    outcome reduces nothing: its members fetch the outcome's parts and vote on it again; `origin` is the outcome's own
+    signed group. `order` is the author's last resume order that the state follows from, if there is one.
     """
 
     PROTO = training_pb2.Group
@@ -209,7 +211,7 @@ class Group(wire.WireMessage):
 
     @property
     def roster(self) -> tuple[str, ...]:
-        """Who is counted on after this round: all who stay, or if none does, all."""
+        """The members that decide after this round: all that stay, or all members if none stays."""
         return tuple(member.peer_id for member in self.members if not member.leaving) or self.peer_ids
 
     @property
@@ -219,12 +221,12 @@ class Group(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReduceOpening(wire.WireMessage):
-    """What a stream of a reduction is for; it comes after the signed group. Frames are the part's, from 0. `kind`:
+    """The purpose of a stream of a reduction; it follows the signed group. `frame` counts the part's frames. `kind`:
 
-    exchange  to the owner of `part`: my slices of it follow, and I want its result
-    keep      from its owner to its backup: my own slices follow
-    result    to its backup: its owner fails me, and I want the result from `frame` on
-    slices    from its backup: I stand in for the owner, and want your slices from `frame` on
+    exchange  to the owner of `part`: the sender's slices follow, and it asks for the result
+    keep      from the owner to its backup: the owner's own slices follow
+    result    to the backup: the owner failed, and the sender asks for the result from `frame` on
+    slices    from the backup: it replaces the owner, and asks for the receiver's slices from `frame` on
     """
 
     PROTO = training_pb2.ReduceOpening
@@ -242,7 +244,7 @@ class ReduceOpening(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vote(wire.WireMessage):
-    """One member's word that it holds all parts of `outcome` and that they gave its state. Signed by the member."""
+    """A member's statement that it holds all parts of `outcome`, and that they give its state. Signed by the member."""
 
     PROTO = training_pb2.Vote
     MAX_BYTES = limits.MAX_VOTE_BYTES
@@ -263,7 +265,8 @@ class Vote(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteReply(wire.WireMessage):
-    """Your slices came here at this rate, in bytes a second; 0: not measured. So members learn what they carry."""
+    """The rate at which the voter's slices arrived, in bytes a second (0: not measured): members learn their
+    bandwidth."""
 
     PROTO = training_pb2.VoteReply
     MAX_BYTES = limits.MAX_REQUEST_BYTES
@@ -276,7 +279,7 @@ class VoteReply(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeOrder(wire.WireMessage):
-    """The run's author lets `roster` go on, without the others, from the state that has this digest and outer step.
+    """The run's author lets `roster` go on without the others from the state with this digest and outer step.
 
     Signed by the author. Members follow the order of the highest `sequence` that they know, and none of a lower one.
     """
@@ -302,9 +305,9 @@ class ResumeOrder(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate(wire.WireMessage):
-    """A signed group and votes of its members for one outcome: `swarm.training.round.certificate` says whether enough.
+    """A signed group and votes of its members for one outcome; `swarm.training.round.certificate` counts them.
 
-    Or the author's signed resume `order`, which makes a state the run's as votes do.
+    Or it is the author's signed resume `order`, which commits a state as votes do.
     """
 
     PROTO = training_pb2.Certificate
@@ -322,7 +325,7 @@ class Certificate(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort(wire.WireMessage):
-    """I leave this attempt, for this reason, and will not vote in it any more."""
+    """The sender leaves this attempt, for this reason, and will not vote in it any more."""
 
     PROTO = training_pb2.Abort
     MAX_BYTES = limits.MAX_ABORT_BYTES
@@ -343,9 +346,10 @@ class Abort(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandingRequest(wire.WireMessage):
-    """Where are you in the run? I am at `attempt` of `step`. With `hurry`: its group forms, come with what you have.
+    """Asks for the receiver's state. The sender is at `attempt` of `step`. With `hurry`, its group is forming, and the
+    receiver should join with what it has.
 
-    Who only `watches` is no member, and nothing is to be expected of it.
+    A sender that only `watches` is no member: the receiver should not wait for it.
     """
 
     PROTO = training_pb2.StandingRequest
@@ -363,9 +367,9 @@ class StandingRequest(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing(wire.WireMessage):
-    """The committed state a peer holds, and what committed it. No certificate: it is the run's initial state.
+    """The committed state that a peer holds, and the certificate that committed it (empty: the run's initial state).
 
-    While the run's first group forms, `known` are others that it has met, and `attempt` is where it is.
+    While the run's first group forms, `known` are other peers that it has met, and `attempt` is its present attempt.
     """
 
     PROTO = training_pb2.Standing
@@ -386,7 +390,7 @@ class Standing(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartRequest(wire.WireMessage):
-    """Send me result part `index` of the group `origin_digest`."""
+    """Asks for the result part `index` of the group `origin_digest`."""
 
     PROTO = training_pb2.PartRequest
     MAX_BYTES = limits.MAX_REQUEST_BYTES
@@ -401,7 +405,7 @@ class PartRequest(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestRequest(wire.WireMessage):
-    """Send me the manifest of this state."""
+    """Asks for the manifest of this state."""
 
     PROTO = training_pb2.ManifestRequest
     MAX_BYTES = limits.MAX_REQUEST_BYTES
@@ -414,7 +418,7 @@ class ManifestRequest(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkRequest(wire.WireMessage):
-    """Send me chunk `index` of this state."""
+    """Asks for chunk `index` of this state."""
 
     PROTO = training_pb2.ChunkRequest
     MAX_BYTES = limits.MAX_REQUEST_BYTES

@@ -204,11 +204,11 @@ def test_worker_that_hangs_in_a_step_is_given_up_after_a_multiple_of_the_longest
     puppets: list[_Puppet] = []
     pipes: list[connection.Connection] = []
 
-    def spawn(device: str, _assignment: object) -> several_devices._Worker:
+    def spawn(device: str, _assignment: object) -> several_devices._WorkerProcess:
         ours, theirs = connection.Pipe()
         pipes.append(theirs)
         puppets.append(_Puppet(theirs, [None, 1.5, 2.5]))
-        return several_devices._Worker(device=device, process=puppets[-1], pipe=ours)
+        return several_devices._WorkerProcess(device=device, process=puppets[-1], pipe=ours)
 
     monkeypatch.setattr(several_devices, "_spawn", spawn)
     clock = iter([0.0, 4.0, 4.0, 5.0, 5.0])

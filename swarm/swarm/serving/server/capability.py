@@ -1,6 +1,6 @@
-"""What a machine can do for a model: how many of its blocks it can hold, and how fast it is. Blocking; no state.
+"""Measure what a machine can do for a model: how many of its blocks it can hold, and how fast it is.
 
-Measured on a real block, before any decision; from then on a span is chosen by `router.placement`.
+It is measured on a real block, before any decision; `router.placement` then chooses a span. Blocking; no state.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class VolunteerOptions:
     """`span` fixes the blocks; else as many as `max_blocks` and `max_bytes` (cache included) allow are placed.
 
     `server.kv_bytes` is the most that the cache may take; beside `max_bytes` of weights it takes what is left.
-    `is_relayed` tells whether others reach this node through a relay. `bring` has the weights of blocks [start, end) in
-    the model's directory afterwards, for a model that is not all there; blocking, raises ConfigError or IntegrityError.
+    `is_relayed` returns whether others reach this node through a relay. `bring` downloads the weights of blocks
+    [start, end) into the model's directory where they are missing; it blocks and raises ConfigError or IntegrityError.
     """
 
     span: tuple[int, int] | None = None
@@ -59,7 +59,7 @@ class Capability:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the whole model fits, and there is nothing to choose."""
+        """Whether the whole model fits, so that there is no span to choose."""
         return self.capacity.num_blocks >= self.files.num_blocks
 
 
@@ -76,9 +76,9 @@ def measure_capability(model_dir: Path, peer_id: str, options: VolunteerOptions)
     if options.max_bytes is not None:
         needs = needs_of(files, speed.kv_bytes_per_token, options.server)
         room = block_budget(needs, options.max_bytes, options.server.kv_bytes)
-        is_told_fewer = room.num_blocks > num_blocks
+        is_given_fewer = room.num_blocks > num_blocks
         num_blocks, max_blocks = min(num_blocks, room.num_blocks), min(max_blocks, room.max_blocks)
-        room = None if is_told_fewer else room
+        room = None if is_given_fewer else room
     capacity = Capacity(
         peer_id=peer_id,
         num_blocks=num_blocks,
@@ -90,7 +90,7 @@ def measure_capability(model_dir: Path, peer_id: str, options: VolunteerOptions)
 
 
 def needs_of(files: ModelFiles, kv_bytes: int, options: ServerOptions) -> ModelNeeds:
-    """`kv_bytes`: of one token on one block. Raises IntegrityError."""
+    """`kv_bytes` is the cache of one token on one block. Raises IntegrityError."""
     weights = weigh(files, options)
     return ModelNeeds(
         num_blocks=files.num_blocks,
@@ -103,7 +103,10 @@ def needs_of(files: ModelFiles, kv_bytes: int, options: ServerOptions) -> ModelN
 
 
 def planned_needs(model_dir: Path, options: ServerOptions) -> ModelNeeds:
-    """As `needs_of`, with the cache counted from the config: no block is run. Raises ConfigError or IntegrityError."""
+    """Compute the same as `needs_of`, with the cache counted from the config: no block is run.
+
+    Raises ConfigError or IntegrityError.
+    """
     files = open_model(model_dir)
     config = files.config.get_text_config()
     num_heads = config.num_attention_heads
@@ -115,10 +118,13 @@ def planned_needs(model_dir: Path, options: ServerOptions) -> ModelNeeds:
 def options_for(
     num_blocks: int, model_dir: Path, capability: Capability | None, options: VolunteerOptions
 ) -> ServerOptions:
-    """With as much cache as is left beside the weights of `num_blocks`. Raises ConfigError if nothing is."""
+    """Return the options with the cache that is left beside the weights of `num_blocks`.
+
+    Raises ConfigError if none is left.
+    """
     if options.max_bytes is None:
         return options.server
-    # of a span that was told the cache is only known once it is loaded, which checks it
+    # where the span was given, the cache is only known once it is loaded, which checks it
     needs = capability.needs if capability else needs_of(open_model(model_dir), 0, options.server)
     assert needs is not None
     num_blocks = min(num_blocks, needs.num_blocks)  # whether there are so many is checked when they are loaded
@@ -151,7 +157,7 @@ def middle_block(files: ModelFiles) -> tuple[int, int]:
 
 
 def weigh(files: ModelFiles, options: ServerOptions) -> WeightBytes:
-    """From the headers of the shards, without reading weights. Raises IntegrityError."""
+    """Compute the sizes from the headers of the shards, without reading weights. Raises IntegrityError."""
     bits, item_bytes = options.bits, options.compute_dtype.itemsize
     held, read, ends_bytes, largest = [0] * files.num_blocks, [0] * files.num_blocks, 0, 0
     blocks = block_of_tensors(files)

@@ -1,9 +1,9 @@
-"""The server's side of connections: who may open sessions, and which frame is for which session.
+"""The server's side of connections: admit sessions, and pass each frame to its session.
 
-A session belongs to the connection that opened it and ends with it. Its id counts together with the client's peer id,
-which the network vouches for, so nobody reaches another's session. Lanes are bounded in number: those that hold nothing
-and say nothing are ended, and make room for others at once when there are too many. `run` owns what looks after all of
-it; each connection is owned by the network's handler task.
+A session belongs to the connection that opened it and ends with it. A session is found by its id and the client's peer
+id, which the network has authenticated, so no client reaches another's session. The number of connections is bounded:
+idle connections without a session are ended, and are ended at once when there are too many. `run` owns the tasks of the
+whole; the network's handler task owns each connection.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS_PER_PEER = 8
-"""A client needs one, and a server that pushes another; more are those that it has given up and we have not yet."""
+"""A client needs one, and a server that pushes another; any more are connections that the peer has already given up."""
 
 SILENT_S = 10.0
-"""What a new connection gets to say something."""
+"""Time for a new connection to send its first frame."""
 
 IDLE_CONNECTION_S = 120.0
-"""What a connection gets that holds no session."""
+"""Time after which a connection without a session is ended."""
 
 SWEEP_S = 1.0
 
 REQUEST_S = 10.0
-"""What a stream for a hand-over gets to say what it wants."""
+"""Time for a stream for a hand-over to send its request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedSpan:
-    """What is served now; without `grammars` no session may have one."""
+    """What new sessions are opened on. Without `grammars` no session may have one."""
 
     engine: Engine
     revision: str
@@ -86,13 +86,13 @@ class _ConnectionState:
 
 
 Refusal = Literal["busy", "never", "violation", "lanes"]
-"""Why a session was not opened: not now, not here at all, against the rules; or not even a connection."""
+"""Why a session was not opened: not now, not here at all, against the rules; or too many connections."""
 
 
 class ConnectionServer:
-    """`offer` gives what new sessions are opened on, or raises PeerRefused; `on_changed` hears of each opened or ended.
+    """Serve connections of one model. `offer` returns what new sessions are opened on, or raises PeerRefused.
 
-    `num_refused` counts by reason what was not opened.
+    `on_changed` is called for each session opened or ended; `num_refused` counts refusals by reason.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class ConnectionServer:
         return len(self._states)
 
     async def run(self) -> None:
-        """Until cancelled. Every connection ends then."""
+        """Run until cancelled. Every connection ends then."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.forwarder.run(), name="pushes")
@@ -136,7 +136,7 @@ class ConnectionServer:
     # --- handlers ---------------------------------------------------------------------------------------------------
 
     async def serve(self, peer_id: str, stream: Stream) -> None:
-        """A connection. Raises PeerRefused where there are too many, and what was wrong with what the peer said."""
+        """Serve a connection. Raises PeerRefused where there are too many, and the error that ended it."""
         try:
             self._check_connections(peer_id)
         except PeerRefused:
@@ -161,7 +161,7 @@ class ConnectionServer:
             self._make_room()
 
     def _make_room(self) -> None:
-        """End a connection that holds nothing: of the peer that has most, the one that was silent longest.
+        """End a connection without a session: of the peer that has most, the one that was silent longest.
 
         Raises PeerRefused if there is none.
         """
@@ -173,7 +173,7 @@ class ConnectionServer:
         self._states.discard(ended)
 
     def _unused(self) -> list[_ConnectionState]:
-        """Those that no session depends on."""
+        """Return the connections that no session depends on."""
         pushing = {session.previous.peer_id for session in self.sessions.values() if session.previous is not None}
         return [state for state in self._states if not state.sessions and state.connection.peer_id not in pushing]
 
@@ -188,7 +188,7 @@ class ConnectionServer:
                 session.close()
 
     async def serve_kv(self, peer_id: str, stream: Stream) -> None:
-        """A hand-over to `peer_id`. Raises PeerRefused."""
+        """Serve a hand-over to `peer_id`. Raises PeerRefused."""
         try:
             async with asyncio.timeout(REQUEST_S):
                 request = KvRequest.from_bytes(await stream.receive())
@@ -202,7 +202,7 @@ class ConnectionServer:
     # --- frames -----------------------------------------------------------------------------------------------------
 
     def _hear(self, frame: Frame, state: _ConnectionState) -> None:
-        """Raises PeerViolation for what nobody may say to a server."""
+        """Raises PeerViolation for a frame that no peer may send to a server."""
         connection = state.connection
         state.heard_s = asyncio.get_running_loop().time()
         match frame:
@@ -327,7 +327,7 @@ class ConnectionServer:
             connection.send(ServerLeaving(within_s=within_s))
 
     def end(self, sessions: Collection[ServerSession], error: SwarmError) -> None:
-        """End these sessions now, and tell why."""
+        """End these sessions now, and send the reason."""
         for session in list(sessions):
             session.end(error)
 
@@ -338,7 +338,7 @@ class ConnectionServer:
             self._end_idle()
 
     def _end_idle(self) -> None:
-        """End what says nothing."""
+        """End idle sessions and connections."""
         now_s = asyncio.get_running_loop().time()
         idle_s = self._options.idle_s
         silent = PeerRefused(f"the session was silent for {idle_s:g} s", remedy="open it again", retry_after_s=1.0)
@@ -358,7 +358,7 @@ def _end_if_idle(state: _ConnectionState, now_s: float) -> None:
 
 
 def _must_prepare(wanted: OpenSequence) -> bool:
-    """Whether it takes time before the session is ready."""
+    """Return whether it takes time until the session is ready."""
     return wanted.take_over is not None or (wanted.sampler is not None and wanted.sampler.grammar is not None)
 
 

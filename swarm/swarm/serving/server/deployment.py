@@ -1,4 +1,4 @@
-"""One span in memory, with its cache and the engine that runs it: what a server serves, and replaces when it moves."""
+"""One span in memory, with its cache and the engine that runs it. A server replaces its deployment when it moves."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LoadedSpan:
 
 
 def load(model_dir: Path, start: int, end: int, options: ServerOptions) -> LoadedSpan:
-    """Read, run and measure. Raises ConfigError or IntegrityError."""
+    """Read a span, check and measure it. Raises ConfigError or IntegrityError."""
     files = open_model(model_dir)
     check_config(files.config)
     span = load_span(files, start, end, dtype=options.compute_dtype, device=options.device, bits=options.bits)
@@ -76,7 +76,7 @@ def load(model_dir: Path, start: int, end: int, options: ServerOptions) -> Loade
 
 
 class Deployment:
-    """`run` computes until it is cancelled; `close` gives the memory back."""
+    """`start` runs the engine; `close` frees the memory."""
 
     def __init__(self, loaded: LoadedSpan, pool: KVPool, options: ServerOptions, thread: ThreadPoolExecutor) -> None:
         self.loaded = loaded
@@ -86,10 +86,11 @@ class Deployment:
 
     @classmethod
     async def load(cls, model_dir: Path, start: int, end: int, options: ServerOptions) -> Deployment:
-        """Raises ConfigError or IntegrityError. Cancelled, loading may take minutes more, unseen."""
-        # what is measured while loading is the engine's own thread: OpenMP gives each thread a team of its own, and
-        # with more teams than cores their members sleep between any two loops. A new thread computes with as many as
-        # any thread was told last: while another span is served, with those that its step is worth
+        """Load and measure. Raises ConfigError or IntegrityError. After a cancellation loading may go on for
+        minutes."""
+        # the engine's own thread loads and measures: OpenMP gives each thread a team of its own, and with more teams
+        # than cores their members sleep between any two loops. A new thread computes with the number of threads that
+        # was set last: while another span is served, that is the number which its step is worth
         thread = ThreadPoolExecutor(
             1,
             thread_name_prefix="swarm-engine",
@@ -107,14 +108,14 @@ class Deployment:
 
     @property
     def speed(self) -> SpanSpeed:
-        """As measured while loading, and observed since."""
+        """The speed as measured while loading, and observed since."""
         assert self.engine.observed is not None
         return self.engine.observed.speed
 
     async def measure_again(self) -> None:
-        """Measure the span while nobody uses it: a server that is thought slow is asked for little, and sees little.
+        """Measure the span while it is idle: a server that seems slow gets few requests, and so observes little.
 
-        What comes meanwhile waits for a few short steps.
+        Steps that arrive meanwhile wait for a few short passes.
         """
         assert self.engine.observed is not None
         decode_ms = await self.engine.in_thread(step_again_ms, self.loaded.span, 1)
@@ -126,11 +127,11 @@ class Deployment:
         return self.loaded.span.start, self.loaded.span.end
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
-        """A defect of the engine ends the group."""
+        """Run the engine as a task of the group, which a defect of the engine ends."""
         self._running = tasks.create_task(self.engine.run(), name="engine")
 
     async def close(self) -> None:
-        """End its sequences and wait for what runs. Idempotent. Cancelled, what runs ends by itself."""
+        """End its sequences and wait for the running pass. Idempotent. After a cancellation the pass ends by itself."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait({self._running})

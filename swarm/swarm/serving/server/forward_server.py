@@ -46,7 +46,7 @@ class ForwardLimits:
 
 
 class ForwardAdmission:
-    """What is in use. `num_bytes` and `num_calls` are 0 when nobody calls."""
+    """The room that calls take now. `num_bytes` and `num_calls` are 0 when there is no call."""
 
     def __init__(self, bounds: ForwardLimits) -> None:
         self._bounds = bounds
@@ -90,12 +90,12 @@ class ForwardAdmission:
 
 
 PIECE_MS = 50.0
-"""About the time of a token's pass on a volunteer's machine: who decodes beside a call gets every other pass."""
+"""About the time of a token's pass on a volunteer's machine: sessions beside a call get every other pass."""
 
 MAX_PIECE_MS = 1000.0
 
 MIN_POSITION_MS = 1e-6
-"""Of a clock that is too coarse."""
+"""Least time of a position, for clocks that are too coarse."""
 
 BACKWARD_FACTOR = 3.0
 """A block is run again, and then each product with a weight once more for the gradient of its input."""
@@ -124,7 +124,7 @@ class ForwardCut:
 
 
 def cut_call(num_positions: int, start: int, end: int, *, head_blocks: float, position_ms: float) -> ForwardCut:
-    """For sequences of `num_positions`, when the head takes as long as `head_blocks` blocks (0: without it).
+    """Cut a call on sequences of `num_positions`; the head takes as long as `head_blocks` blocks (0: without it).
 
     Raises PeerRefused if one block takes too long.
     """
@@ -144,21 +144,21 @@ def cut_call(num_positions: int, start: int, end: int, *, head_blocks: float, po
 
 
 OPEN_S = 10.0
-"""What a new stream gets to say what it wants."""
+"""Time for a new stream to send its request."""
 
 STALL_S = 30.0
-"""What a client gets for a tensor beside its bytes' time: one that hardly sends or reads holds no memory for long."""
+"""Time for a tensor beside that of its bytes: a client that hardly sends or reads holds no memory for long."""
 
 MAX_CALL_S = 600.0
-"""However long a client would wait."""
+"""Longest time of a call, whatever deadline a client sets."""
 
 BLOCK_WEIGHTS = 12
-"""A block has some 12 H^2 weights, and the head H V: what tells how long the head takes, before it has run."""
+"""A block has some 12 H^2 weights, and the head H V: an estimate of the head's time before it has run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardSpan:
-    """What calls run on now. `in_thread(function, *arguments)` runs one piece between others' passes.
+    """The span that calls run on now. `in_thread(function, *arguments)` runs one piece between others' passes.
 
     `forward_ms` is what a position takes on a block, as it was measured when the span was loaded.
     """
@@ -171,19 +171,19 @@ class ForwardSpan:
 
 @dataclass(slots=True)
 class _ForwardCall:
-    """`direction` and request, once they were checked against the computer."""
+    """One call, checked against the span."""
 
     asked: Compute
     direction: Direction
-    computer: ForwardSpan
+    served: ForwardSpan
     pace: ForwardPace
     cut: ForwardCut = field(init=False)
 
     def __post_init__(self) -> None:
         """Raises PeerRefused."""
-        asked, span = self.asked, self.computer.span
-        if asked.revision != self.computer.revision:
-            raise PeerRefused(f"this server has revision {self.computer.revision}", remedy="look up its record")
+        asked, span = self.asked, self.served.span
+        if asked.revision != self.served.revision:
+            raise PeerRefused(f"this server has revision {self.served.revision}", remedy="look up its record")
         if not span.start <= asked.start <= asked.end <= span.end:
             raise PeerRefused(f"this server has blocks {span.start}:{span.end}", remedy="look up its record")
         if self.direction == "backward" and asked.of_tokens:
@@ -198,22 +198,22 @@ class _ForwardCall:
 
     @property
     def has_head(self) -> bool:
-        return self.asked.head and self.asked.end == self.computer.span.num_blocks
+        return self.asked.head and self.asked.end == self.served.span.num_blocks
 
     @property
     def head_blocks(self) -> float:
-        span = self.computer.span
+        span = self.served.span
         return span.vocab_size / (BLOCK_WEIGHTS * span.hidden_size) if self.has_head else 0.0
 
     @property
     def num_columns(self) -> int:
-        """Of what forward gives."""
-        return self.computer.span.vocab_size if self.has_head else self.computer.span.hidden_size
+        """Columns of the forward output."""
+        return self.served.span.vocab_size if self.has_head else self.served.span.hidden_size
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors that are held for it at a time, as fp32, beside what a piece needs while it runs."""
-        hidden_size = self.computer.span.hidden_size
+        """Bytes of all tensors held for the call at a time, as fp32, beside what a piece needs while it runs."""
+        hidden_size = self.served.span.hidden_size
         row_bytes = 4 * (hidden_size + self.num_columns)
         if self.direction == "forward":
             return self.asked.num_rows * row_bytes
@@ -250,9 +250,9 @@ class ForwardServer:
         try:
             async with asyncio.timeout(OPEN_S):
                 asked = Compute.from_bytes(await stream.receive())
-            computer = self._current()
-            pace = self._paces.setdefault(computer.span, ForwardPace(computer.forward_ms))
-            call = _ForwardCall(asked, direction, computer, pace)
+            served = self._current()
+            pace = self._paces.setdefault(served.span, ForwardPace(served.forward_ms))
+            call = _ForwardCall(asked, direction, served, pace)
             with self.room.reserved(peer_id, call.num_bytes):
                 async with asyncio.timeout(min(asked.deadline_s, MAX_CALL_S)):
                     await self._serve_call(call, stream)
@@ -262,7 +262,7 @@ class ForwardServer:
             raise PeerTimeout("a call on whole sequences took too long") from None
 
     async def _serve_call(self, call: _ForwardCall, stream: Stream) -> None:
-        asked, span = call.asked, call.computer.span
+        asked, span = call.asked, call.served.span
         shape = asked.num_sequences, asked.num_positions
         if asked.of_tokens:
             x = (await receive_tokens(stream, asked.num_rows, span.vocab_size, stall_s=STALL_S)).view(shape)
@@ -284,19 +284,19 @@ class ForwardServer:
         """[B, T, C]"""
         if not call.asked.end:
             async with self._turn:
-                embeddings, _ = await self._in_thread(call, partial(_embed, call.computer.span), x)
+                embeddings, _ = await self._in_thread(call, partial(_embed, call.served.span), x)
             return embeddings
         outputs = []
         for rows in _batches(x, call.cut.num_sequences):
             for start, end in call.cut.spans:
-                run = partial(_forward, call.computer.span, start=start, end=end, head=call.asked.head)
+                run = partial(_forward, call.served.span, start=start, end=end, head=call.asked.head)
                 rows = await self._piece(call, "forward", (start, end), run, rows)  # noqa: PLW2901 the next one's input
             outputs.append(rows.to("cpu", torch.float32))
         return torch.cat(outputs)
 
     async def _backward(self, call: _ForwardCall, x_BTH: Tensor, grad_BTC: Tensor) -> Tensor:
         """The gradient with respect to `x_BTH`, of its shape. The inputs of each piece are computed again."""
-        each, span, head = call.cut.num_sequences, call.computer.span, call.asked.head
+        each, span, head = call.cut.num_sequences, call.served.span, call.asked.head
         grads = []
         for rows, grad in zip(_batches(x_BTH, each), _batches(grad_BTC, each), strict=True):
             inputs = [rows]
@@ -329,7 +329,7 @@ class ForwardServer:
         self, call: _ForwardCall, run: Callable[..., Tensor], *tensors: Tensor
     ) -> tuple[Tensor, float]:
         try:
-            timed: tuple[Tensor, float] = await call.computer.in_thread(_timed, run, *tensors)
+            timed: tuple[Tensor, float] = await call.served.in_thread(_timed, run, *tensors)
         except RuntimeError:
             # the thread has been shut down
             raise _over() from None

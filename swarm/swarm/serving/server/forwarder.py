@@ -30,19 +30,21 @@ MAX_PEERS = 256
 """Peers at once. Clients name them, and each costs a stream."""
 
 MAX_PEERS_PER_CLIENT = 32
-"""A gateway's chains go on from here to a few; nobody may take all the connections that there are for others."""
+"""A gateway's routes go on from here to a few servers; no client may take the connections meant for others."""
 
 REST_S = 5.0
-"""Half of what clients leave a broken link alone: before that only somebody who wants us to dial asks again."""
+"""Half the time for which clients avoid a broken link: earlier requests come only from clients that want us to dial."""
 
 
 class DialLimiter:
+    """Bound the peers that clients have this server dial."""
+
     def __init__(self) -> None:
         self._clients: dict[str, list[str]] = {}  # of each dialled peer, one for each time that it is
         self._resting: dict[str, tuple[str, float]] = {}  # for which client they were dialled, and until when
 
     def begin(self, peer_id: str, client: str) -> bool:
-        """Whether `client` may have us dial the peer now; if so, `end` must follow."""
+        """Return whether `client` may have us dial the peer now; if so, `end` must follow."""
         now_s = asyncio.get_running_loop().time()
         self._resting = {peer: rest for peer, rest in self._resting.items() if rest[1] > now_s}
         if peer_id in self._resting:
@@ -57,7 +59,8 @@ class DialLimiter:
         return True
 
     def end(self, peer_id: str, client: str, *, rests: bool) -> None:
-        """`rests`: it could not be reached, or has left."""
+        """End one use of the peer. `rests`: it could not be reached, or has left, and is not dialled again for
+        REST_S."""
         clients = self._clients[peer_id]
         clients.remove(client)
         if not clients:
@@ -74,7 +77,7 @@ SequenceKey: TypeAlias = tuple[str, bytes]
 
 
 class PushFailed(Protocol):
-    """Tells a session that something it pushed was lost. `is_linked`: later pushes may still arrive."""
+    """Report to a session that one of its pushes was lost. `is_linked`: later pushes may still arrive."""
 
     def __call__(self, error: SwarmError, *, is_linked: bool) -> None: ...
 
@@ -93,6 +96,8 @@ class _Outgoing:
 
 
 class Forwarder:
+    """Own the connections to next servers, for all sessions of one model."""
+
     def __init__(self, network: Network, model: str) -> None:
         self.dial_limiter = DialLimiter()
         self._network = network
@@ -102,7 +107,7 @@ class Forwarder:
 
     @property
     def peer_id(self) -> str:
-        """Of the server that pushes."""
+        """The peer id of this server."""
         return self._network.peer_id
 
     @property
@@ -110,7 +115,7 @@ class Forwarder:
         return len(self._outgoing)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 peer_id = await self._wanted.get()
@@ -120,7 +125,7 @@ class Forwarder:
                 outgoing.task = tasks.create_task(self._keep(peer_id, outgoing), name=f"push to {peer_id}")
 
     def link(self, peer_id: str, key: SequenceKey, failed: PushFailed) -> None:
-        """From now on a session may push there; or it may not, if that is one peer too many."""
+        """Let a session push to the peer from now on, unless that is one peer too many."""
         outgoing = self._outgoing.get(peer_id)
         if outgoing is None:
             client = key[0]
@@ -153,16 +158,16 @@ class Forwarder:
         outgoing.waiting.append(push)
 
     def is_open(self, peer_id: str) -> bool:
-        """Whether a push would leave at once."""
+        """Return whether a push would leave at once."""
         outgoing = self._outgoing.get(peer_id)
         return outgoing is not None and outgoing.connection is not None
 
     def is_coming(self, peer_id: str) -> bool:
-        """Whether there is a connection, or will be."""
+        """Return whether there is a connection, or will be."""
         return peer_id in self._outgoing
 
     async def room(self, peer_id: str) -> None:
-        """Wait while much is unsent to this peer. Whether it can be sent is told by `push`."""
+        """Wait while much is unsent to this peer. `push` says whether it can be sent."""
         outgoing = self._outgoing.get(peer_id)
         if outgoing is not None and outgoing.connection is not None:
             with contextlib.suppress(SwarmError):
@@ -198,7 +203,7 @@ class Forwarder:
             failed(frame.error(peer_id), is_linked=True)
 
     def _close(self, peer_id: str, outgoing: _Outgoing) -> None:
-        # whoever links from now on gets a connection of its own
+        # a session that links from now on gets a new connection
         del self._outgoing[peer_id]
         if outgoing.task is not None:
             outgoing.task.cancel()

@@ -1,9 +1,8 @@
-"""What a session has done, told to its client: at once where the client waits for it, else now and then, several
-together.
+"""Send a session's results to its client: at once where the client waits for them, else several together.
 
-A server in the middle pushes its outputs on, and the client's copy of them is for the day that the next server dies.
-Told of each token alone, the client and both network daemons would wake up for it while the next server computes.
-Owned by the session.
+A server in the middle pushes its outputs on, and the client's copy of them is needed only if the next server dies. If
+each token's result was sent alone, the client and both network daemons would wake up for it while the next server
+computes. The session owns its batcher.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from swarm_protocol.session_frames import StepResult
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 
 REPORT_S = 0.1
-"""How long a result waits. All sessions' are told at the same moments, so that those of a connection go in one
+"""How long a result may wait. All sessions flush at the same moments, so that the results of a connection go in one
 message."""
 
 MAX_WAITING = 32
@@ -27,7 +26,7 @@ MAX_WAITING = 32
 
 
 class FlushTimer:
-    """The moments at which sessions tell what can wait. One for all sessions of a server."""
+    """The moments at which sessions send the results that can wait. One for all sessions of a server."""
 
     def __init__(self) -> None:
         self._waiting: dict[ResultBatcher, None] = {}
@@ -55,7 +54,7 @@ class FlushTimer:
 
 
 class ResultBatcher:
-    """To the client at the other end of `connection`."""
+    """Sends results to the client at the other end of `connection`."""
 
     def __init__(self, connection: MultiplexedConnection, flush_timer: FlushTimer) -> None:
         self._connection = connection
@@ -63,7 +62,7 @@ class ResultBatcher:
         self._waiting: list[StepResult] = []
 
     def tell(self, result: StepResult, *, can_wait: bool) -> None:
-        """In the order of the calls. Nothing is told once the connection has ended."""
+        """Send in the order of the calls. Nothing is sent once the connection has ended."""
         if not result.passed_on:
             self.flush()
         self._waiting.append(result)
@@ -73,20 +72,20 @@ class ResultBatcher:
             self._flush_timer.add(self)
 
     def flush(self) -> None:
-        """Tell what waits now."""
+        """Send what waits now."""
         waiting = self._waiting
         self.close()
         if waiting and self._connection.error is None:
             self._connection.send(together(waiting))
 
     def close(self) -> None:
-        """Forget what waits."""
+        """Drop what waits."""
         self._waiting = []
         self._flush_timer.remove(self)
 
 
 def together(results: Sequence[StepResult]) -> StepResult:
-    """One that tells what `results` of one session tell, single tokens that were passed on one after another."""
+    """Join results of one session: single tokens that were passed on one after another."""
     last = results[-1]
     if len(results) == 1:
         return last

@@ -1,4 +1,4 @@
-"""What a node allows a server of a model. No state."""
+"""The limits and settings that a node gives a server of a model. No state."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ DTYPES: Mapping[Dtype, torch.dtype] = {
     "int8": torch.bfloat16,
     "int4": torch.bfloat16,
 }
-"""What is computed with, by the kind of weights."""
+"""The dtype of the computation, by the kind of weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """`kv_bytes` of cache are shared by all sessions; a session that says nothing for `idle_s` is ended.
+    """`kv_bytes` of cache are shared by all sessions; a session that sends nothing for `idle_s` is ended.
 
     A step computes at most `max_batch` sessions' next tokens, and beside them prompt tokens for `max_step_ms`; those of
     the only session for `max_alone_ms`, which is how long another one may wait that comes meanwhile. A session that
-    says nothing for `evict_idle_s` makes room when another peer needs it. At most `max_connections` connections are
-    open, and what waits in all sessions together takes up to `max_backlog_bytes`, three quarters for one client.
-    `on_step` hears, in the loop, of every computed step: its positions, and milliseconds that it computed and waited.
+    sends nothing for `evict_idle_s` is evicted when another peer needs room. At most `max_connections` connections are
+    open. Steps that wait in all sessions together take up to `max_backlog_bytes`, three quarters of it for one client.
+    `on_step` is called in the loop for every computed step, with its positions and its compute and queue milliseconds.
 
     Raises ConfigError for values that allow nothing.
     """

@@ -246,7 +246,7 @@ class ServerSession:
         return _meant(step.draw, edits)
 
     def _push_failed(self, error: SwarmError) -> None:
-        """Tell the client, which feeds the next server itself, or replaces it."""
+        """Report it to the client, which feeds the next server itself, or replaces it."""
         if self._answered is None or self.is_closed or self.connection.error is not None:
             return
         logger.debug("a push was lost: %s", error)
@@ -288,7 +288,7 @@ class ServerSession:
 
 
 def refuse_push(push: Push, connection: MultiplexedConnection, error: SwarmError) -> None:
-    """Tell the server that sent it."""
+    """Send the refusal to the server that pushed."""
     connection.send(
         PushRefused(
             client_peer_id=push.client_peer_id,
@@ -310,7 +310,7 @@ MESSAGE_S = 10.0
 """A piece is about 1 MiB. A link that takes longer for it is slower than running the prompt again."""
 
 TAKE_OVER_S = 120.0
-"""For all of it. The client gives up earlier if it knows better."""
+"""Time for all of it. The client gives up earlier if it knows better."""
 
 
 async def take_over(network: Network, model: str, source: SequenceRef, client: str, sequence: EngineSequence) -> None:

@@ -155,7 +155,7 @@ class SessionInbox:
         return self._steps.popleft()
 
     def finish(self, step: CheckedStep) -> None:
-        """The step was computed, or failed."""
+        """Release a step that was computed, or failed."""
         self._backpressure.give_back(self._client, step.x.nbytes)
 
     def close(self) -> None:

@@ -1,8 +1,7 @@
-"""What a session of the last block knows beyond its cache: the answer's tokens so far, and what its grammar allows
-next.
+"""The sampler of a session of the last block: the answer's tokens so far, and what its grammar allows next.
 
-All of it follows from the Sampler that the session was opened with and from those tokens. So another server that takes
-the session over draws the same, once it has been told them. Used in the server's loop.
+All of its state follows from the Sampler that the session was opened with and from those tokens. Another server that
+takes the session over therefore draws the same, once the client has sent them. Used in the server's loop.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ class SessionSampler:
         self._changed.set()
 
     async def edits(self, index: int) -> LogitEdits:
-        """For the draw of the token at `index`. Raises ConfigError if the grammar has become too complex, and
-        PeerViolation, PeerTimeout where the tokens before it are others or were not told."""
+        """Return the edits for the draw of the token at `index`. Raises ConfigError if the grammar has become too
+        complex, and PeerViolation, PeerTimeout where the tokens before it are others or were not sent."""
         try:
             async with asyncio.timeout(RECALL_S):
                 while len(self._drawn) < index:
@@ -72,7 +71,7 @@ class SessionSampler:
         return LogitEdits(sampler=self._sampler, counts=self._counts, banned=banned, allowed=allowed)
 
     def drew(self, token_id: int) -> None:
-        """The token that was drawn after those before."""
+        """Append the token that was drawn."""
         self._drawn.append(token_id)
         self._counts[token_id] += 1
         self._go_on()
@@ -84,9 +83,9 @@ class SessionSampler:
         self._grammar = self._mask = None
 
     def _go_on(self) -> None:
-        """Have the next mask worked out, while the token before it goes through the model."""
+        """Start computing the next mask, while the token before it goes through the model."""
         if self._drawn and self._drawn[-1] in self._sampler.end_ids:
-            self.close()  # what is drawn after the end, before the client has closed the session, nobody sees
+            self.close()  # the client sees nothing that is drawn after the end, before it has closed the session
         if self._grammar is not None:
             # nothing is appended before the mask is there
             self._mask = self._grammar.mask(self._drawn)
@@ -119,6 +118,6 @@ def _no_token(*, blocked: bool) -> ConfigError:
 
 
 def _seen(mask: asyncio.Future[TokenMask]) -> None:
-    """Its error is told by whoever waits for it, if anybody still does."""
+    """Mark its error as seen: `edits` raises it, if it is still called."""
     if not mask.cancelled():
         mask.exception()

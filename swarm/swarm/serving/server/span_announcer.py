@@ -1,6 +1,6 @@
 """Announce what a server serves: its span, its measured times, its load and the rate of its tokens.
 
-`SpanAnnouncer.run` publishes whenever the load has changed, and has the blocks measured again while nobody uses them.
+`SpanAnnouncer.run` publishes whenever the load has changed, and has the blocks measured again while they are idle.
 It is a task of the server that owns it.
 """
 
@@ -122,7 +122,7 @@ class SpanAnnouncer:
         self._membership.withdraw("serve", self._name)
 
     def changed(self) -> None:
-        """The load is another than what was announced."""
+        """Announce soon: the load has changed."""
         self._changed.set()
 
     async def run(self) -> None:

@@ -55,7 +55,7 @@ class SpanServer:
         self.connections = ConnectionServer(
             network, name, self.options, offer=self._offered, on_changed=self._sessions_changed
         )
-        self.calls = ForwardServer(name, self._computer, faults=self.options.faults)
+        self.calls = ForwardServer(name, self._forward_span, faults=self.options.faults)
         self._network = network
         self._model_dir = model_dir
         self._grammars = GrammarPool(model_dir / "tokenizer.json")
@@ -131,7 +131,7 @@ class SpanServer:
         self._retiring.discard(deployed)
 
     async def leave_and_move(self, start: int, end: int, *, options: ServerOptions, within_s: float) -> None:
-        """As `move`, for when there is no memory for both: first let sessions leave and free the old blocks.
+        """Move where there is no memory for both spans: first let sessions leave and free the old blocks.
 
         Raises as `start`, and then serves the old blocks again, unless these cannot be loaded either.
         """
@@ -153,7 +153,7 @@ class SpanServer:
 
     async def _resume(self, deployed: Deployment) -> None:
         if self._main is None or self.failure is not None:
-            await deployed.close()  # nobody is to be served any more
+            await deployed.close()  # the server has been closed, or has failed
             return
         self._take(deployed)
         self._state = "serving"
@@ -190,7 +190,7 @@ class SpanServer:
         self._leave()
         main.cancel()
         try:
-            # not `await main`, which could not tell its cancellation from that of whoever closes
+            # not `await main`, which could not tell its own cancellation from that of the caller
             await asyncio.wait({main})
             for deployed in self._deployments:
                 await deployed.close()
@@ -216,7 +216,7 @@ class SpanServer:
             self._tasks = None
 
     def _fail(self, cause: Exception) -> None:
-        """Nobody may wait for an engine that has ended, or be sent to it."""
+        """End every session and withdraw the record: the engine has ended."""
         logger.error("the server of %s has failed", self.name, exc_info=cause)
         self.failure = SessionError(
             f"{self.name} is served here no more: {type(cause).__name__}: {cause}",
@@ -225,7 +225,7 @@ class SpanServer:
         self._leave()
 
     def _leave(self) -> None:
-        """End every session now and tell everyone."""
+        """End every session now and withdraw the record."""
         self._state = "draining"
         self.connections.end(self.sessions, _leaving())
         self.announcer.withdraw()
@@ -234,17 +234,17 @@ class SpanServer:
 
     @property
     def record(self) -> ServeRecord:
-        """What is announced now. Only while started."""
+        """The record that is announced now. Only while started."""
         return self.announcer.record
 
     @property
     def sessions(self) -> tuple[ServerSession, ...]:
-        """Those that are open, also on blocks that are no longer announced."""
+        """The open sessions, including those on blocks that are no longer announced."""
         return tuple(self.connections.sessions.values())
 
     @property
     def load(self) -> EngineLoad:
-        """Of the blocks that are announced, now; nothing while there are none."""
+        """The load of the announced blocks now; zero while there are none."""
         return self._deployed.engine.load if self._deployed is not None else EngineLoad()
 
     @property
@@ -258,7 +258,7 @@ class SpanServer:
 
     @property
     def num_tokens(self) -> int:
-        """Positions that were run, since the start."""
+        """Positions that were run since the start."""
         return self._num_tokens + sum(deployed.engine.num_tokens for deployed in self._deployments)
 
     @property
@@ -287,7 +287,7 @@ class SpanServer:
     # --- what others ask for ----------------------------------------------------------------------------------------
 
     def _offered(self) -> ServedSpan:
-        """For new sessions. Raises PeerRefused."""
+        """Return what new sessions are opened on. Raises PeerRefused."""
         if self._state != "serving" or self._deployed is None:
             raise PeerRefused("the server takes no new sessions", remedy="ask another server")
         loaded = self._deployed.loaded
@@ -298,8 +298,8 @@ class SpanServer:
             grammars=self._grammars,
         )
 
-    def _computer(self) -> ForwardSpan:
-        """For calls on whole sequences. Raises PeerRefused."""
+    def _forward_span(self) -> ForwardSpan:
+        """Return what calls on whole sequences run on. Raises PeerRefused."""
         if self._state != "serving" or self._deployed is None:
             raise PeerRefused("the server takes no new calls", remedy="ask another server")
         loaded = self._deployed.loaded

@@ -28,22 +28,22 @@ from swarm.serving.server.span_server import SpanServer
 logger = logging.getLogger(__name__)
 
 SETTLE_S = 3.0
-"""Between a proposal and the decision: twice what a record takes to reach everyone, with room to spare. Who comes later
-finds this node settled, and chooses around it."""
+"""Time between a proposal and the decision: over twice what a record takes to reach all nodes. A node that comes later
+finds this one settled, and chooses around it."""
 
 WATCH_S = 20.0
-"""Between looks for a better span, longer by up to as much again, so that not all move at once."""
+"""Time between searches for a better span; up to twice as long, so that not all nodes move at once."""
 
 MOVE_WITHIN_S = 30.0
-"""What sessions on the old span get to go elsewhere."""
+"""Time for sessions on the old span to go elsewhere."""
 
 LINKS_WITHIN_S = 2.0
-"""For measuring links before the first decision and at each look; those that take longer are able another time."""
+"""Time for measuring links before the first decision and at each search; slower links are measured the next time."""
 
 
 class SpanVolunteer:
-    """`on_choice` hears of the first span before its weights are had; `on_decision` of it and of each move, after it is
-    served."""
+    """Choose, serve and move a span. `on_choice` is called with the first span before its weights are loaded, and
+    `on_decision` with it and with each move, once it is served."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class SpanVolunteer:
     # --- a better span ----------------------------------------------------------------------------------------------
 
     async def _keep_watch(self, server: SpanServer, able: Capability | None) -> None:
-        """Everyone looks at another moment, and looks again before it switches. Who was told its blocks stays."""
+        """Search at moments that differ by node, and again before switching. A node whose blocks were given stays."""
         wait_s = WATCH_S * (1 + int(rank(self._network.peer_id)[:8], 16) / 2**32)
         while True:
             await asyncio.sleep(wait_s)
@@ -204,7 +204,7 @@ class SpanVolunteer:
                     server.announcer.announce()
 
     async def _measure_links(self, server: SpanServer) -> None:
-        """So that sessions are routed by them, and so that others know whether this node is relayed by now."""
+        """Measure and announce the links by which sessions are routed, and whether this node is relayed now."""
         servers = await self._servers(server.record.revision)
         rtt_ms = await self._membership.rtts_ms(servers, timeout_s=LINKS_WITHIN_S)
         if (rtt_ms, self._options.is_relayed()) != (server.announcer.rtt_ms, server.announcer.is_relayed):
@@ -237,7 +237,7 @@ class SpanVolunteer:
     def _fits_beside(
         self, server: SpanServer, options: ServerOptions, move: PlacementDecision, able: Capability
     ) -> bool:
-        """Whether the new blocks and their cache fit beside the old ones, which go on until then."""
+        """Return whether the new blocks and their cache fit beside the old ones, which serve until then."""
         if able.needs is None or self._options.max_bytes is None:
             return True
         old_bytes = able.needs.weight_bytes(server.end_block - server.start_block) + server.options.kv_bytes
@@ -247,7 +247,7 @@ class SpanVolunteer:
     async def _move_alone(
         self, server: SpanServer, options: ServerOptions, move: PlacementDecision, able: Capability
     ) -> None:
-        """Without memory for both: leave first, if others have every block; else stay, and say why."""
+        """Leave first and then move, if others have every block, for lack of memory for both; else stay and log why."""
         server.announcer.moving_to = move.start, move.end
         server.announcer.announce()
         await asyncio.sleep(SETTLE_S)

@@ -30,7 +30,7 @@ class Codec(ABC):
     """Encodes flat fp32 vectors. The same vector gives the same bytes on every machine and device, with any number of
     threads; NaN and infinities are refused both ways.
 
-    What the face promises is checked here, once; a codec adds `encoded_bytes`, `_write`, `_check` and
+    The methods here make all checks, once; a codec adds `encoded_bytes`, `_write`, `_check` and
     `_read`.
     """
 
@@ -144,7 +144,7 @@ def magnitude(x_N: Tensor) -> float:
 
 
 def check_finite(x_N: Tensor, message: str) -> float:
-    """Its magnitude."""
+    """Return the magnitude of `x_N`. Raises CodecError with `message` if a value is not finite."""
     largest = magnitude(x_N)
     if not math.isfinite(largest):
         raise CodecError(message)

@@ -1,4 +1,4 @@
-"""Error feedback: what a codec lost of this round's vector is added to the next round's.
+"""Error feedback: add what a codec lost of this round's vector to the next round's.
 
 After Karimireddy et al. 2019 (arXiv 1901.09847, algorithm 1, EF-SGD): p = x + e; send C(p); e <- p - C(p). The vectors
 sent sum up to the vectors given, up to one residual, so the mean error over R rounds is |e| / R: it vanishes, where
@@ -29,7 +29,7 @@ class ErrorFeedback:
         self._next_N = torch.zeros(num_values)
 
     def encode(self, x_F: Tensor, start: int = 0) -> bytes:
-        """The bytes of values [start, start + F) and what earlier rounds owe them; the same ones again until `commit`.
+        """Encode values [start, start + F) plus what earlier rounds lost of them; the same bytes again until `commit`.
         `x_F` is fp32, on any device. Raises CodecError, and leaves the residual as it was, if a sum is not finite."""
         stop = start + x_F.numel()
         if not 0 <= start <= stop <= self._residual_N.numel():
@@ -42,9 +42,10 @@ class ErrorFeedback:
         return data
 
     def commit(self) -> None:
-        """The round counts: ranges encoded since the last `commit` or `rollback` have a new residual."""
+        """Make the residuals of ranges encoded since the last `commit` or `rollback` the current ones: the round
+        succeeded."""
         self._residual_N.copy_(self._next_N)
 
     def rollback(self) -> None:
-        """The round does not count: nothing was sent, so nothing was lost."""
+        """Forget these residuals: the round failed, so nothing was sent and nothing lost."""
         self._next_N.copy_(self._residual_N)

@@ -130,7 +130,7 @@ def _checked(wire: NDArray[np.uint8], num_values: int) -> tuple[NDArray[np.float
 
 @functools.cache
 def has_triton() -> bool:
-    """Whether Triton is installed: without it vectors on a GPU are encoded on the CPU."""
+    """Return whether Triton is installed: without it vectors on a GPU are encoded on the CPU."""
     return importlib.util.find_spec("triton") is not None
 
 
@@ -175,5 +175,5 @@ def _on_cores(cut: Callable[[slice, slice], T], num_values: int) -> list[T]:
 
 @functools.lru_cache(maxsize=1)
 def _threads(_pid: int) -> ThreadPoolExecutor:
-    """Of this process: those of the one it was forked from do not live on in it."""
+    """Return the threads of this process: those of the process that it was forked from do not exist in it."""
     return ThreadPoolExecutor(max_workers=os.cpu_count() or 1, thread_name_prefix="int8")

@@ -1,5 +1,4 @@
-"""The int8 encoder on an NVIDIA GPU, so that a quarter of the bytes cross to the CPU. Decoding happens on the CPU,
-where parts are reduced.
+"""The int8 encoder on an NVIDIA GPU, so that a quarter of the bytes cross to the CPU, which decodes and reduces them.
 
 The bytes are to be those of the CPU: every operation is one that IEEE 754 defines (`div_rn`, not Triton's approximate
 division), and fusing is off, since multiplying and adding in a single rounding has other ties. Under Triton's

@@ -1,8 +1,7 @@
-"""One pass over a span's weights for the rows of many sequences, and what comes of it. Blocking: for the engine's
-thread.
+"""Run one pass over a span's weights for the rows of many sequences. Blocking: for the engine's thread.
 
-What can be told apart stays apart: a sequence whose numbers are not finite fails alone, and when a whole pass fails,
-each sequence is tried alone, since keys and values of a position may be written twice. Legend: N rows of all sequences,
+A sequence whose numbers are not finite fails alone. When a whole pass fails, each sequence is tried alone, since keys
+and values of a position may be written twice. Legend: N rows of all sequences,
 H hidden size, V vocabulary.
 """
 
@@ -26,7 +25,7 @@ from swarm.serving.sampling.sampling import Pick, pick_all
 
 
 class RunnableSpan(Protocol):
-    """What the engine needs of a span."""
+    """The part of a span that the engine uses."""
 
     start: int
     end: int
@@ -50,7 +49,7 @@ class BatchPiece:
 
 @dataclass(slots=True, kw_only=True)
 class PieceResult:
-    """`output` float32 on the CPU, as wanted; `token` if one was to be picked; or why there is neither."""
+    """`output` float32 on the CPU, as wanted; `token` if one was to be picked; or the error."""
 
     output: Tensor | None = None
     token: SampledToken | None = None
@@ -58,14 +57,14 @@ class PieceResult:
 
 
 def needed(want: Want, pick: Pick | None) -> Want:
-    """What a span must give for both."""
+    """Return the outputs that a span must give for both."""
     return max(want, Want.LAST) if pick else want
 
 
 def compute(
     span: RunnableSpan, pool: KVPool, pieces: Sequence[BatchPiece], blocks: tuple[int, int]
 ) -> tuple[list[PieceResult], float | None]:
-    """For each piece what came of it, and the milliseconds of the pass, if there was one for all."""
+    """Return the result of each piece, and the milliseconds of the pass, if there was one for all."""
     since = time.perf_counter()
     try:
         computed = _compute_together(span, pool, pieces, blocks)
@@ -103,7 +102,7 @@ def _give_outputs(wanted: Sequence[tuple[PieceResult, Tensor]]) -> None:
     for (found, out), is_finite in zip(wanted, _finite(rows, [len(out) for _, out in wanted]), strict=True):
         found.output = rows[after : after + len(out)]
         after += len(out)
-        _judge(found, is_finite=is_finite)
+        _check_finite(found, is_finite=is_finite)
 
 
 def _give_tokens(picking: Sequence[tuple[PieceResult, Tensor, Pick]]) -> None:
@@ -112,16 +111,16 @@ def _give_tokens(picking: Sequence[tuple[PieceResult, Tensor, Pick]]) -> None:
     picked = pick_all([logits_V for _, logits_V, _ in picking], [pick for _, _, pick in picking])
     for (found, _, _), token in zip(picking, picked, strict=True):
         found.token = token
-        _judge(found, is_finite=token is not None)
+        _check_finite(found, is_finite=token is not None)
 
 
-def _judge(found: PieceResult, *, is_finite: bool) -> None:
+def _check_finite(found: PieceResult, *, is_finite: bool) -> None:
     if not is_finite:
         found.error = SessionError("a step gave numbers that are not finite", remedy="use a model in a wider dtype")
 
 
 def _finite(rows: Tensor, sizes: Sequence[int]) -> list[bool]:
-    """For each group of so many rows whether all of it is, and not absurdly large: sums tell, in one pass."""
+    """Return for each group of rows whether its sums are finite: so are its numbers, and not absurdly large."""
     # numpy does not wake other threads for what is done before they are awake
     each = [math.isfinite(total) for total in rows.numpy().sum(axis=1)]
     ends = itertools.accumulate(sizes)

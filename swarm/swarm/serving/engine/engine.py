@@ -54,10 +54,10 @@ class Engine:
         speed: SpanSpeed | None = None,
         thread: ThreadPoolExecutor | None = None,
     ) -> None:
-        """With the `speed` that was measured on the span the first prompt's steps are of the right length already, and
-        `observed` is kept.
+        """With the `speed` that was measured on the span the first prompt's steps have the right length, and `observed`
+        is kept.
 
-        `thread` is where the span was loaded, of one worker, and the engine's from now on.
+        `thread`, of one worker, is where the span was loaded; the engine owns it from now on.
         """
         self.span = span
         self.pool = pool
@@ -113,7 +113,7 @@ class Engine:
         return self.pages.num_free * PAGE_TOKENS
 
     async def in_thread(self, work: Callable[..., T], *arguments: object) -> T:
-        """Run what must not run beside a step: measuring, moving a cache."""
+        """Run work that must not run beside a step: measuring, moving a cache."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     def close(self, *, wait: bool = True) -> None:
@@ -179,16 +179,16 @@ class Engine:
         return False
 
     def submit(self, step: SequenceStep) -> None:
-        """It is ready to run. Called by its sequence."""
+        """Queue a step. Called by its sequence."""
         self._scheduler.add(step)
         self._ready.set()
 
     def withdraw(self, step: SequenceStep) -> None:
-        """Nobody waits for it any more. Idempotent."""
+        """Drop a step that is no longer wanted. Idempotent."""
         self._scheduler.remove(step)
 
     def end(self, sequence: EngineSequence, error: SwarmError) -> None:
-        """Take its pages back, once no pass writes them, and fail what it waits for. Idempotent."""
+        """Free its pages, once no pass writes them, and fail the step that it waits for. Idempotent."""
         if sequence.ended is not None:
             return
         del self._sequences[sequence]
@@ -199,7 +199,7 @@ class Engine:
     # --- the task ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until cancelled. Every sequence is ended then, and when a defect ends it."""
+        """Run until cancelled. Every sequence is ended then, and also when a defect ends the engine."""
         try:
             self._prefault.keep_ahead(0)
             while True:
@@ -232,7 +232,7 @@ class Engine:
         self._running = frozenset(step.sequence for step, _ in plan.parts)
         computed, pass_ms = await self.in_thread(compute, self.span, self.pool, pieces, plan.parts[0][0].blocks)
         self._running = frozenset()
-        self._hand_out(plan, computed, pass_ms, (loop.time() - began_s) * 1000)
+        self._deliver(plan, computed, pass_ms, (loop.time() - began_s) * 1000)
 
     def _fail_late(self, step: SequenceStep) -> None:
         error = PeerTimeout("the server did not get to a step before its deadline")
@@ -254,7 +254,7 @@ class Engine:
         )
         return BatchPiece(x=step.x[step.num_run : step.num_run + num_tokens], slice=rows, want=want, pick=pick)
 
-    def _hand_out(
+    def _deliver(
         self, plan: BatchPlan[SequenceStep], computed: Sequence[PieceResult], pass_ms: float | None, elapsed_ms: float
     ) -> None:
         self.num_passes += 1
@@ -265,9 +265,9 @@ class Engine:
                 self.observed.passed(plan.num_decodes, plan.num_prefill_tokens, end - start, pass_ms)
         for (step, num_tokens), result in zip(plan.parts, computed, strict=True):
             step.compute_ms += elapsed_ms if pass_ms is None else pass_ms
-            self._take_in(step, num_tokens, result, len(plan.parts))
+            self._apply(step, num_tokens, result, len(plan.parts))
 
-    def _take_in(self, step: SequenceStep, num_tokens: int, result: PieceResult, batch_size: int) -> None:
+    def _apply(self, step: SequenceStep, num_tokens: int, result: PieceResult, batch_size: int) -> None:
         sequence = step.sequence
         if sequence.ended is not None:
             self._scheduler.remove(step)

@@ -1,4 +1,4 @@
-"""Which sequence holds which page of the KV pool: admission, reservations, shared pages, and pages kept for prefixes.
+"""Allocate the pages of the KV pool: admission, reservations, shared pages, and pages kept for prefixes.
 
 A sequence reserves all the pages it may ever need and is given them one by one, so it never lacks room half way. A page
 kept for a prefix is given up only when its room is really used. Once registered under a key, a page holds what the key
@@ -56,7 +56,7 @@ class PageAllocator:
 
     @property
     def num_kept(self) -> int:
-        """Pages that nobody holds and that wait for their prefix to come again."""
+        """Pages without a holder that wait for their prefix to come again."""
         return len(self._kept)
 
     def reserve(self, num_pages: int, keys: Sequence[bytes] = ()) -> PageTable | None:
@@ -122,7 +122,7 @@ class PageAllocator:
         page_table.num_shared = page_table.num_promised = 0
 
     def num_freed_by(self, page_table: PageTable) -> int:
-        """By how much releasing it raises `num_free`."""
+        """Return by how much releasing it raises `num_free`."""
         return page_table.num_promised + sum(self._num_holders[page] == 1 for page in page_table.pages)
 
     def _drop(self, pages: Sequence[int]) -> None:
@@ -146,8 +146,8 @@ class PageKeys:
     """The names under which the pages of one sequence on blocks [start, end) are registered as they fill.
 
     Before block 0 content follows from the tokens, so that all clients can share it: the names are computed from the
-    tokens that were really run. Further on it follows from what the client sent, which nobody checks: the names are
-    those that it `given`, and only this client finds them again.
+    tokens that were really run. Further on it follows from what the client sent, which is not checked: the names are
+    those that the client has `given`, and only this client finds them again.
     """
 
     def __init__(self, revision: str, client: str, start: int, end: int, given: Sequence[bytes]) -> None:
@@ -158,7 +158,7 @@ class PageKeys:
 
     @property
     def wanted(self) -> list[bytes]:
-        """What the client expects in its first pages."""
+        """The names of the content that the client expects in its first pages."""
         return [self._scope + key for key in self._given]
 
     def begin(self, num_pages: int) -> None:
@@ -169,7 +169,7 @@ class PageKeys:
             self._chain = PageKeyChain(self._given[num_pages - 1] if num_pages else self._root)
 
     def stop(self) -> None:
-        """Name nothing any more: what the pages hold came from elsewhere."""
+        """Name no more pages: what they hold came from elsewhere."""
         self._root, self._chain, self._given = None, None, ()
 
     def filled(self, tokens: Sequence[int], length: int) -> Iterator[tuple[int, bytes]]:
@@ -187,14 +187,14 @@ class PageKeys:
 
 
 RETRY_AFTER_S = 5.0
-"""A usual answer takes some seconds, and then its pages are free."""
+"""A typical answer takes some seconds, and then its pages are free."""
 
 WAIT_S = 2 * RETRY_AFTER_S
-"""Who was refused counts as waiting for this long: until it has asked again, and some more."""
+"""A client that was refused counts as waiting for this long: until it has asked again, and some more."""
 
 
 class SequenceHolder(Protocol):
-    """What an open sequence holds."""
+    """The part of an open sequence that admission uses."""
 
     @property
     def client(self) -> str: ...
@@ -204,7 +204,13 @@ class SequenceHolder(Protocol):
 
 
 class Admission:
-    """For a server of `max_sequences` and `num_pages`."""
+    """Share a server of `max_sequences` and `num_pages` among the peers that ask for sessions.
+
+    Alone, a peer may take everything. While another peer has a session, or was lately refused for lack of room, no peer
+    gets more than half of the sessions and half of the pages by what is opened from then on; every peer may have one
+    session of any size that fits. No session is ended for this: answers take seconds, so room comes back soon. A peer
+    is an identity: a gateway is one peer for all its users, and this is no defence against made-up identities.
+    """
 
     def __init__(self, max_sequences: int, num_pages: int) -> None:
         self.max_sequences = max_sequences
@@ -213,7 +219,7 @@ class Admission:
         self._waits_until_s = 0.0
 
     def check(self, client: str, num_pages: int, held: Collection[SequenceHolder], *, now_s: float) -> None:
-        """Whether the client may have another sequence of `num_pages` beside those `held`, if there is room.
+        """Check that the client may have another sequence of `num_pages` beside those `held`, if there is room.
 
         Raises PeerRefused.
         """
@@ -233,7 +239,8 @@ class Admission:
             )
 
     def refused(self, client: str, num_pages: int, held: Collection[SequenceHolder], *, now_s: float) -> PeerRefused:
-        """What to tell a client for whom there is no room now. If it has nothing here, it counts as waiting."""
+        """Return the refusal for a client for whom there is no room now. If it has no sequence here, it counts as
+        waiting."""
         if all(sequence.client != client for sequence in held):
             self._waiting, self._waits_until_s = client, now_s + WAIT_S
         return PeerRefused(

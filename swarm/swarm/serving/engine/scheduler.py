@@ -1,12 +1,12 @@
-"""Which sequences' rows the next step computes.
+"""Choose the sequences whose rows the next pass computes.
 
-Every step takes all decodes that are ready, up to `max_batch`, and fills up with prompt tokens to the budget that
-`cost` gives. So a decode waits for one step of bounded time at most, beside others that are as short, and a prompt
-gets on in each step. Where there is more than fits, clients take turns: decodes one by one, prompts by deficit round
-robin (Shreedhar and Varghese, 1995) in tokens, so that neither many sequences nor long prompts gain a client anything.
+Every pass takes all decodes that are ready, up to `max_batch`, and fills up with prompt tokens to the budget that
+`StepCost` gives. A decode therefore waits for at most one pass of bounded time, and a prompt advances in each pass.
+Where there is more than fits, clients take turns: decodes one by one, prompts by deficit round robin (Shreedhar and
+Varghese, 1995) in tokens, so that a client gains nothing by many sequences or long prompts.
 
-A step runs one range of blocks. Where sequences use different parts of a span, each client's ranges in turn are run,
-with everybody's rows that are ready there.
+A pass runs one range of blocks. Where sequences use different parts of a span, the ranges of each client take turns,
+and every pass takes all rows that are ready on its range.
 
 Decisions only: no clock, no tasks, no tensors. The engine calls it in its loop, between steps.
 """
@@ -60,7 +60,7 @@ class BatchPlan(Generic[W]):
 
     @property
     def reason(self) -> str:
-        """In words, for the log."""
+        """A sentence for the log."""
         if not self.parts:
             return "nothing is ready"
         start, end = self.parts[0][0].blocks
@@ -82,14 +82,14 @@ class _ClientQueue(Generic[W]):
 
 
 class Scheduler(Generic[W]):
-    """Holds the works that are not done yet."""
+    """Holds the steps that are not done yet."""
 
     def __init__(self, *, max_batch: int) -> None:
         self._max_batch = max_batch
         # in the order of their turns for prompt tokens
         self._clients: dict[str, _ClientQueue[W]] = {}
         self._turns = itertools.count(1)
-        # whoever had a decode run the longest time ago first
+        # the client whose last decode ran the longest time ago first
         self._decoded: dict[str, int] = {}
         self._ran: dict[tuple[int, int], int] = {}
 
@@ -97,14 +97,14 @@ class Scheduler(Generic[W]):
         return sum(len(client.works) for client in self._clients.values())
 
     def add(self, work: W) -> None:
-        """From now on it is ready. Whoever had nothing ready is the last in turn for prompt tokens."""
+        """Add a step that is ready. A client that had none ready is the last in turn for prompt tokens."""
         work.turn = next(self._turns)
         if work.client not in self._clients:
             self._clients[work.client] = _ClientQueue(led=work.turn)
         self._clients[work.client].works[work] = None
 
     def remove(self, work: W) -> None:
-        """It is done, or no longer wanted. Idempotent."""
+        """Remove a step that is done, or no longer wanted. Idempotent."""
         client = self._clients.get(work.client)
         if client is not None:
             client.works.pop(work, None)
@@ -119,7 +119,8 @@ class Scheduler(Generic[W]):
         return late
 
     def plan(self, budget_tokens: int) -> BatchPlan[W]:
-        """What runs next, with at most `budget_tokens`, at least one, of prompts. Works stay until they are removed."""
+        """Choose what runs next, with at most `budget_tokens`, at least one, of prompts. Steps stay until they are
+        removed."""
         if not self._clients:
             return BatchPlan(parts=())
         blocks = self._next_blocks()
@@ -134,7 +135,7 @@ class Scheduler(Generic[W]):
         )
 
     def _next_blocks(self) -> tuple[int, int]:
-        """Of the client whose turn it is to choose, the range that ran the longest time ago."""
+        """Return the range that ran the longest time ago, of the client whose turn it is to choose."""
         present = {work.blocks for client in self._clients.values() for work in client.works}
         if len(present) == 1:
             return present.pop()
@@ -145,7 +146,7 @@ class Scheduler(Generic[W]):
         return chosen
 
     def _next_decodes(self, ready: dict[str, list[W]]) -> list[W]:
-        """Client by client, beginning with whoever had none run for the longest time."""
+        """Choose client by client, beginning with the one that had none run for the longest time."""
         queues = deque(
             (name, decodes)
             for name in sorted(ready, key=lambda name: self._decoded.get(name, 0))
@@ -164,7 +165,7 @@ class Scheduler(Generic[W]):
         return chosen
 
     def _next_chunks(self, ready: dict[str, list[W]], budget_tokens: int) -> dict[W, int]:
-        """Deficit round robin: who has not used up its turn goes on with it in the next step."""
+        """Deficit round robin: a client that has not used up its turn continues with it in the next pass."""
         chunks: dict[W, int] = {}
         queues = deque(
             (name, prefills)

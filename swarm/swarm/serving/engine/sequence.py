@@ -1,6 +1,6 @@
-"""One session's place on one server: the pages that are reserved for it, and the one step that it may have running.
+"""One session's sequence on one server: the pages reserved for it, and the one step that it may have running.
 
-Leaves room to `admission` and `pages`, turns to `scheduler`, compute to `compute`. Used in the engine's loop.
+`page_allocator` decides on room, `scheduler` on turns, and `compute` runs the steps. Used in the engine's loop.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class StepOutput:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SequenceStep(SchedulableStep):
-    """What a sequence waits for. `since_s` and `begun_s` are of the loop's clock; `tokens` those of `x`, if it has
-    any."""
+    """The step that a sequence waits for. `since_s` and `begun_s` are of the loop's clock; `tokens` those of `x`, if it
+    has any."""
 
     sequence: EngineSequence
     x: Tensor
@@ -62,7 +62,7 @@ class SequenceStep(SchedulableStep):
 
 
 class SequenceOwner(Protocol):
-    """What a sequence needs of its engine."""
+    """The part of the engine that a sequence uses."""
 
     span: RunnableSpan
     pool: KVPool
@@ -145,15 +145,15 @@ class EngineSequence:
 
         `want` says which outputs to return: hidden states [T, H] or [1, H], after the last block logits [T, V] or [1,
         V]. With `pick` the next token is picked as well. One step at a time. Cancelling it takes it from the queue; if
-        some of its rows have run the sequence is closed, since nobody knows then what it holds. `deadline_s` is of the
+        some of its rows have run the sequence is closed, since its content is not known then. `deadline_s` is of the
         loop's clock.
 
         Raises PeerViolation for what does not fit, PeerTimeout after the deadline, SessionError if it cannot be
-        computed, or whatever ended the sequence.
+        computed, or the error that ended the sequence.
         """
         self._check_open()
         assert self.is_idle, "a sequence does one thing at a time"
-        tokens = self._checked(x, pick)
+        tokens = self._check_step(x, pick)
         loop = asyncio.get_running_loop()
         step = SequenceStep(
             client=self.client,
@@ -213,8 +213,8 @@ class EngineSequence:
     # --- hand-over --------------------------------------------------------------------------------------------------
 
     async def export(self, start: int, end: int) -> AsyncGenerator[bytes, None]:
-        """What its pages hold of blocks [start, end), for `adopt` on a server of just these: the layout, then pieces of
-        whole pages.
+        """Yield what its pages hold of blocks [start, end), for `adopt` on a server of these blocks: the layout, then
+        pieces of whole pages.
 
         Raises PeerViolation for blocks that it is not on.
         """
@@ -241,7 +241,7 @@ class EngineSequence:
         """Hold `length` positions, as another server exported them; before the first step.
 
         Raises PeerViolation for a length that does not fit, IntegrityError for damaged content, another amount of it
-        or one that is laid out otherwise. The sequence is then empty again. What was adopted is shared with nobody.
+        or one that is laid out otherwise. The sequence is then empty again. What was adopted is not shared.
         """
         if not 0 <= length <= self.max_tokens:
             raise PeerViolation(f"{length} positions of a session that reserved {self.max_tokens}")
@@ -291,7 +291,7 @@ class EngineSequence:
         if self.ended is not None:
             raise self.ended
 
-    def _checked(self, x: Tensor, pick: Pick | None) -> Sequence[int]:
+    def _check_step(self, x: Tensor, pick: Pick | None) -> Sequence[int]:
         """The token ids of `x`, if that is what it holds. Raises PeerViolation."""
         span, is_first, num_rows = self._owner.span, self.blocks[0] == 0, x.shape[0] if x.ndim else 0
         if is_first and (x.ndim != 1 or x.dtype != torch.int64):

@@ -1,5 +1,4 @@
 """How long passes over a span take: measured before it is announced, observed at work, and the step sizes from that.
-follow.
 
 `measure` runs a prompt and some decodes on the span's own blocks; it blocks and runs in the engine's thread.
 `ObservedSpeed` and `StepCost` are bookkeeping without a clock, owned by the engine.
@@ -96,10 +95,10 @@ def _timed_ms(span: Span, pool: KVPool, slices: Sequence[Slice]) -> float:
 
 WINDOW_PASSES = 64
 MEASURED_PASSES = 16
-"""What a measurement counts as. After that many passes that say otherwise, these begin to be believed."""
+"""Weight of a measurement, in passes: after that many passes that differ, the passes begin to count more."""
 
 MIN_PROMPT_TOKENS = PREFILL_TOKENS // 2
-"""Of a pass that tells what a prompt's token takes: one with fewer is a pass over the weights, and tells of these."""
+"""Least prompt tokens of a pass that measures the time of one: with fewer, reading the weights dominates."""
 
 
 class ObservedSpeed:
@@ -125,7 +124,7 @@ class ObservedSpeed:
             self._prefill_ms.append(block_ms / num_prefill_tokens)
 
     def measured_again(self, decode_ms: float, prefill_ms: float) -> None:
-        """The span was measured while nobody used it."""
+        """Take in a measurement of the idle span."""
         self._decode_ms.extend([decode_ms] * MEASURED_PASSES)
         self._prefill_ms.extend([prefill_ms] * MEASURED_PASSES)
 
@@ -134,14 +133,14 @@ FIRST_TOKENS = 64
 """A step before anything was measured: a fraction of a second on a slow machine."""
 
 MIN_TOKENS = 16
-"""However slow the machine is, prompts must get on; and a pass over the weights for less than this is wasted."""
+"""Least prompt tokens of a step: prompts must advance on slow machines too, and a pass for fewer is wasted."""
 
 ROUND_TOKENS = 64
 """Kernels take rows by so many (`packing`): of others, the last ones are computed for nothing."""
 
 WEIGHT = 0.3
-"""Of one measurement that is better than expected. One that is worse counts fully, so that the bound holds again in the
-next step."""
+"""Weight of a measurement that is better than expected. A worse one counts fully, so that the bound holds again in
+the next step."""
 
 
 class StepCost:
@@ -157,7 +156,7 @@ class StepCost:
         self._token_ms = 0.0
 
     def prefill_tokens(self, *, is_alone: bool = False) -> int:
-        """As many as a step may have now, beside any decodes."""
+        """Return the number of prompt tokens that a step may have now, beside any decodes."""
         if not self._token_ms:
             return min(FIRST_TOKENS, self._max_step_tokens)
         max_ms = self._max_alone_ms if is_alone else self._max_step_ms

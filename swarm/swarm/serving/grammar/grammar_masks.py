@@ -35,11 +35,11 @@ TOKENS_PER_S = 20_000.0
 """The slowest that tokens of a long answer are read again, by a server that takes it over."""
 
 GRACE_S = 1.0
-"""How much later than the process itself, which ends at its limit, its answer is given up."""
+"""Time after the process has ended itself at its limit, until its answer is given up."""
 
 ENVIRONMENT = {"RAYON_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 TOKENIZER_BYTES = 4 * 2**30
-"""Of the process that holds the tokenizer, which is the server's own file."""
+"""Memory limit of the process that holds the tokenizer, which is the server's own file."""
 
 MAX_ANSWER_BYTES = 2**20
 
@@ -119,7 +119,7 @@ class GrammarProcess:
         self._has_ended = False
 
     def mask(self, tokens: Sequence[int]) -> TokenMask:
-        """What may follow `tokens`, which go on from those of the last call.
+        """Return the mask of what may follow `tokens`, which continue those of the last call.
 
         Raises ConfigError for a grammar that cannot be used, or takes too much, and PeerRefused without a process.
         After any of these, nothing can be asked.
@@ -166,7 +166,7 @@ class GrammarProcess:
 
 
 def _ask(pipe: Connection, message: bytes, within_s: float) -> bytes:
-    """Nothing if the process is late or has died."""
+    """Return the answer; empty if the process is late or has died."""
     with suppress(EOFError, OSError):
         pipe.send_bytes(message)
         if pipe.poll(within_s):
@@ -185,7 +185,8 @@ MAX_GRAMMARS = 32
 
 
 class GrammarPool:
-    """Of one server, for the model whose `tokenizer` (a tokenizer.json) it has. `close` ends the processes."""
+    """The grammars of one server's sessions, for the model with this `tokenizer` (a tokenizer.json). `close` ends their
+    processes."""
 
     def __init__(self, tokenizer: Path) -> None:
         self._processes = GrammarForkServer(tokenizer)
@@ -205,7 +206,7 @@ class GrammarPool:
         return state
 
     def close(self) -> None:
-        """Nothing may be asked after this."""
+        """End all grammars; no mask may be asked for after this."""
         for state in list(self._open):
             state.close()
         self._threads.submit(self._processes.close)
@@ -221,7 +222,8 @@ class SessionGrammar:
         self._among = among
 
     def mask(self, tokens: Sequence[int]) -> asyncio.Future[TokenMask]:
-        """What may follow `tokens`, which go on from those of the last call, and do not change until it is done.
+        """Compute what may follow `tokens`, which continue those of the last call, and must not change until it is
+        done.
 
         Raises ConfigError for a grammar that cannot be used, or takes too much, and PeerRefused without a process.
         """

@@ -22,7 +22,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 GRAMMAR_BYTES = 2**27
-"""Of address space, beside what the tokenizer takes. A usual schema takes some megabytes."""
+"""Limit of a fork's address space, beside what the tokenizer takes. A usual schema takes some megabytes."""
 
 LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,  # 20 ms
@@ -38,7 +38,7 @@ properties stay a hundred times below."""
 END = "<|end of the grammar|>"
 MAX_ERROR_CHARS = 300
 CAUSES = {"NoExtensionBias": "no text can satisfy it, as where a $ref or a rule leads only to itself"}
-"""What llguidance says by a bare name, in words."""
+"""Explanations of errors that llguidance reports by a bare name."""
 GONE = EOFError, BrokenPipeError, ConnectionResetError
 
 
@@ -53,7 +53,7 @@ def main(fd: int, _memory_bytes: int) -> None:
         except (ValueError, KeyError, TypeError) as error:
             parent.send_bytes(_line(str(error)).encode())
             return
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the forks are not waited for
         parent.send_bytes(b"ready")
         while True:
             parent.recv_bytes()

@@ -64,7 +64,7 @@ class LogitEdits:
 
 
 def _forbidden(allowed: bytes, num_tokens: int) -> Tensor:
-    """Of so many tokens those that have no bit: a mask [V]."""
+    """Return a mask [V] of the tokens without a bit."""
     bits = np.unpackbits(np.frombuffer(allowed, dtype=np.uint8), count=num_tokens, bitorder="little")
     return torch.from_numpy(bits == 0)
 
@@ -156,7 +156,7 @@ def _are_ids(values: Collection[int]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pick:
-    """Which draw: the token at `index` of the answer, and how many likeliest tokens to tell (None: no probabilities).
+    """One draw: the token at `index` of the answer, and how many likeliest tokens to report (None: no probabilities).
 
     `edits` change the logits first; probabilities are those of the logits without them. Of `sampling` only what cuts
     and draws is used here. Raises ConfigError for values without meaning.
@@ -175,9 +175,9 @@ class Pick:
 
 
 def pick_all(logits: Sequence[Tensor], picks: Sequence[Pick]) -> list[SampledToken | None]:
-    """The next token of each seat, from its logits [V]; the greedy ones, which are most, in one go.
+    """Draw the next token of each sequence, from its logits [V]; the greedy ones, which are most, in one go.
 
-    None for logits whose largest is not a finite number. Minus infinity is one that is never picked.
+    Returns None for logits whose largest is not a finite number. A logit of minus infinity is never picked.
     """
     picked: list[SampledToken | None] = []
     for logits_V, (token_id, is_finite), wanted in zip(logits, _largest(logits), picks, strict=True):
@@ -197,7 +197,7 @@ def pick_all(logits: Sequence[Tensor], picks: Sequence[Pick]) -> list[SampledTok
 
 
 def _largest(logits: Sequence[Tensor]) -> list[tuple[int, bool]]:
-    """Of each the first of the largest, and whether that is a finite number; what is not a number is the largest."""
+    """Return the index of each row's first largest logit, and whether it is finite; NaN counts as the largest."""
     if logits[0].device.type == "cpu":
         # numpy's is several times faster than torch's, and does not wake other threads for so little
         rows = [logits_V.float().numpy() for logits_V in logits]
@@ -246,6 +246,6 @@ def pick(logits_V: Tensor, sampling: Sampling, index: int) -> int:
 
 
 def _uniform(seed: int, index: int) -> float:
-    """In [0, 1), with 53 random bits."""
+    """Return a number in [0, 1) with 53 random bits."""
     digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53

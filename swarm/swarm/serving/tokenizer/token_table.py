@@ -17,13 +17,13 @@ from itertools import accumulate
 from typing import Any
 
 SPACE = "\u2581"
-"""As SentencePiece writes a space."""
+"""The character that SentencePiece writes for a space."""
 
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def token_bytes(tokenizer: Any, token_id: int) -> bytes:
-    """Of transformers' `tokenizer`. A space at the start of a word belongs to its token."""
+    """Return the bytes of a token of transformers' `tokenizer`. A space at the start of a word belongs to its token."""
     written = tokenizer.convert_ids_to_tokens(token_id)
     if isinstance(written, str):
         if byte := fallback_byte(written):
@@ -43,7 +43,7 @@ def fallback_byte(written: str) -> bytes | None:
 
 
 def byte_level_bytes(written: str) -> bytes | None:
-    """What a token in the byte-level alphabet stands for; None for one that is not written in it."""
+    """Return the bytes of a token in the byte-level alphabet; None for one that is not written in it."""
     bytes_by_character = _bytes_by_character()
     try:
         return bytes([bytes_by_character[character] for character in written])
@@ -90,13 +90,13 @@ class TokenTable:
     strips_first: bool = False
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Nothing for an id that is no token."""
+        """Return a token's bytes; empty for an id that is no token."""
         if not 0 <= token_id < len(self.bounds) - 1:
             return b""
         return self.data[self.bounds[token_id] : self.bounds[token_id + 1]]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """As the tokenizer decodes them, without special ones."""
+        """Decode as the tokenizer does, without special tokens."""
         shown = [token_id for token_id in token_ids if token_id not in self.special]
         if self.single is None:
             return b"".join(map(self.token_bytes, shown)).decode(errors="replace")

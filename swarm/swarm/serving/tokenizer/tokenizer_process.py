@@ -39,8 +39,8 @@ _ERRORS: dict[str, type[SwarmError]] = {each.code: each for each in (ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerLimits:
-    """What a model's tokenizer may take. 262,000 tokens with as many merges load in 4 s and 0.5 GiB; a prompt of two
-    million characters takes another 0.5 GiB."""
+    """Limits of a model's tokenizer process. 262,000 tokens with as many merges load in 4 s and 0.5 GiB; a prompt of
+    two million characters takes another 0.5 GiB."""
 
     memory_bytes: int = 3 * 2**29
     load_s: float = 60.0
@@ -116,7 +116,7 @@ class TokenizerProcess:
 
 
 class _OwnedProcess:
-    """The process and the folder of a tokenizer: what has to be given back, whoever forgets it."""
+    """The process and the folder of a tokenizer, which a finalizer frees if `close` was not called."""
 
     def __init__(self, child: ChildProcess | None) -> None:
         self.child = child

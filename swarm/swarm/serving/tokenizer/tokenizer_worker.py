@@ -104,7 +104,7 @@ class TokenizerAnswers:
 
 
 def _end_with_parent(fd: int) -> None:
-    """In mid-request too, unless the interpreter is held up: then the limit of the processor's time ends it."""
+    """End with the parent, in mid-request too; while the GIL is held, the limit of CPU time ends the process."""
     parent = select.poll()
     parent.register(fd, 0)  # told is only that the other end is gone
     parent.poll()
@@ -140,7 +140,7 @@ NUM_COMPARED = 256
 Message = Mapping[str, Any]
 NOTHING: Message = MappingProxyType({})
 _RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
-"""Names that mean something to transformers, and are no values for a template."""
+"""Names of transformers' own parameters, which are no values for a template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,13 +152,13 @@ class LoadedTokenizer:
     tokenizer: Any
 
     def encode(self, prompt: str) -> list[int]:
-        """With what the tokenizer puts before a text, if anything."""
+        """Encode a text, with the tokens that the tokenizer puts before it, if any."""
         return self._bounded(self.tokenizer(prompt)["input_ids"])
 
     def encode_chat(
         self, messages: Sequence[Message], tools: Sequence[Message] = (), template_kwargs: Message = NOTHING
     ) -> list[int]:
-        """By the model's chat template; without one, as lines `role: content`, ending in `assistant:`.
+        """Encode by the model's chat template; without one, as lines `role: content`, ending in `assistant:`.
 
         Raises ConfigError if the template refuses these messages, or has no place for tools or for a name in
         `template_kwargs`.
@@ -213,7 +213,7 @@ class LoadedTokenizer:
         return token_bytes(self.tokenizer, token_id)
 
     def table(self) -> TokenTable | None:
-        """None for a tokenizer whose decoder is not a list of bytes or texts, or has been changed."""
+        """Make the table; None for a tokenizer whose decoder is not a list of bytes or texts, or has been changed."""
         # a class of its own may decode as it likes
         is_plain = getattr(type(self.tokenizer), "_decode", None) is TokenizersBackend._decode
         if not (is_plain and type(self.tokenizer).decode is PreTrainedTokenizerBase.decode):
@@ -267,7 +267,7 @@ def load_tokenizer(model: str, directory: Path) -> LoadedTokenizer:
 
 
 def warm_up() -> None:
-    """Load what the first tokenizer of a process would wait for, with one that is made up."""
+    """Load a made-up tokenizer, so that the first real one does not wait for imports."""
     words = {"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}
     files = {
         "config.json": b'{"model_type": "llama"}',
@@ -291,7 +291,8 @@ def _without_paths(settings: bytes) -> bytes:
 
 
 def _end_ids(files: Mapping[str, bytes], config: Any, tokenizer: Any) -> list[int]:
-    """From the generation config, else the config, else the tokenizer: as transformers' generate decides."""
+    """Return the end tokens of the generation config, else the config, else the tokenizer, as transformers' generate
+    chooses them."""
     generation = json.loads(files.get("generation_config.json", b"{}"))
     ends = generation.get("eos_token_id", getattr(config, "eos_token_id", None))
     if ends is None:
@@ -310,7 +311,7 @@ _STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 
 
 def _decoder_parts(decoder: Any) -> str | None:
-    """Which of the decoders that a table can stand for this is, if any."""
+    """Return which of the decoders that a table can replace this is, if any."""
     if decoder is None:
         return None
     told = json.loads(decoder.__getstate__())

@@ -40,7 +40,7 @@ MAX_PADDED_TOKENS = 2**18
 
 @dataclass(frozen=True, slots=True)
 class AttentionSettings:
-    """What a family's attention asks for besides softmax(scale q k) v."""
+    """Settings of a family's attention besides softmax(scale q k) v."""
 
     scale: float | None
     window: int | None
@@ -64,7 +64,7 @@ class AttentionCall:
 
 
 def plan(slices: Sequence[Slice], window: int | None, device: torch.device) -> list[AttentionCall]:
-    """Which calls compute the rows of `slices`, together every row once."""
+    """Choose the calls that compute the rows of `slices`, together every row once."""
     longest = max(s.position + 1 for s in slices)
     is_short = longest <= SHORT_TOKENS
     if device.type != "cpu":
@@ -97,7 +97,7 @@ def _alone(piece: Slice, rows: slice, window: int | None, device: torch.device) 
 
 
 def _together(decodes: Sequence[tuple[int, Slice]], window: int | None, device: torch.device) -> AttentionCall:
-    """Padding is the slice's own first page, so that no seat's numbers ever meet another's."""
+    """Pad with the slice's own first page, so that numbers of two sequences never meet."""
     num_pages = [piece.position // PAGE_TOKENS + 1 for _, piece in decodes]
     longest = max(num_pages)
     pages = [
@@ -154,7 +154,7 @@ def compute(
 
 
 def _seen(part: AttentionCall, tensor_SKD: Tensor) -> Tensor:
-    """The part's keys or values as [1, K, L, D], or [B, K, L, D]."""
+    """Return the part's keys or values as [1, K, L, D], or [B, K, L, D]."""
     if isinstance(part.seen, slice):
         return tensor_SKD[part.seen].transpose(0, 1)[None]
     if not part.is_padded:
@@ -195,7 +195,7 @@ _current: ContextVar[RaggedCache | None] = ContextVar("pass", default=None)
 
 
 class ShapeRecorder(Cache):  # type: ignore[misc]
-    """Keeps nothing but what each block would have it keep."""
+    """Records the shapes of what each block would keep, and keeps nothing."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -225,7 +225,7 @@ class PoolCache(Cache):  # type: ignore[misc]
 
     @property
     def positions(self) -> Tensor:
-        """Of the rows, [1, N]."""
+        """The positions of the rows, [1, N]."""
         rows = [torch.arange(s.position, s.position + s.num_tokens) for s in self._slices]
         return torch.cat(rows)[None].to(self._device)
 
@@ -239,9 +239,9 @@ class PoolCache(Cache):  # type: ignore[misc]
 
 
 def _unused(piece: Slice) -> Tensor:
-    """The slots behind the slice's rows in a page that these begin.
+    """Return the slots behind the slice's rows in a page that they begin.
 
-    Whole pages are read and what lies behind a row is masked, but a number that is not finite, left there by a seat
+    Whole pages are read and what lies behind a row is masked, but a number that is not finite, left there by a sequence
     that failed, would pass through any mask.
     """
     end = piece.position + piece.num_tokens
@@ -275,7 +275,7 @@ class GatheredCache(PoolCache):
 
 
 class RaggedCache(PoolCache):
-    """All slices of a batch in one pass. Use as a context around the model's forward."""
+    """The cache of all slices of a batch in one pass. Use as a context around the model's forward."""
 
     def __init__(self, pool: KVPool, slices: Sequence[Slice]) -> None:
         super().__init__(pool, slices)
@@ -329,7 +329,7 @@ def ragged_attention(
     s_aux: Tensor | None = None,
     **others: Any,  # transformers passes on whatever a model was called with
 ) -> tuple[Tensor, None]:
-    """An attention function as transformers wants it, for modules that run within a RaggedCache."""
+    """transformers' attention function for modules that run within a RaggedCache."""
     cache = _current.get()
     assert cache is not None, "ragged attention outside of a pass"
     if others.get("position_bias") is not None:

@@ -1,6 +1,6 @@
-"""What one pass over a span's weights computes: the rows of many seats, packed one after another.
+"""The rows of many sequences, packed one after another, that one pass over a span's weights computes.
 
-Values only; `span` runs them and the engine chooses them. Legend of shapes: N rows of all slices, H hidden size.
+Values only: the engine chooses them and `span` runs them. Legend of shapes: N rows of all slices, H hidden size.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PAGE_TOKENS = limits.PAGE_TOKENS
 
 
 class Want(IntEnum):
-    """Which outputs of a step its caller needs."""
+    """The outputs of a step that its caller needs."""
 
     NOTHING = 0
     LAST = 1
@@ -25,7 +25,7 @@ class Want(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """One seat's part of a batch.
+    """One sequence's part of a batch.
 
     `position` is the position of its first row, so it is how many positions its pages hold already. `pages` are the
     ids of the pages that hold positions [0, position + num_tokens), in order; more of them do no harm.

@@ -24,10 +24,10 @@ from swarm.serving.model.formats.format_registry import format_of
 _SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 
 _BEFORE_BLOCKS = {("bloom", "word_embeddings_layernorm"): True, ("opt", "final_layer_norm"): False}
-"""By family and module, where order and kind do not tell."""
+"""By family and module: whether it comes before the blocks, where its order and kind do not show it."""
 
 _INDEX_NAMES = ("layer_idx", "layer_id")
-"""What families call the index under which a block keeps its keys and values."""
+"""Names that families give to the index under which a block keeps its keys and values."""
 
 
 def causal_lm_class(config: Any) -> Any:
@@ -98,7 +98,7 @@ def _owners(model: Any, path: str) -> Iterator[tuple[nn.Module, str]]:
 
 
 def _is_before_blocks(model: Any, owner: nn.Module, name: str, way: str) -> bool:
-    """Whether the model applies this module to its input or to its output, which no family declares.
+    """Return whether the model applies this module before its blocks, or after them, which no family declares.
 
     Modules are written down in the order of use, and only embeddings come first. Where both signs do not agree the
     family must be one whose code was read, or is refused.
@@ -137,10 +137,8 @@ class _Absent(nn.Module):
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Without the library's own progress bars and load reports: failures are raised, and named, here.
-
-    Nor what torchao, which it imports, logs of kernels for other machines.
-    """
+    """Turn off transformers' progress bars and load reports, since failures are raised here, and torchao's log of
+    kernels for other machines."""
     loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -47,7 +47,7 @@ class CheckedFamily:
 
 
 def check_directory(directory: Path, blocks: tuple[int, int] | None = None) -> CheckedFamily:
-    """As `check_config`, for the config.json in `directory`, and for the span of it that is to be served."""
+    """Apply `check_config` to the config.json in `directory`, and check the span that is to be served."""
     with quiet_transformers():
         config = read_config(directory)
     if blocks is not None:
@@ -68,7 +68,7 @@ def check_config(config: Any) -> CheckedFamily:
 
 @lru_cache(maxsize=64)  # `join` asks before it meets peers, and again for each span that is loaded
 def _untried(kind: Any, settings: str) -> str:
-    """Why the config's blocks could not be tried out; empty: they were. Raises ConfigError if they cannot be served."""
+    """Return why the config's blocks could not be tried; empty if they were. Raises ConfigError if they fail."""
     config = kind.from_dict(json.loads(settings))
     try:
         try_in_parts(config)
@@ -79,7 +79,7 @@ def _untried(kind: Any, settings: str) -> str:
 
 
 def _check_structure(config: Any) -> None:
-    """Raises ConfigError for a model that cannot be built, or whose modules cannot be told apart."""
+    """Raises ConfigError for a model that cannot be built, or whose modules cannot be distinguished."""
     model_class = causal_lm_class(config)
     try:
         with BUILDING, quiet_transformers(), torch.device("meta"):
@@ -94,7 +94,7 @@ def _check_structure(config: Any) -> None:
 
 
 MAX_VALUES = 16 * 2**20
-"""Of a miniature's weights: one that stays larger has sizes that are not known here."""
+"""Limit of a miniature's weights: a larger one has sizes that are not known here."""
 
 _STEPS = (7, 7, 7, 1, 1, 1, 1, 1, 1, 1)
 """Tokens of each pass: prompts in pieces, then an answer, together beyond a miniature's windows."""
@@ -102,11 +102,11 @@ _STEPS = (7, 7, 7, 1, 1, 1, 1, 1, 1, 1)
 _TOLERANCE = 1e-3
 
 _SEEDS = (0, 1)
-"""Of two miniatures one must agree: a router may find two experts equally good, and rounding decides."""
+"""Seeds of two miniatures, one of which must agree: a router may score two experts equally, and rounding decides."""
 
 
 class NotTriedError(Exception):
-    """This config has no miniature that transformers itself can run. Says nothing about serving it."""
+    """This config has no miniature that transformers itself can run. It may still be served."""
 
 
 def try_in_parts(config: Any) -> None:
@@ -139,13 +139,13 @@ def _gives_the_same(config: Any, seed: int) -> bool:
 
 
 def _tokens(config: Any, generator: torch.Generator) -> Tensor:
-    """[T], from the vocabulary's middle: at its ends are tokens with a meaning of their own."""
+    """Draw token ids [T] from the vocabulary's middle: special tokens are at its ends."""
     num_tokens, vocab = min(sum(_STEPS), context_tokens(config)), min(config.vocab_size, VOCAB)
     return torch.randint(vocab // 8, vocab - vocab // 8, (num_tokens,), generator=generator)
 
 
 def _whole(config: Any, tokens_T: Tensor, generator: torch.Generator, folder: Path) -> Tensor:
-    """The logits [T, V] of transformers' own model of the miniature, which is in `folder` afterwards."""
+    """Return the logits [T, V] of transformers' own model of the miniature, and save it in `folder`."""
     try:
         with BUILDING, torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -255,11 +255,11 @@ _SIZES: Sequence[tuple[int, Sequence[str]]] = (
 _SIZE_OF = {name: size for size, names in _SIZES for name in names}
 _DROPPED = {"id2label", "label2id", "quantization_config"}
 _MAX_OTHER = 64
-"""Of anything else that is counted, such as codebooks: a config may name a billion."""
+"""Limit of any other count, such as codebooks: a config may name a billion."""
 
 
 def miniature(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` of a transformers config, shrunk; those of parts of it too."""
+    """Shrink the `settings` of a transformers config, and those of its parts."""
     depth = _first_int(settings, _DEPTHS)
     kept = _kept_blocks(settings, depth) if depth else []
     small: dict[str, Any] = {}
@@ -290,7 +290,7 @@ def _number(name: str, value: Any) -> Any:
 
 
 def _list(name: str, values: Sequence[Any], kept: Sequence[int], depth: int) -> list[Any]:
-    """One with an entry for each block keeps those of the blocks that are kept."""
+    """Shrink a list; one with an entry for each block keeps the entries of the kept blocks."""
     if name in {"long_factor", "short_factor"}:
         return list(values[: _HEAD_SIZE // 2])
     if depth and len(values) == depth:
@@ -310,7 +310,7 @@ def _of_blocks(by_block: Mapping[Any, Any], kept: Sequence[int]) -> dict[str, An
 
 
 def _kept_blocks(settings: Mapping[str, Any], depth: int) -> list[int]:
-    """A first block of each kind that lists tell apart, and as many others as there is room for."""
+    """Return a first block of each kind that lists distinguish, and as many others as there is room for."""
     lists = [value for value in settings.values() if isinstance(value, list | tuple) and len(value) == depth]
     first: dict[str, int] = {}
     for block in range(depth if lists else 0):

@@ -152,7 +152,7 @@ def _norm(module: Any) -> tuple[Floats, float]:
 
 
 def _places(slices: Sequence[Slice], window: int) -> Ints:
-    """As `fused_kernels` has them. A shorter row's last pages are never read."""
+    """Return the `places` of `fused_kernels`. The padding behind a shorter row's pages is never read."""
     num_pages = [piece.position // PAGE_TOKENS + 1 for piece in slices]
     places = np.zeros((len(slices), 2 + max(num_pages)), np.int64)
     for place, piece, num in zip(places, slices, num_pages, strict=True):
@@ -163,16 +163,16 @@ def _places(slices: Sequence[Slice], window: int) -> Ints:
 
 
 def is_for(dtype: torch.dtype, device: str) -> bool:
-    """Whether the loops are for what is computed in `dtype` on a `device` of torch's."""
+    """Return whether the loops are for computing in `dtype` on a torch `device`."""
     return dtype == torch.float32 and device == "cpu"
 
 
 def fused_blocks(blocks: Sequence[Any], base: Any, dtype: torch.dtype, device: torch.device) -> FusedBlocks | None:
-    """None where the blocks are built otherwise, or are not computed in float32 on a CPU."""
+    """Return None where the blocks are built otherwise, or are not computed in float32 on a CPU."""
     rotary = getattr(base, "rotary_emb", None)
     if not is_for(dtype, device.type) or rotary is None:
         return None
-    if not all(_has(block, part) for block in blocks for part in _PARTS) or any(map(_asks_where, blocks)):
+    if not all(_has(block, part) for block in blocks for part in _PARTS) or any(map(_uses_positions, blocks)):
         return None
     if (found := kernels()) is None:
         return None
@@ -182,9 +182,9 @@ def fused_blocks(blocks: Sequence[Any], base: Any, dtype: torch.dtype, device: t
         return None
 
 
-def _asks_where(block: Any) -> bool:
-    """Whether its attention does more with positions than to rotate, perhaps only far beyond those that are tried out:
-    Ministral 3 makes queries larger after the first 16384."""
+def _uses_positions(block: Any) -> bool:
+    """Return whether its attention uses positions for more than rotation, perhaps only far beyond those that are
+    tried: Ministral 3 makes queries larger after the first 16384."""
     return "position_ids" in inspect.signature(block.self_attn.forward).parameters
 
 

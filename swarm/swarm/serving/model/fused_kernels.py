@@ -1,11 +1,10 @@
 """The loops of `fused_decode`, as numba compiles them: without the GIL, and cached on disk for the machine.
 
-The functions here are the source; nobody calls them as Python. Sums may be taken in any order, so that LLVM vectorizes
-them; numbers that are not finite stay so.
-Shapes: N rows, H hidden size, Q query heads, K heads of keys and values, A all of them (queries, keys, values), D width
-of a head, R of it that is rotated, S slots of the pool, L positions that a row sees, P pages of the longest row.
-`rotation` is cosines and sines [N, R], `cache` keys and values [S, K, D], `places` [N, 2 + P] of each row the first
-position that it sees, its own, and the pages of them all.
+The functions here are the source; they are not called as Python. Sums may be taken in any order, so that LLVM
+vectorizes them; numbers that are not finite stay so. Shapes: N rows, H hidden size, Q query heads, K heads of keys and
+values, A all of them (queries, keys, values), D width of a head, R of it that is rotated, S slots of the pool, L
+positions that a row sees, P pages of the longest row. `rotation` is cosines and sines [N, R], `cache` keys and values
+[S, K, D], `places` [N, 2 + P] of each row the first position that it sees, its own, and the pages of them all.
 """
 
 from __future__ import annotations

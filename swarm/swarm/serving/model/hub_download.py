@@ -71,10 +71,10 @@ class HubModel:
 def find_model(
     model_id: str, cache_dir: Path, *, revision: str = "main", endpoint: str | None = None, token: str | None = None
 ) -> HubModel:
-    """Ask the hub what `revision` of the model is, and bring its small files. Raises ConfigError, IntegrityError."""
+    """Ask the hub what `revision` of the model is, and download its small files. Raises ConfigError, IntegrityError."""
     api = HfApi(endpoint=endpoint, token=token)
     model = _look_up(api, model_id, cache_dir, revision)
-    with _in_its_directory(model):
+    with _locked_directory(model):
         _fetch_all(model, [name for name in (*SMALL_FILES, INDEX) if name in model.sizes], lambda *_: None)
         if not (model.directory / DOWNLOAD).is_file():
             _write_atomically(model.directory / DOWNLOAD, json.dumps(_describe(api, model)))
@@ -82,19 +82,19 @@ def find_model(
 
 
 def find_config(model_id: str, cache_dir: Path, *, revision: str = "main", endpoint: str | None = None) -> Path:
-    """The directory of that model, with its config.json in it and nothing else brought. Raises as `find_model`."""
+    """The directory of that model, with nothing downloaded but its config.json. Raises as `find_model`."""
     model = _look_up(HfApi(endpoint=endpoint), model_id, cache_dir, revision)
     if _size(model, CONFIG) > MAX_CONFIG_BYTES:
         raise ConfigError(
             f"{CONFIG} of {model_id} is larger than {MAX_CONFIG_BYTES} bytes", remedy="name another model"
         )
-    with _in_its_directory(model):
+    with _locked_directory(model):
         _fetch_all(model, [CONFIG], lambda *_: None)
     return model.directory
 
 
 def _look_up(api: HfApi, model_id: str, cache_dir: Path, revision: str) -> HubModel:
-    with _in_words(model_id, revision):
+    with _translated_errors(model_id, revision):
         info = api.model_info(model_id, revision=revision, files_metadata=True)
     files = {file.rfilename: file for file in info.siblings or ()}
     commit = str(info.sha)
@@ -113,22 +113,22 @@ def _look_up(api: HfApi, model_id: str, cache_dir: Path, revision: str) -> HubMo
 
 
 @contextmanager
-def _in_its_directory(model: HubModel) -> Iterator[None]:
-    """Hold the directory of `model` against other processes, and say in words what goes wrong."""
-    with _in_words(model.model_id, model.commit):
+def _locked_directory(model: HubModel) -> Iterator[None]:
+    """Lock the directory of `model` against other processes, and translate errors."""
+    with _translated_errors(model.model_id, model.commit):
         model.directory.mkdir(parents=True, exist_ok=True)
         with FileLock(model.directory / ".lock"):
             yield
 
 
 def download_blocks(model: HubModel, start: int, end: int, on_progress: OnProgress) -> ModelFiles:
-    """Bring the shards that hold tensors of blocks `[start, end)`, none other; those that are there are not read again.
+    """Download the shards that hold tensors of blocks `[start, end)`, and no others; shards that are there are kept.
 
-    Raises ConfigError if they cannot be brought or find no room, IntegrityError for one that is not what it should be.
+    Raises ConfigError if they cannot be downloaded or find no room, IntegrityError for a shard with other bytes.
     """
     files = open_model(model.directory)
     names = [shard.name for shard in needed_shards(files, start, end)]
-    with _in_its_directory(model):
+    with _locked_directory(model):
         _fetch_all(model, names, on_progress)
     return files
 
@@ -164,7 +164,7 @@ def _report(on_progress: OnProgress, before: int, total: int, num_bytes: int) ->
 
 
 def _fetch(model: HubModel, name: str, size: int, on_bytes: Callable[[int], None]) -> None:
-    """Bring one file, going on where a broken download of it stopped."""
+    """Download one file, going on where a broken download of it stopped."""
     part = model.directory / f"{name}.part"
     num_failures = 0
     while (part_bytes := _part_bytes(model, name)) < size:
@@ -205,7 +205,7 @@ def _append(model: HubModel, name: str, part: Path, on_bytes: Callable[[int], No
 
 
 def _part_bytes(model: HubModel, name: str) -> int:
-    """Of a broken download. One that is longer than the file is another file's."""
+    """Return the size of a partial download. One that is longer than the file is dropped: it is another file's."""
     part = model.directory / f"{name}.part"
     if part.is_file() and part.stat().st_size > _size(model, name):
         part.unlink()
@@ -242,8 +242,8 @@ def _no_room(model: HubModel, why: str) -> ConfigError:
 
 
 @contextmanager
-def _in_words(model_id: str, revision: str) -> Iterator[None]:
-    """What the hub's library and the disk raise, in one line."""
+def _translated_errors(model_id: str, revision: str) -> Iterator[None]:
+    """Translate what the hub's library and the disk raise into errors of one line."""
     try:
         yield
     except SwarmError:

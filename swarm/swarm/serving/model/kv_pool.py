@@ -26,7 +26,8 @@ _HUGE_PAGE_BYTES = 2**21
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVShape:
-    """What one block keeps of one position: keys [num_heads, key_width] and values [num_heads, value_width]."""
+    """The shape of what one block keeps of one position: keys [num_heads, key_width] and values [num_heads,
+    value_width]."""
 
     num_heads: int
     key_width: int
@@ -67,7 +68,7 @@ class KVPool:
         return self.bytes_of_page(0, len(self._shapes))
 
     def bytes_of_page(self, start: int, end: int) -> int:
-        """Of one page on the span's blocks `start` to `end` (counted from the span's first one)."""
+        """Bytes of one page on the span's blocks `start` to `end` (counted from the span's first one)."""
         return sum(self._page_values[start:end]) * self.dtype.itemsize
 
     @property
@@ -76,7 +77,7 @@ class KVPool:
 
     @property
     def num_pages_at_once(self) -> int:
-        """For how many pages the system gives memory at once, in the tensors on average."""
+        """Number of pages for which the system gives memory at once, in the tensors on average."""
         return -(-_HUGE_PAGE_BYTES * 2 * len(self._shapes) // self.page_bytes)
 
     def make_resident(self, first: int, end: int) -> None:
@@ -87,9 +88,9 @@ class KVPool:
                 make_resident(pages.data_ptr(), pages.nbytes)
 
     def layout(self, start: int, end: int) -> bytes:
-        """How `read` lays out these blocks: only pools for which it is the same can exchange pages.
+        """Describe how `read` lays out these blocks: only pools with the same layout can exchange pages.
 
-        Types of the same width are not told apart by their number of bytes.
+        The number of bytes does not distinguish types of the same width.
         """
         shapes = [(shape.num_heads, shape.key_width, shape.value_width) for shape in self._shapes[start:end]]
         return f"{self.dtype}, {sys.byteorder}, pages of {PAGE_TOKENS}, {shapes}".encode()
@@ -158,17 +159,19 @@ class Prefault:
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
         self._num_ahead = pool.num_pages_at_once
-        self._num_asked = 0
+        self._num_requested = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="swarm-prefault")
 
     def keep_ahead(self, num_touched: int) -> None:
-        """Beyond the first `num_touched` pages have as many as the system gives at once, or half of them. Returns at
-        once."""
-        first, end = max(self._num_asked, num_touched), min(num_touched + self._num_ahead, self._pool.num_pages)
+        """Keep as many pages resident beyond the first `num_touched` as the system gives at once, or half of them.
+
+        Returns at once.
+        """
+        first, end = max(self._num_requested, num_touched), min(num_touched + self._num_ahead, self._pool.num_pages)
         if end - first >= min(-(-self._num_ahead // 2), self._pool.num_pages - first) > 0:
-            self._num_asked = end
+            self._num_requested = end
             self._thread.submit(self._pool.make_resident, first, end)
 
     def close(self, *, wait: bool) -> None:
-        """Ask for nothing more; with `wait`, block until what is asked for has come."""
+        """Request no more pages; with `wait`, block until those requested are resident."""
         self._thread.shutdown(wait=wait, cancel_futures=True)

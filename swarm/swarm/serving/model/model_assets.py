@@ -1,7 +1,7 @@
-"""What a client needs of a model: its tokenizer, its shape and its end tokens, from files that a server gave.
+"""What a client needs of a model: its tokenizer, its shape and its end tokens, from the files of a server.
 
-The files are a peer's. They are read in a process with limits (`swarm.serving.tokenizer`), whose answers are checked
-here; what a stream of tokens is decoded with is a table, which is data. A kit belongs to an event loop.
+The files are untrusted. A process with limits (`swarm.serving.tokenizer`) reads them, and its answers are checked here.
+A stream of tokens is decoded with a table, which is data. Assets belong to an event loop.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FILES_TIMEOUT_S = 60.0
 """A large tokenizer over a slow link."""
 
 TURN_S = 90.0
-"""What a request waits for those before it: for one that is killed at its limits, and its successor's start."""
+"""How long a request waits for those before it: for one that is killed at its limits, and the next process's start."""
 
 MAX_END_IDS = 64
 
@@ -36,7 +36,7 @@ NOTHING: Message = MappingProxyType({})
 
 
 class AsksTokenizer(Protocol):
-    """`TokenizerProcess`, as far as a kit uses it."""
+    """The part of `TokenizerProcess` that is used here."""
 
     def ask(self, what: str, **values: Any) -> Any: ...
 
@@ -44,7 +44,8 @@ class AsksTokenizer(Protocol):
 
 
 class TokenizerQueue:
-    """Asks a process about one thing after another, from a thread of its own: those who wait take no other's."""
+    """Ask a process one request after another, from a thread of its own, so that waiting requests block no other
+    thread."""
 
     def __init__(self, model: str, process: AsksTokenizer) -> None:
         self._model = model
@@ -75,16 +76,19 @@ class ModelAssets:
     end_ids: frozenset[int]
     table: TokenTable | None
     has_chat_template: bool
-    turns: TokenizerQueue
+    queue: TokenizerQueue
 
     async def encode(self, prompt: str) -> list[int]:
-        """With what the tokenizer puts before a text, if anything. Raises ConfigError as all that asks the process."""
-        return self._ids(await self.turns.ask("encode", prompt=prompt))
+        """Encode a text, with the tokens that the tokenizer puts before it, if any.
+
+        Raises ConfigError, as all methods that ask the process.
+        """
+        return self._ids(await self.queue.ask("encode", prompt=prompt))
 
     async def encode_chat(
         self, messages: Sequence[Message], tools: Sequence[Message] = (), template_kwargs: Message = NOTHING
     ) -> list[int]:
-        """By the model's chat template; without one, as lines `role: content`, ending in `assistant:`.
+        """Encode by the model's chat template; without one, as lines `role: content`, ending in `assistant:`.
 
         Raises ConfigError if the template refuses these messages, or has no place for tools or for a name in
         `template_kwargs`.
@@ -94,29 +98,29 @@ class ModelAssets:
             "tools": [dict(tool) for tool in tools],
             "template_kwargs": dict(template_kwargs),
         }
-        return self._ids(await self.turns.ask("encode_chat", **asked))
+        return self._ids(await self.queue.ask("encode_chat", **asked))
 
     async def decode(self, token_ids: Sequence[int]) -> str:
-        """Without special tokens."""
+        """Decode without special tokens."""
         (text,) = await self.decode_all([token_ids])
         return text
 
     async def decode_all(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         if self.table is not None:
             return [self.table.decode(token_ids) for token_ids in sequences]
-        texts = await self.turns.ask("decode", sequences=[[int(i) for i in token_ids] for token_ids in sequences])
+        texts = await self.queue.ask("decode", sequences=[[int(i) for i in token_ids] for token_ids in sequences])
         return self._texts(texts, len(sequences))
 
     async def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
         """Each token's own bytes; those of half a character too, where the tokenizer writes bytes."""
         if self.table is not None:
             return [self.table.token_bytes(token_id) for token_id in token_ids]
-        told = await self.turns.ask("token_bytes", token_ids=[int(token_id) for token_id in token_ids])
+        told = await self.queue.ask("token_bytes", token_ids=[int(token_id) for token_id in token_ids])
         return [text.encode("latin-1") for text in self._texts(told, len(token_ids))]
 
     def close(self) -> None:
         """End the process; nothing can be asked after this. Idempotent."""
-        self.turns.close()
+        self.queue.close()
 
     def _ids(self, told: Any) -> list[int]:
         if not (isinstance(told, list) and all(type(token_id) is int for token_id in told)):
@@ -131,9 +135,9 @@ class ModelAssets:
 
 async def open_assets(model: str, revision: str, process: AsksTokenizer) -> ModelAssets:
     """Load the tokenizer that `process` is for. Raises IntegrityError if the files make no sense; then it is closed."""
-    turns = TokenizerQueue(model, process)
+    queue = TokenizerQueue(model, process)
     try:
-        told = await turns.ask("load")
+        told = await queue.ask("load")
         return ModelAssets(
             shape=ModelShape(
                 name=model,
@@ -147,15 +151,15 @@ async def open_assets(model: str, revision: str, process: AsksTokenizer) -> Mode
             end_ids=frozenset(i for i in _end_ids(told["end_ids"]) if 0 <= i < told["vocab_size"]),
             table=None if told["table"] is None else table_from_json(told["table"]),
             has_chat_template=told["has_chat_template"] is True,
-            turns=turns,
+            queue=queue,
         )
     except (ValueError, TypeError, KeyError) as error:
-        turns.close()
+        queue.close()
         raise IntegrityError(
             f"the files of {model} cannot be used: {error}", remedy="its servers may be broken; use another model"
         ) from error
     except BaseException:
-        turns.close()
+        queue.close()
         raise
 
 

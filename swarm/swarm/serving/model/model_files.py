@@ -1,6 +1,6 @@
 """A Hugging Face model directory: its config, which file holds which tensor, its revision, and its small files.
 
-Weights are read by `blocks`, through `ModelFiles.shards`. Owned by whoever opened it; immutable.
+`weights` reads the tensors, through `ModelFiles.shards`. The values are immutable.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 DOWNLOAD = "download.json"
-"""Written by `download` where only some shards were brought: the commit and every tensor's number of values."""
+"""Written by `hub_download` where only some shards were brought: the commit and every tensor's number of values."""
 
 MAX_CONFIG_BYTES = 4 * 2**20
-"""Those that name a thousand labels have 100 kB."""
+"""A config that names a thousand labels has 100 kB."""
 
 _PAGE_BYTES = 4096
 _PAGES_PER_FILE = 4096  # 16 MiB read from each file, however large, so that a start does not read the whole model
@@ -66,11 +66,11 @@ class ModelFiles:
         return context_tokens(self.config)
 
     def revision(self, dtype: str = "float32") -> str:
-        """Hex digest that tells apart checkpoints, and what they compute in, so that chains never mix weights.
+        """Return a hex digest that distinguishes checkpoints and their dtypes, so that routes never mix weights.
 
-        Covers the config and evenly spaced pages of every weight file, all of it up to 16 MiB. It notices another
-        training step or fine-tune, not a few bytes flipped between pages. Of a download it is the commit's, for its
-        servers have different shards.
+        Covers the config and evenly spaced pages of every weight file, all of it up to 16 MiB. It shows another
+        training step or fine-tune, not a few bytes flipped between pages. For a download it follows from the commit,
+        since its servers have different shards.
         """
         if (download := _read_download(self.directory)) is not None:
             return hub_revision(download["commit"], dtype)
@@ -93,7 +93,7 @@ class ModelFiles:
         return f"{download['model_id']}@{download['commit']}" if download else ""
 
     def small_files(self) -> dict[str, bytes]:
-        """The whitelisted files that exist. Raises ConfigError for one that is over the limit."""
+        """Read the whitelisted files that exist. Raises ConfigError for one that is over the limit."""
         found = {name: self.directory / name for name in SMALL_FILES if (self.directory / name).is_file()}
         for name, path in found.items():
             if path.stat().st_size > limits.MAX_MODEL_FILE_BYTES:
@@ -121,7 +121,8 @@ def open_model(directory: Path) -> ModelFiles:
 
 
 def read_config(directory: Path) -> Any:
-    """transformers' config of the model in `directory`. Raises ConfigError for none, or one that is not usable."""
+    """Return transformers' config of the model in `directory`. Raises ConfigError if there is none, or it is
+    unusable."""
     if not (directory / CONFIG).is_file():
         raise ConfigError(
             f"{directory} holds no {CONFIG}",

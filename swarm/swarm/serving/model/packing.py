@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from swarm.heap import give_back
 
 _ROWS = 16
-"""How many rows the layout is made for. It is as good for one, and close to the best for hundreds."""
+"""The number of rows that the layout is made for. It is as good for one, and close to the best for hundreds."""
 
 _STEP_ROWS = 64
 _SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, _STEP_ROWS)
@@ -37,11 +37,11 @@ _SAME_ROWS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers of one module that families call with the same rows: small ones cost more to call than to compute."""
 
 _JOINED_BYTES = 2**25
-"""Of weights that are computed together. Beyond it a call is nothing beside reading them, and copying them much."""
+"""Limit of weights that are computed together. Beyond it a call costs little beside reading them, and a copy much."""
 
 
 class PackedLinear(nn.Module):
-    """As the nn.Linear that it is made from, frozen: x [..., in] -> [..., out]."""
+    """A frozen copy of an nn.Linear: x [..., in] -> [..., out]."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class PackedLinear(nn.Module):
 class _Together:
     """Layers that are given the same rows, as queries, keys and values are: one product, of which each takes its part.
 
-    Whoever is called with other rows than the last one has the product computed for these.
+    A layer that is called with other rows than the last one has the product computed for these.
     """
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
@@ -104,7 +104,7 @@ class PackedPart(nn.Module):
 
 
 def joint(layers: Sequence[object]) -> PackedLinear | None:
-    """What computes all of `layers`, which have names of _SAME_ROWS, at once: their outputs one after another."""
+    """Return the layer that computes all of `layers`, which have names of _SAME_ROWS, with their outputs in order."""
     first = layers[0]
     if not isinstance(first, PackedPart):
         return None
@@ -150,7 +150,7 @@ def _size(num_rows: int) -> int:
 
 
 def can_pack() -> bool:
-    """Whether this processor and this torch have the kernels."""
+    """Return whether this processor and this torch have the kernels."""
     has_library = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     has_kernels = has_library and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     return has_kernels and platform.machine() in ("x86_64", "AMD64")
@@ -189,7 +189,7 @@ def _siblings(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _joined(parent: nn.Module, names: Sequence[str]) -> Iterable[Sequence[str]]:
-    """`names`, those together that are computed as one."""
+    """Group `names`: those together that are computed as one."""
     alone = set(names)
     for group in _SAME_ROWS:
         if alone.issuperset(group) and _fit_together([parent.get_submodule(name) for name in group]):

@@ -25,14 +25,14 @@ from swarm.heap import give_back
 _INT8_MAX = 127
 
 _FEW_ROWS = 16
-"""Up to here torch's product is the faster way."""
+"""Up to this number of rows torch's int8 product is faster."""
 
 _OUTPUTS = 1024
 """Made bfloat16 at once: some megabytes, which stay in a cache."""
 
 
 class Int8Linear(nn.Module):
-    """As the nn.Linear that it is made from, frozen: x [..., I] -> [..., O]."""
+    """A frozen int8 copy of an nn.Linear: x [..., I] -> [..., O]."""
 
     codes: Tensor
 
@@ -114,7 +114,7 @@ _INT8_ROW_BYTES = 5
 _INT4_GROUP_BYTES = 4
 
 PASSING_BYTES = 8
-"""What the library takes for each value of the tensor that it makes smaller, beside that tensor: measured."""
+"""Bytes that torchao takes for each value of the tensor that it quantizes, beside that tensor: measured."""
 
 _MIN_SHARE = 0.5
 
@@ -148,19 +148,19 @@ def _quantize_by_torchao(blocks: nn.ModuleList, names: Iterable[str], bits: Bits
 
 
 def quantized_bytes(bits: Bits, num_values: int, num_rows: int) -> int:
-    """What a weight takes with its scales and offsets."""
+    """Return the bytes of a weight with its scales and offsets."""
     if bits == "int8":
         return num_values + _INT8_ROW_BYTES * num_rows
     return num_values // 2 + _INT4_GROUP_BYTES * (num_values // GROUP)
 
 
 def is_quantizable(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Not a subclass, which may read its weight in its own way."""
+    """Return whether the module is a plain linear layer: a subclass may read its weight in its own way."""
     return type(module) is nn.Linear and module.in_features % GROUP == 0
 
 
 def _torchao(bits: Bits, device: torch.device) -> tuple[Any, Any]:
-    """Its function and what to call it with. Imported here, for it takes a second, and only who quantizes needs it."""
+    """Return torchao's function and its argument. Imported here, since it takes a second and is rarely needed."""
     from torchao.quantization import (  # type: ignore[import-untyped]  # noqa: PLC0415
         Int4WeightOnlyConfig,
         Int8WeightOnlyConfig,

@@ -34,7 +34,7 @@ class TensorEntry:
 
 
 def read_header(path: Path) -> Mapping[str, TensorEntry]:
-    """All tensors of a file, by name. Raises IntegrityError for a truncated file or none of this kind."""
+    """Return all tensors of a file, by name. Raises IntegrityError for a truncated file or none of this kind."""
     try:
         with safe_open(path, framework="pt"), path.open("rb") as file:  # the library checks sizes and offsets
             header_bytes = int.from_bytes(file.read(8), "little")
@@ -51,7 +51,7 @@ def read_header(path: Path) -> Mapping[str, TensorEntry]:
 
 
 def one_line(error: BaseException) -> str:
-    """What a library or a file has to say, as part of a message of ours."""
+    """Return a library's message as one line, for a message of ours."""
     return " ".join(str(error).split())[:200]
 
 
@@ -101,7 +101,7 @@ class StoredTensor:
 
 
 def stored_tensors(path: Path) -> dict[str, StoredTensor]:
-    """All tensors of a file, by name; nothing but its header is read.
+    """Return all tensors of a file, by name; only its header is read.
 
     Raises IntegrityError for a truncated file or none of this kind, ConfigError for numbers of a kind not known here.
     """

@@ -16,7 +16,7 @@ from swarm_protocol.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """What a client must know of a model to check what servers send."""
+    """The sizes of a model by which a client checks what servers send."""
 
     name: str
     revision: str
@@ -71,7 +71,7 @@ def context_tokens(config: Any) -> int:
 
 
 def _rope_settings(config: Any) -> list[Mapping[str, Any]]:
-    """Of the model, or of each kind of its blocks."""
+    """Return the settings of the model, or of each kind of its blocks."""
     settings = getattr(config, "rope_parameters", None) or {}
     return [settings, *(value for value in settings.values() if isinstance(value, Mapping))]
 
@@ -96,4 +96,4 @@ SMALL_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
-"""Enough to tokenize and to know the model's shape. Never code, never weights."""
+"""The files that a server gives to clients, enough to tokenize and to know the model's shape. Never code or weights."""

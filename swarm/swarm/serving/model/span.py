@@ -31,14 +31,14 @@ STEPS = (1, 16)
 """Numbers of rows for which it is found out: one session's next token, and many sessions'."""
 
 _WORTH = 0.8
-"""Twice as many threads have to bring the time down to this."""
+"""Share of the time to which doubling the threads has to bring it."""
 
 _MOST_FAILED = 2
 """Numbers of threads in a row that are not worth it: then larger ones are not tried."""
 
 
 def step_like(num_rows: int) -> int | None:
-    """Which of STEPS a step of so many rows is like; None for a prompt's, which every core is worth."""
+    """Return which of STEPS a step of so many rows is like; None for a prompt's, which uses every core."""
     if num_rows < STEPS[1] // 2:
         return STEPS[0]
     return STEPS[1] if num_rows <= 2 * STEPS[1] else None
@@ -122,7 +122,7 @@ class Span:
 
     @cached_property
     def kv_shapes(self) -> tuple[KVShape, ...]:
-        """What each block keeps of a position, seen in a pass of one row."""
+        """The shapes of what each block keeps of a position, found in a pass of one row."""
         recorder = ShapeRecorder()
         self._choose(self.start, self.end)
         self._attend_with(self._local_attention)
@@ -159,7 +159,7 @@ class Span:
             return self.run_ragged(x, batch.slices, pool)
 
     def run_fused(self, x: Tensor, slices: Sequence[Slice], pool: KVPool) -> list[Tensor | None]:
-        """Decodes, in one pass past the family's modules."""
+        """Run decodes in one pass past the family's modules."""
         assert self.fused is not None
         start, end = self._chosen
         x_NH = x if x.is_floating_point() else self._model.get_input_embeddings()(x)
@@ -170,13 +170,13 @@ class Span:
         return _split(logits_NV, slices, is_kept=True)
 
     def run_ragged(self, x: Tensor, slices: Sequence[Slice], pool: KVPool) -> list[Tensor | None]:
-        """All slices in one pass over the weights."""
+        """Run all slices in one pass over the weights."""
         self._attend_with(RAGGED)
         with RaggedCache(pool, slices) as cache:
             return self._compute(x, slices, cache)
 
     def run_alone(self, x: Tensor, slices: Sequence[Slice], pool: KVPool) -> list[Tensor | None]:
-        """Each slice in a pass of its own, through transformers' own attention and masks."""
+        """Run each slice in a pass of its own, through transformers' own attention and masks."""
         self._attend_with(self._local_attention)
         outputs, row = [], 0
         for piece in slices:
@@ -238,7 +238,8 @@ class Span:
 
     @contextmanager
     def _inputs(self, x_BT: Tensor) -> Iterator[tuple[dict[str, Any], list[Tensor]]]:
-        """How the chosen blocks are given `x`, and where the last one's output is put if more is computed after it."""
+        """Yield the model's inputs for `x`, and a list for the last chosen block's output if more is computed after
+        it."""
         start, end = self._chosen
         output: list[Tensor] = []
         with ExitStack() as stack:
@@ -253,7 +254,7 @@ class Span:
                 yield {"input_ids": x_BT}, output
 
     def _choose(self, start: int, end: int) -> None:
-        """Make the model one of blocks [start, end): it holds no others until it is told to."""
+        """Make the model one of blocks [start, end), until other blocks are chosen."""
         if (start, end) == self._chosen:
             return
         assert self.start <= start < end <= self.end
@@ -295,7 +296,7 @@ def _split(rows: Tensor, slices: Sequence[Slice], *, is_kept: bool = False) -> l
 
 
 def _hidden(output: Any) -> Tensor:
-    """What a block returns: hidden states, for some families first in a tuple."""
+    """Return the hidden states of a block's output, for some families first in a tuple."""
     hidden: Tensor = output[0] if isinstance(output, tuple) else output
     return hidden
 

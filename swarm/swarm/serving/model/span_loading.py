@@ -29,7 +29,7 @@ from swarm.serving.model.weights import read_model, read_quantized
 
 _NUM_PAGES = 9
 _BEHIND_PAGE = 8
-"""What lies behind a window, where there is one. Its values are so large that whoever looks there shows it."""
+"""The page behind a window, where there is one. Its values are so large that reading them shows in the result."""
 
 _FAR_TOKENS = 64  # as many positions are behind the windows
 _MAX_LOUD = 8192  # in half precision numbers end at 65504
@@ -48,7 +48,7 @@ def load_span(
 ) -> Span:
     """Read blocks `[start, end)`, the embedding for block 0 and the norm and head for the last block.
 
-    With `bits` each block's weights are made smaller before the next one is read; `dtype` is what is computed with.
+    With `bits` each block's weights are quantized before the next one is read; `dtype` is that of the computation.
 
     Raises ConfigError for a span or a family that cannot be served, IntegrityError for a missing, misshapen or
     unreadable tensor or one that is not finite, naming it and its file.
@@ -90,7 +90,7 @@ def _agree(
     slices: Sequence[Slice],
     window: int,
 ) -> bool:
-    """Whether `run` gives what transformers' own attention and masks do."""
+    """Return whether `run` gives the same as transformers' own attention and masks."""
     num_rows = sum(piece.num_tokens for piece in slices)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(num_rows, span.hidden_size, generator=generator)
@@ -115,7 +115,7 @@ def _agree(
 
 
 def _window(config: Any) -> int:
-    """What some or all blocks look back at most; 0: nothing is said."""
+    """Return the window of some or all blocks; 0 where the config names none."""
     return max(getattr(config, "sliding_window", None) or 0, 0)
 
 
@@ -136,7 +136,7 @@ def _slices(config: Any, window: int) -> list[Slice]:
 
 
 def is_close(found: Tensor | None, expected: Tensor | None) -> bool:
-    """By the middle row: in half precision a router may send one or another row to another expert."""
+    """Compare by the median row: in half precision a router may send single rows to another expert."""
     assert found is not None
     assert expected is not None
     tolerance = 1e-3 if expected.dtype == torch.float32 else 5e-2

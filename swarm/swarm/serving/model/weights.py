@@ -24,7 +24,7 @@ from swarm.serving.model.quantization import Bits, Int8Linear, is_quantizable, q
 from swarm.serving.model.safetensors_reader import StoredTensor, stored_tensors
 
 _PLAIN = (*FLOATS, torch.float64)
-"""What a weight that is not quantized may hold."""
+"""The dtypes of a weight that is not quantized."""
 
 
 def read_model(
@@ -57,7 +57,7 @@ def read_model(
 
 
 def empty_model(files: ModelFiles, start: int, end: int) -> Any:
-    """The same without memory. Raises ConfigError for a family that cannot be cut."""
+    """Build the same model without memory. Raises ConfigError for a family that cannot be cut."""
     with BUILDING, torch.device("meta"):
         model = causal_lm_class(files.config)(copy.deepcopy(files.config))
         cut(model, start, end)
@@ -72,7 +72,7 @@ def needed_shards(files: ModelFiles, start: int, end: int) -> list[Path]:
 
 
 def block_of_tensors(files: ModelFiles) -> dict[str, int | None]:
-    """For each weight of the checkpoint the block it belongs to, None for embedding, norm and head."""
+    """Return the block of each weight of the checkpoint, None for embedding, norm and head."""
     with BUILDING, torch.device("meta"):
         model = causal_lm_class(files.config)(copy.deepcopy(files.config))
     pattern = block_pattern(model)
@@ -118,7 +118,7 @@ def _shards_of(files: ModelFiles, needed: Mapping[str, str]) -> list[Path]:
 def _open_tensors(
     files: ModelFiles, needed: dict[str, str], dtype: torch.dtype
 ) -> dict[str, StoredTensor | QuantizedTensor | Tensor]:
-    """By name in the cut model. A tensor's bytes are read when its parameter is filled."""
+    """Return tensors by name in the cut model. A tensor's bytes are read when its parameter is filled."""
     stored: dict[Path, dict[str, StoredTensor]] = {}
     for shard in _shards_of(files, needed):
         if not shard.is_file():

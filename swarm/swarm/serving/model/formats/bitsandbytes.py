@@ -36,7 +36,7 @@ _NESTED_SCALES, _NESTED_MAP = ".nested_absmax", ".nested_quant_map"
 
 
 def bitsandbytes(config: Mapping[str, Any]) -> CheckpointFormat:
-    """Raises ValueError if it is neither of the two."""
+    """Return the format of a `quantization_config`. Raises ValueError for any but these two."""
     if config.get("load_in_4bit") is True:
         return FourBitWeight(
             kind=check_choice(config.get("bnb_4bit_quant_type"), "bnb_4bit_quant_type", {"nf4", "fp4"})
@@ -78,7 +78,7 @@ class Int8Weight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """What is written beside a weight of 4 bits. `nested_block` is 0 where the scales are plain numbers."""
+    """The settings stored beside a 4-bit weight. `nested_block` is 0 where the scales are plain numbers."""
 
     shape: Shape
     block: int
@@ -154,19 +154,19 @@ def _spread(values_N: Tensor, scales_B: Tensor, block: int) -> Tensor:
 def _read_state(stored: Tensor) -> _State:
     """Raises ValueError."""
     try:
-        told = json.loads(bytes(stored.flatten().tolist()))
+        found = json.loads(bytes(stored.flatten().tolist()))
     except RecursionError as error:
         raise ValueError("its state is nested too deep") from error
-    if not isinstance(told, dict) or not isinstance(told.get("shape"), list) or len(told["shape"]) != 2:
+    if not isinstance(found, dict) or not isinstance(found.get("shape"), list) or len(found["shape"]) != 2:
         raise ValueError("its state names no matrix")
-    is_nested = "nested_blocksize" in told
+    is_nested = "nested_blocksize" in found
     return _State(
-        shape=tuple(check_int(size, "shape", low=1, high=2**32) for size in told["shape"]),
-        block=check_int(told.get("blocksize"), "blocksize", low=2, high=_MAX_BLOCK),
-        nested_block=check_int(told["nested_blocksize"], "nested_blocksize", low=1, high=_MAX_BLOCK)
+        shape=tuple(check_int(size, "shape", low=1, high=2**32) for size in found["shape"]),
+        block=check_int(found.get("blocksize"), "blocksize", low=2, high=_MAX_BLOCK),
+        nested_block=check_int(found["nested_blocksize"], "nested_blocksize", low=1, high=_MAX_BLOCK)
         if is_nested
         else 0,
-        nested_offset=check_float(told.get("nested_offset"), "nested_offset", low=-_MAX_OFFSET, high=_MAX_OFFSET)
+        nested_offset=check_float(found.get("nested_offset"), "nested_offset", low=-_MAX_OFFSET, high=_MAX_OFFSET)
         if is_nested
         else 0.0,
     )

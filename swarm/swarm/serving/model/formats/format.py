@@ -1,8 +1,8 @@
-"""What a quantized checkpoint's format has to say, and a weight of one, which is dequantized when it is asked for.
+"""The interface of a quantized checkpoint's format, and a weight of one, which is dequantized when it is read.
 
-A format is a value made from the config. It names the parts of a weight by how their names end, checks what the file's
-header says of them, and computes the weight from their values. Which weights are asked for is up to `weights`: those of
-one span, and each alone, so that neither the whole checkpoint nor a block twice is ever in memory.
+A format is a value made from the config. It names the parts of a weight by the endings of their names, checks them
+against the file's header, and computes the weight from their values. `weights` reads the weights of one span, one by
+one, so that neither the whole checkpoint nor a block twice is ever in memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class CheckpointFormat(Protocol):
     def needed(self) -> Collection[str]: ...
 
     def num_values(self, sizes: Mapping[str, int]) -> int:
-        """How many values the weight has, from the number of values in each part."""
+        """Return the number of the weight's values, from the number of values in each part."""
 
     def shape(self, parts: Mapping[str, StoredTensor]) -> Shape:
         """The weight's. Raises ValueError for parts that do not belong together."""
@@ -66,7 +66,7 @@ class QuantizedTensor:
 
 
 def group(names: Iterable[str], format_: CheckpointFormat | None) -> dict[str, dict[str, str]]:
-    """For each weight of a checkpoint its parts: ending -> name in the checkpoint. A plain one is its own part, ""."""
+    """Return the parts of each weight: ending -> name in the checkpoint. A plain weight is its own part, ""."""
     groups: dict[str, dict[str, str]] = {}
     endings = format_.endings if format_ else {}
     for name in names:
@@ -77,7 +77,7 @@ def group(names: Iterable[str], format_: CheckpointFormat | None) -> dict[str, d
 
 
 def num_values(name: str, parts: Mapping[str, int], format_: CheckpointFormat | None) -> int:
-    """How many the weight `name` has, whose parts have so many each. Raises IntegrityError if a part is missing."""
+    """Return the number of the weight's values, from that of its parts. Raises IntegrityError if a part is missing."""
     if format_ is None or parts.keys() == {""}:
         return parts[""]
     try:

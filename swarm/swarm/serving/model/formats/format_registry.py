@@ -1,4 +1,4 @@
-"""Which format a config says its checkpoint has."""
+"""Find the format that a config declares for its checkpoint."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ FORMATS: Mapping[str, Callable[[Mapping[str, Any]], CheckpointFormat]] = Mapping
         "mxfp4": Mxfp4.from_config,
     }
 )
-"""By `quant_method`, what makes it from a `quantization_config`. Raises ValueError."""
+"""By `quant_method`, the function that makes the format from a `quantization_config`. It raises ValueError."""
 
 _REMEDY = "serve the unquantized checkpoint"
 
 
 def format_of(config: Any) -> CheckpointFormat | None:
-    """None for a checkpoint that is not quantized. Raises ConfigError for one that cannot be dequantized."""
+    """Return None for a checkpoint that is not quantized. Raises ConfigError for one that cannot be dequantized."""
     settings = getattr(config, "quantization_config", None)
     if settings is None:
         return None

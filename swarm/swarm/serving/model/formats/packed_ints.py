@@ -25,7 +25,7 @@ _INPUTS = 128
 """Computed at once; as many words of any kind hold them exactly."""
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in a word the code of each of eight outputs is."""
+"""The place in a word of the code of each of eight outputs."""
 
 _CODES, _ZEROS, _SCALES, _GROUPS = ".qweight", ".qzeros", ".scales", ".g_idx"
 
@@ -82,7 +82,7 @@ class PackedInts:
         return weight_OI
 
     def _groups(self, parts: Mapping[str, Tensor], num_in: int, num_groups: int) -> Tensor:
-        """Of each input. GPTQ may have quantized them in another order than they have."""
+        """Return the group of each input. GPTQ may have quantized inputs in another order than theirs."""
         if _GROUPS not in parts:
             return torch.arange(num_in) // (num_in if self.group_size == -1 else self.group_size)
         group_I = parts[_GROUPS].long()
@@ -91,7 +91,7 @@ class PackedInts:
         return group_I
 
     def _codes(self, words: Tensor, *, are_rows: bool) -> Tensor:
-        """Of each word's codes one row after another, or one column."""
+        """Unpack the words: each word's codes become rows one after another, or columns."""
         shifts_W = torch.tensor(self.places, dtype=torch.int32) * self.bits
         mask = (1 << self.bits) - 1
         if are_rows:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 
 from support.plain_records import node_record
 from swarm.network.interface import Network
@@ -61,8 +60,8 @@ class PlainHistory:
     failure: HistoryError | None = None
 
     @property
-    def status(self) -> SimpleNamespace:
-        return SimpleNamespace(problem=self.failure)
+    def problem(self) -> HistoryError | None:
+        return self.failure
 
     def record_nodes(self, peer_ids: Iterable[str], at: float) -> None:
         self.present.append(frozenset(peer_ids))

@@ -208,14 +208,14 @@ class Collector:
             logger.exception("the dashboard failed to read its history")
 
     def _publish(self, problem: str) -> None:
-        history_problem = self._history.status.problem
+        history_problem = self._history.problem
         problems = [each for each in (problem, history_problem and shown(str(history_problem))) if each]
         self._overview = self._views.overview.model_copy(
             update={
                 "stale": "; ".join(problems) or None,
                 "joins_24h": self._turnover.joins,
                 "leaves_24h": self._turnover.leaves,
-                "happenings": self._recent_changes[:20],
+                "happenings": self._recent_changes,
             }
         )
         changed, self._changed = self._changed, asyncio.Event()

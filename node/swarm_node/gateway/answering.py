@@ -109,7 +109,7 @@ class GenerationResponse(Response):
     async def _send_chunks(self, running: RunningRequest, events: EventStream) -> None:
         async for index, token in running.tokens:
             choice = running.choices[index]
-            chunks = [self._builder.first_chunk(index)] if choice.num_tokens == 0 else []
+            chunks: list[BaseModel | None] = [self._builder.first_chunk(index)] if choice.num_tokens == 0 else []
             chunks += [self._builder.chunk(index, delta) for delta in choice.push(token)]
             if token.finish_reason:
                 chunks.append(self._builder.last_chunk(index, choice.finish_reason))

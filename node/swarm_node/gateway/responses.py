@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from openai.types import Completion, CompletionChoice, CompletionUsage, CreateEmbeddingResponse, Model
@@ -65,23 +65,6 @@ class ResponseHead:
         return {**fields, "usage": usage} if usage or self.with_usage else fields
 
 
-class ResponseBuilder(Protocol):
-    """One endpoint's objects for one request."""
-
-    @property
-    def head(self) -> ResponseHead: ...
-
-    def whole(self, choices: Sequence[FinishedChoice], usage: CompletionUsage) -> BaseModel: ...
-
-    def first_chunk(self, index: int, /) -> BaseModel | None: ...
-
-    def chunk(self, index: int, delta: Delta) -> BaseModel: ...
-
-    def last_chunk(self, index: int, finish_reason: FinishReason) -> BaseModel: ...
-
-    def usage_chunk(self, usage: CompletionUsage) -> BaseModel: ...
-
-
 class TextChoice(CompletionChoice):
     """OpenAI's type leaves out that `finish_reason` is null until the last chunk of a stream."""
 
@@ -94,6 +77,8 @@ class TextCompletion(Completion):
 
 @dataclass(frozen=True, slots=True)
 class CompletionBuilder:
+    """The objects of a completion, whole and in chunks."""
+
     head: ResponseHead
 
     def whole(self, choices: Sequence[FinishedChoice], usage: CompletionUsage) -> TextCompletion:
@@ -126,6 +111,8 @@ class CompletionBuilder:
 
 @dataclass(frozen=True, slots=True)
 class ChatBuilder:
+    """The objects of a chat's answer, whole and in chunks."""
+
     head: ResponseHead
 
     def whole(self, choices: Sequence[FinishedChoice], usage: CompletionUsage) -> ChatCompletion:
@@ -170,6 +157,9 @@ class ChatBuilder:
             for scored in tokens
         ]
         return {"content": content, "refusal": None}
+
+
+ResponseBuilder = CompletionBuilder | ChatBuilder
 
 
 def _call(call: ToolCall) -> Json:

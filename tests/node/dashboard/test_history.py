@@ -46,7 +46,7 @@ def remembered(
 ) -> None:
     async def run() -> None:
         async with DashboardHistory(place, clock=clock or Clock(), limits=limits) as history:
-            assert history.status.problem is None
+            assert history.problem is None
             tell(history)
             assert await history.flushed(110)
             await ask(history)
@@ -148,7 +148,7 @@ def test_series_averages_and_leaves_gaps(place: Path | str) -> None:  # noqa: F8
         assert minutes is not None
         assert (minutes.step_s, len(minutes.values)) == (60.0, 1441)
         assert await history.series("unknown", 1) is None
-        assert history.status.num_dropped == 1
+        assert history.num_dropped == 1
 
     remembered(place, tell, ask)
 
@@ -246,7 +246,7 @@ def test_hostile_names_are_data(place: Path | str) -> None:  # noqa: F811
             assert len(refused.reason) <= 1000
             assert len(refused.peer_id) <= 256
         assert len(await history.changes()) == len(HOSTILE)
-        assert history.status.num_dropped == 0
+        assert history.num_dropped == 0
 
     remembered(place, tell, ask)
 
@@ -258,7 +258,7 @@ def test_series_beyond_the_bound_are_dropped_and_counted(place: Path | str) -> N
     async def ask(history: DashboardHistory) -> None:
         assert await history.series("s019", 1) is not None
         assert await history.series("s020", 1) is None
-        assert history.status.num_dropped == 10
+        assert history.num_dropped == 10
 
     remembered(place, tell, ask, limits=RetentionLimits(max_series=20))
 
@@ -294,6 +294,6 @@ def test_old_facts_are_forgotten_and_detail_fades(place: Path | str) -> None:  #
             assert [each.outer_step for each in await history.refusals("run-1")] == [40, 39, 38, 37, 36]
             # contributions outlast the steps that were thinned out
             assert (await history.contribution("ada")).rounds == 40
-            assert history.status.problem is None
+            assert history.problem is None
 
     asyncio.run(run())

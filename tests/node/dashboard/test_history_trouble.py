@@ -74,7 +74,7 @@ def begun(file: Path, *said: str) -> None:
 def kept(place: Path | str) -> list[str]:
     async def run() -> list[str]:
         async with DashboardHistory(place) as history:
-            assert history.status.problem is None
+            assert history.problem is None
             return await words(history)
 
     return asyncio.run(run())
@@ -95,11 +95,11 @@ def test_locked_at_the_start_is_a_warning_and_what_was_told_arrives_later(tmp_pa
         with locked(file):
             history = DashboardHistory(file, timing=HASTY, on_warning=heard.append)
             await history.__aenter__()
-            await until(lambda: history.status.problem is not None)
+            await until(lambda: history.problem is not None)
             say(history, "meanwhile")
             assert await history.flushed(DEADLINE_S)
             assert await words(history) == ["meanwhile"]
-        await until(lambda: history.status.problem is None)
+        await until(lambda: history.problem is None)
         await history.__aexit__()
 
     asyncio.run(run())
@@ -117,10 +117,10 @@ def test_locked_while_running_goes_on_in_memory_with_what_was_there(tmp_path: Pa
             assert await history.flushed(DEADLINE_S)
             with locked(file):
                 say(history, "two")
-                await until(lambda: history.status.problem is not None)
+                await until(lambda: history.problem is not None)
                 assert await history.flushed(DEADLINE_S)
                 assert await words(history) == ["one", "two"]
-            await until(lambda: history.status.problem is None)
+            await until(lambda: history.problem is None)
             say(history, "three")
 
     asyncio.run(run())
@@ -136,7 +136,7 @@ def test_file_that_is_no_database_is_put_aside(tmp_path: Path, content: bytes) -
     async def run() -> None:
         async with DashboardHistory(file, on_warning=heard.append) as history:
             await asyncio.sleep(0)
-            assert history.status.problem is None
+            assert history.problem is None
             say(history, "new")
 
     asyncio.run(run())
@@ -158,9 +158,9 @@ def test_damage_while_running_is_put_aside_and_a_new_one_begun(tmp_path: Path) -
                 while not list(tmp_path.glob("*.damaged-*Z")):
                     say(history, "after")
                     with contextlib.suppress(HistoryError):
-                        await history.changes(100)
+                        await history.changes()
                     await asyncio.sleep(0.05)
-            await until(lambda: history.status.problem is None)
+            await until(lambda: history.problem is None)
             say(history, "last")
 
     asyncio.run(run())
@@ -177,10 +177,10 @@ def test_full_disk_while_running_is_lived_through(tmp_path: Path) -> None:
             with full_disk(300_000):
                 for number in range(600):
                     say(history, f"{number}" + "x" * 900)
-                await until(lambda: history.status.problem is not None)
+                await until(lambda: history.problem is not None)
                 assert await history.flushed(DEADLINE_S)
                 assert (await words(history))[-1].startswith("599x")
-            await until(lambda: history.status.problem is None)
+            await until(lambda: history.problem is None)
 
     asyncio.run(run())
     assert kept(file)[-1].startswith("599x")
@@ -210,10 +210,10 @@ def test_read_only_file_is_a_warning(tmp_path: Path) -> None:
         place = f"sqlite:///file:{file}?mode=ro&uri=true"
         async with DashboardHistory(place, timing=HASTY) as history:
             say(history, "unwritten")
-            await until(lambda: history.status.problem is not None)
+            await until(lambda: history.problem is not None)
             assert await history.flushed(DEADLINE_S)
             assert (await words(history))[-1] == "unwritten"
-            assert "read-only" in str(history.status.problem)
+            assert "read-only" in str(history.problem)
 
     asyncio.run(run())
     assert kept(file) == ["before"]
@@ -227,8 +227,8 @@ def test_directory_in_the_way_is_a_warning(tmp_path: Path) -> None:
             say(history, "hello")
             assert await history.flushed(DEADLINE_S)
             assert await words(history) == ["hello"]
-            assert history.status.problem is not None
-            assert history.status.problem.remedy
+            assert history.problem is not None
+            assert history.problem.remedy
 
     asyncio.run(run(tmp_path))
     asyncio.run(run(tmp_path / "file" / "history.sqlite3"))
@@ -243,7 +243,7 @@ def test_removed_file_is_begun_anew(tmp_path: Path) -> None:
             for path in tmp_path.iterdir():
                 path.unlink()
             await until(lambda: bool(heard))
-            await until(lambda: history.status.problem is None)
+            await until(lambda: history.problem is None)
             say(history, "new")
 
     asyncio.run(run())
@@ -286,12 +286,12 @@ def test_server_that_dies_and_returns_misses_nothing(postgres: PostgresServer) -
             await asyncio.to_thread(postgres.stop)
             try:
                 say(history, "two")
-                await until(lambda: history.status.problem is not None)
+                await until(lambda: history.problem is not None)
                 assert await history.flushed(DEADLINE_S)
                 assert await words(history) == ["two"]
             finally:
                 await asyncio.to_thread(postgres.start)
-            await until(lambda: history.status.problem is None)
+            await until(lambda: history.problem is None)
             say(history, "three")
 
     asyncio.run(run())

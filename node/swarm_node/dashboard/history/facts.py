@@ -78,19 +78,6 @@ class Turnover:
     leaves: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryStatus:
-    """`problem` says why the history is in memory only, None while it is in its database.
-
-    `num_dropped` counts what was recorded and forgotten because the database was slow or away.
-    """
-
-    place: str
-    problem: HistoryError | None
-    num_waiting: int
-    num_dropped: int
-
-
 @dataclass(frozen=True, slots=True)
 class PresenceFact:
     """All nodes that are there at `at`."""

@@ -23,7 +23,6 @@ from swarm_node.dashboard.history.facts import (
     ContributionTotal,
     Fact,
     HistoryError,
-    HistoryStatus,
     PresenceFact,
     RefusalFact,
     SamplesFact,
@@ -88,14 +87,14 @@ class DashboardHistory:
             logger.warning("the history's database holds up the end: its last seconds may be missing")
 
     @property
-    def status(self) -> HistoryStatus:
-        store = self._writer.store
-        return HistoryStatus(
-            place=store.place if store else "nowhere yet",
-            problem=self._writer.problem,
-            num_waiting=len(self._writer.queue),
-            num_dropped=self._writer.num_dropped,
-        )
+    def problem(self) -> HistoryError | None:
+        """Why the history is in memory only; None while it is in its database."""
+        return self._writer.problem
+
+    @property
+    def num_dropped(self) -> int:
+        """How much was recorded and forgotten because the database was slow or away."""
+        return self._writer.num_dropped
 
     async def flushed(self, wait_s: float = 10.0) -> bool:
         """Wait at most `wait_s` until all that was recorded is written, or given up; return whether it is."""
@@ -157,13 +156,13 @@ class DashboardHistory:
         """Return the total of a peer over all runs that are kept."""
         return await self._ask(("contribution", peer_id), lambda found: reader.read_contribution(found, peer_id))
 
-    async def refusals(self, run: str, limit: int = reader.MAX_REFUSALS) -> tuple[RefusalView, ...]:
+    async def refusals(self, run: str) -> tuple[RefusalView, ...]:
         """Return the newest first."""
-        return await self._ask(("refusals", run, limit), lambda found: reader.read_refusals(found, run, limit))
+        return await self._ask(("refusals", run), lambda found: reader.read_refusals(found, run))
 
-    async def changes(self, limit: int = 20) -> tuple[ChangeEvent, ...]:
-        """Return the newest first."""
-        return await self._ask(("changes", limit), lambda found: reader.read_changes(found, limit))
+    async def changes(self) -> tuple[ChangeEvent, ...]:
+        """Return the newest 20, newest first."""
+        return await self._ask(("changes",), reader.read_changes)
 
     async def _ask(self, key: Hashable, read: Callable[[Connection], _T]) -> _T:
         return await self._queries.ask(key, lambda: self._read(read))

@@ -31,6 +31,7 @@ MAX_STEPS = 500
 MAX_PRESENCES = 500
 MAX_CONTRIBUTORS = 1000
 MAX_REFUSALS = 100
+MAX_CHANGES = 20
 
 
 def read_presence(connection: Connection, peer_id: str, since: float) -> tuple[PresenceView, ...]:
@@ -136,29 +137,21 @@ def read_contribution(connection: Connection, peer_id: str) -> ContributionTotal
     return ContributionTotal(peer_id=peer_id, tokens=int(tokens or 0), rounds=int(rounds or 0))
 
 
-def read_refusals(connection: Connection, run: str, limit: int) -> tuple[RefusalView, ...]:
+def read_refusals(connection: Connection, run: str) -> tuple[RefusalView, ...]:
     rows = connection.execute(
-        select(refusals)
+        select(*(refusals.c[name] for name in RefusalView.model_fields))
         .join_from(refusals, runs)
         .where(runs.c.run == bounded(run))
         .order_by(refusals.c.at.desc(), refusals.c.id.desc())
-        .limit(min(limit, MAX_REFUSALS))
+        .limit(MAX_REFUSALS)
     )
-    return tuple(
-        RefusalView(
-            outer_step=row.outer_step,
-            at=row.at,
-            peer_id=row.peer_id,
-            name=row.name,
-            by_peer_id=row.by_peer_id,
-            reason=row.reason,
-        )
-        for row in rows
-    )
+    return tuple(RefusalView.model_validate(dict(row)) for row in rows.mappings())
 
 
-def read_changes(connection: Connection, limit: int) -> tuple[ChangeEvent, ...]:
+def read_changes(connection: Connection) -> tuple[ChangeEvent, ...]:
     rows = connection.execute(
-        select(happenings).order_by(happenings.c.at.desc(), happenings.c.id.desc()).limit(min(limit, MAX_REFUSALS))
+        select(*(happenings.c[name] for name in ChangeEvent.model_fields))
+        .order_by(happenings.c.at.desc(), happenings.c.id.desc())
+        .limit(MAX_CHANGES)
     )
-    return tuple(ChangeEvent(at=row.at, kind=row.kind, peer_id=row.peer_id, words=row.words) for row in rows)
+    return tuple(ChangeEvent.model_validate(dict(row)) for row in rows.mappings())

@@ -299,33 +299,25 @@ def _sampled_token(sent: _Frame.SampledToken) -> SampledToken:
     )
 
 
-def _open_sequence(sent: _Frame.OpenSequence) -> OpenSequence:
-    if len(sent.page_keys) % PAGE_KEY_BYTES:
+def _page_keys(keys: bytes) -> tuple[bytes, ...]:
+    if len(keys) % PAGE_KEY_BYTES:
         raise ValueError(f"page_keys are not {PAGE_KEY_BYTES} bytes each")
-    return OpenSequence(
-        sequence_id=sent.sequence_id,
-        session_id=sent.session_id,
-        revision=sent.revision,
-        start=sent.start,
-        end=sent.end,
-        max_tokens=sent.max_tokens,
-        codec=sent.codec,
-        page_keys=_cut(sent.page_keys),
-        previous=_sequence_ref(sent.previous) if sent.HasField("previous") else None,
-        next=_sequence_ref(sent.next) if sent.HasField("next") else None,
-        take_over=_sequence_ref(sent.take_over) if sent.HasField("take_over") else None,
-        sampler=_sampler(sent.sampler) if sent.HasField("sampler") else None,
-    )
-
-
-def _cut(keys: bytes) -> tuple[bytes, ...]:
     return tuple([keys[at : at + PAGE_KEY_BYTES] for at in range(0, len(keys), PAGE_KEY_BYTES)])
 
 
 _sequence_ref = wire.flat(SequenceRef)
 _sampler = wire.flat(Sampler, {"grammar": wire.flat(Grammar)})
 _BUILDS: dict[str, Callable[[Any], Any]] = {
-    "open": _open_sequence,
+    "open": wire.flat(
+        OpenSequence,
+        {
+            "page_keys": _page_keys,
+            "previous": _sequence_ref,
+            "next": _sequence_ref,
+            "take_over": _sequence_ref,
+            "sampler": _sampler,
+        },
+    ),
     "link": wire.flat(LinkUpdate, {"previous": _sequence_ref, "next": _sequence_ref}),
     "hand": wire.flat(AllowHandover),
     "drawn": wire.flat(AnswerTokens),

@@ -23,21 +23,16 @@ FILES_METHOD = "serving.files"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilesRequest:
+class FilesRequest(wire.WireMessage):
     """Ask for the small files of `model`: config and tokenizer."""
+
+    PROTO = serving_pb2.FilesRequest
+    MAX_BYTES = limits.MAX_OPEN_BYTES
 
     model: str
 
     def __post_init__(self) -> None:
         check_name(self.model, "model")
-
-    def to_bytes(self) -> bytes:
-        return wire.encode(wire.fill(serving_pb2.FilesRequest, self))
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> FilesRequest:
-        """Raises PeerViolation."""
-        return wire.decode(data, serving_pb2.FilesRequest, wire.flat(cls), max_bytes=limits.MAX_OPEN_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +76,11 @@ KV_METHOD = "serving.kv"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvRequest:
+class KvRequest(wire.WireMessage):
     """Ask for the keys and values of this sequence on blocks `[start, end)`; its client has allowed it."""
+
+    PROTO = session_pb2.KvRequest
+    MAX_BYTES = limits.MAX_OPEN_BYTES
 
     client_peer_id: str
     sequence_id: bytes
@@ -95,31 +93,18 @@ class KvRequest:
         check_int(self.start, "start", high=limits.MAX_BLOCKS - 1)
         check_int(self.end, "end", low=self.start + 1, high=limits.MAX_BLOCKS)
 
-    def to_bytes(self) -> bytes:
-        return wire.encode(wire.fill(session_pb2.KvRequest, self))
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> KvRequest:
-        """Raises PeerViolation."""
-        return wire.decode(data, session_pb2.KvRequest, wire.flat(cls), max_bytes=limits.MAX_OPEN_BYTES)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvHeader:
+class KvHeader(wire.WireMessage):
     """The sequence holds `length` positions. The layout of the bytes is private to one version of the software."""
+
+    PROTO = session_pb2.KvHeader
+    MAX_BYTES = limits.MAX_OPEN_BYTES
 
     length: int
 
     def __post_init__(self) -> None:
         check_int(self.length, "length", high=limits.MAX_SESSION_TOKENS)
-
-    def to_bytes(self) -> bytes:
-        return wire.encode(wire.fill(session_pb2.KvHeader, self))
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> KvHeader:
-        """Raises PeerViolation."""
-        return wire.decode(data, session_pb2.KvHeader, wire.flat(cls), max_bytes=limits.MAX_OPEN_BYTES)
 
 
 FORWARD_METHOD = "serving.forward"
@@ -131,8 +116,11 @@ FORWARD_CODECS = ("raw", "bf16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compute:
+class Compute(wire.WireMessage):
     """Run blocks `[start, end)` on `num_sequences` of `num_positions` each; `[0, 0)` are the input embeddings."""
+
+    PROTO = forward_pb2.Compute
+    MAX_BYTES = limits.MAX_OPEN_BYTES
 
     revision: str
     start: int
@@ -160,14 +148,6 @@ class Compute:
     @property
     def num_rows(self) -> int:
         return self.num_sequences * self.num_positions
-
-    def to_bytes(self) -> bytes:
-        return wire.encode(wire.fill(forward_pb2.Compute, self))
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Compute:
-        """Raises PeerViolation."""
-        return wire.decode(data, forward_pb2.Compute, wire.flat(cls), max_bytes=limits.MAX_OPEN_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

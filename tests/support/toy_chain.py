@@ -204,7 +204,7 @@ class ToyWorld:
                     assert BAD not in rows
                     self.to_server(action.stage, self.feeding(action, rows))
                 case UpdateLink(stage):
-                    self.to_server(stage, self.relinking(stage, stage.link.told))
+                    self.to_server(stage, self.relinking(stage, stage.link.neighbours))
                 case CloseStage(stage):
                     self._closed.add(stage.sequence_id)
                     sequences = self.servers[stage.peer_id].sequences
@@ -334,11 +334,11 @@ class ToyWorld:
     def end_sequence(self, server: ToyServer, sequence_id: bytes, error: SwarmError) -> None:
         server.sequences.pop(sequence_id, None)
         self.to_client(
-            server, sequence_id, lambda stage: self.state.on_lost(stage, error, FailureCause.TOLD, self.now_s)
+            server, sequence_id, lambda stage: self.state.on_lost(stage, error, FailureCause.REPORTED, self.now_s)
         )
 
     def opening(self, action: OpenStage) -> Callable[[], None]:
-        stage, told, num_known = action.stage, action.stage.link.told, action.stage.max_length
+        stage, told, num_known = action.stage, action.stage.link.neighbours, action.stage.max_length
 
         def happen(server: ToyServer) -> None:
             if server.is_leaving:

@@ -15,7 +15,8 @@ from support.plain_records import node_record
 from swarm.network import membership as membership_module
 from swarm.network import round_trips
 from swarm.network.membership import Membership
-from swarm.network.memory.memory_network import Link, MemoryInternet, MemoryNetwork
+from swarm.network.memory.memory_link import LinkModel
+from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time
 from swarm_protocol import limits
 from swarm_protocol.envelope import seal_record
@@ -37,7 +38,7 @@ def in_virtual_time(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 
 
 def make_internet() -> MemoryInternet:
-    return MemoryInternet(default_link=Link(latency_s=LATENCY_S))
+    return MemoryInternet(default_link=LinkModel(latency_s=LATENCY_S))
 
 
 def serve_record(model: str = "tiny", **changes: object) -> ServeRecord:
@@ -437,7 +438,7 @@ async def test_lookups_of_many_names_remember_a_bounded_number() -> None:
 
 @in_virtual_time
 async def test_lookup_that_takes_too_long_raises_a_timeout() -> None:
-    internet = MemoryInternet(default_link=Link(latency_s=30))
+    internet = MemoryInternet(default_link=LinkModel(latency_s=30))
     a, _ = internet.network(), internet.network()
     with pytest.raises(PeerTimeout):
         await Membership(a).nodes(timeout_s=1)
@@ -470,7 +471,7 @@ async def test_round_trip_is_measured_cached_and_measured_again_later() -> None:
     async with Membership(a) as at_a, Membership(b):
         await asyncio.sleep(0)
         assert await at_a.rtt_s(b.peer_id) == pytest.approx(2 * LATENCY_S, rel=0.01)
-        internet.link(a.peer_id, b.peer_id, Link(latency_s=0.2))
+        internet.link(a.peer_id, b.peer_id, LinkModel(latency_s=0.2))
         assert await at_a.rtt_s(b.peer_id) == pytest.approx(2 * LATENCY_S, rel=0.01)
         await asyncio.sleep(round_trips.LIFETIME_S)
         assert await at_a.rtt_s(b.peer_id) == pytest.approx(0.4, rel=0.01)
@@ -511,8 +512,8 @@ def test_round_trips_are_remembered_of_a_bounded_number_of_peers(monkeypatch: py
 async def test_round_trips_to_a_set_come_nearest_first_and_without_the_dead_and_the_silent() -> None:
     internet = make_internet()
     a, near, far, dead, silent = (internet.network() for _ in range(5))
-    internet.link(a.peer_id, near.peer_id, Link(latency_s=0.002))
-    internet.link(a.peer_id, far.peer_id, Link(latency_s=0.1))
+    internet.link(a.peer_id, near.peer_id, LinkModel(latency_s=0.002))
+    internet.link(a.peer_id, far.peer_id, LinkModel(latency_s=0.1))
 
     async def never(_peer_id: str, _request: bytes) -> bytes:
         await asyncio.Event().wait()

@@ -9,7 +9,8 @@ from functools import wraps
 
 import pytest
 from swarm.network.interface import EndOfStream, Stream
-from swarm.network.memory.memory_network import DETECTION_S, Link, MemoryInternet, MemoryNetwork
+from swarm.network.memory.memory_link import LinkModel
+from swarm.network.memory.memory_network import DETECTION_S, MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time
 from swarm_protocol.envelope import seal_record
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation
@@ -32,7 +33,7 @@ def now_s() -> float:
 
 @asynccontextmanager
 async def nodes(num: int, **options: object) -> AsyncIterator[tuple[MemoryInternet, list[MemoryNetwork]]]:
-    internet = MemoryInternet(default_link=Link(latency_s=LATENCY_S), **options)
+    internet = MemoryInternet(default_link=LinkModel(latency_s=LATENCY_S), **options)
     yield internet, [internet.network() for _ in range(num)]
     await internet.close()
 
@@ -287,8 +288,8 @@ async def test_large_message_takes_the_links_time() -> None:
         return request
 
     async with nodes(2) as (internet, [a, b]):
-        fast = Link(latency_s=LATENCY_S)
-        internet.link(a.peer_id, b.peer_id, Link(latency_s=LATENCY_S, bandwidth_bytes_per_s=1e6), fast)
+        fast = LinkModel(latency_s=LATENCY_S)
+        internet.link(a.peer_id, b.peer_id, LinkModel(latency_s=LATENCY_S, bandwidth_bytes_per_s=1e6), fast)
         await b.serve("echo", echo)
         start_s = now_s()
         assert len(await a.call(b.peer_id, "echo", bytes(10_000_000), timeout_s=60)) == 10_000_000
@@ -447,7 +448,7 @@ async def test_handler_that_fails_with_a_foreign_error_tells_nothing_of_it() -> 
 
 def test_internet_with_same_seed_has_the_same_trace() -> None:
     async def main() -> list[tuple[float, str]]:
-        link = Link(latency_s=0.02, jitter_s=0.03, bandwidth_bytes_per_s=1e6, loss=0.05)
+        link = LinkModel(latency_s=0.02, jitter_s=0.03, bandwidth_bytes_per_s=1e6, loss=0.05)
         internet, trace = MemoryInternet(seed=5, default_link=link), []
         swarm = [internet.network() for _ in range(5)]
 

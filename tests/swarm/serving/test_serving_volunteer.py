@@ -10,7 +10,8 @@ from unittest.mock import patch
 
 import pytest
 from swarm.network.membership import Membership
-from swarm.network.memory.memory_network import Link, MemoryInternet
+from swarm.network.memory.memory_link import LinkModel
+from swarm.network.memory.memory_network import MemoryInternet
 from swarm.router.placement import PlacementDecision, choose_move
 from swarm.serving.engine.span_speed import SpanSpeed
 from swarm.serving.server.capability import VolunteerOptions
@@ -28,7 +29,7 @@ class Town:
     """Volunteers with a link of `latency_s` each, and an observer."""
 
     def __init__(self, stack: AsyncExitStack, directory: Path, latency_s: float) -> None:
-        self.internet = MemoryInternet(default_link=Link(latency_s=latency_s))
+        self.internet = MemoryInternet(default_link=LinkModel(latency_s=latency_s))
         self.stack = stack
         self.directory = directory
         self.volunteers: list[SpanVolunteer] = []

@@ -279,7 +279,7 @@ class Pipeline:
             self._links_changed = False
             for stage in self.stages:
                 neighbours = self.neighbours(stage, now_s, self.stages)
-                if neighbours != stage.link.told:
+                if neighbours != stage.link.neighbours:
                     actions.append(_update_link(stage, neighbours))
         for index in range(len(self.stages)):
             while (feed := self._next_feed(index)) is not None:
@@ -355,7 +355,7 @@ class Pipeline:
     def knows_draws_of(self, last: Stage) -> bool:
         """Return whether the client knows all tokens that the last stage has pushed on."""
         request = self.request
-        return not request.ahead or not request.may_draw or not (last.link.told.next or last.link.is_pending)
+        return not request.ahead or not request.may_draw or not (last.link.neighbours.next or last.link.is_pending)
 
     def neighbours(self, stage: Stage, now_s: float, ready: Sequence[Stage]) -> Neighbours:
         """Choose one of the `ready` stages to push to, and the stage whose pushes come now or soon."""
@@ -453,7 +453,7 @@ class Pipeline:
 
 
 def _update_link(stage: Stage, neighbours: Neighbours) -> UpdateLink:
-    stage.link.told = neighbours
+    stage.link.neighbours = neighbours
     stage.link.num_sent += 1
     return UpdateLink(stage)
 
@@ -468,4 +468,4 @@ def _copy(buffer: ReplayBuffer, report: StepReport) -> None:
 
 
 def _are_linked(upper: Stage, lower: Stage) -> bool:
-    return upper.link.told.next is lower
+    return upper.link.neighbours.next is lower

@@ -420,7 +420,7 @@ class SessionRunner:
                 error = message.error(stage.peer_id)
                 if isinstance(error, ConfigError) and self._messages.has_grammar:
                     return self._state.give_up(error, now_s)  # no server can use the grammar
-                return self._state.on_lost(stage, error, FailureCause.TOLD, now_s)
+                return self._state.on_lost(stage, error, FailureCause.REPORTED, now_s)
             case ServerLeaving():
                 return self._state.on_leaving(stage, now_s)
             case ConnectionLost(lost):

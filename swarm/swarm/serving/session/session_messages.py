@@ -1,6 +1,8 @@
 """The messages of one session: the frames that the client sends, and the checked meaning of the servers' answers.
 
-`session_state` decides which server is told what, and `session` sends it. Legend of shapes: T positions, V vocabulary.
+`session_state` decides which server gets which frame, and `session` sends it.
+
+Legend of shapes: T positions, V vocabulary.
 """
 
 from __future__ import annotations
@@ -120,8 +122,8 @@ class SessionMessages:
             max_tokens=self.max_tokens,
             codec=self._codec,
             page_keys=tuple(self._keys[stage.start > 0][:num_pages]),
-            previous=_ref(stage.link.told.previous),
-            next=_ref(stage.link.told.next),
+            previous=_ref(stage.link.neighbours.previous),
+            next=_ref(stage.link.neighbours.next),
             take_over=_ref(taken_over),
             sampler=self.sampler if stage.end == self.model.num_blocks else None,
         )
@@ -151,8 +153,8 @@ class SessionMessages:
         )
 
     def link(self, stage: Stage) -> LinkUpdate:
-        told = stage.link.told
-        return LinkUpdate(sequence_id=stage.sequence_id, previous=_ref(told.previous), next=_ref(told.next))
+        neighbours = stage.link.neighbours
+        return LinkUpdate(sequence_id=stage.sequence_id, previous=_ref(neighbours.previous), next=_ref(neighbours.next))
 
     def grant_handover(self, action: GrantHandover) -> AllowHandover:
         return AllowHandover(sequence_id=action.stage.sequence_id, to_peer_id=action.to_peer_id)

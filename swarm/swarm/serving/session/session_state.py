@@ -42,7 +42,7 @@ class FailureCause(Enum):
     """How a server was lost: it went silent, it said so itself, or the client saw it break the protocol."""
 
     SILENT = "silent"
-    TOLD = "told"
+    REPORTED = "reported"
     VIOLATION = "violation"
 
 
@@ -339,7 +339,7 @@ class SessionState:
             start=stage.start, end=stage.end, since_s=now_s, lost_peer=stage.peer_id, error=refusal, old=stage
         )
         self.repairs.append(repair)
-        self._actions.append(ReportFailure(stage.peer_id, refusal, FailureCause.TOLD))
+        self._actions.append(ReportFailure(stage.peer_id, refusal, FailureCause.REPORTED))
         self._expect_opening()  # a last stage that leaves passes no more tokens on
         self._find(repair)
 
@@ -350,7 +350,7 @@ class SessionState:
             repair.open_by_s += max(stage.timer.expected_s(repair.old.done) for stage in repair.new)
         self._expect_opening()
         for stage in repair.new:
-            stage.link.told = self._pipeline.neighbours(stage, now_s, [*self.stages, *repair.new])
+            stage.link.neighbours = self._pipeline.neighbours(stage, now_s, [*self.stages, *repair.new])
             taken_over = repair.old if repair.is_handover else None
             if taken_over is not None:
                 self._actions.append(GrantHandover(taken_over, stage.peer_id))
@@ -446,7 +446,7 @@ class SessionState:
         self._abandon(repair)
         repair.error = repair.error or error
         # a refused handover may be the fault of either server: the new one may still do without
-        if not (repair.is_handover and cause is FailureCause.TOLD):
+        if not (repair.is_handover and cause is FailureCause.REPORTED):
             self._actions.append(ReportFailure(stage.peer_id, error, cause))
         if repair.is_handover:
             repair.may_hand_over = repair.is_handover = False

@@ -122,7 +122,7 @@ class LinkState:
     After `num_failures` failed pushes the stage is not linked to the next one before `off_until_s`.
     """
 
-    told: Neighbours = field(default_factory=Neighbours)
+    neighbours: Neighbours = field(default_factory=Neighbours)
     num_sent: int = 0
     num_acknowledged: int = 0
     num_failures: int = 0

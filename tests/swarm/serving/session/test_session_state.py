@@ -184,11 +184,11 @@ def test_state_link_that_is_cut_is_gone_around_and_tried_again_later() -> None:
     third = world.ask(second, "token")
     assert world.now_s - pause_s < 0.2, "only the first token finds out the slow way"
     assert world.state.stages[:2] == [upper, lower]
-    assert upper.link.told.next is None
+    assert upper.link.neighbours.next is None
     world.cut = set()
     world.wait(60)
     world.ask(third, "token")
-    assert upper.link.told.next is lower
+    assert upper.link.neighbours.next is lower
 
 
 def test_state_leaving_server_hands_its_seat_over_and_nothing_is_run_again() -> None:
@@ -337,7 +337,7 @@ def ring(ahead: int = 8) -> SessionState:
 def test_ran_ahead_of_what_the_client_knows_is_kept_until_it_does() -> None:
     state = ring()
     first, _, last = state.stages
-    assert (last.link.told.next, first.link.told.previous) == (first, last)
+    assert (last.link.neighbours.next, first.link.neighbours.previous) == (first, last)
     state.on_report(first, StepReport(position=4, rows=bytes(4 * ROW_BYTES)), 1.0)
     state.on_report(first, StepReport(position=6, rows=b"c" * 2 * ROW_BYTES), 1.0)
     assert (first.done, first.reported, state.buffers[1].length) == (4, 6, 4)
@@ -483,11 +483,11 @@ def test_last_stage_whose_tokens_do_not_get_on_is_linked_again_later() -> None:
     state.on_report(last, StepReport(position=4, num_outputs=1, push_failed=True), 1.0)
     actions = state.follow(token_row(7), 1.0)
     assert any(isinstance(action, Feed) and action.stage is first for action in actions)
-    assert last.link.told.next is None
+    assert last.link.neighbours.next is None
     state.on_link_ack(last, 1, 4, 1.0)
     state.on_report(last, StepReport(position=5, num_outputs=1, num_links=1), 1.0 + RELINK_S)
     state.follow(token_row(8), 1.0 + RELINK_S)
-    assert last.link.told.next is first
+    assert last.link.neighbours.next is first
 
 
 def test_ran_rows_and_outputs_that_are_known_already_are_cut_off() -> None:
@@ -519,7 +519,7 @@ def test_ready_with_more_than_it_was_told_of_is_a_violation() -> None:
 def test_lost_stage_leaves_its_neighbours_unlinked() -> None:
     state, _ = opened(3, ((0, 1), (1, 2), (2, 3)))
     actions = state.on_lost(state.stages[1], PeerUnreachable("gone"), FailureCause.SILENT, 1.0)
-    told = {action.stage.start: action.stage.link.told for action in actions if isinstance(action, UpdateLink)}
+    told = {action.stage.start: action.stage.link.neighbours for action in actions if isinstance(action, UpdateLink)}
     assert told[0].next is None
     assert told[2].previous is None
 

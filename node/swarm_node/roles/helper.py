@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 
+from swarm.heap import uncollected
 from swarm.network.multiaddr import is_loopback
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.records import ServeRecord, TrainerRecord
@@ -179,7 +180,8 @@ class HelperRole:
     async def _help(self, node: Node, need: Need) -> bool:
         """Do the work that `need` is about. Returns whether it was taken, and done or ended by leaving."""
         # this imports torch, which a node that only waits does without
-        from swarm_node.roles import volunteer  # noqa: PLC0415
+        with uncollected():
+            from swarm_node.roles import volunteer  # noqa: PLC0415
 
         try:
             work = await volunteer.prepare_work(node, need)

@@ -39,7 +39,7 @@ class FastGateway:
         return "node-4"
 
     async def answer(self, num_tokens: int) -> AsyncIterator[str]:
-        for index in range(num_tokens):
+        for index in range(num_tokens if self._misses else PLAN.min_new_tokens + 1):
             if index == self._num_early and self._misses:
                 await self.killed.wait()
                 self.trace["replays"].append({})

@@ -80,7 +80,7 @@ def _end_with_parent(shutdown: Shutdown) -> None:
 
     def leave() -> None:
         with suppress(RuntimeError):  # the loop is closed: we have left already
-            loop.call_soon_threadsafe(shutdown.force, "whoever started this node is gone")
+            loop.call_soon_threadsafe(shutdown.force, "the process that started this node is gone")
 
     watch_stdin(leave)
 

@@ -36,8 +36,8 @@ def count(number: float | None) -> str:
 
 def size(num_bytes: float) -> str:
     """`512 B`, `4.8 GB`, in powers of 1000."""
-    told = count(num_bytes)
-    return f"{told[:-1]} {told[-1].upper()}B" if told[-1:].isalpha() else f"{num_bytes:.0f} B"
+    text = count(num_bytes)
+    return f"{text[:-1]} {text[-1].upper()}B" if text[-1:].isalpha() else f"{num_bytes:.0f} B"
 
 
 def progress(num_bytes: float, total_bytes: float, cells: int = 20) -> str:

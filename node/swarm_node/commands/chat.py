@@ -94,7 +94,7 @@ class ChatOptions:
 
 def run(flags: Flags) -> int:
     config = flags.resolve()
-    told = _told(flags)
+    options = _options_of(flags)
     peers = join_addrs(config)
     # with it comes torch, for seconds
     from swarm.client import Client, UsedRevisions  # noqa: PLC0415
@@ -107,7 +107,7 @@ def run(flags: Flags) -> int:
     used = used_in(home.revisions, config.network_id) if home.path.is_dir() else UsedRevisions()
     interrupts.raise_in_command()
     with Client(peers=peers, network_id=config.network_id, used=used) as client:
-        chat = Chat(client, told, emitter)
+        chat = Chat(client, options, emitter)
         chat.begin()
         if sys.stdin.isatty():
             chat.converse()
@@ -119,19 +119,19 @@ def run(flags: Flags) -> int:
 class Chat:
     """Asks the client for answers and shows them. An answer that fails does not enter the conversation."""
 
-    def __init__(self, client: Client, told: ChatOptions, emitter: Emitter) -> None:
+    def __init__(self, client: Client, options: ChatOptions, emitter: Emitter) -> None:
         self._client = client
-        self._told = told
+        self._options = options
         self._emitter = emitter
-        self._conversation: Conversation = PlainConversation(told.system)
+        self._conversation: Conversation = PlainConversation(options.system)
 
     def begin(self) -> None:
         """Find the model and print its revision. Raises ConfigError if it is not served."""
-        status = _soon(lambda: self._client.model(self._told.model))
-        if self._client.has_chat_template(self._told.model):
-            self._conversation = TemplatedConversation(self._told.system)
+        status = _soon(lambda: self._client.model(self._options.model))
+        if self._client.has_chat_template(self._options.model):
+            self._conversation = TemplatedConversation(self._options.system)
         else:
-            self._emitter.say(f"{self._told.model} has no chat template: it continues the text of the conversation")
+            self._emitter.say(f"{self._options.model} has no chat template: it continues the text of the conversation")
         if status is not None:
             servers = plural(status.num_servers, "server")
             self._emitter.say(f"{status.name}, revision {short_revision(status.revision)}, on {servers}")
@@ -163,13 +163,13 @@ class Chat:
             self._show("\n")
         self._conversation.add(question, text)
         if self._emitter.json:
-            self._emitter.emit("chat_answer", model=self._told.model, text=text, finish_reason=reason)
+            self._emitter.emit("chat_answer", model=self._options.model, text=text, finish_reason=reason)
 
     def _tokens(self, question: str) -> Any:
         return self._client.generate(
-            model=self._told.model,
-            temperature=self._told.temperature,
-            max_tokens=self._told.max_tokens,
+            model=self._options.model,
+            temperature=self._options.temperature,
+            max_tokens=self._options.max_tokens,
             **self._conversation.asking(question),
         )
 
@@ -218,7 +218,7 @@ def _piped() -> str:
     return text.rstrip("\n")
 
 
-def _told(flags: Flags) -> ChatOptions:
+def _options_of(flags: Flags) -> ChatOptions:
     model = flags.texts["model"]
     if not model:
         raise ConfigError("MODEL is missing", remedy="see swarm-node models for those that are served")

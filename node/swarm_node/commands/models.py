@@ -142,10 +142,10 @@ def check(flags: Flags) -> int:
 
 
 def _model(flags: Flags) -> Path | HubId:
-    told = flags.texts["model"]
-    if not told:
+    named = flags.texts["model"]
+    if not named:
         raise ConfigError("MODEL is missing", remedy="give a directory, or OWNER/NAME on a hub")
     try:
-        return parse_model(told)
+        return parse_model(named)
     except ValueError as error:
-        raise ConfigError(f"{told!r} {error}", remedy="give a directory, or OWNER/NAME on a hub") from error
+        raise ConfigError(f"{named!r} {error}", remedy="give a directory, or OWNER/NAME on a hub") from error

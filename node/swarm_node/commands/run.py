@@ -34,7 +34,7 @@ EXIT_UNSIGNED = 1
 
 def sign(flags: Flags) -> int:
     identity = _identity(flags)
-    path, told = _existing(flags), flags.resolve()
+    path, settings = _existing(flags), flags.resolve()
     emitter = Emitter(json=flags.json)
     # torch and transformers take seconds to import: what is refused above is refused at once
     from swarm.training.run.run_cost import warnings_of  # noqa: PLC0415
@@ -54,8 +54,8 @@ def sign(flags: Flags) -> int:
             f"{path} cannot be signed: {few} impossible", remedy="correct what is listed above"
         ) from error
     interrupts.raise_in_command()
-    pins = data_pins(config, told, emitter, pin=flags.extra["pin"], unpinned=flags.extra["unpinned"])
-    run = sign_file(path, identity, pins={**pins, **start_pins(config, told, emitter)})
+    pins = data_pins(config, settings, emitter, pin=flags.extra["pin"], unpinned=flags.extra["unpinned"])
+    run = sign_file(path, identity, pins={**pins, **start_pins(config, settings, emitter)})
     for message, remedy in warnings_of(run.config):
         emitter.emit("warning", message=message, remedy=remedy)
     _tell(emitter, path, InspectedRun(config=run.config, run=run))

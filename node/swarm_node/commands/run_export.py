@@ -133,5 +133,5 @@ async def newest_state(
 
 
 def _listed(steps: list[int]) -> str:
-    told = ", ".join(map(str, steps[-MAX_TOLD_STEPS:]))
-    return f"{told} and {len(steps) - MAX_TOLD_STEPS} before" if len(steps) > MAX_TOLD_STEPS else told
+    shown = ", ".join(map(str, steps[-MAX_TOLD_STEPS:]))
+    return f"{shown} and {len(steps) - MAX_TOLD_STEPS} before" if len(steps) > MAX_TOLD_STEPS else shown

@@ -23,8 +23,8 @@ from swarm_node.network_visit import visiting
 from swarm_node.settings.config import Config
 from swarm_node.settings.parsers import RunId
 
-LOOK_S = 1.0
-NOBODY_S = 20.0
+POLL_S = 1.0
+NO_MEMBER_S = 20.0
 """Members that are alive are seen within a second or two."""
 FINISHED_S = 10.0
 """The same once a member has said that the run is finished: no further member is expected."""
@@ -59,7 +59,7 @@ class RunWatcher:
         self._observer = observer
         self._run = run
         self._emitter = emitter
-        self._told = ""
+        self._reported = ""
         self._validated = -1
         self._finished: TrainerRecord | None = None
         """The last record of one member, if all members that are not leaving say that the run is finished."""
@@ -75,7 +75,7 @@ class RunWatcher:
         while True:
             try:
                 members = await self._observer.members()
-                if await self._tell(members):
+                if await self._report(members):
                     return
             except SwarmError as error:
                 if not self._finished:  # else they have done what they were there for
@@ -84,17 +84,17 @@ class RunWatcher:
             if members:
                 seen_s = loop.time()
             elif self._finished and loop.time() - seen_s > FINISHED_S:
-                self._tell_left(self._finished)
+                self._report_left(self._finished)
                 return
-            elif loop.time() - seen_s > NOBODY_S:
-                raise self._nobody()
-            await asyncio.sleep(LOOK_S)
+            elif loop.time() - seen_s > NO_MEMBER_S:
+                raise self._no_member_error()
+            await asyncio.sleep(POLL_S)
 
-    async def _tell(self, members: Mapping[str, TrainerRecord]) -> bool:
+    async def _report(self, members: Mapping[str, TrainerRecord]) -> bool:
         """Print the news. Returns whether the run is finished."""
-        self._tell_members(members)
+        self._report_members(members)
         steps = await self._observer.look(members)
-        self._tell_validated(members)
+        self._report_validated(members)
         speed = sum(each.tokens_per_s for each in members.values() if each.state != "joining")
         last = self._run.config.outer_steps
         for step in steps:
@@ -107,7 +107,7 @@ class RunWatcher:
                 return True
         return False
 
-    def _tell_members(self, members: Mapping[str, TrainerRecord]) -> None:
+    def _report_members(self, members: Mapping[str, TrainerRecord]) -> None:
         counts = Counter(each.state for each in members.values())
         present = [each for each in members.values() if each.state != "leaving"]
         if present:
@@ -116,9 +116,9 @@ class RunWatcher:
             self._finished = present[0] if is_finished else None
         summary = ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "none"
         states = repr({peer: each.state for peer, each in members.items()})
-        if states == self._told:
+        if states == self._reported:
             return
-        if members or self._told:
+        if members or self._reported:
             listed = [
                 {
                     "peer_id": peer,
@@ -130,19 +130,19 @@ class RunWatcher:
                 for peer, each in members.items()
             ]
             self._emitter.emit("members", run=self._run.run_id, members=listed, summary=summary)
-        self._told = states
+        self._reported = states
 
-    def _tell_validated(self, members: Mapping[str, TrainerRecord]) -> None:
+    def _report_validated(self, members: Mapping[str, TrainerRecord]) -> None:
         """Print the newest validation loss once: the median over members, who may lie, for states that were seen."""
         every = [record.validation for record in members.values() if record.validation is not None]
-        told = [each for each in every if each.outer_step <= self._observer.outer_step]
-        step = median_high(each.outer_step for each in told) if told else -1
+        seen = [each for each in every if each.outer_step <= self._observer.outer_step]
+        step = median_high(each.outer_step for each in seen) if seen else -1
         if step > self._validated:
             self._validated = step
-            loss = median(each.loss for each in told if each.outer_step == step)
+            loss = median(each.loss for each in seen if each.outer_step == step)
             self._emitter.emit("validated", run=self._run.run_id, step=step, loss=loss)
 
-    def _tell_left(self, finished: TrainerRecord) -> None:
+    def _report_left(self, finished: TrainerRecord) -> None:
         self._emitter.emit(
             "run_left",
             run=self._run.run_id,
@@ -157,7 +157,7 @@ class RunWatcher:
             self._emitter.emit("warning", message=f"cannot see where the run is: {error.message}", remedy=error.remedy)
         self._complaints.append(error.message)
 
-    def _nobody(self) -> PeerTimeout:
+    def _no_member_error(self) -> PeerTimeout:
         step, last = self._observer.outer_step, self._run.config.outer_steps
         if step:
             message = f"nobody trains {self._run.run_id} any more: it stands at outer step {step} of {last}"

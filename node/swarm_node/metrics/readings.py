@@ -137,7 +137,7 @@ class TrainerMetrics:
         self._fetched = registry.counter("swarm_trainer_fetched_bytes_total")
         registry.gauge("swarm_trainer_num_outer_steps").set(num_outer_steps)
 
-    def tell(self, event: TrainingEvent) -> None:
+    def count(self, event: TrainingEvent) -> None:
         match event:
             case IntervalDone():
                 self._tokens.inc(event.num_tokens)

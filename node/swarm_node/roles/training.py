@@ -160,11 +160,11 @@ class RunTraining:
         """Stay until all other members have the last state too, for a limited time."""
         node = self._node
 
-        def tell(peers: tuple[str, ...], seconds: float) -> None:
+        def report(peers: tuple[str, ...], seconds: float) -> None:
             self._emit("lingering", peers=peers, seconds=seconds)
 
         await let_others_finish(
-            node.membership, self._run.run_id, node.network.peer_id, node.shutdown.leaving, on_wait=tell
+            node.membership, self._run.run_id, node.network.peer_id, node.shutdown.leaving, on_wait=report
         )
 
     def _prepare(self, resumed: Checkpoint | None) -> TrainingSetup:
@@ -246,7 +246,7 @@ class RunTraining:
 
     def _measure(self, event: TrainingEvent) -> None:
         assert self._trainer is not None
-        self._metrics.tell(event)
+        self._metrics.count(event)
         report = self._trainer.report
         if isinstance(event, RoundAborted):
             self._node.traces.round_aborted(event, time.time())

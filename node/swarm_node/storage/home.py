@@ -54,9 +54,9 @@ def explain(error: OSError, doing: str, *, option: str = "--home") -> ConfigErro
     remedy = _REMEDIES.get(error.errno or 0)
     if remedy is None:
         return None
-    told = remedy.format(option=f" with {option}" if option else "")
+    advice = remedy.format(option=f" with {option}" if option else "")
     what = f" {error.filename}" if error.filename else ""
-    return ConfigError(f"cannot {doing}{what}: {(error.strerror or str(error)).lower()}", remedy=told)
+    return ConfigError(f"cannot {doing}{what}: {(error.strerror or str(error)).lower()}", remedy=advice)
 
 
 @contextmanager
@@ -65,10 +65,10 @@ def explained(doing: str, *, option: str = "--home") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        told = explain(error, doing, option=option)
-        if told is None:
+        readable = explain(error, doing, option=option)
+        if readable is None:
             raise
-        raise told from error
+        raise readable from error
 
 
 class Home:

@@ -89,12 +89,12 @@ def read(path: Path, network_id: str, now_s: float) -> tuple[RememberedPeer, ...
 
 def _entries(path: Path, network_id: str) -> list[Any]:
     """Read the file's list. Raises OSError, ValueError or RecursionError for a file that no node wrote."""
-    told = read_json(path, max_bytes=MAX_FILE_BYTES)
-    if told is None:
+    data = read_json(path, max_bytes=MAX_FILE_BYTES)
+    if data is None:
         return []
-    if not (isinstance(told, dict) and isinstance(told.get("peers"), list)):
+    if not (isinstance(data, dict) and isinstance(data.get("peers"), list)):
         raise ValueError("it has no list of peers")  # noqa: TRY004 - a file's fault, not a caller's
-    return told["peers"] if told.get("network_id") == network_id else []
+    return data["peers"] if data.get("network_id") == network_id else []
 
 
 def _parsed(entry: Any) -> RememberedPeer | None:

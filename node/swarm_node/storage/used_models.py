@@ -35,10 +35,10 @@ def used_in(path: Path, network_id: str) -> UsedRevisions:
 
 def _read(path: Path, network_id: str) -> Used:
     try:
-        told = read_json(path, max_bytes=MAX_FILE_BYTES)
-        if told is None or told["network_id"] != network_id:
+        data = read_json(path, max_bytes=MAX_FILE_BYTES)
+        if data is None or data["network_id"] != network_id:
             return {}
-        used = {name: list(digests) for name, digests in told["used"].items()}
+        used = {name: list(digests) for name, digests in data["used"].items()}
         UsedRevisions(used)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         logger.warning("which models were used is lost with %s: %s", path, error)

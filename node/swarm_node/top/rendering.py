@@ -211,8 +211,8 @@ def _run_detail_lines(view: RunDetail, width: int) -> Iterator[Line]:
     if view.refusals:
         yield _title("REFUSED")
     for refusal in view.refusals[:20]:
-        told = f"step {refusal.outer_step}: {clean(refusal.name, NAME_CELLS)}: {clean(refusal.reason, width)}"
-        yield _fitted(Text(told, "yellow"), width)
+        line = f"step {refusal.outer_step}: {clean(refusal.name, NAME_CELLS)}: {clean(refusal.reason, width)}"
+        yield _fitted(Text(line, "yellow"), width)
 
 
 def node(view: NodeDetail, width: int) -> Text:

@@ -165,4 +165,4 @@ def test_killed_demo_leaves_nothing(tmp_path: Path) -> None:
     assert len(left) >= 5
     assert alive == _descendants(root) == []
     for name in ("seed", "node-1", "node-2"):
-        assert "stopped: whoever started this node is gone" in (root / f"{name}.log").read_text()
+        assert "stopped: the process that started this node is gone" in (root / f"{name}.log").read_text()

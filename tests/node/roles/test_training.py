@@ -40,7 +40,7 @@ def training_of(emitter: Emitted, waiting: Waiting | None = None) -> RunTraining
     training._node = cast(Any, SimpleNamespace(emitter=emitter, activity=Activity()))
     training._run = cast(Any, SimpleNamespace(run_id="r"))
     training._trainer = cast(Any, SimpleNamespace(waiting=waiting, report=None))
-    training._metrics = cast(Any, SimpleNamespace(tell=lambda event: None))
+    training._metrics = cast(Any, SimpleNamespace(count=lambda event: None))
     training._begun = True
     return training
 

@@ -1,5 +1,6 @@
-"""The public, read-only picture of a swarm: pages for people, a JSON API for everyone, live events, a bounded history.
+"""The public, read-only views of a swarm: pages for people, a JSON API, live events, a bounded history.
 
-`collector` looks at signed records and makes `views`; `history` remembers; `api` serves the views under `/api/v1`;
-`pages` draws them. A browser gets nothing that the API does not give.
+`collector` polls signed records, `view_builder` makes `views` of them, and `run_follower` asks runs' members. `history`
+keeps what was seen. `api` serves the views under `/api/v1`, `live` as events, `pages` as HTML. A browser gets nothing
+that the API does not give.
 """

@@ -23,7 +23,7 @@ from swarm_protocol.version import software_version
 
 from swarm_node.dashboard.change_log import ChangeLog
 from swarm_node.dashboard.checkpoints import Checkpoints
-from swarm_node.dashboard.history.facts import ContributionTotal, SeriesSample, Turnover
+from swarm_node.dashboard.history.facts import ContributionTotal, Turnover
 from swarm_node.dashboard.history.history import DashboardHistory, TolerantReads
 from swarm_node.dashboard.history.store import sqlite_file, url_of
 from swarm_node.dashboard.model_views import current_view, server_view
@@ -36,7 +36,7 @@ from swarm_node.dashboard.run_views import (
     num_parameters,
     remembered_view,
 )
-from swarm_node.dashboard.view_builder import NetworkInfo, SnapshotViews, ViewBuilder, series_values, uptime_share
+from swarm_node.dashboard.view_builder import NetworkInfo, SnapshotViews, ViewBuilder, series_samples, uptime_share
 from swarm_node.dashboard.views import (
     ChangeEvent,
     CheckpointFile,
@@ -177,11 +177,7 @@ class Collector:
         self._nodes = {node.peer_id: node for node in listed}
 
     def _record(self, views: SnapshotViews, at: float) -> None:
-        values = series_values(views).items()
-        samples = [
-            SeriesSample(name=name, unit=unit, value=value) for name, (unit, value) in values if value is not None
-        ]
-        self._history.record_samples(samples, at)
+        self._history.record_samples(series_samples(views), at)
         models = {name: detail.model for name, detail in views.models.items()}
         changes = self._changes.update(at, views.nodes, models, views.runs)
         for change in changes:

@@ -9,6 +9,7 @@ from statistics import median
 
 from swarm_protocol.records import NodeRecord, ServeRecord
 
+from swarm_node.dashboard.history.facts import SeriesSample
 from swarm_node.dashboard.model_views import RecordMemo, model_detail, server_view
 from swarm_node.dashboard.run_views import RunFacts, run_view
 from swarm_node.dashboard.views import ModelDetail, NodeView, Overview, PresenceView, RunView, ServerView
@@ -82,23 +83,23 @@ class ViewBuilder:
         return SnapshotViews(overview=overview, nodes=nodes, models=models, runs=runs)
 
 
-def series_values(views: SnapshotViews) -> dict[str, tuple[str, float | None]]:
-    """Return what the history keeps over time: the unit and the value, by the name of the series."""
+def series_samples(views: SnapshotViews) -> list[SeriesSample]:
+    """Return the numbers that the history keeps over time, as far as they are known."""
     overview = views.overview
-    values: dict[str, tuple[str, float | None]] = {
-        "nodes": ("nodes", float(overview.num_nodes)),
-        "tokens_per_s": ("tokens/s", overview.tokens_per_s),
-        "training_tokens_per_s": ("tokens/s", overview.training_tokens_per_s),
-        "first_token_p50_s": ("s", overview.first_token_p50_s),
-        "first_token_p95_s": ("s", overview.first_token_p95_s),
-    }
+    values: list[tuple[str, str, float | None]] = [
+        ("nodes", "nodes", overview.num_nodes),
+        ("tokens_per_s", "tokens/s", overview.tokens_per_s),
+        ("training_tokens_per_s", "tokens/s", overview.training_tokens_per_s),
+        ("first_token_p50_s", "s", overview.first_token_p50_s),
+        ("first_token_p95_s", "s", overview.first_token_p95_s),
+    ]
     for model in overview.models:
-        values[f"tokens_per_s/{model.name}"] = ("tokens/s", model.tokens_per_s)
-        values[f"replicas/{model.name}"] = ("servers", float(model.weakest_replicas))
+        values.append((f"tokens_per_s/{model.name}", "tokens/s", model.tokens_per_s))
+        values.append((f"replicas/{model.name}", "servers", model.weakest_replicas))
     for run in overview.runs:
-        values[f"training_tokens_per_s/{run.run}"] = ("tokens/s", run.tokens_per_s)
-        values[f"members/{run.run}"] = ("members", float(run.num_members))
-    return values
+        values.append((f"training_tokens_per_s/{run.run}", "tokens/s", run.tokens_per_s))
+        values.append((f"members/{run.run}", "members", run.num_members))
+    return [SeriesSample(name=name, unit=unit, value=float(value)) for name, unit, value in values if value is not None]
 
 
 # --- nodes ------------------------------------------------------------------------------------------------------------

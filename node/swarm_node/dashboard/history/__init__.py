@@ -1,5 +1,6 @@
-"""What the dashboard remembers: who was there, numbers over time, committed steps, refusals, what happened.
+"""What the dashboard keeps: who was there, numbers over time, committed steps, refusals, changes.
 
-`facts` are what is recorded; `history` takes and gives them without ever holding up the event loop; `store` is the
-database; `migrations` its schema through time. Nothing here looks at the network.
+`facts` are what is recorded. `history` records and reads without ever blocking the event loop: `writer` is the thread
+that writes, through `recorder`; `reader` reads views; `retention` forgets. `store` is the database, `schema` its
+tables.
 """

@@ -37,7 +37,7 @@ from swarm.training.inner.interval import TrainingSetup, prepare
 from swarm.training.inner.one_device import ONE_CPU, LocalOptions
 from swarm.training.inner.own_module import Batches, Dataset, LossOf, ModuleInner, OptimizerFactory, OwnModule
 from swarm.training.member.linger import let_others_finish
-from swarm.training.member.trainer import RunMember, RunMemberOptions, cause
+from swarm.training.member.run_member import RunMember, RunMemberOptions, cause
 from swarm.training.member.trainer_events import IntervalFailed, OuterStep, RoundAborted, TrainingEvent
 from swarm.training.run.run_file import load_run
 from swarm.training.run.run_model import build_model, module_run, refuse_module_run

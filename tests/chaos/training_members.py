@@ -28,7 +28,7 @@ from support.training_swarm import SyntheticInner, config, signed
 from swarm.network.membership import Membership
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.inner.interval import TrainingSetup
-from swarm.training.member.trainer import RunMember, RunMemberOptions
+from swarm.training.member.run_member import RunMember, RunMemberOptions
 from swarm.training.member.trainer_events import OuterStep, TrainingEvent
 from swarm_compression import warm_up
 from swarm_protocol.identity import Identity
@@ -152,7 +152,9 @@ class Members:
         self._plan = plan
         self._context = multiprocessing.get_context("forkserver")
         # what takes long to import, and is found without pytest's path
-        self._context.set_forkserver_preload(["swarm.training.member.trainer", "swarm.network.libp2p.libp2p_network"])
+        self._context.set_forkserver_preload(
+            ["swarm.training.member.run_member", "swarm.network.libp2p.libp2p_network"]
+        )
         self._changed = asyncio.Event()
 
     async def __aenter__(self) -> Members:

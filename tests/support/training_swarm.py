@@ -23,7 +23,7 @@ from swarm.testing import virtual_time
 from swarm.testing.faults import FaultScript
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.inner.interval import TrainingSetup
-from swarm.training.member.trainer import RunMember, RunMemberOptions
+from swarm.training.member.run_member import RunMember, RunMemberOptions
 from swarm.training.member.trainer_events import OuterStep, StateFetched, TrainingEvent
 from swarm.training.round.certificate import Notary
 from swarm.training.round.promise import PromiseStore

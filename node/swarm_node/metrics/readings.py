@@ -31,7 +31,7 @@ from swarm_node.metrics.metric_registry import Reading, Registry
 if TYPE_CHECKING:
     # these import torch, which a node that neither serves nor trains must not load
     from swarm.serving.server.span_volunteer import SpanVolunteer
-    from swarm.training.member.trainer import RunMember
+    from swarm.training.member.run_member import RunMember
 
     from swarm_node.node import Node
 

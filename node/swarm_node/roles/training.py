@@ -1,6 +1,6 @@
 """Trains one run on this node: resumes it, reports its progress, keeps checkpoints, and exports the result.
 
-`swarm.training.member.trainer` does the training; this module owns it and has the disk. A checkpoint that cannot be
+`swarm.training.member.run_member` does the training; this module owns it and has the disk. A checkpoint that cannot be
 written is a warning, not the end.
 """
 
@@ -21,7 +21,7 @@ from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import TrainingSetup, prepare
 from swarm.training.inner.one_device import LocalOptions
 from swarm.training.member.linger import let_others_finish
-from swarm.training.member.trainer import RunMember, RunMemberOptions
+from swarm.training.member.run_member import RunMember, RunMemberOptions
 from swarm.training.member.trainer_events import (
     Admitted,
     ContributionLate,

@@ -17,7 +17,7 @@ from support.training_swarm import NUM_VALUES, Member, SpoiledCodec, Swarm, Synt
 from swarm.network.memory.memory_network import MemoryNetwork
 from swarm.testing import virtual_time
 from swarm.training.inner.inner_loop import IntervalResult
-from swarm.training.member.trainer import RunMember
+from swarm.training.member.run_member import RunMember
 from swarm.training.member.trainer_events import Admitted, IntervalDone, OuterStep, RoundAborted
 from swarm.training.round.certificate import Notary
 from swarm.training.round.methods import Methods

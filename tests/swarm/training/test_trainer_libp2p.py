@@ -15,7 +15,7 @@ from swarm.network.membership import Membership
 from swarm.training.data.corpus_loading import ByteCorpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import TrainingSetup
-from swarm.training.member.trainer import RunMember, RunMemberOptions
+from swarm.training.member.run_member import RunMember, RunMemberOptions
 from swarm.training.member.trainer_events import OuterStep, StateFetched, TrainingEvent, Validated
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta

@@ -12,7 +12,7 @@ Only a member that trained for the committed round goes on like this. All others
 members that came late, were overtaken, have fetched the state, diverged, or had no lease. Their work is lost, and its
 samples return with later leases.
 
-Owns the task that trains. `trainer` says what has been committed; `round_driver` takes the offers.
+Owns the task that trains. `run_member` says what has been committed; `round_driver` takes the offers.
 """
 
 from __future__ import annotations

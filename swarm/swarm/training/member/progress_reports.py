@@ -25,7 +25,7 @@ DOWNWEIGHTED: Weight = 2
 class RoundLog:
     """What a member measures of one step, over all attempts, and which peers it refuses.
 
-    `round_driver` owns it, `trainer` reads it. Times are those of the loop.
+    `round_driver` owns it, `run_member` reads it. Times are those of the loop.
     """
 
     def __init__(self) -> None:

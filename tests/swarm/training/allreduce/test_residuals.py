@@ -13,7 +13,7 @@ from support.training_swarm import NUM_VALUES, Member, SpoiledCodec, Swarm, Synt
 from swarm.testing import virtual_time
 from swarm.training.allreduce.parts import Residuals
 from swarm.training.inner.inner_loop import IntervalResult
-from swarm.training.member.trainer import RunMember
+from swarm.training.member.run_member import RunMember
 from swarm.training.member.trainer_events import OuterStep, RoundAborted
 from swarm.training.round.round_context import RoundContext
 from swarm.training.round.round_driver import RoundDriver

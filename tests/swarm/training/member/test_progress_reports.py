@@ -14,7 +14,7 @@ from swarm.network.membership import Membership
 from swarm.network.memory.memory_link import LinkModel
 from swarm.testing import virtual_time
 from swarm.training.member.progress_reports import BROKE_PROTOCOL, DOWNWEIGHTED, LEFT_OUT, RoundLog
-from swarm.training.member.trainer import RunMember
+from swarm.training.member.run_member import RunMember
 from swarm.training.member.trainer_events import OuterStep, RoundAborted
 from swarm.training.round.round_context import RoundContext
 from swarm_protocol import limits

@@ -13,7 +13,7 @@ from swarm.network.interface import Stream
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
-from swarm.training.member import trainer
+from swarm.training.member import run_member
 from swarm.training.member.trainer_events import OuterStep, StateFetched
 from swarm.training.round.certificate import Proof
 from swarm.training.round.methods import Methods
@@ -80,7 +80,7 @@ def test_member_that_missed_a_few_steps_follows_by_their_parts(is_resumed: bool)
 
 def test_member_that_comes_only_part_of_the_way_trains_on_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """The steps in between are adopted one by one, and the last may not be there any more."""
-    real, stranded = trainer.reach, list[int]()
+    real, stranded = run_member.reach, list[int]()
 
     async def reach(
         context: RoundContext, membership: Membership, proof: Proof, records: Mapping[str, TrainerRecord]
@@ -92,7 +92,7 @@ def test_member_that_comes_only_part_of_the_way_trains_on_from_there(monkeypatch
             raise RoundError("what follows is gone")
         return reached
 
-    monkeypatch.setattr(trainer, "reach", reach)
+    monkeypatch.setattr(run_member, "reach", reach)
 
     async def main() -> None:
         async with Swarm(config(min_group=3, outer_steps=4)) as swarm:

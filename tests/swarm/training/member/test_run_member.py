@@ -18,7 +18,7 @@ from swarm.testing.leaks import no_leaks
 from swarm.training.data.corpus_loading import ByteCorpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import TrainingSetup
-from swarm.training.member.trainer import RunMember, RunMemberOptions
+from swarm.training.member.run_member import RunMember, RunMemberOptions
 from swarm.training.member.trainer_events import (
     Admitted,
     IntervalDone,

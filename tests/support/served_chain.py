@@ -1,7 +1,7 @@
 """Servers of arithmetic spans on a simulated internet, and a client that writes every frame itself.
 
 For tests of what servers do with frames, right ones and wrong ones, without a model and without the client's
-cleverness. When it is over everything that servers lend out must be back: seats, pages, bytes that wait, tasks.
+cleverness. When it is over everything that servers lend out must be back: sessions, pages, bytes that wait, tasks.
 """
 
 from __future__ import annotations
@@ -122,17 +122,17 @@ class Server:
 
 
 class Talk:
-    """A client's lane to one server. `heard` is what came and was not waited for yet."""
+    """A client's connection to one server. `heard` is what came and was not waited for yet."""
 
-    def __init__(self, lane: MultiplexedConnection, blank: OpenSequence) -> None:
+    def __init__(self, connection: MultiplexedConnection, blank: OpenSequence) -> None:
         """`blank` is what is changed for each opening."""
-        self.lane = lane
+        self.connection = connection
         self.blank = blank
         self.heard: list[Frame] = []
         self._news = asyncio.Event()
 
     async def __aenter__(self) -> Talk:
-        self._running = asyncio.create_task(self.lane.run(self._take))
+        self._running = asyncio.create_task(self.connection.run(self._take))
         self._running.add_done_callback(lambda _: self._news.set())
         return self
 
@@ -148,8 +148,8 @@ class Talk:
         """The next frame, which is of this kind."""
         async with asyncio.timeout(300):
             while not self.heard:
-                if self.lane.error is not None:
-                    raise self.lane.error
+                if self.connection.error is not None:
+                    raise self.connection.error
                 self._news.clear()
                 await self._news.wait()
         frame = self.heard.pop(0)
@@ -157,11 +157,11 @@ class Talk:
         return frame
 
     async def open(self, number: int = 1, **changes: Any) -> SequenceReady:
-        self.lane.send(dataclasses.replace(self.blank, sequence_id=sequence_id(number), **changes))
+        self.connection.send(dataclasses.replace(self.blank, sequence_id=sequence_id(number), **changes))
         return await self.next(SequenceReady)
 
     async def refused(self, number: int = 1, **changes: Any) -> Exception:
-        self.lane.send(dataclasses.replace(self.blank, sequence_id=sequence_id(number), **changes))
+        self.connection.send(dataclasses.replace(self.blank, sequence_id=sequence_id(number), **changes))
         return (await self.next(SequenceEnded)).error("")
 
     async def step(
@@ -173,7 +173,7 @@ class Talk:
     def send_step(self, rows: Rows, position: int, number: int = 1, want: str = "nothing", **changes: Any) -> None:
         pick = PICK if want == "token" else None
         step = StepRequest(sequence_id=sequence_id(number), position=position, want=want, draw=pick, rows=rows)
-        self.lane.send(dataclasses.replace(step, **changes))
+        self.connection.send(dataclasses.replace(step, **changes))
 
 
 def opening(server: Server, number: int = 1, **changes: Any) -> OpenSequence:
@@ -215,14 +215,14 @@ class World:
         return server
 
     async def talk(self, server: Server | int = 0, client: MemoryNetwork | None = None) -> Talk:
-        """A lane of its own."""
+        """A connection of its own."""
         server = self.servers[server] if isinstance(server, int) else server
         stream = await self.talks.enter_async_context(open_stream(client or self.client, server.peer_id, MODEL))
         talk = Talk(MultiplexedConnection(stream, server.peer_id), opening(server))
         return await self.talks.enter_async_context(talk)
 
     async def chain(self, number: int = 1, **changes: Any) -> list[Talk]:
-        """A lane to each server, with linked seats."""
+        """A connection to each server, with linked sessions."""
         talks = [await self.talk(index) for index in range(len(self.servers))]
         for index, talk in enumerate(talks):
             await talk.open(number, **{**self.neighbours(index, number), **changes})
@@ -245,7 +245,7 @@ def with_servers(
     dead: Sequence[int] = (),
     **options: Any,
 ) -> None:
-    """Run `work` beside servers, end all lanes, and count what is left at all servers but those that died."""
+    """Run `work` beside servers, end all connections, and count what is left at all servers but those that died."""
 
     async def run() -> None:
         world = World(faults)

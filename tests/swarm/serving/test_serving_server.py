@@ -37,7 +37,7 @@ HIDDEN = hidden_rows(torch.zeros(2, 32))
 
 @asynccontextmanager
 async def talking(box: Any, index: int = 0) -> AsyncIterator[Talk]:
-    """A lane to a server, written by hand."""
+    """A connection to a server, written by hand."""
     peer_id = box.who[f"s{index}"]
     server = box.servers[peer_id]
     blank = OpenSequence(

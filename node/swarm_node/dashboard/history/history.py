@@ -49,7 +49,8 @@ _T = TypeVar("_T")
 
 
 class DashboardHistory:
-    """The history in `place`: the path of a SQLite file, or a URL such as `postgresql+pg8000://user:password@host/database`.
+    """The history in `place`: the path of a SQLite file, or a URL such as
+    `postgresql+pg8000://user:password@host/database`.
 
     A database belongs to one dashboard. `on_warning` is called in the event loop with the reason why the history is in
     memory only, and when a damaged file was put aside. Raises ConfigError for a place that never can be one.

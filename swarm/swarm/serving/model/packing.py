@@ -53,7 +53,7 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.requires_grad and torch.is_grad_enabled():
-            out: Tensor = _Differentiable.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
+            out: Tensor = _PackedProduct.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
             return out
         return _product(x, self.weight, self.bias)
 
@@ -112,7 +112,7 @@ def joint(layers: Sequence[object]) -> PackedLinear | None:
     return first.packed if is_whole else None
 
 
-class _Differentiable(torch.autograd.Function):
+class _PackedProduct(torch.autograd.Function):
     """The packed product, with the gradient of its input."""
 
     @staticmethod

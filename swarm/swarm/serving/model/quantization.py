@@ -47,7 +47,7 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.requires_grad and torch.is_grad_enabled():
-            out: Tensor = _Differentiable.apply(x, self.codes, self.scales)  # type: ignore[no-untyped-call]
+            out: Tensor = _Int8Product.apply(x, self.codes, self.scales)  # type: ignore[no-untyped-call]
         else:
             out = _product(x, self.codes, self.scales)
         return out if self.bias is None else out + self.bias
@@ -63,7 +63,7 @@ def make_int8(blocks: nn.Module, names: Iterable[str]) -> None:
         give_back()
 
 
-class _Differentiable(torch.autograd.Function):
+class _Int8Product(torch.autograd.Function):
     """The product, with the gradient of its input."""
 
     @staticmethod

@@ -31,7 +31,7 @@ from swarm_protocol.errors import PeerViolation
 # --- what is computed -------------------------------------------------------------------------------------------------
 
 
-def test_engine_sixteen_seats_of_mixed_lengths_each_as_alone() -> None:
+def test_engine_sixteen_sequences_of_mixed_lengths_each_as_alone() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         prompts = [prompt_of(3 + 9 * seed, seed) for seed in range(16)]
 
@@ -212,7 +212,7 @@ def test_engine_further_on_a_client_finds_its_own_keys_only() -> None:
     with_engine(work, span=Sums(start=1, end=3))
 
 
-def test_engine_rewound_seat_computes_again_in_pages_of_its_own() -> None:
+def test_engine_rewound_sequence_computes_again_in_pages_of_its_own() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         prompt = prompt_of(3 * PAGE_TOKENS)
         keys = page_keys(REVISION, prompt)

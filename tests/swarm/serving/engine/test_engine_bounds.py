@@ -79,7 +79,7 @@ def test_engine_decodes_go_on_beside_a_long_prompt_in_short_passes(machine: Mach
     with_engine(work, span=Sums(on_run=machine.run), num_pages=80, max_step_ms=50, speed=speed)
 
 
-def test_engine_prompt_of_the_only_seat_takes_longer_passes_until_another_comes(machine: Machine) -> None:
+def test_engine_prompt_of_the_only_sequence_takes_longer_passes_until_another_comes(machine: Machine) -> None:
     async def work(engine: Engine, span: Sums) -> None:
         reader = engine.open(client="a", start=0, end=4, max_tokens=500)
         await reader.step(ids(*prompt_of(190)), Want.NOTHING)
@@ -162,7 +162,7 @@ def test_engine_clients_that_come_and_go_at_any_moment_leave_nothing_behind(seed
     assert len(ended) == len(prompts)
 
 
-def test_engine_batches_never_write_a_page_of_two_seats() -> None:
+def test_engine_batches_never_write_a_page_of_two_sequences() -> None:
     """In any pass each page that is written belongs to one slice, and none that another one reads."""
 
     async def work(engine: Engine, span: Sums) -> None:

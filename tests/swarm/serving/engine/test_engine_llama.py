@@ -116,7 +116,7 @@ def test_engine_llama_prefix_that_is_held_changes_no_token(
     virtual_time.run(run())
 
 
-def test_engine_llama_seat_moves_in_the_middle_of_an_answer(
+def test_engine_llama_sequence_moves_in_the_middle_of_an_answer(
     spans: list[Span], llama_dir: Path, local_tokens: Any
 ) -> None:
     prompt = prompt_of(21, 2)

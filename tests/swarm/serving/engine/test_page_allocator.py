@@ -237,7 +237,7 @@ def test_admission_alone_a_peer_may_take_all() -> None:
     server.refuses("a")
 
 
-def test_admission_beside_another_a_peer_gets_half_of_the_seats() -> None:
+def test_admission_beside_another_a_peer_gets_half_of_the_sequences() -> None:
     server = Server()
     server.open("b")
     for _ in range(4):
@@ -248,7 +248,7 @@ def test_admission_beside_another_a_peer_gets_half_of_the_seats() -> None:
     server.refuses("c")  # full
 
 
-def test_admission_beside_another_a_peer_gets_half_of_the_pages_and_one_seat_of_any_size() -> None:
+def test_admission_beside_another_a_peer_gets_half_of_the_pages_and_one_sequence_of_any_size() -> None:
     server = Server()
     server.open("b", 10)
     server.open("a", 30)

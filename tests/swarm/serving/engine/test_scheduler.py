@@ -92,7 +92,7 @@ def test_plan_more_decodes_than_fit_clients_take_turns() -> None:
     assert machine.longest_wait <= 20  # ten sequences of one client that gets two decodes in three steps
 
 
-def test_plan_prompts_of_many_seats_gain_a_client_nothing() -> None:
+def test_plan_prompts_of_many_sequences_gain_a_client_nothing() -> None:
     machine = Machine()
     for _ in range(10):
         machine.add("greedy", 5_000)
@@ -221,7 +221,7 @@ def test_plan_backlogged_clients_get_equal_shares(prompts: list[tuple[str, int]]
 
 
 @pytest.mark.parametrize("num_sequences", [1, 7])
-def test_plan_a_seat_that_decodes_again_and_again_starves_nobody(num_sequences: int) -> None:
+def test_plan_a_sequence_that_decodes_again_and_again_starves_nobody(num_sequences: int) -> None:
     machine = Machine(max_batch=1)
     other = machine.add("b", 300)
     for _ in range(3 * (num_sequences + 1)):

@@ -54,7 +54,7 @@ def test_engine_full_refuses_in_type_and_takes_again_what_is_given_back() -> Non
     with_engine(work)
 
 
-def test_engine_idle_seats_make_room_for_others_the_longest_unused_first() -> None:
+def test_engine_idle_sequences_make_room_for_others_the_longest_unused_first() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         ended: list[str] = []
 
@@ -156,7 +156,7 @@ def test_engine_hidden_states_of_another_width_are_a_violation() -> None:
     with_engine(work)
 
 
-def test_engine_numbers_that_are_not_finite_end_their_seat_only() -> None:
+def test_engine_numbers_that_are_not_finite_end_their_sequence_only() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         sequences = [engine.open(client="a", start=1, end=4, max_tokens=30) for _ in range(3)]
         bad = torch.full((1, 4), math.nan)
@@ -177,7 +177,7 @@ def test_engine_numbers_that_are_not_finite_end_their_seat_only() -> None:
     with_engine(work)
 
 
-def test_engine_pass_that_fails_is_tried_seat_by_sequence() -> None:
+def test_engine_pass_that_fails_is_tried_sequence_by_sequence() -> None:
     def fail(batch: Batch) -> None:
         if 13 in batch.x:
             raise RuntimeError("a bug")
@@ -229,7 +229,7 @@ def test_engine_deadline_of_a_step_half_done_ends_its_sequence() -> None:
 # --- cancelling -------------------------------------------------------------------------------------------------------
 
 
-def test_engine_cancelled_step_that_waits_is_never_run_and_its_seat_goes_on() -> None:
+def test_engine_cancelled_step_that_waits_is_never_run_and_its_sequence_goes_on() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         first, second = (engine.open(client="a", start=0, end=4, max_tokens=20) for _ in range(2))
         running = asyncio.create_task(first.step(ids(1), Want.NOTHING))
@@ -265,7 +265,7 @@ def test_engine_cancelled_step_that_runs_frees_its_pages_at_its_end() -> None:
     with_engine(work, compute_s=0.1)
 
 
-def test_engine_seat_closed_while_it_waits_or_runs_fails_its_step() -> None:
+def test_engine_sequence_closed_while_it_waits_or_runs_fails_its_step() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         sequences = [engine.open(client="a", start=0, end=4, max_tokens=20) for _ in range(2)]
         running = asyncio.create_task(sequences[0].step(ids(1), Want.NOTHING))
@@ -316,7 +316,7 @@ async def pieces_of(*pieces: bytes) -> AsyncIterator[bytes]:
         yield piece
 
 
-def test_seat_moved_to_another_engine_goes_on_there() -> None:
+def test_sequence_moved_to_another_engine_goes_on_there() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         other = Engine(span, span.pool(), ServerOptions(), revision=REVISION)
         running = asyncio.create_task(other.run())
@@ -349,7 +349,7 @@ def test_seat_moved_to_another_engine_goes_on_there() -> None:
     with_engine(work)
 
 
-def test_seat_that_adopted_more_than_is_known_begins_earlier() -> None:
+def test_sequence_that_adopted_more_than_is_known_begins_earlier() -> None:
     """The client may not have heard of the last rows that its old server computed."""
 
     async def work(engine: Engine, span: Sums) -> None:
@@ -367,7 +367,7 @@ def test_seat_that_adopted_more_than_is_known_begins_earlier() -> None:
     with_engine(work)
 
 
-def test_seat_adopts_nothing_that_is_damaged() -> None:
+def test_sequence_adopts_nothing_that_is_damaged() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         sequence = engine.open(client="a", start=0, end=4, max_tokens=40)
         await sequence.step(ids(*prompt_of(40)), Want.NOTHING)

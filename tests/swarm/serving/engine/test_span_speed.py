@@ -113,7 +113,7 @@ def test_cost_a_short_rest_of_a_prompt_changes_little() -> None:
     assert cost.prefill_tokens() == pytest.approx(400, rel=0.2)
 
 
-def test_cost_the_only_seat_may_have_longer_steps() -> None:
+def test_cost_the_only_sequence_may_have_longer_steps() -> None:
     cost = StepCost(max_step_ms=200, max_alone_ms=1000, max_step_tokens=512)
     steps(cost, lambda num_tokens: 4.0 * num_tokens, 30)
     assert cost.prefill_tokens() == pytest.approx(50, rel=0.05)

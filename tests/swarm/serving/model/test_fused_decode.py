@@ -45,7 +45,7 @@ def decodes(positions: tuple[int, ...] = POSITIONS) -> tuple[Slice, ...]:
 
 
 def filled_pool(span: Span, *, behind: float | None = None) -> KVPool:
-    """The same numbers each time. `behind`: in the pages that POSITIONS' rows begin, left by a seat that failed."""
+    """The same numbers each time. `behind`: in the pages that POSITIONS' rows begin, left by a sequence that failed."""
     pool = span.new_pool(NUM_PAGES)
     generator = torch.Generator().manual_seed(2)
     for tensor in (*pool.keys_SKD, *pool.values_SKD):
@@ -148,7 +148,7 @@ def test_run_fused_row_does_not_depend_on_the_rows_beside_it(span: Span) -> None
             assert torch.equal(alone, together[row])
 
 
-def test_run_fused_on_a_page_that_a_failed_seat_left_reads_and_leaves_nothing_of_it(span: Span) -> None:
+def test_run_fused_on_a_page_that_a_failed_sequence_left_reads_and_leaves_nothing_of_it(span: Span) -> None:
     slices, x = decodes(), rows(span, len(POSITIONS))
     pools = filled_pool(span), filled_pool(span, behind=torch.nan)
     with torch.inference_mode():

@@ -130,16 +130,16 @@ def test_keep_ahead_ends_with_the_pool() -> None:
     assert asked_for(85, 89, 92, 96, 100) == [(85, 95), (95, 100)]
 
 
-def test_engine_asks_at_its_start_and_as_its_seats_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_asks_at_its_start_and_as_its_sequences_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(KVPool, "num_pages_at_once", 4)
     monkeypatch.setattr(KVPool, "make_resident", lambda _pool, first, end: asked.append((first, end)))
 
     async def work(engine: Engine, _span: Sums) -> None:
-        seat = engine.open(client="c", start=0, end=NUM_BLOCKS, max_tokens=4 * PAGE_TOKENS)
-        await generate(seat, prompt_of(PAGE_TOKENS), 2 * PAGE_TOKENS)
+        sequence = engine.open(client="c", start=0, end=NUM_BLOCKS, max_tokens=4 * PAGE_TOKENS)
+        await generate(sequence, prompt_of(PAGE_TOKENS), 2 * PAGE_TOKENS)
         assert engine.pages.num_touched == 3
-        seat.close()
+        sequence.close()
 
     with_engine(work, num_pages=20)
     assert asked == [(0, 4), (4, 6)]

@@ -33,7 +33,7 @@ ROOM = list(range(NUM_PAGES))
 
 
 def run(span: Span, pool: KVPool, x: torch.Tensor, position: int = 0, want: Want = Want.ALL) -> torch.Tensor | None:
-    """One seat's rows, alone in a batch."""
+    """One sequence's rows, alone in a batch."""
     piece = Slice(num_tokens=len(x), position=position, pages=ROOM, want=want)
     (output,) = span.run(Batch(x=x, slices=(piece,), start=span.start, end=span.end), pool)
     return output

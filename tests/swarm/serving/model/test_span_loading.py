@@ -1,4 +1,4 @@
-"""Batches of many seats through spans of every family, against transformers alone on one machine."""
+"""Batches of many sequences through spans of every family, against transformers alone on one machine."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ FAMILIES = ["llama", "llama-tied", "qwen3", "mistral", "mixtral", "gpt2"]
 CUTS = [(0, 6), (0, 2, 6), (0, 1, 4, 6)]
 NUM_TOKENS = 12
 CHUNK = 7
-PROMPTS = [[(7 * seat + 3 * i) % 250 + 2 for i in range(3 + 5 * seat)] for seat in range(16)]
+PROMPTS = [[(7 * sequence + 3 * i) % 250 + 2 for i in range(3 + 5 * sequence)] for sequence in range(16)]
 
 
-class Seat:
+class FedPrompt:
     """A prompt that is fed in uneven chunks, then its own greedy tokens."""
 
     def __init__(self, prompt: Sequence[int], pages: Sequence[int], chunk: int) -> None:
@@ -61,39 +61,41 @@ class Seat:
         return self.tokens[self.num_prompt :]
 
 
-def run_step(spans: Sequence[Span], pools: Sequence[KVPool], seats: Sequence[Seat]) -> None:
-    pieces = [seat.piece() for seat in seats]
-    x = torch.tensor([t for s, p in zip(seats, pieces, strict=True) for t in s.tokens[s.position :][: p.num_tokens]])
+def run_step(spans: Sequence[Span], pools: Sequence[KVPool], sequences: Sequence[FedPrompt]) -> None:
+    pieces = [sequence.piece() for sequence in sequences]
+    x = torch.tensor(
+        [t for s, p in zip(sequences, pieces, strict=True) for t in s.tokens[s.position :][: p.num_tokens]]
+    )
     for span, pool in zip(spans, pools, strict=True):
         want = Want.LAST if span.is_last else Want.ALL
         slices = tuple(Slice(num_tokens=p.num_tokens, position=p.position, pages=p.pages, want=want) for p in pieces)
         outputs = span.run(Batch(x=x, slices=slices, start=span.start, end=span.end), pool)
         x = torch.cat([output for output in outputs if output is not None])
-    for seat, piece, logits in zip(seats, pieces, outputs, strict=True):
+    for sequence, piece, logits in zip(sequences, pieces, outputs, strict=True):
         assert logits is not None
-        seat.position += piece.num_tokens
-        if seat.position == len(seat.tokens):
-            seat.tokens.append(int(logits[-1].argmax()))
+        sequence.position += piece.num_tokens
+        if sequence.position == len(sequence.tokens):
+            sequence.tokens.append(int(logits[-1].argmax()))
 
 
 def generate(spans: Sequence[Span], prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Seats take pages that lie scattered, one after another, or backwards."""
+    """Sequences take pages that lie scattered, one after another, or backwards."""
     num_pages = -(-(max(map(len, prompts)) + NUM_TOKENS) // PAGE_TOKENS)
     order = torch.randperm(num_pages * len(prompts), generator=torch.Generator().manual_seed(0)).tolist()
-    seats = []
-    for seat, prompt in enumerate(prompts):
-        run = range(seat * num_pages, (seat + 1) * num_pages)
-        pages = [order[page] for page in run] if len(prompts) > 1 and seat % 2 else list(run)
-        seats.append(Seat(prompt, pages, CHUNK + seat))
+    sequences = []
+    for sequence, prompt in enumerate(prompts):
+        run = range(sequence * num_pages, (sequence + 1) * num_pages)
+        pages = [order[page] for page in run] if len(prompts) > 1 and sequence % 2 else list(run)
+        sequences.append(FedPrompt(prompt, pages, CHUNK + sequence))
     if len(prompts) > 1:
-        taken = {page for seat in seats[1::2] for page in seat.pages}
+        taken = {page for sequence in sequences[1::2] for page in sequence.pages}
         free = iter(sorted(set(order) - taken))
-        for seat in seats[::2]:
-            seat.pages = [next(free) for _ in seat.pages]
+        for sequence in sequences[::2]:
+            sequence.pages = [next(free) for _ in sequence.pages]
     pools = [span.new_pool(num_pages * len(prompts)) for span in spans]
-    while any(len(seat.generated) < NUM_TOKENS for seat in seats):
-        run_step(spans, pools, [seat for seat in seats if len(seat.generated) < NUM_TOKENS])
-    return [seat.generated for seat in seats]
+    while any(len(sequence.generated) < NUM_TOKENS for sequence in sequences):
+        run_step(spans, pools, [sequence for sequence in sequences if len(sequence.generated) < NUM_TOKENS])
+    return [sequence.generated for sequence in sequences]
 
 
 @pytest.mark.parametrize("cuts", CUTS, ids=["1-span", "2-spans", "3-spans"])
@@ -112,7 +114,7 @@ def test_run_batch_of_mixed_lengths_in_uneven_chunks_gives_the_tokens_of_local_g
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_run_batch_on_pages_that_a_failed_seat_left_gives_the_same_tokens(
+def test_run_batch_on_pages_that_a_failed_sequence_left_gives_the_same_tokens(
     model_dirs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     span = load_span(open_model(model_dirs(family)), 0, 6)
@@ -133,7 +135,7 @@ def test_run_batch_on_pages_that_a_failed_seat_left_gives_the_same_tokens(
 
 
 def whole_batch(span: Span, x: torch.Tensor, *, start: int, end: int, want: Want = Want.ALL) -> torch.Tensor:
-    """One seat alone on a pool of its own, from position 0."""
+    """One sequence alone on a pool of its own, from position 0."""
     pages = range(-(-len(x) // PAGE_TOKENS))
     piece = Slice(num_tokens=len(x), position=0, pages=pages, want=want)
     (output,) = span.run(Batch(x=x, slices=(piece,), start=start, end=end), span.new_pool(len(pages)))
@@ -174,7 +176,7 @@ def test_run_gives_each_slice_what_it_wants(llama_dir: Path) -> None:
             torch.testing.assert_close(last, alone[1][-1:], rtol=1e-4, atol=1e-4)
 
 
-def test_run_seat_is_not_changed_by_anothers_broken_numbers(llama_dir: Path) -> None:
+def test_run_sequence_is_not_changed_by_anothers_broken_numbers(llama_dir: Path) -> None:
     """Short decodes share a call, whose padding must not let them see each other."""
     span = load_span(open_model(llama_dir), 2, 4)
     x = torch.randn(2, 32)
@@ -185,7 +187,7 @@ def test_run_seat_is_not_changed_by_anothers_broken_numbers(llama_dir: Path) -> 
     for number in (0.0, torch.nan):
         pool = span.new_pool(4)
         for tensor in (*pool.keys_SKD, *pool.values_SKD):
-            tensor[PAGE_TOKENS] = number  # the second seat's
+            tensor[PAGE_TOKENS] = number  # the second sequence's
         outputs.append(span.run(Batch(x=x, slices=slices, start=2, end=4), pool))
     (ours, theirs), (ours_after, theirs_after) = outputs
     assert ours is not None
@@ -257,7 +259,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_run_families_that_differ_in_one_pass_or_seat_by_seat_gives_the_tokens_of_local_generate(
+def test_run_families_that_differ_in_one_pass_or_sequence_by_sequence_gives_the_tokens_of_local_generate(
     tmp_path: Path, write_config: Callable[[Path, Any], Path], local_tokens: Any, what: str
 ) -> None:
     is_ragged, config = OTHERS[what]

@@ -1,4 +1,5 @@
-"""What a server does with a client's frames: seats opened, steps run, wrong ones refused, and everything given back."""
+"""What a server does with a client's frames: sessions opened, steps run, wrong ones refused, and everything given
+back."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ PROMPT = prompt_of(21)
 # --- steps ------------------------------------------------------------------------------------------------------------
 
 
-def test_seat_runs_a_prompt_in_steps_and_answers_each_with_what_was_wanted() -> None:
+def test_session_runs_a_prompt_in_steps_and_answers_each_with_what_was_wanted() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         ready = await talk.open()
@@ -72,7 +73,7 @@ def test_seat_runs_a_prompt_in_steps_and_answers_each_with_what_was_wanted() -> 
     with_servers(work)
 
 
-def test_seat_answers_steps_that_were_sent_together_in_their_order() -> None:
+def test_session_answers_steps_that_were_sent_together_in_their_order() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         await talk.open()
@@ -86,7 +87,7 @@ def test_seat_answers_steps_that_were_sent_together_in_their_order() -> None:
     with_servers(work)
 
 
-def test_seats_of_many_clients_share_one_pass() -> None:
+def test_sessions_of_many_clients_share_one_pass() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         for number in range(16):
@@ -103,7 +104,7 @@ def test_seats_of_many_clients_share_one_pass() -> None:
     with_servers(work)
 
 
-def test_seat_drops_rows_that_have_run_and_runs_only_those_that_are_missing() -> None:
+def test_session_drops_rows_that_have_run_and_runs_only_those_that_are_missing() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         await talk.open()
@@ -116,7 +117,7 @@ def test_seat_drops_rows_that_have_run_and_runs_only_those_that_are_missing() ->
     with_servers(work)
 
 
-def test_seat_begins_after_the_prefix_that_the_server_still_has() -> None:
+def test_session_begins_after_the_prefix_that_the_server_still_has() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         prompt = prompt_of(40)
@@ -132,7 +133,7 @@ def test_seat_begins_after_the_prefix_that_the_server_still_has() -> None:
 
 
 @pytest.mark.parametrize("want", ["all", "last", "nothing"])
-def test_middle_seat_gives_what_is_wanted_or_all_that_is_to_go_on(want: str) -> None:
+def test_middle_session_gives_what_is_wanted_or_all_that_is_to_go_on(want: str) -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         await talk.open()
@@ -148,7 +149,7 @@ def test_middle_seat_gives_what_is_wanted_or_all_that_is_to_go_on(want: str) -> 
     with_servers(work, [(1, 3)])
 
 
-def test_seat_speaks_the_codec_that_was_asked_for_and_tells_its_error() -> None:
+def test_session_speaks_the_codec_that_was_asked_for_and_tells_its_error() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         x_TH = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
@@ -188,7 +189,7 @@ WRONG_HIDDEN: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", [*WRONG_TOKENS, *WRONG_HIDDEN])
-def test_wrong_step_ends_its_seat_in_type_and_no_other(case: str) -> None:
+def test_wrong_step_ends_its_session_in_type_and_no_other(case: str) -> None:
     is_first = case in WRONG_TOKENS
     changes, message = {**WRONG_TOKENS, **WRONG_HIDDEN}[case]
     right = token_rows(1, 2) if is_first else hidden_rows(torch.ones(2, COLUMNS))
@@ -213,7 +214,7 @@ def test_wrong_step_ends_its_seat_in_type_and_no_other(case: str) -> None:
     with_servers(work, [(0, 4) if is_first else (1, 3)])
 
 
-def test_steps_without_end_that_nobody_waited_for_end_the_seat() -> None:
+def test_steps_without_end_that_nobody_waited_for_end_the_session() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         await talk.open()
@@ -224,7 +225,7 @@ def test_steps_without_end_that_nobody_waited_for_end_the_seat() -> None:
     with_servers(work)
 
 
-def test_steps_of_all_seats_of_a_client_together_are_bounded() -> None:
+def test_steps_of_all_sessions_of_a_client_together_are_bounded() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         await talk.open(1)
@@ -239,14 +240,14 @@ def test_steps_of_all_seats_of_a_client_together_are_bounded() -> None:
     with_servers(work, max_backlog_bytes=300)
 
 
-def test_step_for_a_seat_that_is_none_is_refused_and_others_ids_are_none() -> None:
+def test_step_for_a_session_that_is_none_is_refused_and_others_ids_are_none() -> None:
     async def work(world: World) -> None:
         own, foreign = await world.talk(), await world.talk(client=world.internet.network())
         await own.open()
         await own.step(token_rows(*PROMPT), 0)
         foreign.send_step(token_rows(1), len(PROMPT))
-        foreign.lane.send(CloseSequence(sequence_id=sequence_id(1)))
-        foreign.lane.send(LinkUpdate(sequence_id=sequence_id(1)))
+        foreign.connection.send(CloseSequence(sequence_id=sequence_id(1)))
+        foreign.connection.send(LinkUpdate(sequence_id=sequence_id(1)))
         assert isinstance((await foreign.next(SequenceEnded)).error(""), PeerRefused)
         assert (await foreign.open()).length == 0  # an id of its own
         assert (await own.step(token_rows(1), len(PROMPT))).position == len(PROMPT) + 1
@@ -263,12 +264,12 @@ def test_step_for_a_seat_that_is_none_is_refused_and_others_ids_are_none() -> No
     ],
     ids=lambda frame: type(frame).__name__,
 )
-def test_frame_that_only_servers_say_ends_the_lane(frame: Any) -> None:
+def test_frame_that_only_servers_say_ends_the_connection(frame: Any) -> None:
     async def work(world: World) -> None:
         talk, other = await world.talk(), await world.talk()
         await talk.open(1)
         await other.open(2)
-        talk.lane.send(frame)
+        talk.connection.send(frame)
         with pytest.raises(PeerViolation):
             await talk.next(StepResult)
         assert list(world.servers[0].connections.sessions) == [(world.client.peer_id, sequence_id(2))]
@@ -293,12 +294,12 @@ BROKEN: dict[str, Callable[[Server], bytes]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_message_that_is_none_ends_its_lane_with_all_seats_and_no_other(case: str) -> None:
+def test_message_that_is_none_ends_its_connection_with_all_sessions_and_no_other(case: str) -> None:
     async def work(world: World) -> None:
         talk, other = await world.talk(), await world.talk()
         await talk.open(1)
         await other.open(2)
-        await talk.lane._stream.send(BROKEN[case](world.servers[0]))
+        await talk.connection._stream.send(BROKEN[case](world.servers[0]))
         with pytest.raises(PeerViolation):
             await talk.next(StepResult)
         assert list(world.servers[0].connections.sessions) == [(world.client.peer_id, sequence_id(2))]
@@ -333,7 +334,7 @@ def test_open_what_is_not_served_is_refused_for_good(case: str) -> None:
     with_servers(work)
 
 
-def test_open_more_than_there_is_room_for_is_refused_until_a_seat_is_closed() -> None:
+def test_open_more_than_there_is_room_for_is_refused_until_a_session_is_closed() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         await talk.open(1, max_tokens=NUM_PAGES * PAGE_TOKENS)
@@ -341,17 +342,17 @@ def test_open_more_than_there_is_room_for_is_refused_until_a_seat_is_closed() ->
         assert isinstance(error, PeerRefused)
         assert error.retry_after_s > 0
         assert world.servers[0].connections.num_refused == {"busy": 1, "never": 0, "violation": 0, "lanes": 0}
-        talk.lane.send(CloseSequence(sequence_id=sequence_id(1)))
+        talk.connection.send(CloseSequence(sequence_id=sequence_id(1)))
         await talk.open(2)
 
     with_servers(work)
 
 
-def test_thousands_of_seats_on_one_lane_are_bounded_by_admission() -> None:
+def test_thousands_of_sessions_on_one_connection_are_bounded_by_admission() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         for number in range(2000):
-            talk.lane.send(opening(world.servers[0], 0, sequence_id=number.to_bytes(16), max_tokens=1))
+            talk.connection.send(opening(world.servers[0], 0, sequence_id=number.to_bytes(16), max_tokens=1))
         async with asyncio.timeout(100):
             while len(talk.heard) < 2000:
                 await asyncio.sleep(0.01)
@@ -361,12 +362,12 @@ def test_thousands_of_seats_on_one_lane_are_bounded_by_admission() -> None:
     with_servers(work, max_sessions=8)
 
 
-def test_open_twice_ends_the_lane() -> None:
+def test_open_twice_ends_the_connection() -> None:
     async def work(world: World) -> None:
         talk, other = await world.talk(), await world.talk(client=world.internet.network())
         await talk.open()
         await other.open()
-        talk.lane.send(opening(world.servers[0]))
+        talk.connection.send(opening(world.servers[0]))
         with pytest.raises(PeerViolation, match="twice"):
             await talk.next(SequenceReady)
         assert world.servers[0].engine.num_sequences == 1
@@ -377,37 +378,37 @@ def test_open_twice_ends_the_lane() -> None:
 
 async def silent(world: World, client: Any) -> tuple[MultiplexedConnection, asyncio.Task[None]]:
     stream = await world.talks.enter_async_context(open_stream(client, world.servers[0].peer_id, MODEL))
-    lane = MultiplexedConnection(stream, "")
-    return lane, asyncio.create_task(lane.run(lambda frame: None))
+    connection = MultiplexedConnection(stream, "")
+    return connection, asyncio.create_task(connection.run(lambda frame: None))
 
 
-def test_lanes_of_one_peer_and_of_all_are_bounded_and_silent_ones_end() -> None:
+def test_connections_of_one_peer_and_of_all_are_bounded_and_silent_ones_end() -> None:
     async def work(world: World) -> None:
         server = world.servers[0].connections
         greedy = [await silent(world, world.client) for _ in range(MAX_CONNECTIONS_PER_PEER + 1)]
         others = [await silent(world, world.internet.network()) for _ in range(12)]
         await asyncio.sleep(1.0)
-        refused = [lane.error for lane, _ in greedy if isinstance(lane.error, PeerRefused)]
+        refused = [connection.error for connection, _ in greedy if isinstance(connection.error, PeerRefused)]
         assert server.num_connections == 16
         # one was too many from the start, and four more have made room for others
         assert len(refused) == 1 + (MAX_CONNECTIONS_PER_PEER + 12 - 16)
         assert all(error.retry_after_s > 0 for error in refused)
         assert server.num_refused["lanes"] == 1
-        assert not any(lane.error for lane, _ in others)
+        assert not any(connection.error for connection, _ in others)
         await asyncio.sleep(SILENT_S + 2.0)
         assert server.num_connections == 0
-        assert sum(isinstance(lane.error, PeerTimeout) for lane, _ in greedy + others) == 16
+        assert sum(isinstance(connection.error, PeerTimeout) for connection, _ in greedy + others) == 16
         await asyncio.wait([running for _, running in greedy + others])
 
     with_servers(work, max_connections=16)
 
 
-def test_lanes_that_hold_nothing_keep_nobody_out_however_often_they_speak() -> None:
+def test_connections_that_hold_nothing_keep_nobody_out_however_often_they_speak() -> None:
     async def work(world: World) -> None:
         server = world.servers[0].connections
         attackers = [await silent(world, world.internet.network()) for _ in range(4)]
-        for lane, _ in attackers:
-            lane.send(CloseSequence(sequence_id=sequence_id(1)))
+        for connection, _ in attackers:
+            connection.send(CloseSequence(sequence_id=sequence_id(1)))
         await asyncio.sleep(SILENT_S + 2.0)
         assert server.num_connections == 4
         talks = [await world.talk(client=world.internet.network()) for _ in range(3)]
@@ -416,7 +417,7 @@ def test_lanes_that_hold_nothing_keep_nobody_out_however_often_they_speak() -> N
         refused, running = await silent(world, world.internet.network())
         await asyncio.sleep(1.0)
         assert server.num_connections == 4
-        assert sum(isinstance(lane.error, PeerRefused) for lane, _ in attackers) == 4
+        assert sum(isinstance(connection.error, PeerRefused) for connection, _ in attackers) == 4
         for talk in talks:
             await talk.step(token_rows(1), 0)
         last = await world.talk(client=world.internet.network())
@@ -424,7 +425,7 @@ def test_lanes_that_hold_nothing_keep_nobody_out_however_often_they_speak() -> N
         assert isinstance(refused.error, PeerRefused)
         late, late_running = await silent(world, world.internet.network())
         await asyncio.sleep(1.0)
-        assert isinstance(late.error, PeerRefused), "lanes that hold seats are not ended for others"
+        assert isinstance(late.error, PeerRefused), "connections that hold sessions are not ended for others"
         await asyncio.wait([running, late_running, *(task for _, task in attackers)])
 
     with_servers(work, max_connections=4)
@@ -433,7 +434,7 @@ def test_lanes_that_hold_nothing_keep_nobody_out_however_often_they_speak() -> N
 # --- how it ends ------------------------------------------------------------------------------------------------------
 
 
-def test_seats_end_with_their_lane_also_while_they_compute() -> None:
+def test_sessions_end_with_their_connection_also_while_they_compute() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         for number in range(3):
@@ -447,13 +448,13 @@ def test_seats_end_with_their_lane_also_while_they_compute() -> None:
     with_servers(work)
 
 
-def test_close_frees_the_seat_at_once_and_is_not_answered() -> None:
+def test_close_frees_the_session_at_once_and_is_not_answered() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         await talk.open()
         talk.send_step(token_rows(*PROMPT), 0)
         talk.send_step(token_rows(*PROMPT), len(PROMPT))
-        talk.lane.send(CloseSequence(sequence_id=sequence_id(1)))
+        talk.connection.send(CloseSequence(sequence_id=sequence_id(1)))
         await world.servers[0].freed()
         await asyncio.sleep(1.0)
         assert not talk.heard
@@ -474,7 +475,7 @@ def test_client_that_dies_is_forgotten() -> None:
     with_servers(work)
 
 
-def test_silent_seat_and_then_its_lane_are_ended() -> None:
+def test_silent_session_and_then_its_connection_are_ended() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         await talk.open()
@@ -488,13 +489,13 @@ def test_silent_seat_and_then_its_lane_are_ended() -> None:
         assert "silent for 10 s" in str(error)
         await world.servers[0].freed()
         await asyncio.sleep(IDLE_CONNECTION_S + 2)
-        assert isinstance(talk.lane.error, PeerUnreachable)
+        assert isinstance(talk.connection.error, PeerUnreachable)
         assert world.servers[0].connections.num_connections == 0
 
     with_servers(work, idle_s=10.0)
 
 
-def test_seat_that_the_engine_evicts_is_told() -> None:
+def test_session_that_the_engine_evicts_is_told() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         await talk.open(1, max_tokens=NUM_PAGES * PAGE_TOKENS)
@@ -506,7 +507,7 @@ def test_seat_that_the_engine_evicts_is_told() -> None:
     with_servers(work, evict_idle_s=5.0)
 
 
-def test_engine_that_fails_one_seat_tells_it_and_goes_on() -> None:
+def test_engine_that_fails_one_session_tells_it_and_goes_on() -> None:
     async def work(world: World) -> None:
         def fail(batch: Any) -> None:
             raise ValueError("no such luck")
@@ -552,7 +553,7 @@ def test_client_that_does_not_read_is_cut_off_and_others_are_served(monkeypatch:
 
 
 @pytest.mark.parametrize("phase", ["serve/prefill", "serve/decode", "serve/reply"])
-def test_server_killed_in_a_phase_takes_its_lanes_along(phase: str) -> None:
+def test_server_killed_in_a_phase_takes_its_connections_along(phase: str) -> None:
     async def listen(talk: Talk) -> None:
         while True:
             await talk.next(StepResult)
@@ -568,7 +569,7 @@ def test_server_killed_in_a_phase_takes_its_lanes_along(phase: str) -> None:
     with_servers(work, faults=[Fault(who="s0", phase=phase, what="kill")], dead=[0])
 
 
-def test_client_that_sends_faster_than_is_computed_waits_and_keeps_its_seat() -> None:
+def test_client_that_sends_faster_than_is_computed_waits_and_keeps_its_session() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         await talk.open()

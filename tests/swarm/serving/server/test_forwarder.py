@@ -69,7 +69,7 @@ def test_step_goes_down_the_chain_and_the_client_gets_copies_and_the_token(codec
         await fed_alone_answers_the_same(world, copies[1], codec, last)
 
     async def fed_alone_answers_the_same(world: World, copies: list[Rows], codec: str, last: StepResult) -> None:
-        """What the client kept brings another seat to the same state."""
+        """What the client kept brings another session to the same state."""
         talk = await world.talk(2)
         await talk.open(9, codec=codec)
         position = 0
@@ -117,7 +117,7 @@ def test_batch_of_sixteen_goes_on_as_one_message() -> None:
 
 
 async def pusher(world: World, server: int) -> Talk:
-    """The client's own lane, used as if it were a server's."""
+    """The client's own connection, used as if it were a server's."""
     stream = await world.talks.enter_async_context(open_stream(world.client, world.servers[server].peer_id, MODEL))
     talk = Talk(MultiplexedConnection(stream, world.servers[server].peer_id), opening(world.servers[server]))
     return await world.talks.enter_async_context(talk)
@@ -142,13 +142,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_push_is_refused_and_the_seat_stays_as_it_was(case: str) -> None:
+def test_wrong_push_is_refused_and_the_session_stays_as_it_was(case: str) -> None:
     rows, position, message = WRONG[case]
 
     async def work(world: World) -> None:
         talk, before = await world.talk(), await pusher(world, 0)
         await talk.open(previous=SequenceRef(peer_id=world.client.peer_id, sequence_id=SOURCE))
-        before.lane.send(push(world, rows, position))
+        before.connection.send(push(world, rows, position))
         refused = await before.next(PushRefused)
         assert (refused.client_peer_id, refused.sequence_id, refused.position) == (
             world.client.peer_id,
@@ -158,7 +158,7 @@ def test_wrong_push_is_refused_and_the_seat_stays_as_it_was(case: str) -> None:
         error = refused.error("")
         assert isinstance(error, PeerViolation)
         assert message in str(error)
-        before.lane.send(push(world, hidden_rows(torch.ones(2, COLUMNS))))
+        before.connection.send(push(world, hidden_rows(torch.ones(2, COLUMNS))))
         assert (await talk.next(StepResult)).position == 2
 
     with_servers(work, [(2, 4)])
@@ -168,17 +168,17 @@ def test_push_of_a_peer_that_the_client_did_not_name_is_refused() -> None:
     async def work(world: World) -> None:
         talk, stranger = await world.talk(), await pusher(world, 0)
         await talk.open(previous=SequenceRef(peer_id=world.internet.network().peer_id, sequence_id=SOURCE))
-        stranger.lane.send(push(world, hidden_rows(torch.ones(2, COLUMNS))))
+        stranger.connection.send(push(world, hidden_rows(torch.ones(2, COLUMNS))))
         assert isinstance((await stranger.next(PushRefused)).error(""), PeerViolation)
-        stranger.lane.send(push(world, hidden_rows(torch.ones(2, COLUMNS)), number=5))
+        stranger.connection.send(push(world, hidden_rows(torch.ones(2, COLUMNS)), number=5))
         assert isinstance((await stranger.next(PushRefused)).error(""), PeerRefused)
-        talk.lane.send(
+        talk.connection.send(
             LinkUpdate(
                 sequence_id=sequence_id(1), previous=SequenceRef(peer_id=world.client.peer_id, sequence_id=SOURCE)
             )
         )
         assert (await talk.next(LinkAck)).position == 0
-        stranger.lane.send(push(world, hidden_rows(torch.ones(2, COLUMNS))))
+        stranger.connection.send(push(world, hidden_rows(torch.ones(2, COLUMNS))))
         assert (await talk.next(StepResult)).position == 2
 
     with_servers(work, [(2, 4)])
@@ -200,10 +200,10 @@ def test_refused_push_is_told_to_the_client_which_feeds_the_server_itself() -> N
     with_servers(work, [(0, 2), (2, 4)])
 
 
-def test_push_to_a_seat_that_closed_is_told_to_the_client() -> None:
+def test_push_to_a_session_that_closed_is_told_to_the_client() -> None:
     async def work(world: World) -> None:
         talks = await world.chain()
-        talks[1].lane.send(CloseSequence(sequence_id=sequence_id(1)))
+        talks[1].connection.send(CloseSequence(sequence_id=sequence_id(1)))
         await asyncio.sleep(1.0)
         await talks[0].step(token_rows(*PROMPT), 0, forward=True)
         assert (await talks[0].next(StepResult)).push_failed
@@ -226,7 +226,7 @@ def test_next_server_that_dies_is_told_to_the_client_and_another_is_linked() -> 
         other = await world.add(2, 4)
         talk = await world.talk(other)
         await talk.open(7, previous=SequenceRef(peer_id=world.servers[0].peer_id, sequence_id=sequence_id(1)))
-        talks[0].lane.send(
+        talks[0].connection.send(
             LinkUpdate(sequence_id=sequence_id(1), next=SequenceRef(peer_id=other.peer_id, sequence_id=sequence_id(7)))
         )
         for position, result in ((0, first), (9, second)):
@@ -263,14 +263,14 @@ def test_server_that_refuses_all_pushes_is_not_flooded_at_the_clients_word() -> 
         victim, num_pushes = world.internet.network(), [0]
 
         async def refuse(peer_id: str, stream: object) -> None:
-            lane = MultiplexedConnection(stream, peer_id)  # type: ignore[arg-type]
+            connection = MultiplexedConnection(stream, peer_id)  # type: ignore[arg-type]
 
             def answer(frame: Frame) -> None:
                 num_pushes[0] += 1
                 assert isinstance(frame, Push)
-                refuse_push(frame, lane, PeerRefused("not wanted"))
+                refuse_push(frame, connection, PeerRefused("not wanted"))
 
-            await lane.run(answer)
+            await connection.run(answer)
 
         await victim.serve_stream(f"serving.lane/{MODEL}", refuse)
         talk = await world.talk()
@@ -280,7 +280,7 @@ def test_server_that_refuses_all_pushes_is_not_flooded_at_the_clients_word() -> 
             await asyncio.sleep(1.0)
         assert num_pushes[0] == MAX_REFUSED
         assert talk.heard[-1].push_failed  # type: ignore[union-attr]
-        talk.lane.send(
+        talk.connection.send(
             LinkUpdate(sequence_id=sequence_id(1), next=SequenceRef(peer_id=victim.peer_id, sequence_id=sequence_id(1)))
         )
         talk.send_step(token_rows(1), 2 * MAX_REFUSED, forward=True)
@@ -305,7 +305,7 @@ def test_client_has_a_server_dial_few_peers_and_nobody_again_at_once() -> None:
         async def link_all(peers: list[str]) -> list[str]:
             dialled.clear()
             for peer_id in peers:
-                talk.lane.send(
+                talk.connection.send(
                     LinkUpdate(
                         sequence_id=sequence_id(1), next=SequenceRef(peer_id=peer_id, sequence_id=sequence_id(1))
                     )
@@ -340,7 +340,7 @@ def test_server_killed_before_a_push_leaves_the_others_free() -> None:
     with_servers(work, SPANS, faults=[Fault(who="s0", phase="serve/push", what="kill")], dead=[0])
 
 
-def test_lanes_between_servers_stay_for_a_while_and_are_then_closed() -> None:
+def test_connections_between_servers_stay_for_a_while_and_are_then_closed() -> None:
     async def work(world: World) -> None:
         servers = [server.connections for server in world.servers]
         talks = await world.chain()
@@ -348,13 +348,13 @@ def test_lanes_between_servers_stay_for_a_while_and_are_then_closed() -> None:
         for talk in talks:
             await talk.next(StepResult)
         for talk in talks:
-            talk.lane.send(CloseSequence(sequence_id=sequence_id(1)))
+            talk.connection.send(CloseSequence(sequence_id=sequence_id(1)))
         await asyncio.sleep(LINGER_S / 2)
         assert [server.forwarder.num_connections for server in servers] == [1, 1, 0]
         await talks[0].open(2, **world.neighbours(0))
         await asyncio.sleep(LINGER_S)
         assert [server.forwarder.num_connections for server in servers] == [1, 0, 0]
-        talks[0].lane.send(CloseSequence(sequence_id=sequence_id(2)))
+        talks[0].connection.send(CloseSequence(sequence_id=sequence_id(2)))
         await asyncio.sleep(LINGER_S + 1)
         assert [server.forwarder.num_connections for server in servers] == [0, 0, 0]
         assert [server.num_connections for server in servers] == [1, 1, 1]  # the client's
@@ -362,7 +362,7 @@ def test_lanes_between_servers_stay_for_a_while_and_are_then_closed() -> None:
     with_servers(work, SPANS)
 
 
-def test_lane_to_the_next_server_stays_while_seats_are_linked_however_long_they_are_silent() -> None:
+def test_connection_to_the_next_server_stays_while_sessions_are_linked_however_long_they_are_silent() -> None:
     async def work(world: World) -> None:
         talks = await world.chain()
         await asyncio.sleep(300.0)
@@ -378,12 +378,12 @@ def test_server_that_answers_pushes_with_nonsense_is_no_longer_pushed_to() -> No
         liar = world.internet.network()
 
         async def lie(peer_id: str, stream: object) -> None:
-            lane = MultiplexedConnection(stream, peer_id)  # type: ignore[arg-type]
+            connection = MultiplexedConnection(stream, peer_id)  # type: ignore[arg-type]
 
             def answer(frame: Frame) -> None:
-                lane.send(SequenceReady(sequence_id=sequence_id(1), max_step_tokens=1))
+                connection.send(SequenceReady(sequence_id=sequence_id(1), max_step_tokens=1))
 
-            await lane.run(answer)
+            await connection.run(answer)
 
         await liar.serve_stream(f"serving.lane/{MODEL}", lie)
         talk = await world.talk()
@@ -401,12 +401,12 @@ def test_opening_is_unused_by_pushes_of_other_clients() -> None:
         other = world.internet.network()
         own, foreign = await world.talk(), await world.talk(client=other)
         await own.open(previous=SequenceRef(peer_id=world.client.peer_id, sequence_id=SOURCE))
-        foreign.lane.send(
+        foreign.connection.send(
             opening(world.servers[0], 1, previous=SequenceRef(peer_id=world.client.peer_id, sequence_id=SOURCE))
         )
         await foreign.next(SequenceReady)
         before = await pusher(world, 0)
-        before.lane.send(push(world, hidden_rows(torch.ones(2, COLUMNS))))
+        before.connection.send(push(world, hidden_rows(torch.ones(2, COLUMNS))))
         assert (await own.next(StepResult)).position == 2
         assert not foreign.heard
 

@@ -1,4 +1,4 @@
-"""A seat that goes on at another server where it stood, and every way in which that may fail."""
+"""A session that goes on at another server where it stood, and every way in which that may fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPANS = [(0, 4), (0, 4)]
 
 
 async def begun(world: World, **changes: Any) -> list[Talk]:
-    """A seat at s0 that has run all but the last token of PROMPT."""
+    """A session at s0 that has run all but the last token of PROMPT."""
     talks = [await world.talk(index) for index in range(2)]
     await talks[0].open(1, **changes)
     await talks[0].step(token_rows(*PROMPT[:30]), 0)
@@ -32,10 +32,10 @@ def source(world: World) -> SequenceRef:
     return SequenceRef(peer_id=world.servers[0].peer_id, sequence_id=sequence_id(1))
 
 
-def test_seat_is_handed_over_and_goes_on_where_it_stood() -> None:
+def test_session_is_handed_over_and_goes_on_where_it_stood() -> None:
     async def work(world: World) -> None:
         talks = await begun(world)
-        talks[0].lane.send(AllowHandover(sequence_id=sequence_id(1), to_peer_id=world.servers[1].peer_id))
+        talks[0].connection.send(AllowHandover(sequence_id=sequence_id(1), to_peer_id=world.servers[1].peer_id))
         ready = await talks[1].open(2, take_over=source(world))
         assert ready.length == 39
         result = await talks[1].step(token_rows(PROMPT[39]), 39, 2, want="last")
@@ -48,13 +48,13 @@ def test_seat_is_handed_over_and_goes_on_where_it_stood() -> None:
     with_servers(work, SPANS)
 
 
-def test_seat_is_split_over_two_servers_that_take_its_place() -> None:
+def test_session_is_split_over_two_servers_that_take_its_place() -> None:
     async def work(world: World) -> None:
         talks = [await world.talk(index) for index in range(3)]
         await talks[0].open(1)
         await talks[0].step(token_rows(*PROMPT[:30]), 0)
         for server in world.servers[1:]:
-            talks[0].lane.send(AllowHandover(sequence_id=sequence_id(1), to_peer_id=server.peer_id))
+            talks[0].connection.send(AllowHandover(sequence_id=sequence_id(1), to_peer_id=server.peer_id))
         for talk in talks[1:]:
             assert (await talk.open(2, take_over=source(world))).length == 30
 
@@ -64,23 +64,23 @@ def test_seat_is_split_over_two_servers_that_take_its_place() -> None:
 REFUSED: dict[str, dict[str, Any]] = {
     "not allowed": {"to": None},
     "allowed to another": {"to": 0},
-    "no such seat": {"seat": 5},
+    "no such session": {"session": 5},
     "other blocks": {"old": {"end": 3}},
     "too little room": {"max_tokens": 20},
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_take_over_that_cannot_be_ends_the_new_seat_only(case: str) -> None:
+def test_take_over_that_cannot_be_ends_the_new_session_only(case: str) -> None:
     wrong = REFUSED[case]
 
     async def work(world: World) -> None:
         talks = await begun(world, **wrong.get("old", {}))
         to = wrong.get("to", 1)
         if to is not None:
-            talks[0].lane.send(AllowHandover(sequence_id=sequence_id(1), to_peer_id=world.servers[to].peer_id))
+            talks[0].connection.send(AllowHandover(sequence_id=sequence_id(1), to_peer_id=world.servers[to].peer_id))
         changes = {key: value for key, value in wrong.items() if key == "max_tokens"}
-        ref = SequenceRef(peer_id=world.servers[0].peer_id, sequence_id=sequence_id(wrong.get("seat", 1)))
+        ref = SequenceRef(peer_id=world.servers[0].peer_id, sequence_id=sequence_id(wrong.get("session", 1)))
         error = await talks[1].refused(2, take_over=ref, **changes)
         assert isinstance(error, PeerError)
         await world.servers[1].freed()
@@ -93,7 +93,7 @@ def test_take_over_that_cannot_be_ends_the_new_seat_only(case: str) -> None:
 def test_server_that_goes_during_its_hand_over_leaves_nothing(what: Any) -> None:
     async def work(world: World) -> None:
         talks = await begun(world)
-        talks[0].lane.send(AllowHandover(sequence_id=sequence_id(1), to_peer_id=world.servers[1].peer_id))
+        talks[0].connection.send(AllowHandover(sequence_id=sequence_id(1), to_peer_id=world.servers[1].peer_id))
         error = await talks[1].refused(2, take_over=source(world))
         assert isinstance(error, PeerUnreachable)
         await world.servers[1].freed()
@@ -106,8 +106,8 @@ def test_server_that_goes_during_its_hand_over_leaves_nothing(what: Any) -> None
 def test_client_that_leaves_during_a_hand_over_leaves_nothing() -> None:
     async def work(world: World) -> None:
         talks = await begun(world)
-        talks[0].lane.send(AllowHandover(sequence_id=sequence_id(1), to_peer_id=world.servers[1].peer_id))
-        talks[1].lane.send(opening(world.servers[1], 2, take_over=source(world)))
+        talks[0].connection.send(AllowHandover(sequence_id=sequence_id(1), to_peer_id=world.servers[1].peer_id))
+        talks[1].connection.send(opening(world.servers[1], 2, take_over=source(world)))
         async with asyncio.timeout(60):
             while ("s0", "serve/handover") not in world.script.num_hits:
                 await asyncio.sleep(0.001)
@@ -141,7 +141,7 @@ def test_server_that_hands_over_nonsense_is_found_out(case: str) -> None:
     with_servers(work)
 
 
-def test_kv_of_a_seat_is_for_nobody_but_whom_the_client_named() -> None:
+def test_kv_of_a_session_is_for_nobody_but_whom_the_client_named() -> None:
     async def work(world: World) -> None:
         await begun(world)
         request = KvRequest(client_peer_id=world.client.peer_id, sequence_id=sequence_id(1), start=0, end=4)

@@ -1,4 +1,4 @@
-"""When a seat's results are told, and as how many."""
+"""When a session's results are told, and as how many."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEAT = b"s" * 16
 
 
 class Told:
-    """A lane that remembers what it was to send."""
+    """A connection that remembers what it was to send."""
 
     def __init__(self) -> None:
         self.error: PeerUnreachable | None = None
@@ -34,52 +34,57 @@ def passed(position: int, **changes: object) -> StepResult:
 
 def test_reports_that_can_wait_are_told_together_within_their_time() -> None:
     async def scenario() -> None:
-        lane = Told()
-        reports = ResultBatcher(lane, FlushTimer())  # type: ignore[arg-type]
+        connection = Told()
+        reports = ResultBatcher(connection, FlushTimer())  # type: ignore[arg-type]
         for position in (5, 6, 7):
             reports.tell(passed(position, push_failed=position == 6, codec_error=position / 100), can_wait=True)
-        assert not lane.results
+        assert not connection.results
         await asyncio.sleep(REPORT_S)
-        (told,) = lane.results
+        (told,) = connection.results
         assert told.rows is not None
         assert (told.position, told.rows.num_rows) == (7, 3)
         assert bytes(told.rows.payload) == b"\x05" * 8 + b"\x06" * 8 + b"\x07" * 8
         assert (told.compute_ms, told.queue_ms, told.push_failed, told.codec_error) == (6.0, 1.5, True, 0.07)
         await asyncio.sleep(2 * REPORT_S)
-        assert len(lane.results) == 1
+        assert len(connection.results) == 1
 
     virtual_time.run(scenario())
 
 
 def test_reports_that_somebody_waits_for_go_at_once_after_those_before() -> None:
     async def scenario() -> None:
-        lane = Told()
-        reports = ResultBatcher(lane, FlushTimer())  # type: ignore[arg-type]
+        connection = Told()
+        reports = ResultBatcher(connection, FlushTimer())  # type: ignore[arg-type]
         reports.tell(passed(5), can_wait=True)
         reports.tell(passed(6), can_wait=True)
         reports.tell(StepResult(sequence_id=SEAT, position=9), can_wait=False)
-        assert [(told.position, told.passed_on) for told in lane.results] == [(6, True), (9, False)]
+        assert [(told.position, told.passed_on) for told in connection.results] == [(6, True), (9, False)]
 
     virtual_time.run(scenario())
 
 
 def test_reports_are_bounded_in_number() -> None:
     async def scenario() -> None:
-        lane = Told()
-        reports = ResultBatcher(lane, FlushTimer())  # type: ignore[arg-type]
+        connection = Told()
+        reports = ResultBatcher(connection, FlushTimer())  # type: ignore[arg-type]
         for position in range(1, MAX_WAITING + 2):
             reports.tell(passed(position), can_wait=True)
-        assert [told.position for told in lane.results] == [MAX_WAITING]
+        assert [told.position for told in connection.results] == [MAX_WAITING]
 
     virtual_time.run(scenario())
 
 
-def test_reports_of_all_seats_are_told_in_the_same_moment() -> None:
+def test_reports_of_all_sessions_are_told_in_the_same_moment() -> None:
     async def scenario() -> None:
-        clock, ticks, lanes, times = asyncio.get_running_loop().time, FlushTimer(), [Told(), Told()], list[float]()
-        for lane in lanes:
-            lane.send = lambda _: times.append(clock())  # type: ignore[method-assign]
-            ResultBatcher(lane, ticks).tell(passed(5), can_wait=True)  # type: ignore[arg-type]
+        clock, ticks, connections, times = (
+            asyncio.get_running_loop().time,
+            FlushTimer(),
+            [Told(), Told()],
+            list[float](),
+        )
+        for connection in connections:
+            connection.send = lambda _: times.append(clock())  # type: ignore[method-assign]
+            ResultBatcher(connection, ticks).tell(passed(5), can_wait=True)  # type: ignore[arg-type]
             await asyncio.sleep(REPORT_S / 4)
         await asyncio.sleep(REPORT_S)
         assert len(times) == 2
@@ -88,18 +93,18 @@ def test_reports_of_all_seats_are_told_in_the_same_moment() -> None:
     virtual_time.run(scenario())
 
 
-@pytest.mark.parametrize("ending", ["closed", "lane over"])
+@pytest.mark.parametrize("ending", ["closed", "connection over"])
 def test_reports_of_what_has_ended_are_told_nobody(ending: str) -> None:
     async def scenario() -> None:
-        lane = Told()
-        reports = ResultBatcher(lane, FlushTimer())  # type: ignore[arg-type]
+        connection = Told()
+        reports = ResultBatcher(connection, FlushTimer())  # type: ignore[arg-type]
         reports.tell(passed(5), can_wait=True)
         if ending == "closed":
             reports.close()
         else:
-            lane.error = PeerUnreachable("the connection is closed")
+            connection.error = PeerUnreachable("the connection is closed")
         await asyncio.sleep(2 * REPORT_S)
-        assert not lane.results
+        assert not connection.results
 
     virtual_time.run(scenario())
 

@@ -203,7 +203,7 @@ def test_grammar_that_hangs_holds_up_neither_another_answer_nor_the_server(
 SAMPLER = Sampler(presence_penalty=1.0)
 
 
-def test_seat_with_a_sampler_counts_what_it_was_told_and_what_it_drew() -> None:
+def test_session_with_a_sampler_counts_what_it_was_told_and_what_it_drew() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         sampler = Sampler(bias_ids=(1, 2), bias_values=(60.0, 60.0), frequency_penalty=2.0)
@@ -216,7 +216,7 @@ def test_seat_with_a_sampler_counts_what_it_was_told_and_what_it_drew() -> None:
 
         await talk.open(2, sampler=sampler)
         talk.send_step(token_rows(1, 2, 3, *[1] * 7), 0, 2, want="token", draw=TokenDraw(index=7))
-        talk.lane.send(AnswerTokens(sequence_id=bytes([2]) * 16, token_ids=np.array(ids[:7], "<i4").tobytes()))
+        talk.connection.send(AnswerTokens(sequence_id=bytes([2]) * 16, token_ids=np.array(ids[:7], "<i4").tobytes()))
         again = (await talk.next(StepResult)).token
         assert again is not None
         assert again.token_id == ids[7], "as before, though it was told late"
@@ -235,7 +235,7 @@ def test_seat_with_a_sampler_counts_what_it_was_told_and_what_it_drew() -> None:
         (Sampler(end_ids=(5000,), min_tokens=2), "vocabulary"),
     ],
 )
-def test_seat_is_refused_for_a_sampler_of_other_tokens(sampler: Sampler, why: str) -> None:
+def test_session_is_refused_for_a_sampler_of_other_tokens(sampler: Sampler, why: str) -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         error = await talk.refused(1, sampler=sampler)
@@ -245,7 +245,7 @@ def test_seat_is_refused_for_a_sampler_of_other_tokens(sampler: Sampler, why: st
     with_servers(work)
 
 
-def test_seat_is_refused_a_grammar_where_none_are_followed() -> None:
+def test_session_is_refused_a_grammar_where_none_are_followed() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         error = await talk.refused(1, sampler=Sampler(end_ids=(1,), grammar=WORDS))
@@ -255,30 +255,30 @@ def test_seat_is_refused_a_grammar_where_none_are_followed() -> None:
     with_servers(work)
 
 
-def test_seat_before_the_last_block_has_no_sampler() -> None:
+def test_session_before_the_last_block_has_no_sampler() -> None:
     async def work(world: World) -> None:
         talk = await world.talk(0)
         last = dataclasses.replace(opening(world.servers[0]), sampler=SAMPLER)
-        talk.lane.send(last)
+        talk.connection.send(last)
         error: SwarmError = (await talk.next(SequenceEnded)).error("")
         assert isinstance(error, PeerViolation)
 
     with_servers(work, [(0, 1), (1, 2)])
 
 
-def test_seat_is_not_told_the_same_answer_twice() -> None:
+def test_session_is_not_told_the_same_answer_twice() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         await talk.open(sampler=SAMPLER)
         for _ in range(2):
-            talk.lane.send(AnswerTokens(sequence_id=bytes([1]) * 16, token_ids=(1).to_bytes(4, "little")))
+            talk.connection.send(AnswerTokens(sequence_id=bytes([1]) * 16, token_ids=(1).to_bytes(4, "little")))
         with pytest.raises(SwarmError):
             await talk.next(SequenceEnded)
 
     with_servers(work)
 
 
-def test_seat_waits_for_the_tokens_before_a_draw_only_so_long() -> None:
+def test_session_waits_for_the_tokens_before_a_draw_only_so_long() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
         await talk.open(sampler=SAMPLER)

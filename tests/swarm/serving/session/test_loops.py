@@ -85,7 +85,7 @@ def test_loop_is_cut_by_a_link_whose_answer_tells_what_had_come_before() -> None
             await talks[-1].next(StepResult)
         await asyncio.sleep(0.2)
         above = SequenceRef(peer_id=world.servers[1].peer_id, sequence_id=sequence_id(1))
-        talks[-1].lane.send(LinkUpdate(sequence_id=sequence_id(1), previous=above))
+        talks[-1].connection.send(LinkUpdate(sequence_id=sequence_id(1), previous=above))
         linked = await talks[-1].next(LinkAck)
         assert (linked.num_links, linked.position) == (1, len(PROMPT) + 5)
         # the row that came before it is run, and what comes of it goes nowhere
@@ -116,7 +116,7 @@ def test_loop_that_comes_to_the_end_of_the_room_leaves_it_to_the_client() -> Non
 def test_loop_into_a_server_that_does_not_take_it_is_told_to_the_client() -> None:
     async def work(world: World) -> None:
         talks = await ring(world)
-        talks[0].lane.send(
+        talks[0].connection.send(
             LinkUpdate(
                 sequence_id=sequence_id(1),
                 next=SequenceRef(peer_id=world.servers[1].peer_id, sequence_id=sequence_id(1)),
@@ -135,7 +135,7 @@ def test_loop_goes_to_a_server_that_is_reached_already_only() -> None:
     async def work(world: World) -> None:
         talks = await world.chain()
         nowhere = world.internet.network().peer_id
-        talks[-1].lane.send(
+        talks[-1].connection.send(
             LinkUpdate(
                 sequence_id=sequence_id(1),
                 previous=SequenceRef(peer_id=world.servers[1].peer_id, sequence_id=sequence_id(1)),

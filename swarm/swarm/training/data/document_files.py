@@ -30,7 +30,7 @@ _ROWS = 256
 
 def read_parquet(file: BufferedReader, path: Path, text_key: str) -> Iterator[tuple[str, bool, float]]:
     """Yield texts, whether each ends its document, and the share of the file that has been read after it."""
-    with _in_words(path):
+    with _translated_errors(path):
         from pyarrow.parquet import ParquetFile  # noqa: PLC0415
 
         table = ParquetFile(file, memory_map=False)
@@ -41,7 +41,7 @@ def read_parquet(file: BufferedReader, path: Path, text_key: str) -> Iterator[tu
 
 def read_arrow(file: BufferedReader, path: Path, text_key: str) -> Iterator[tuple[str, bool, float]]:
     """Read either form of arrow, file or stream. Compressed feather files have the first form."""
-    with _in_words(path):
+    with _translated_errors(path):
         from pyarrow import ipc  # noqa: PLC0415
 
         is_file = file.peek(6)[:6] == b"ARROW1"
@@ -89,7 +89,7 @@ def _check_column(schema: Any, path: Path, text_key: str) -> None:
 
 
 @contextmanager
-def _in_words(path: Path) -> Iterator[None]:
+def _translated_errors(path: Path) -> Iterator[None]:
     """Translate pyarrow's errors to ConfigError or IntegrityError with a message of one line."""
     try:
         yield
@@ -171,7 +171,7 @@ class FileSource:
 
 def _find(root: Path) -> Iterator[File]:
     if not root.is_dir():
-        yield _look(root, root.name)
+        yield _file_at(root, root.name)
         return
 
     def refuse(error: OSError) -> None:
@@ -182,10 +182,10 @@ def _find(root: Path) -> Iterator[File]:
         for name in names:
             path = Path(folder, name)
             if not name.startswith(".") and stat.S_ISREG(path.lstat().st_mode):
-                yield _look(path, path.relative_to(root).as_posix())
+                yield _file_at(path, path.relative_to(root).as_posix())
 
 
-def _look(path: Path, name: str) -> File:
+def _file_at(path: Path, name: str) -> File:
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise ConfigError(f"{path} is neither a file nor a folder", remedy="name one of them")

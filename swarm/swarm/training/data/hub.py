@@ -121,7 +121,7 @@ class HubSource:
         return " ".join(["hub", self.hub_id, self.commit, *filter(None, [self.config]), self.split, self.text_key])
 
     def passages(self) -> Iterator[Passage]:
-        with _in_words(self.name):
+        with _translated_errors(self.name):
             rows = self._rows()
             if self.text_key not in rows.column_names:
                 raise ConfigError(
@@ -155,7 +155,7 @@ class HubSource:
             return builder.as_dataset(split=self.split)
         except ValueError as error:  # its message names the choices
             raise ConfigError(
-                f"{self.name} leaves a choice, or does not have what was chosen: {_told(error)}",
+                f"{self.name} leaves a choice, or does not have what was chosen: {_in_one_line(error)}",
                 remedy="the run's data.hub_config names the configuration, data.split the split",
             ) from error
 
@@ -204,14 +204,14 @@ def commit_of_tokenizer(hub_id: str, revision: str = "") -> str:
 def _commit(what: str, info: Callable[..., Any], hub_id: str, revision: str) -> str:
     if is_commit(revision):
         return revision  # works without the hub
-    with _in_words(what):
+    with _translated_errors(what):
         return str(info(hub_id, revision=revision or None, timeout=ANSWER_S).sha)
 
 
 def bring_tokenizer(hub_id: str, patterns: Sequence[str], revision: str = "") -> Path:
     """Download the tokenizer's files that match `patterns`, at `revision` or the newest commit, and return their
     directory. If the hub does not answer, these are the files of an earlier download."""
-    with _in_words(f"the tokenizer {hub_id}"):
+    with _translated_errors(f"the tokenizer {hub_id}"):
         place = snapshot_download(
             hub_id,
             revision=revision or None,
@@ -228,7 +228,7 @@ def _endpoint() -> str | None:
 
 
 @contextmanager
-def _in_words(what: str) -> Iterator[None]:
+def _translated_errors(what: str) -> Iterator[None]:
     """Translate the errors of the hub's libraries to ConfigError with a message of one line."""
     try:
         yield
@@ -246,10 +246,10 @@ def _in_words(what: str) -> Iterator[None]:
         raise ConfigError(f"the hub does not have {what}", remedy="check its name, or set HF_TOKEN") from error
     except Exception as error:  # the clients raise their HTTP library's errors, of which they have had several
         raise ConfigError(
-            f"{what} cannot be had from the hub: {_told(error)}",
+            f"{what} cannot be had from the hub: {_in_one_line(error)}",
             remedy="check the connection and try again: what came is kept; HF_ENDPOINT names another hub",
         ) from error
 
 
-def _told(error: Exception) -> str:
+def _in_one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]

@@ -209,7 +209,7 @@ def tokenize(job: Job, local: LocalData) -> None:
         try:
             _follow(process, job, local)
         except EOFError:
-            raise _died(process.wait(), told, job) from None
+            raise _death_of(process.wait(), told, job) from None
         finally:
             process.kill()
             process.communicate()
@@ -251,7 +251,7 @@ def _lines(stream: IO[bytes], stop: Callable[[], bool]) -> Iterator[bytes]:
     raise PreparationStopped
 
 
-def _died(code: int, told: IO[bytes], job: Job) -> SwarmError:
+def _death_of(code: int, told: IO[bytes], job: Job) -> SwarmError:
     told.seek(0)
     last = told.read().decode(errors="replace").strip().rpartition("\n")[2]
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed: {last or f'exit code {code}'}"

@@ -64,7 +64,7 @@ class ChunkSchedule:
                     return donor, index
         return None
 
-    def came(self, donor: str, index: int, now: float) -> None:
+    def delivered(self, donor: str, index: int, now: float) -> None:
         """Record that `donor` delivered. Other requests for this chunk are dropped: their donors are at least so
         slow."""
         for asked, asked_at in self._asked.pop(index).items():
@@ -212,7 +212,7 @@ class Download:
             late = [other for other, asked in under_way.items() if asked[0] == donor]
         else:
             self.gave[donor] = self.gave.get(donor, 0) + self._manifest.chunk_size(index)
-            schedule.came(donor, index, asyncio.get_running_loop().time())
+            schedule.delivered(donor, index, asyncio.get_running_loop().time())
             late = [other for other, asked in under_way.items() if asked[1] == index]
         for other in late:
             other.cancel()

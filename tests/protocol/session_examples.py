@@ -30,7 +30,7 @@ from swarm_protocol.session_frames import (
     TokenDraw,
 )
 
-SEAT, OTHER_SEAT = bytes(range(16)), bytes(range(16, 32))
+SEQUENCE, OTHER_SEQUENCE = bytes(range(16)), bytes(range(16, 32))
 PEER, OTHER_PEER = (Identity(bytes([number]) * 32).peer_id for number in (7, 8))
 FAILURE = encode_failure(PeerRefused("full", retry_after_s=2.5))
 TOKENS = Rows(codec="tokens", num_rows=3, num_columns=0, payload=bytes(range(12)))
@@ -43,46 +43,48 @@ def hidden(codec: str, num_rows: int, num_bytes: int) -> Rows:
 
 
 def pushed(**fields: Any) -> Push:
-    return Push(client_peer_id=PEER, sequence_id=SEAT, source_id=OTHER_SEAT, **fields)
+    return Push(client_peer_id=PEER, sequence_id=SEQUENCE, source_id=OTHER_SEQUENCE, **fields)
 
 
 EXAMPLES: tuple[object, ...] = (
     Frames(
         (
-            StepRequest(sequence_id=SEAT, position=0, want="nothing", forward=True, rows=TOKENS),
-            StepRequest(sequence_id=OTHER_SEAT, position=7, want="token", draw=PICK, rows=hidden("raw", 2, 24)),
-            CloseSequence(sequence_id=SEAT),
+            StepRequest(sequence_id=SEQUENCE, position=0, want="nothing", forward=True, rows=TOKENS),
+            StepRequest(sequence_id=OTHER_SEQUENCE, position=7, want="token", draw=PICK, rows=hidden("raw", 2, 24)),
+            CloseSequence(sequence_id=SEQUENCE),
         )
     ),
-    Frames((OpenSequence(sequence_id=SEAT, session_id="s-1", revision="1f00ba44", start=0, end=4, max_tokens=256),)),
+    Frames(
+        (OpenSequence(sequence_id=SEQUENCE, session_id="s-1", revision="1f00ba44", start=0, end=4, max_tokens=256),)
+    ),
     Frames(
         (
             OpenSequence(
-                sequence_id=SEAT,
+                sequence_id=SEQUENCE,
                 session_id="s-1",
                 revision="1f00ba44",
                 start=4,
                 end=8,
                 max_tokens=256,
                 codec="int8",
-                page_keys=(SEAT, OTHER_SEAT),
-                previous=SequenceRef(peer_id=PEER, sequence_id=OTHER_SEAT),
-                next=SequenceRef(peer_id=OTHER_PEER, sequence_id=OTHER_SEAT),
-                take_over=SequenceRef(peer_id=PEER, sequence_id=OTHER_SEAT),
+                page_keys=(SEQUENCE, OTHER_SEQUENCE),
+                previous=SequenceRef(peer_id=PEER, sequence_id=OTHER_SEQUENCE),
+                next=SequenceRef(peer_id=OTHER_PEER, sequence_id=OTHER_SEQUENCE),
+                take_over=SequenceRef(peer_id=PEER, sequence_id=OTHER_SEQUENCE),
             ),
-            LinkUpdate(sequence_id=SEAT),
+            LinkUpdate(sequence_id=SEQUENCE),
             LinkUpdate(
-                sequence_id=SEAT,
-                previous=SequenceRef(peer_id=PEER, sequence_id=OTHER_SEAT),
-                next=SequenceRef(peer_id=OTHER_PEER, sequence_id=OTHER_SEAT),
+                sequence_id=SEQUENCE,
+                previous=SequenceRef(peer_id=PEER, sequence_id=OTHER_SEQUENCE),
+                next=SequenceRef(peer_id=OTHER_PEER, sequence_id=OTHER_SEQUENCE),
             ),
-            AllowHandover(sequence_id=SEAT, to_peer_id=PEER),
+            AllowHandover(sequence_id=SEQUENCE, to_peer_id=PEER),
         )
     ),
     Frames(
         (
             OpenSequence(
-                sequence_id=SEAT,
+                sequence_id=SEQUENCE,
                 session_id="s-1",
                 revision="1f00ba44",
                 start=4,
@@ -100,7 +102,7 @@ EXAMPLES: tuple[object, ...] = (
                 ),
             ),
             OpenSequence(
-                sequence_id=OTHER_SEAT,
+                sequence_id=OTHER_SEQUENCE,
                 session_id="s-1",
                 revision="1f00ba44",
                 start=4,
@@ -108,25 +110,27 @@ EXAMPLES: tuple[object, ...] = (
                 max_tokens=256,
                 sampler=Sampler(end_ids=(1,), min_tokens=3),
             ),
-            AnswerTokens(sequence_id=SEAT, token_ids=bytes(range(12))),
-            AnswerTokens(sequence_id=OTHER_SEAT, token_ids=b""),
+            AnswerTokens(sequence_id=SEQUENCE, token_ids=bytes(range(12))),
+            AnswerTokens(sequence_id=OTHER_SEQUENCE, token_ids=b""),
         )
     ),
     Frames(
         (
-            SequenceReady(sequence_id=SEAT, max_step_tokens=512, length=32),
-            StepResult(sequence_id=SEAT, position=3, compute_ms=1.5, queue_ms=0.25, batch_size=4, push_failed=True),
-            StepResult(sequence_id=SEAT, position=4, codec_error=0.125, rows=hidden("bf16", 2, 12)),
-            StepResult(sequence_id=SEAT, position=6, compute_ms=3.0, passed_on=True, rows=hidden("raw", 1, 12)),
+            SequenceReady(sequence_id=SEQUENCE, max_step_tokens=512, length=32),
+            StepResult(sequence_id=SEQUENCE, position=3, compute_ms=1.5, queue_ms=0.25, batch_size=4, push_failed=True),
+            StepResult(sequence_id=SEQUENCE, position=4, codec_error=0.125, rows=hidden("bf16", 2, 12)),
+            StepResult(sequence_id=SEQUENCE, position=6, compute_ms=3.0, passed_on=True, rows=hidden("raw", 1, 12)),
             StepResult(
-                sequence_id=SEAT, position=5, token=SampledToken(token_id=9), upstream_ms=((1.5, 0.25), (1.5, 0.25))
+                sequence_id=SEQUENCE, position=5, token=SampledToken(token_id=9), upstream_ms=((1.5, 0.25), (1.5, 0.25))
             ),
             StepResult(
-                sequence_id=SEAT, position=5, token=SampledToken(token_id=9, logprob=-0.5, top=((9, -0.5), (1, -2.0)))
+                sequence_id=SEQUENCE,
+                position=5,
+                token=SampledToken(token_id=9, logprob=-0.5, top=((9, -0.5), (1, -2.0))),
             ),
-            StepResult(sequence_id=SEAT, position=5, token=SampledToken(token_id=9), looped=True, num_links=3),
-            LinkAck(sequence_id=SEAT, num_links=3, position=5),
-            SequenceEnded(sequence_id=SEAT, failure=FAILURE),
+            StepResult(sequence_id=SEQUENCE, position=5, token=SampledToken(token_id=9), looped=True, num_links=3),
+            LinkAck(sequence_id=SEQUENCE, num_links=3, position=5),
+            SequenceEnded(sequence_id=SEQUENCE, failure=FAILURE),
             ServerLeaving(within_s=30.0),
         )
     ),
@@ -135,9 +139,9 @@ EXAMPLES: tuple[object, ...] = (
             pushed(position=7, want="last", rows=hidden("int8", 2, 10)),
             pushed(position=9, want="token", draw=TokenDraw(ahead=40), rows=hidden("raw", 1, 12)),
             pushed(position=10, want="nothing", rows=hidden("raw", 1, 12), upstream_ms=((1.5, 0.25),)),
-            PushRefused(client_peer_id=PEER, sequence_id=SEAT, position=7, failure=FAILURE),
+            PushRefused(client_peer_id=PEER, sequence_id=SEQUENCE, position=7, failure=FAILURE),
         )
     ),
-    KvRequest(client_peer_id=PEER, sequence_id=SEAT, start=2, end=6),
+    KvRequest(client_peer_id=PEER, sequence_id=SEQUENCE, start=2, end=6),
     KvHeader(length=77),
 )

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from protocol.forward_examples import EXAMPLES
+from protocol.serving_examples import EXAMPLES
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.rows import Rows

@@ -17,7 +17,7 @@ SPANS = [(0, 2), (2, 3), (3, 4)]
 
 
 async def ring(world: World, number: int = 1) -> list[Talk]:
-    """A lane to each server, with seats that are linked to a ring, and lanes between them."""
+    """A connection to each server, with sequences that are linked to a ring, and connections between them."""
     num_servers = len(world.servers)
     talks = [await world.talk(index) for index in range(num_servers)]
     for index, talk in enumerate(talks):

@@ -39,8 +39,8 @@ class World:
     servers: dict[str, ToyServer]
     state: ClientState
 
-    def hop(self, session: Session, index: int) -> ToyServer:
-        """The server of a hop."""
+    def server_of(self, session: Session, index: int) -> ToyServer:
+        """Return the server of a stage."""
         return self.servers[session._state.stages[index].peer_id]
 
     @asynccontextmanager
@@ -120,7 +120,7 @@ def test_session_undisturbed_takes_one_round_trip_to_open_and_no_more_than_the_c
             async with w.session(trace) as session:
                 since_s = clock()
                 await session.next_token(PROMPT, TokenDraw())
-                # a connection is opened and accepted, a seat opened; to the first server, two pushes, and back
+                # a connection is opened and accepted, a sequence opened; to the first server, two pushes, and back
                 assert clock() - since_s < 2 * RTT_S + 2 * RTT_S + 2 * RTT_S
                 since_s = clock()
                 await session.next_token([1], TokenDraw(index=1))
@@ -189,7 +189,7 @@ def test_session_server_that_dies_costs_some_round_trips_and_no_token(index: int
         async with world() as w:
             trace = Trace(model=MODEL)
             async with w.session(trace) as session:
-                strike = lambda i: i == WHEN[when] and w.internet.crash(w.hop(session, index).network.peer_id)  # noqa: E731
+                strike = lambda i: i == WHEN[when] and w.internet.crash(w.server_of(session, index).network.peer_id)  # noqa: E731
                 assert await generate(session, 10, strike, looped=looped) == EXPECTED
             (replay,) = trace.replays
             assert replay.num_tokens - (len(PROMPT) + WHEN[when] - 1) in ({0, 1} if looped else {0})
@@ -269,8 +269,8 @@ def test_session_two_servers_that_die_at_once(looped: bool) -> None:
 
                 def strike(index: int) -> None:
                     if index == 4:
-                        for hop in list(session._state.stages)[:2]:
-                            w.internet.crash(hop.peer_id)
+                        for stage in list(session._state.stages)[:2]:
+                            w.internet.crash(stage.peer_id)
 
                 assert await generate(session, 10, strike, looped=looped) == EXPECTED
             assert len(trace.replays) == 2
@@ -288,7 +288,7 @@ def test_session_server_that_stalls_is_given_up_sooner_when_it_is_known(after: i
 
                 def strike(index: int) -> None:
                     if index == after:
-                        w.hop(session, 1).spoil = lambda result: None
+                        w.server_of(session, 1).spoil = lambda result: None
 
                 assert await generate(session, after + 6, strike) == expected_tokens(PROMPT, after + 6, NUM_BLOCKS)
             (replay,) = trace.replays
@@ -348,7 +348,7 @@ def test_session_evicted_seat_is_opened_again() -> None:
         async with world() as w:
             trace = Trace(model=MODEL)
             async with w.session(trace) as session:
-                strike = lambda i: i == 4 and w.hop(session, 1).evict()  # noqa: E731
+                strike = lambda i: i == 4 and w.server_of(session, 1).evict()  # noqa: E731
                 assert await generate(session, 10, strike) == EXPECTED
             assert [replay.reason for replay in trace.replays] == ["evicted"]
 
@@ -362,7 +362,7 @@ def test_session_leaving_server_hands_over(index: int, looped: bool) -> None:
         async with world() as w:
             trace = Trace(model=MODEL)
             async with w.session(trace) as session:
-                strike = lambda i: i == 4 and w.hop(session, index).leave()  # noqa: E731
+                strike = lambda i: i == 4 and w.server_of(session, index).leave()  # noqa: E731
                 assert await generate(session, 30, strike, looped=looped) == expected_tokens(PROMPT, 30, NUM_BLOCKS)
             (replay,) = trace.replays
             assert replay.was_handed_over
@@ -393,7 +393,7 @@ def test_session_server_that_dies_during_a_hand_over(who: str) -> None:
                     if index == 4:
                         for server in w.servers.values():
                             server.hand_over_s = 1.0
-                        w.hop(session, 1).leave()
+                        w.server_of(session, 1).leave()
                         asyncio.get_running_loop().call_later(0.5, kill)
 
                 assert await generate(session, 60, strike) == expected_tokens(PROMPT, 60, NUM_BLOCKS)
@@ -416,7 +416,7 @@ def test_session_broken_link_between_two_servers_is_gone_around() -> None:
                 def strike(index: int) -> None:
                     seconds.append(clock())
                     if index == 4:
-                        upper = w.hop(session, 0)
+                        upper = w.server_of(session, 0)
                         # what it sends to the next server vanishes
                         upper._queues = dict.fromkeys(w.servers, asyncio.Queue())  # type: ignore[arg-type]
 
@@ -453,7 +453,7 @@ def test_session_server_that_sends_nonsense_is_replaced_and_not_asked_again(lie:
 
                 def strike(index: int) -> None:
                     if index == 4:
-                        liar.append(w.hop(session, 1))
+                        liar.append(w.server_of(session, 1))
 
                         liar[0]._push = lambda *_: None  # type: ignore[method-assign]
                         liar[0].spoil = LIES[lie]
@@ -463,7 +463,7 @@ def test_session_server_that_sends_nonsense_is_replaced_and_not_asked_again(lie:
             assert replay.lost_peer == liar[0].network.peer_id
             async with w.session() as honest:
                 assert await generate(honest) == EXPECTED
-                assert w.hop(honest, 1) is not liar[0]
+                assert w.server_of(honest, 1) is not liar[0]
             await w.all_freed()
             w.internet.crash(replay.new_peers[0])
             async with w.session(patience_s=3) as session:
@@ -524,7 +524,7 @@ def test_session_server_that_holds_more_than_it_can_is_a_violation() -> None:
             for _ in range(3):
                 async with w.session(trace) as session:
                     assert await generate(session) == EXPECTED
-                    assert w.hop(session, 0) is not liar
+                    assert w.server_of(session, 0) is not liar
 
     run(scenario())
 
@@ -548,11 +548,11 @@ def test_session_after_a_reused_prefix_a_dead_server_is_replayed_from_the_start(
         async with world() as w:
             async with w.session() as session:
                 await generate(session)
-                used = [hop.peer_id for hop in session._state.stages]
+                used = [stage.peer_id for stage in session._state.stages]
             trace = Trace(model=MODEL)
             with patch.object(w.membership, "known_rtts_ms", return_value=dict.fromkeys(used, 0.0)):
                 async with w.session(trace) as session:
-                    strike = lambda i: i == 4 and w.internet.crash(w.hop(session, 1).network.peer_id)  # noqa: E731
+                    strike = lambda i: i == 4 and w.internet.crash(w.server_of(session, 1).network.peer_id)  # noqa: E731
                     assert await generate(session, 10, strike) == EXPECTED
             assert trace.num_reused_tokens == 32
             assert trace.replays[0].num_tokens == 43
@@ -567,7 +567,7 @@ def test_session_without_servers_names_the_blocks_in_bounded_time() -> None:
 
             def strike(index: int) -> None:
                 if index == 4:
-                    w.internet.crash(w.hop(session, 1).network.peer_id)
+                    w.internet.crash(w.server_of(session, 1).network.peer_id)
 
             since_s = clock()
             with pytest.raises(NoChain, match=r"blocks 2:4") as caught:

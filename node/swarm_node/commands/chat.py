@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from swarm.heap import uncollected
 from swarm.router.revisions import short_revision
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, SwarmError
@@ -97,7 +98,8 @@ def run(flags: Flags) -> int:
     options = _options_of(flags)
     peers = join_addrs(config)
     # with it comes torch, for seconds
-    from swarm.client import Client, UsedRevisions  # noqa: PLC0415
+    with uncollected():
+        from swarm.client import Client, UsedRevisions  # noqa: PLC0415
 
     from swarm_node.storage.used_models import used_in  # noqa: PLC0415
 

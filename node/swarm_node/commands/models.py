@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swarm.heap import uncollected
 from swarm.router.revisions import short_revision
 from swarm_protocol.errors import ConfigError, SwarmError
 
@@ -41,7 +42,8 @@ def list_models(flags: Flags) -> int:
     config = flags.resolve()
     peers = join_addrs(config)
     # with it comes torch, for seconds
-    from swarm.client import Client  # noqa: PLC0415
+    with uncollected():
+        from swarm.client import Client  # noqa: PLC0415
 
     diagnostics.quieten_libraries()
     emitter = Emitter(json=flags.json)

@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
@@ -43,6 +44,8 @@ FetchRun = Callable[[Network, str, str], Awaitable[SignedRun]]
 """`fetch(network, peer_id, run_id)`: the run's file from one member, checked against its id. Raises SwarmError."""
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -154,12 +157,10 @@ class RunFollower:
             )
             run.refusals.appendleft(view)
             self._history.record_refusal(run.run_id, view)
-        newest = max(run.committed, default=0)
-        if newest and not newest - MAX_OPEN_STEPS < report.outer_step <= newest + MAX_OPEN_STEPS:
+        reports = _open_step(run, run.reports, report.outer_step)
+        if reports is None:
             return False
-        run.reports.setdefault(report.outer_step, {})[peer_id] = report
-        while len(run.reports) > 2 * MAX_OPEN_STEPS:
-            del run.reports[min(run.reports)]
+        reports[peer_id] = report
         return True
 
     # --- what the members prove -------------------------------------------------------------------------------------
@@ -253,15 +254,23 @@ class RunFollower:
 
 def _take_validation(run: FollowedRun, peer_id: str, report: ValidationReport) -> bool:
     """Return whether the loss is new, and may belong to a step that is shown."""
-    newest = max(run.committed, default=0)
-    if newest and not newest - MAX_OPEN_STEPS < report.outer_step <= newest + MAX_OPEN_STEPS:
+    losses = _open_step(run, run.validation, report.outer_step)
+    if losses is None:
         return False
-    losses = run.validation.setdefault(report.outer_step, {})
     is_news = losses.get(peer_id) != report.loss
     losses[peer_id] = report.loss
-    while len(run.validation) > 2 * MAX_OPEN_STEPS:
-        del run.validation[min(run.validation)]
     return is_news
+
+
+def _open_step(run: FollowedRun, by_step: dict[int, dict[str, T]], outer_step: int) -> dict[str, T] | None:
+    """Return what members reported of a step; None for a step that is too old or too far ahead. Bounds `by_step`."""
+    newest = max(run.committed, default=0)
+    if newest and not newest - MAX_OPEN_STEPS < outer_step <= newest + MAX_OPEN_STEPS:
+        return None
+    reports = by_step.setdefault(outer_step, {})
+    while len(by_step) > 2 * MAX_OPEN_STEPS:
+        del by_step[min(by_step)]
+    return reports
 
 
 def _key(refusal: RefusalView) -> tuple[int, str, str]:

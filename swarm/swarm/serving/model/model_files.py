@@ -16,8 +16,8 @@ from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, IntegrityError
 from transformers import AutoConfig
 
+from swarm.serving.model.formats import format_of
 from swarm.serving.model.formats.format import CheckpointFormat, group, num_values
-from swarm.serving.model.formats.format_registry import format_of
 from swarm.serving.model.safetensors_reader import one_line, read_header
 from swarm.serving.model.shape import SMALL_FILES, check_counts, context_tokens
 

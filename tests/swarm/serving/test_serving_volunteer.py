@@ -267,13 +267,13 @@ ROOM_FOR_THREE = {"max_bytes": 3 * BLOCK_BYTES + ENDS_BYTES + KV_BYTES, "server"
 
 
 def spy_on_state(server: SpanServer, seen: list[tuple[str, int]]) -> None:
-    announce = server.announce
+    announce = server.announcer.announce
 
     def spy() -> None:
         announce()
         seen.append((server.record.state if server._deployed else "away", server.start_block))
 
-    server.announce = spy  # type: ignore[method-assign]
+    server.announcer.announce = spy  # type: ignore[method-assign]
 
 
 def test_volunteer_without_memory_for_both_spans_leaves_first_where_others_have_its_blocks(llama_dir: Path) -> None:

@@ -193,7 +193,7 @@ class World:
         attempt = signed.group.attempt
         if self.random.random() < 0.15:
             missing = tuple(peer for peer in signed.group.peer_ids if peer != me)[:1]
-            self._send(me, ReduceFailed(attempt=attempt, reason="the line broke", unreachable=missing))
+            self._send(me, ReduceFailed(attempt=attempt, reason="the connection broke", unreachable=missing))
             return
         parts = tuple(bytes([index]) * 32 for index in range(len(signed.group.part_values)))
         outcome = Outcome(origin_digest=signed.digest, part_digests=parts, state_digest=signed.digest)

@@ -1,8 +1,7 @@
 """A member falls silent for a while, as a stopped process does: its connections stay, and nothing comes over them.
 
-The others go on within seconds and with one state, and it is back by itself. In virtual time a cut line stands for the
-stopped process; `tests/chaos` stops real ones.
-"""
+The others go on within seconds and with one state, and it is back by itself. In virtual time a cut connection stands
+for the stopped process; `tests/chaos` stops real ones."""
 
 from __future__ import annotations
 
@@ -73,7 +72,7 @@ def test_member_that_is_silent_at_any_phase_holds_up_the_others_for_seconds_and_
 
 
 def test_member_on_the_slowest_supported_connection_does_not_count_as_silent() -> None:
-    """Its frames to all others share the line, and its answers to their calls wait behind them, for longer than
+    """Its frames to all others share the connection, and its answers to their calls wait behind them, for longer than
     SILENT_S."""
 
     async def main() -> None:

@@ -21,10 +21,10 @@ from swarm_compression import get_codec
 from swarm_protocol.errors import PeerRefused, PeerTimeout
 
 SOON_S = QUIET_S + SILENT_S + 1.0
-"""Within this a silent member is found out, on a line that carries what a few thousand values take at once."""
+"""Within this a silent member is found out, on a connection that carries what a few thousand values take at once."""
 
 
-class Line:
+class StubNetwork:
     """The network to a member: it answers the call that asks whether the member is there."""
 
     peer_id = ME
@@ -51,11 +51,13 @@ async def refuses(_timeout_s: float) -> bytes:
     raise PeerRefused("not now")
 
 
-def streams_over(line: Line) -> PartStreams:
-    lines = PeerConnections(network=cast("Any", line), methods=Methods("run"))
+def streams_over(network: StubNetwork) -> PartStreams:
+    connections = PeerConnections(network=cast("Any", network), methods=Methods("run"))
     scheme = ReductionScheme(codec=get_codec("int8"), aggregator=get_aggregator("mean", {}))
     group = signed()
-    return PartStreams(lines, group, None, scheme, cast("ThreadPoolExecutor", SimpleNamespace()), faults=no_faults)
+    return PartStreams(
+        connections, group, None, scheme, cast("ThreadPoolExecutor", SimpleNamespace()), faults=no_faults
+    )
 
 
 def seconds_until_silent(answer: Callable[[float], Awaitable[bytes]], work_s: float) -> float | None:
@@ -64,7 +66,7 @@ def seconds_until_silent(answer: Callable[[float], Awaitable[bytes]], work_s: fl
     async def main() -> float | None:
         begin = asyncio.get_running_loop().time()
         try:
-            await streams_over(Line(answer)).while_there(LEADER, asyncio.sleep(work_s))
+            await streams_over(StubNetwork(answer)).while_there(LEADER, asyncio.sleep(work_s))
         except PeerTimeout:
             return asyncio.get_running_loop().time() - begin
         return None
@@ -85,8 +87,8 @@ def test_member_that_answers_calls_is_waited_for(answer: Callable[[float], Await
 
 def test_member_whose_frames_come_is_not_called() -> None:
     async def main() -> None:
-        line = Line(says_nothing)
-        streams = streams_over(line)
+        network = StubNetwork(says_nothing)
+        streams = streams_over(network)
 
         async def frames() -> None:
             for _ in range(40):
@@ -94,7 +96,7 @@ def test_member_whose_frames_come_is_not_called() -> None:
                 streams.heard(LEADER)
 
         await streams.while_there(LEADER, frames())
-        assert not line.num_calls
+        assert not network.num_calls
 
     virtual_time.run(main())
 
@@ -103,7 +105,7 @@ def test_member_whose_frame_comes_while_a_call_waits_is_there() -> None:
     """A full connection delays the answer, and not the frames."""
 
     async def main() -> None:
-        streams = streams_over(Line(says_nothing))
+        streams = streams_over(StubNetwork(says_nothing))
 
         async def frames() -> None:
             for _ in range(10):

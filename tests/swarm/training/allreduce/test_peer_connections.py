@@ -16,7 +16,7 @@ from swarm.training.allreduce.peer_connections import MIN_BYTES, BandwidthMeter,
 from swarm.training.member.trainer_events import OuterStep
 from swarm_protocol.training_messages import MAX_BYTES_PER_S
 
-LINE_BYTES_PER_S = 4e6
+BANDWIDTH_BYTES_PER_S = 4e6
 NUM_STEPS = 5
 LAST_STEPS = (3, 4, 5)
 NUM_VALUES = 1_000_000
@@ -98,10 +98,10 @@ def run_with_a_slower_member(slowdown: float) -> tuple[list[int], float]:
     """Return the part sizes of the last group, the slow member's last, and how long the last steps took that member."""
 
     async def main() -> tuple[list[int], float]:
-        # owners that survey whole parts first answer only after all slices, and wait for the slow line either way
+        # owners that survey whole parts first answer only after all slices, and wait for the slow member either way
         async with Swarm(config(min_group=4, outer_steps=NUM_STEPS, aggregator="mean")) as swarm:
             for index in range(4):
-                rate = LINE_BYTES_PER_S / (slowdown if index == 3 else 1.0)
+                rate = BANDWIDTH_BYTES_PER_S / (slowdown if index == 3 else 1.0)
                 await swarm.join(f"m{index}", inner=SyntheticInner(num_values=NUM_VALUES), bytes_per_s=rate)
             members = await swarm.finish()
             assert_equal_steps(members, NUM_STEPS)

@@ -19,8 +19,7 @@ from support.free_ports import free_port
 from swarm.network.libp2p.libp2p_network import Libp2pNetwork, Libp2pOptions
 from swarm.network.membership import Membership
 from swarm.testing.leaks import no_leaks
-from swarm.testing.link_presets import Connection
-from swarm.testing.wan_proxy import WanProxy, obey
+from swarm.testing.wan_proxy import Connection, WanProxy, obey
 from swarm_protocol.identity import Identity
 
 DEADLINE_S = 20.0

@@ -18,10 +18,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from swarm_protocol import limits
 from swarm_protocol.dht_messages import (
     Contact,
     FindRequest,
@@ -35,10 +37,10 @@ from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import PeerError, PeerViolation
 from swarm_protocol.identity import check_peer_id
 
-from swarm.network.dht.address_book import AddressBook
 from swarm.network.dht.record_storage import RecordStorage, RecordValidator
 from swarm.network.dht.routing_table import WIDTH, NodeLookup, RoutingTable, node_id_of, to_id
 from swarm.network.libp2p.host import Host, NotServed
+from swarm.network.multiaddr import dialable, is_loopback
 
 NUM_REPLICAS = 5
 """Records outlive this many less one simultaneous deaths, until their owner refreshes them."""
@@ -340,3 +342,32 @@ class RecordDht:
         peers = tuple(Contact(peer_id=peer_id, addrs=self._book.of(peer_id)) for peer_id in others[:WIDTH])
         records = () if asked.only_peers else self._storage.get(key)
         return Found(records=records, peers=peers)
+
+
+MAX_PEERS = 4096
+"""About the routing table of a very large network twice over; half a megabyte."""
+
+
+class AddressBook:
+    def __init__(self) -> None:
+        self._addrs: OrderedDict[str, tuple[str, ...]] = OrderedDict()
+
+    def learn(self, peer_id: str, addrs: Iterable[str]) -> None:
+        """Take `addrs` from `peer_id` itself, in place of those that it gave before. Nothing if none can be dialled."""
+        usable = dialable(addrs)[: limits.MAX_CONTACT_ADDRS]
+        if not usable:
+            return
+        self._addrs[peer_id] = usable
+        self._addrs.move_to_end(peer_id)
+        if len(self._addrs) > MAX_PEERS:
+            self._addrs.popitem(last=False)
+
+    def of(self, peer_id: str) -> tuple[str, ...]:
+        """The addresses that `peer_id` gave last; none if it is not known."""
+        return self._addrs.get(peer_id, ())
+
+
+def to_announce(addrs: Iterable[str]) -> tuple[str, ...]:
+    """Return the part of a host's own `addrs` that is announced: relays and publicly reachable addresses first."""
+    ranked = sorted(dialable(addrs), key=lambda addr: (is_loopback(addr), "/p2p-circuit" not in addr))
+    return tuple(dict.fromkeys(ranked))[: limits.MAX_CONTACT_ADDRS]

@@ -22,8 +22,7 @@ from swarm_protocol.envelope import Envelope, seal_record
 from swarm_protocol.errors import PeerTimeout, PeerUnreachable, StartError, SwarmError
 from swarm_protocol.identity import Identity
 
-from swarm.network.dht.address_book import to_announce
-from swarm.network.dht.record_dht import DhtCounts, RecordDht
+from swarm.network.dht.record_dht import DhtCounts, RecordDht, to_announce
 from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.interface import Stream, StreamHandler, UnaryHandler
 from swarm.network.libp2p.calls import TOKEN_BYTES, Calls

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from swarm.network.dht import address_book
-from swarm.network.dht.address_book import AddressBook, to_announce
+from swarm.network.dht import record_dht
+from swarm.network.dht.record_dht import AddressBook, to_announce
 from swarm_protocol import limits
 from swarm_protocol.identity import Identity
 
@@ -27,7 +27,7 @@ def test_book_keeps_what_a_peer_said_last_of_what_can_be_dialled() -> None:
 
 
 def test_book_that_is_full_forgets_who_was_heard_of_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(address_book, "MAX_PEERS", 2)
+    monkeypatch.setattr(record_dht, "MAX_PEERS", 2)
     book = AddressBook()
     for peer_id in ("a", "b", "a", "c"):
         book.learn(peer_id, (FAR,))

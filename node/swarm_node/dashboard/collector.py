@@ -21,7 +21,6 @@ from swarm.training.run.run_copy import fetch_run
 from swarm_protocol.errors import ConfigError, SwarmError
 from swarm_protocol.version import software_version
 
-from swarm_node.dashboard.change_log import ChangeLog
 from swarm_node.dashboard.checkpoints import Checkpoints
 from swarm_node.dashboard.history.facts import ContributionTotal, Turnover
 from swarm_node.dashboard.history.history import DashboardHistory, TolerantReads
@@ -36,7 +35,14 @@ from swarm_node.dashboard.run_views import (
     num_parameters,
     remembered_view,
 )
-from swarm_node.dashboard.view_builder import NetworkInfo, SnapshotViews, ViewBuilder, series_samples, uptime_share
+from swarm_node.dashboard.view_builder import (
+    ChangeLog,
+    NetworkInfo,
+    SnapshotViews,
+    ViewBuilder,
+    series_samples,
+    uptime_share,
+)
 from swarm_node.dashboard.views import (
     ChangeEvent,
     CheckpointFile,

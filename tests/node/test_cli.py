@@ -1,4 +1,4 @@
-"""The command line itself: help, usage, errors, and how soon it answers."""
+"""The command line itself: help, usage, errors, and what it imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people meet when they do it wrong, as a set: what happened, what to do now, soon, and never a traceback."""
+"""The messages of all common mistakes: what happened, what to do, soon, and never a traceback."""
 
 from __future__ import annotations
 

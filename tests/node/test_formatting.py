@@ -1,4 +1,4 @@
-"""What reachability is called, the same everywhere: a seed's word, and what the announced addresses allow."""
+"""The names of reachability: the seed's word, limited by what the announced addresses allow."""
 
 from __future__ import annotations
 

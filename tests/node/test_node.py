@@ -1,4 +1,4 @@
-"""What a node's record says of it."""
+"""The fields of a node's record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leaving: the first request drains, the second forces, and neither loses what went wrong."""
+"""Leaving: the first request drains, the second forces, errors are kept, and the parent process is watched."""
 
 from __future__ import annotations
 

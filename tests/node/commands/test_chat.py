@@ -1,4 +1,4 @@
-"""`swarm-node chat` and `swarm-node models`, over a client that says what it is told to."""
+"""`swarm-node chat` and `swarm-node models`, over a scripted client."""
 
 from __future__ import annotations
 

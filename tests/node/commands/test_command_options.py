@@ -1,4 +1,4 @@
-"""Shell completion as a shell does it: a real bash sources the script and asks for what may come next."""
+"""Shell completion in a real bash: it sources the script and asks for the next words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `join` asks of torch's threads, which is read when torch is loaded."""
+"""The checks of `join` before it starts, and its setting for torch's threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`swarm-node plan` as a user meets it."""
+"""`swarm-node plan`: its output, and its messages about bad input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`swarm-node run init`, `sign` and `show`, as a person meets them, mistakes included."""
+"""`swarm-node run init`, `sign` and `show`: their output, and their messages about mistakes."""
 
 from __future__ import annotations
 

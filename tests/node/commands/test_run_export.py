@@ -1,4 +1,4 @@
-"""`swarm-node run export`: a state that is there, as a model that transformers loads, or which are there instead."""
+"""`swarm-node run export`: it writes a state as a model that transformers loads, or lists the states that exist."""
 
 from __future__ import annotations
 

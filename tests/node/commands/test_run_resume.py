@@ -1,4 +1,4 @@
-"""What `swarm-node run resume` finds, tells and signs: beside real trainers on a simulated network, in virtual time."""
+"""`swarm-node run resume`: what it finds, prints and signs, with real members on a simulated network in virtual time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `run watch` tells, and when it ends: over a scripted observer, in virtual time."""
+"""`run watch`: what it prints and when it ends, over a scripted observer in virtual time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's home directory, and what it refuses."""
+"""The directory of the demo, and the options that it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's processes: whatever happens to it or to them, none is left."""
+"""The demo's processes: none is left, however the demo or they end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the demo makes of its nodes' events, and how it shows them."""
+"""The state that the demo derives from its nodes' events, and its display."""
 
 from __future__ import annotations
 

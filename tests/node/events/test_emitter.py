@@ -1,4 +1,4 @@
-"""The contract in code, in docs/events.md, and in what an Emitter prints are one."""
+"""The contract in code, docs/events.md and the output of an Emitter agree; the live line is drawn right."""
 
 from __future__ import annotations
 

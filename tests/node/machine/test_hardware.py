@@ -1,4 +1,4 @@
-"""What of the allowed memory goes to the model; that the sum is kept, the bench for memory shows on a real node."""
+"""The share of a memory limit that the model gets; the bench for memory checks the sum on a real node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A machine that was measured while others kept it busy is measured again when its node has nothing to do."""
+"""A machine that was measured while it was busy is measured again when its node is idle."""
 
 from __future__ import annotations
 

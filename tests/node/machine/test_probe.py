@@ -1,4 +1,4 @@
-"""The hardware probe: a real measurement, remembered, and never trusted when damaged."""
+"""The hardware probe: it measures, remembers, and does not trust a damaged file."""
 
 from __future__ import annotations
 

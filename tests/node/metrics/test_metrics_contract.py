@@ -1,4 +1,4 @@
-"""The contract in code, docs/metrics.md, and what registries expose are one."""
+"""The contract in code, docs/metrics.md and the registries agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a network lacks, from its records: thinnest first."""
+"""The needs of a network, computed from its records: thinnest first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model by its name on a hub: what of it comes to the node's home, and what is said meanwhile."""
+"""A model of a hub: which of its files are loaded, and what is reported meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the roles decide without a network: names, rates, relays, invitations, and what reachability is called."""
+"""The decisions of the roles without a network: names, rates, relays, invitations and reachability."""
 
 from __future__ import annotations
 

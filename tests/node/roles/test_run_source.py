@@ -1,4 +1,4 @@
-"""A run's file in a home: kept once, and believed only while it is the run that its folder names."""
+"""A run's file in a home: it is kept once, and used only while it is the run that its folder names."""
 
 from __future__ import annotations
 

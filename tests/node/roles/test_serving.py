@@ -1,4 +1,4 @@
-"""The steps that a node tells while it starts to serve, in their order, and once only."""
+"""The steps that a node reports while it starts to serve: in order, and once only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node tells of its training: events that scripts read, and whom it waits for."""
+"""What a node reports and saves of its training: events for scripts, and the members that it waits for."""
 
 from __future__ import annotations
 

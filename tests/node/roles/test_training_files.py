@@ -1,4 +1,4 @@
-"""Checkpoints in the background: the newest state is saved at last, whatever was skipped before it."""
+"""Checkpoints are saved in the background, the newest state last; fetched chunks survive a restart."""
 
 from __future__ import annotations
 

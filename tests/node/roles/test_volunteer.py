@@ -1,4 +1,4 @@
-"""What a node takes that nobody told it to take, and what it leaves alone, with the reason."""
+"""The work that a node without a given task takes, and the work that it postpones, with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a setting's value comes from, and what is said about one that makes no sense."""
+"""The source of each setting's value, and the messages about invalid ones."""
 
 from __future__ import annotations
 

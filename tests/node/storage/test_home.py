@@ -1,4 +1,4 @@
-"""The directory of a node: whose it is, and what is said when it cannot be used."""
+"""The directory of a node: its owner, and the messages when it cannot be used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which peers a home remembers, and what a broken or hostile file of them costs: only the memory."""
+"""The peers that a home remembers; a broken or hostile file costs only the memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live screen, driven by Textual's pilot: its keys, its tables, what it says when it is stale."""
+"""The live screen, driven by Textual's pilot: its keys, its tables, and its mark for stale views."""
 
 from __future__ import annotations
 

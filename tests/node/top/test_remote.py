@@ -1,4 +1,4 @@
-"""The source over HTTP: against the dashboard's own application in a real server, and against servers that lie."""
+"""The source over HTTP, against a real dashboard and against servers that lie."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pictures say, at every size of swarm and terminal, and with names that mean harm."""
+"""The rendered text at every size of swarm and terminal, and with hostile names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`swarm-node run resume`: what it finds, prints and signs, with real members on a simulated network in virtual time."""
+"""`swarm-node run resume`: what it finds, prints and signs, with real members on a simulated network."""
 
 from __future__ import annotations
 

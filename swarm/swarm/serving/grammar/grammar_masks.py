@@ -115,7 +115,7 @@ class GrammarProcess:
         self._grammar = grammar
         self._lock = threading.Lock()
         self._pipe: Connection | None = None
-        self._num_told = 0
+        self._num_sent = 0
         self._has_ended = False
 
     def mask(self, tokens: Sequence[int]) -> TokenMask:
@@ -139,7 +139,7 @@ class GrammarProcess:
     def _mask(self, tokens: Sequence[int]) -> TokenMask:
         if self._has_ended:
             raise PeerRefused("the session has ended", remedy="open it again", retry_after_s=1.0)
-        new = list(tokens[self._num_told :])
+        new = list(tokens[self._num_sent :])
         within_s = ANSWER_S + len(new) / TOKENS_PER_S
         request: dict[str, object] = {"tokens": new, "within_s": within_s}
         if self._pipe is None:
@@ -155,7 +155,7 @@ class GrammarProcess:
                 f"the grammar cannot be used: {answer[1:].decode(errors='replace')}",
                 remedy="use a simpler or another grammar or JSON schema",
             )
-        self._num_told += len(new)
+        self._num_sent += len(new)
         return TokenMask(answer[1:], may_end=answer[:1] == b"e")
 
     def _end(self) -> None:

@@ -115,42 +115,42 @@ class ModelAssets:
         """Each token's own bytes; those of half a character too, where the tokenizer writes bytes."""
         if self.table is not None:
             return [self.table.token_bytes(token_id) for token_id in token_ids]
-        told = await self.queue.ask("token_bytes", token_ids=[int(token_id) for token_id in token_ids])
-        return [text.encode("latin-1") for text in self._texts(told, len(token_ids))]
+        reply = await self.queue.ask("token_bytes", token_ids=[int(token_id) for token_id in token_ids])
+        return [text.encode("latin-1") for text in self._texts(reply, len(token_ids))]
 
     def close(self) -> None:
         """End the process; nothing can be asked after this. Idempotent."""
         self.queue.close()
 
-    def _ids(self, told: Any) -> list[int]:
-        if not (isinstance(told, list) and all(type(token_id) is int for token_id in told)):
+    def _ids(self, reply: Any) -> list[int]:
+        if not (isinstance(reply, list) and all(type(token_id) is int for token_id in reply)):
             raise IntegrityError(f"the tokenizer of {self.shape.name} does not answer with token ids")
-        return told
+        return reply
 
-    def _texts(self, told: Any, num: int) -> list[str]:
-        if not (isinstance(told, list) and len(told) == num and all(isinstance(text, str) for text in told)):
+    def _texts(self, reply: Any, num: int) -> list[str]:
+        if not (isinstance(reply, list) and len(reply) == num and all(isinstance(text, str) for text in reply)):
             raise IntegrityError(f"the tokenizer of {self.shape.name} does not answer with texts")
-        return told
+        return reply
 
 
 async def open_assets(model: str, revision: str, process: AsksTokenizer) -> ModelAssets:
     """Load the tokenizer that `process` is for. Raises IntegrityError if the files make no sense; then it is closed."""
     queue = TokenizerQueue(model, process)
     try:
-        told = await queue.ask("load")
+        reply = await queue.ask("load")
         return ModelAssets(
             shape=ModelShape(
                 name=model,
                 revision=revision,
-                num_blocks=told["num_blocks"],
-                hidden_size=told["hidden_size"],
-                vocab_size=told["vocab_size"],
+                num_blocks=reply["num_blocks"],
+                hidden_size=reply["hidden_size"],
+                vocab_size=reply["vocab_size"],
             ),
-            context_tokens=check_int(told["context_tokens"], "context_tokens", low=1, high=limits.MAX_SESSION_TOKENS),
+            context_tokens=check_int(reply["context_tokens"], "context_tokens", low=1, high=limits.MAX_SESSION_TOKENS),
             # some models name end tokens beyond their vocabulary, which never come
-            end_ids=frozenset(i for i in _end_ids(told["end_ids"]) if 0 <= i < told["vocab_size"]),
-            table=None if told["table"] is None else table_from_json(told["table"]),
-            has_chat_template=told["has_chat_template"] is True,
+            end_ids=frozenset(i for i in _end_ids(reply["end_ids"]) if 0 <= i < reply["vocab_size"]),
+            table=None if reply["table"] is None else table_from_json(reply["table"]),
+            has_chat_template=reply["has_chat_template"] is True,
             queue=queue,
         )
     except (ValueError, TypeError, KeyError) as error:
@@ -179,7 +179,7 @@ async def fetch_files(network: Network, model: str, revision: str, peer_id: str)
     return {name: payload for name, payload in response.files.items() if name in SMALL_FILES}
 
 
-def _end_ids(told: Any) -> list[int]:
-    if len(told) > MAX_END_IDS:
-        raise ValueError(f"there are {len(told)} end tokens, more than {MAX_END_IDS}")
-    return [check_int(token_id, "end token", low=-(2**31), high=2**31) for token_id in told]
+def _end_ids(reply: Any) -> list[int]:
+    if len(reply) > MAX_END_IDS:
+        raise ValueError(f"there are {len(reply)} end tokens, more than {MAX_END_IDS}")
+    return [check_int(token_id, "end token", low=-(2**31), high=2**31) for token_id in reply]

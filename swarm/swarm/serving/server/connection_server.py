@@ -221,7 +221,7 @@ class ConnectionServer:
                 elif isinstance(frame, StepRequest):
                     connection.send(SequenceEnded(sequence_id=frame.sequence_id, failure=encode_failure(_no_session())))
             case _:
-                raise PeerViolation(f"nobody says {type(frame).__name__} to a server", peer_id=connection.peer_id)
+                raise PeerViolation(f"a server takes no {type(frame).__name__}", peer_id=connection.peer_id)
 
     def _open(self, wanted: OpenSequence, state: _ConnectionState) -> None:
         connection = state.connection

@@ -63,7 +63,7 @@ class SessionSampler:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            raise PeerTimeout(f"nobody told the {index} tokens before this one") from None
+            raise PeerTimeout(f"the {index} tokens before this one were not sent") from None
         if len(self._drawn) > index:
             raise PeerViolation(f"token {index} was asked for after {len(self._drawn)} were drawn")
         allowed = None if self._mask is None else self._with_ends(await asyncio.shield(self._mask))

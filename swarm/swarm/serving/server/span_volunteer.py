@@ -114,7 +114,7 @@ class SpanVolunteer:
     def _watch_ended(self, watch: asyncio.Task[None]) -> None:
         if watch.cancelled() or (cause := watch.exception()) is None:
             return
-        logger.error("nobody looks after the blocks of %s any more", self._name, exc_info=cause)
+        logger.error("the placement of %s has failed", self._name, exc_info=cause)
         self._failure = SessionError(
             f"placing {self._name} has failed: {type(cause).__name__}: {cause}",
             remedy="start the node again; its log says more",

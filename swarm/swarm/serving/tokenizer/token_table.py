@@ -136,18 +136,18 @@ def table_of(pieces: Sequence[bytes], special: Iterable[int], single: Iterable[i
     )
 
 
-def table_from_json(told: Any) -> TokenTable:
+def table_from_json(reply: Any) -> TokenTable:
     """Raises ValueError, TypeError or KeyError for what is no table within the bounds."""
-    data, lengths = told["data"].encode("latin-1"), _ids(told["lengths"], MAX_TABLE_BYTES)
+    data, lengths = reply["data"].encode("latin-1"), _ids(reply["lengths"], MAX_TABLE_BYTES)
     if len(lengths) > MAX_TABLE_TOKENS or len(data) > MAX_TABLE_BYTES or sum(lengths) != len(data):
         raise ValueError("the table of tokens has another size than it says")
-    single = told["single"]
+    single = reply["single"]
     return TokenTable(
         data=data,
         bounds=(0, *accumulate(lengths)),
-        special=frozenset(_ids(told["special"], len(lengths))),
+        special=frozenset(_ids(reply["special"], len(lengths))),
         single=None if single is None else frozenset(_ids(single, len(lengths))),
-        strips_first=told["strips_first"] is True,
+        strips_first=reply["strips_first"] is True,
     )
 
 

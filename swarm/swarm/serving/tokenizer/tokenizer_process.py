@@ -106,8 +106,8 @@ class TokenizerProcess:
             asked = json.dumps(request).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"the request cannot be written as JSON: {error}", remedy="use plain values") from None
-        told = json.loads(child.ask(asked, within_s=within_s, max_bytes=MAX_ANSWER_BYTES))
-        match told:
+        reply = json.loads(child.ask(asked, within_s=within_s, max_bytes=MAX_ANSWER_BYTES))
+        match reply:
             case {"answer": answer}:
                 return answer
             case {"error": str(code), "message": str(message), "remedy": str(remedy)} if code in _ERRORS:

@@ -106,7 +106,7 @@ class TokenizerAnswers:
 def _end_with_parent(fd: int) -> None:
     """End with the parent, in mid-request too; while the GIL is held, the limit of CPU time ends the process."""
     parent = select.poll()
-    parent.register(fd, 0)  # told is only that the other end is gone
+    parent.register(fd, 0)  # reports only that the other end is gone
     parent.poll()
     os._exit(1)
 
@@ -314,8 +314,8 @@ def _decoder_parts(decoder: Any) -> str | None:
     """Return which of the decoders that a table can replace this is, if any."""
     if decoder is None:
         return None
-    told = json.loads(decoder.__getstate__())
-    parts = told["decoders"] if told["type"] == "Sequence" else [told]
+    state = json.loads(decoder.__getstate__())
+    parts = state["decoders"] if state["type"] == "Sequence" else [state]
     if [part.get("type") for part in parts] == ["ByteLevel"]:
         return "bytes"
     if parts == _FALLBACK:

@@ -127,7 +127,7 @@ def _state(missing: BlockSpans) -> str:
 def check(flags: Flags) -> int:
     model, home = _model(flags), Home(flags.home())
     # torch takes seconds to import: what is refused above is refused at once
-    from swarm_node.roles.model_source import check_served  # noqa: PLC0415
+    from swarm_node.roles.sources import check_served  # noqa: PLC0415
 
     diagnostics.quieten_libraries()
     checked = check_served(model, home)

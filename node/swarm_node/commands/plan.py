@@ -48,7 +48,7 @@ def run(flags: Flags) -> int:
     from swarm.serving.server.capability import planned_needs  # noqa: PLC0415
     from swarm.serving.server.server_options import ServerOptions  # noqa: PLC0415
 
-    from swarm_node.roles.model_source import find_source  # noqa: PLC0415
+    from swarm_node.roles.sources import find_source  # noqa: PLC0415
 
     diagnostics.quieten_libraries()
     source = find_source(model, Home(config.home), lambda *_: None)

@@ -278,7 +278,7 @@ def _starting_from(config: RunConfig, checkpoint: str, home: Path) -> RunConfig:
     from swarm.training.data.tokenizer import TOKENIZER_FILE  # noqa: PLC0415
     from swarm.training.run.run_config import LOCAL, StartConfig  # noqa: PLC0415
 
-    from swarm_node.roles.model_source import find_source  # noqa: PLC0415
+    from swarm_node.roles.sources import find_source  # noqa: PLC0415
 
     try:
         named = parse_model(checkpoint)

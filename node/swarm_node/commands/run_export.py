@@ -26,7 +26,7 @@ from swarm_protocol.identity import Identity
 from swarm_node import diagnostics, interrupts
 from swarm_node.events.emitter import Emitter
 from swarm_node.network_visit import retried, visiting
-from swarm_node.roles.run_source import kept_copy, run_of_id
+from swarm_node.roles.sources import kept_copy, run_of_id
 from swarm_node.settings.config import Config
 from swarm_node.settings.parsers import RunId
 from swarm_node.storage.home import Home

@@ -17,7 +17,7 @@ from swarm.training.run.settings import is_hub_id
 from swarm_protocol.errors import ConfigError
 
 from swarm_node.events.emitter import Emitter
-from swarm_node.roles.model_source import ProgressReports
+from swarm_node.roles.sources import ProgressReports
 from swarm_node.settings.config import Config
 from swarm_node.storage.home import Home
 

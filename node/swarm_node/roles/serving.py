@@ -20,7 +20,7 @@ from swarm_node.formatting import rate, size
 from swarm_node.machine.hardware import resident_bytes, share_of_free, share_of_limit
 from swarm_node.metrics.readings import ServerMetrics, read_server
 from swarm_node.node import Node
-from swarm_node.roles.model_source import FetchBlocks, ProgressReports, find_source
+from swarm_node.roles.sources import FetchBlocks, ProgressReports, find_source
 from swarm_node.settings.parsers import HubId
 
 RATE_S = 5.0

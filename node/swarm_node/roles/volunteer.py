@@ -28,9 +28,8 @@ from swarm_protocol.errors import ConfigError
 from swarm_node.formatting import size
 from swarm_node.node import Node, RelayUse, RoleName
 from swarm_node.roles.helper import ModelNeed, Need, RunNeed, relay_use
-from swarm_node.roles.model_source import check_served
-from swarm_node.roles.run_source import keep_copy, run_of_id
 from swarm_node.roles.serving import ModelServing, model_name
+from swarm_node.roles.sources import check_served, keep_copy, run_of_id
 from swarm_node.roles.training import RunTraining, local_options
 from swarm_node.settings.config import Config
 from swarm_node.settings.parsers import HubId, RunId, parse_model

@@ -1,4 +1,4 @@
-"""A model of a hub: which of its files are loaded, and what is reported meanwhile."""
+"""Models of a hub: which files are loaded and what is reported; and the copies of run files in a home."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span_loading import load_span
 from swarm.serving.server.capability import VolunteerOptions
 from swarm.serving.server.server_options import DTYPES
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_file import sign_run
 from swarm_node import cli
-from swarm_node.roles.model_source import REPORT_S, ProgressReports, find_source
 from swarm_node.roles.serving import ModelServing, _options, model_name
-from swarm_node.settings.parsers import HubId, parse_model
+from swarm_node.roles.sources import REPORT_S, ProgressReports, copy_path, find_source, keep_copy, kept_copy
+from swarm_node.settings.parsers import HubId, RunId, parse_model, parse_run
 from swarm_node.shutdown import Shutdown
 from swarm_node.storage.home import Home
 from swarm_protocol.errors import ConfigError, SessionError
+from swarm_protocol.identity import Identity
 from transformers import LlamaConfig, LlamaForCausalLM
 
 NUM_BLOCKS = 4
@@ -198,3 +201,31 @@ def test_serving_takes_no_more_than_the_machine_has_whatever_it_is_told(tmp_path
     assert _options(node, "float32").max_bytes < 2**33
     node.hardware.memory_bytes = 2**40
     assert 2**33 < _options(node, "float32").max_bytes < 2**36
+
+
+RUN = sign_run(RunConfig(name="kept"), Identity(bytes(32)), issued_at=1_700_000_000)
+
+
+def test_copy_is_the_run_and_a_damaged_one_is_none(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    assert kept_copy(home, RUN.run_id) is None
+    keep_copy(home, RUN)
+    assert kept_copy(home, RUN.run_id) == RUN
+    path = copy_path(home, RUN.run_id)
+    assert [each.name for each in path.parent.iterdir()] == ["run.toml"]
+    path.write_text(path.read_text().replace("seed = 0", "seed = 1"))
+    assert kept_copy(home, RUN.run_id) is None
+    other = sign_run(RunConfig(name="kept"), Identity(bytes(32)), issued_at=1_700_000_001)
+    path.write_text(other.text)
+    assert kept_copy(home, RUN.run_id) is None
+
+
+def test_a_run_is_named_by_its_id_unless_there_is_a_file_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert parse_run(RUN.run_id) == RunId(RUN.run_id)
+    assert parse_run("run.toml") == tmp_path / "run.toml"
+    assert parse_run(f"./{RUN.run_id}") == tmp_path / RUN.run_id
+    Path(RUN.run_id).touch()
+    assert parse_run(RUN.run_id) == tmp_path / RUN.run_id

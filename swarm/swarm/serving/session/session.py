@@ -13,10 +13,9 @@ import logging
 import math
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 from uuid import uuid4
 
 import torch
@@ -294,7 +293,9 @@ class SessionRunner:
             case CloseStage(stage):
                 self._close_stage(stage)
             case FindServers():
-                self._start(self._find(action))
+                task = self._loop.create_task(self._find(action), name="find servers")
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
             case ReportFailure():
                 self._report_failure(action)
             case Repaired():
@@ -466,11 +467,6 @@ class SessionRunner:
             row_bytes=self._messages.row_bytes(hop.start),
             trace=HopTrace(peer_id=hop.peer_id, start=hop.start, end=hop.end),
         )
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work, name="find servers")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _set_timer(self) -> None:
         due_s = self._state.next_due_s()

@@ -39,7 +39,7 @@ MAX_FAILURES = 16
 
 
 class FailureCause(Enum):
-    """How a server was lost: it went silent, it said so itself, or the client saw it break the protocol."""
+    """The way a server was lost: it went silent, it said so itself, or the client saw it break the protocol."""
 
     SILENT = "silent"
     REPORTED = "reported"

@@ -130,7 +130,7 @@ class LinkState:
 
     @property
     def is_pending(self) -> bool:
-        """Whether the server may not have heard yet who its neighbours are."""
+        """True while the server may not know its neighbours yet."""
         return self.num_acknowledged < self.num_sent
 
 

@@ -69,7 +69,7 @@ class MultiplexedConnection:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, or will end once the queue is sent."""
+        """True once it has ended, or will end when the queue is sent."""
         return self._is_ending or self.error is not None
 
     def send(self, frame: Frame) -> None:

@@ -83,7 +83,7 @@ RELEASED_AT = 1_760_000_000  # October 2025: a clock before this software was wr
 BINARY_TIMEOUT_S = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """The result of one check; `remedy` is empty if it is ok."""
 
@@ -111,9 +111,9 @@ def check_versions(_config: Config) -> Iterable[Finding]:
             lacking.append(f"{name} {found} is older than {'.'.join(map(str, least))}")
     if lacking:
         remedy = f"{sys.executable} -m pip install --upgrade swarm-node"
-        return [Finding(check="versions", result="fail", message="; ".join(lacking), remedy=remedy)]
+        return [Finding("versions", "fail", "; ".join(lacking), remedy)]
     message = f"swarm-node {software_version()}, Python {platform.python_version()}, torch {torch.__version__}"
-    return [Finding(check="versions", result="ok", message=message)]
+    return [Finding("versions", "ok", message)]
 
 
 def check_libp2p(_config: Config) -> Iterable[Finding]:
@@ -128,8 +128,8 @@ def check_libp2p(_config: Config) -> Iterable[Finding]:
         reason = str(error)
     if reason:
         remedy = "reinstall hivemind from its wheel for this machine"
-        return [Finding(check="libp2p", result="fail", message=f"{path} does not run: {reason}", remedy=remedy)]
-    return [Finding(check="libp2p", result="ok", message=f"{path} runs")]
+        return [Finding("libp2p", "fail", f"{path} does not run: {reason}", remedy)]
+    return [Finding("libp2p", "ok", f"{path} runs")]
 
 
 def check_home(config: Config) -> Iterable[Finding]:
@@ -138,10 +138,10 @@ def check_home(config: Config) -> Iterable[Finding]:
         home.create()
         peer_id = Identity.load(home.identity).peer_id if os.path.lexists(home.identity) else "no identity yet"
     except SwarmError as error:
-        return [Finding(check="home", result="fail", message=error.message, remedy=error.remedy)]
+        return [Finding("home", "fail", error.message, error.remedy)]
     owner = home.owner()
     running = "" if owner is None else f", its daemon runs (pid {owner})"
-    return [Finding(check="home", result="ok", message=f"{home.path} is writable, {peer_id}{running}")]
+    return [Finding("home", "ok", f"{home.path} is writable, {peer_id}{running}")]
 
 
 def check_disk(config: Config) -> Iterable[Finding]:
@@ -151,10 +151,10 @@ def check_disk(config: Config) -> Iterable[Finding]:
     free_bytes = shutil.disk_usage(path).free
     message = f"{free_bytes / 2**30:.1f} GiB free for {config.home}"
     if free_bytes >= LOW_DISK_BYTES:
-        return [Finding(check="disk", result="ok", message=message)]
+        return [Finding("disk", "ok", message)]
     result: Result = "warn" if free_bytes >= NO_DISK_BYTES else "fail"
     remedy = "free some space, or choose another disk with --home"
-    return [Finding(check="disk", result=result, message=message, remedy=remedy)]
+    return [Finding("disk", result, message, remedy)]
 
 
 def check_clock(_config: Config) -> Iterable[Finding]:
@@ -166,14 +166,14 @@ def check_clock(_config: Config) -> Iterable[Finding]:
     shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(max(0.0, now)))
     if now < RELEASED_AT or drift_s > 1:
         remedy = "set it, for example by turning on network time: timedatectl set-ntp true"
-        return [Finding(check="clock", result="fail", message=f"the clock is wrong: {shown}", remedy=remedy)]
-    return [Finding(check="clock", result="ok", message=shown)]
+        return [Finding("clock", "fail", f"the clock is wrong: {shown}", remedy)]
+    return [Finding("clock", "ok", shown)]
 
 
 def check_ports(config: Config) -> Iterable[Finding]:
     """Check that each address that the node would listen on is free."""
     if Home(config.home).owner() is not None:
-        return [Finding(check="ports", result="ok", message="in use by this home's own daemon")]
+        return [Finding("ports", "ok", "in use by this home's own daemon")]
     return [_port_finding(addr) for addr in config.listen]
 
 
@@ -182,14 +182,14 @@ def check_gpu(_config: Config) -> Iterable[Finding]:
         free_bytes, total_bytes = torch.cuda.mem_get_info()
         kind = "ROCm" if torch.version.hip else "CUDA"
         memory = f"{free_bytes / 2**30:.1f} of {total_bytes / 2**30:.1f} GiB free"
-        return [Finding(check="gpu", result="ok", message=f"{kind} {torch.cuda.get_device_name()}, {memory}")]
+        return [Finding("gpu", "ok", f"{kind} {torch.cuda.get_device_name()}, {memory}")]
     if torch.backends.mps.is_available():
-        return [Finding(check="gpu", result="ok", message="Apple MPS")]
+        return [Finding("gpu", "ok", "Apple MPS")]
     if shutil.which("nvidia-smi"):
         remedy = "install the torch build for your driver: https://pytorch.org/get-started/locally"
         message = f"there is an NVIDIA driver, but torch {torch.__version__} cannot use it"
-        return [Finding(check="gpu", result="warn", message=message, remedy=remedy)]
-    return [Finding(check="gpu", result="ok", message="none: this node computes on the CPU")]
+        return [Finding("gpu", "warn", message, remedy)]
+    return [Finding("gpu", "ok", "none: this node computes on the CPU")]
 
 
 def _port_finding(addr: str) -> Finding:
@@ -204,8 +204,8 @@ def _port_finding(addr: str) -> Finding:
     except OSError as error:
         remedy = "choose another with --listen; port 0 takes any free one"
         message = f"cannot listen on {addr}: {(error.strerror or str(error)).lower()}"
-        return Finding(check="ports", result="fail", message=message, remedy=remedy)
-    return Finding(check="ports", result="ok", message=f"{addr} is free")
+        return Finding("ports", "fail", message, remedy)
+    return Finding("ports", "ok", f"{addr} is free")
 
 
 NAMELESS = "doctor"
@@ -215,13 +215,13 @@ async def check_network(config: Config) -> Iterable[Finding]:
     """Join with a temporary identity; check the seeds, the clock and the reachability."""
     if not config.peers:
         remedy = "give --peers the address of a seed"
-        return [Finding(check="seeds", result="warn", message="no seed was named, so none was asked", remedy=remedy)]
+        return [Finding("seeds", "warn", "no seed was named, so none was asked", remedy)]
     try:
         async with visiting(config, listen=_listen(config), announce=config.announce) as (network, membership):
             return await _look_around(config, network, membership)
     except SwarmError as error:
         about = "clock" if "clock" in error.message else "seeds"
-        return [Finding(check=about, result="fail", message=error.message, remedy=error.remedy)]
+        return [Finding(about, "fail", error.message, error.remedy)]
 
 
 def _listen(config: Config) -> tuple[str, ...]:
@@ -255,7 +255,7 @@ async def _look_around(config: Config, network: Libp2pNetwork, membership: Membe
         remedy="" if found == "public" else "forward a port to this machine, and name it with --listen and --announce",
     )
     return [
-        Finding(check="seeds", result="ok", message=f"joined {config.network_id}, which has {num_nodes} nodes"),
-        Finding(check="clock", result="ok", message=f"within {limits.MAX_CLOCK_SKEW_S:.0f} s of the seeds'"),
+        Finding("seeds", "ok", f"joined {config.network_id}, which has {num_nodes} nodes"),
+        Finding("clock", "ok", f"within {limits.MAX_CLOCK_SKEW_S:.0f} s of the seeds'"),
         reached,
     ]

@@ -21,6 +21,10 @@ from torch import Tensor
 
 Data: TypeAlias = bytes | bytearray | memoryview
 
+_WIRE = {"fp32": (torch.float32, "<i4"), "fp16": (torch.float16, "<i2"), "bf16": (torch.bfloat16, "<i2")}
+
+_BITS = {"<i4": torch.int32, "<i2": torch.int16}
+
 
 class CodecError(ValueError):
     """A vector that cannot be encoded, or bytes that no encoder wrote."""
@@ -170,10 +174,6 @@ def _check_writable(x_N: Tensor) -> None:
             f"cannot write to {tuple(x_N.shape)} of {x_N.dtype} on {x_N.device}: only to a flat, contiguous"
             " float32 vector on the CPU without gradient"
         )
-
-
-_WIRE = {"fp32": (torch.float32, "<i4"), "fp16": (torch.float16, "<i2"), "bf16": (torch.bfloat16, "<i2")}
-_BITS = {"<i4": torch.int32, "<i2": torch.int16}
 
 
 class FloatCodec(Codec):

@@ -18,6 +18,12 @@ from swarm_protocol.errors import PeerRefused
 from swarm.serving.model.batch import PAGE_TOKENS
 from swarm.serving.wire.page_keys import PageKeyChain, root_key
 
+RETRY_AFTER_S = 5.0
+"""A typical answer takes some seconds, and then its pages are free."""
+
+WAIT_S = 2 * RETRY_AFTER_S
+"""A client that was refused counts as waiting for this long: until it has asked again, and some more."""
+
 
 @dataclass(slots=True, eq=False)
 class PageTable:
@@ -184,13 +190,6 @@ class PageKeys:
         for key in keys:
             yield self._num_named, self._scope + key
             self._num_named += 1
-
-
-RETRY_AFTER_S = 5.0
-"""A typical answer takes some seconds, and then its pages are free."""
-
-WAIT_S = 2 * RETRY_AFTER_S
-"""A client that was refused counts as waiting for this long: until it has asked again, and some more."""
 
 
 class SequenceHolder(Protocol):

@@ -23,6 +23,27 @@ PREFILL_TOKENS = 64
 NUM_STEPS = 7
 NUM_STEPS_AGAIN = 2
 
+WINDOW_PASSES = 64
+
+MEASURED_PASSES = 16
+"""Weight of a measurement, in passes: after that many passes that differ, the passes begin to count more."""
+
+MIN_PROMPT_TOKENS = PREFILL_TOKENS // 2
+"""Least prompt tokens of a pass that measures the time of one: with fewer, reading the weights dominates."""
+
+FIRST_TOKENS = 64
+"""A step before anything was measured: a fraction of a second on a slow machine."""
+
+MIN_TOKENS = 16
+"""Least prompt tokens of a step: prompts must advance on slow machines too, and a pass for fewer is wasted."""
+
+ROUND_TOKENS = 64
+"""Kernels take rows by so many (`packing`): of others, the last ones are computed for nothing."""
+
+WEIGHT = 0.3
+"""Weight of a measurement that is better than expected. A worse one counts fully, so that the bound holds again in
+the next step."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanSpeed:
@@ -93,14 +114,6 @@ def _timed_ms(span: Span, pool: KVPool, slices: Sequence[Slice]) -> float:
     return (time.perf_counter() - since) * 1000
 
 
-WINDOW_PASSES = 64
-MEASURED_PASSES = 16
-"""Weight of a measurement, in passes: after that many passes that differ, the passes begin to count more."""
-
-MIN_PROMPT_TOKENS = PREFILL_TOKENS // 2
-"""Least prompt tokens of a pass that measures the time of one: with fewer, reading the weights dominates."""
-
-
 class ObservedSpeed:
     """Begins with what was `measured`."""
 
@@ -127,20 +140,6 @@ class ObservedSpeed:
         """Take in a measurement of the idle span."""
         self._decode_ms.extend([decode_ms] * MEASURED_PASSES)
         self._prefill_ms.extend([prefill_ms] * MEASURED_PASSES)
-
-
-FIRST_TOKENS = 64
-"""A step before anything was measured: a fraction of a second on a slow machine."""
-
-MIN_TOKENS = 16
-"""Least prompt tokens of a step: prompts must advance on slow machines too, and a pass for fewer is wasted."""
-
-ROUND_TOKENS = 64
-"""Kernels take rows by so many (`packing`): of others, the last ones are computed for nothing."""
-
-WEIGHT = 0.3
-"""Weight of a measurement that is better than expected. A worse one counts fully, so that the bound holds again in
-the next step."""
 
 
 class StepCost:

@@ -43,6 +43,9 @@ TOKENIZER_BYTES = 4 * 2**30
 
 MAX_ANSWER_BYTES = 2**20
 
+MAX_GRAMMARS = 32
+"""Sessions with one at a time: each has a process, and a thread while it waits for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenMask:
@@ -178,10 +181,6 @@ def _no_process(failure: ChildFailure) -> PeerRefused:
     return PeerRefused(
         f"the server's process for grammars {failure}", remedy="ask again later, or another server", retry_after_s=1.0
     )
-
-
-MAX_GRAMMARS = 32
-"""Sessions with one at a time: each has a process, and a thread while it waits for it."""
 
 
 class GrammarPool:

@@ -37,6 +37,8 @@ SHORT_TOKENS = 128
 MAX_PADDED_TOKENS = 2**18
 """Positions, with padding, that an accelerator copies together for one call."""
 
+RAGGED = "swarm_ragged"
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionSettings:
@@ -188,8 +190,6 @@ def _dot_product(
     weights = softmax(scores, -1, dtype=torch.float32).to(query.dtype)[..., : keys.shape[2]]
     return weights @ values
 
-
-RAGGED = "swarm_ragged"
 
 _current: ContextVar[RaggedCache | None] = ContextVar("pass", default=None)
 

@@ -33,6 +33,36 @@ from swarm.serving.model.span import OTHER_FAMILY, Span, threads
 from swarm.serving.model.span_loading import load_span
 from swarm.temporary_folder import temporary_folder
 
+MAX_VALUES = 16 * 2**20
+"""Limit of a miniature's weights: a larger one has sizes that are not known here."""
+
+_STEPS = (7, 7, 7, 1, 1, 1, 1, 1, 1, 1)
+"""Tokens of each pass: prompts in pieces, then an answer, together beyond a miniature's windows."""
+
+_TOLERANCE = 1e-3
+
+_SEEDS = (0, 1)
+"""Seeds of two miniatures, one of which must agree: a router may score two experts equally, and rounding decides."""
+
+MAX_BLOCKS = 6
+
+CONTEXT_TOKENS = 64
+
+VOCAB = 128
+
+_HEADS, _HEAD_SIZE, _WINDOW = 4, 16, 8
+
+_DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
+
+_NUM_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "swa_num_attention_heads")
+
+_NUM_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "kv_n_heads", "swa_num_key_value_heads")
+
+_DROPPED = {"id2label", "label2id", "quantization_config"}
+
+_MAX_OTHER = 64
+"""Limit of any other count, such as codebooks: a config may name a billion."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedFamily:
@@ -91,18 +121,6 @@ def _check_structure(config: Any) -> None:
             f"transformers cannot build a {config.model_type} from this config: {one_line(error)}",
             remedy="restore the file that came with the model, or serve another one",
         ) from error
-
-
-MAX_VALUES = 16 * 2**20
-"""Limit of a miniature's weights: a larger one has sizes that are not known here."""
-
-_STEPS = (7, 7, 7, 1, 1, 1, 1, 1, 1, 1)
-"""Tokens of each pass: prompts in pieces, then an answer, together beyond a miniature's windows."""
-
-_TOLERANCE = 1e-3
-
-_SEEDS = (0, 1)
-"""Seeds of two miniatures, one of which must agree: a router may score two experts equally, and rounding decides."""
 
 
 class NotTriedError(Exception):
@@ -197,14 +215,6 @@ def _step(span: Span, pool: KVPool, x: Tensor, position: int) -> Tensor:
     return output
 
 
-MAX_BLOCKS = 6
-CONTEXT_TOKENS = 64
-VOCAB = 128
-
-_HEADS, _HEAD_SIZE, _WINDOW = 4, 16, 8
-_DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
-_NUM_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "swa_num_attention_heads")
-_NUM_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "kv_n_heads", "swa_num_key_value_heads")
 _SIZES: Sequence[tuple[int, Sequence[str]]] = (
     (MAX_BLOCKS, _DEPTHS),
     (_HEADS, _NUM_HEADS),
@@ -253,9 +263,6 @@ _SIZES: Sequence[tuple[int, Sequence[str]]] = (
     ),
 )
 _SIZE_OF = {name: size for size, names in _SIZES for name in names}
-_DROPPED = {"id2label", "label2id", "quantization_config"}
-_MAX_OTHER = 64
-"""Limit of any other count, such as codebooks: a config may name a billion."""
 
 
 def miniature(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,19 @@ _FEW_ROWS = 16
 _OUTPUTS = 1024
 """Made bfloat16 at once: some megabytes, which stay in a cache."""
 
+Bits = Literal["int8", "int4"]
+
+GROUP = 32
+
+_INT8_ROW_BYTES = 5
+
+_INT4_GROUP_BYTES = 4
+
+PASSING_BYTES = 8
+"""Bytes that torchao takes for each value of the tensor that it quantizes, beside that tensor: measured."""
+
+_MIN_SHARE = 0.5
+
 
 class Int8Linear(nn.Module):
     """A frozen int8 copy of an nn.Linear: x [..., I] -> [..., O]."""
@@ -104,19 +117,6 @@ def _quantized(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
         scales.copy_(torch.where(largest > 0, largest.float() / _INT8_MAX, 1.0))
         codes.copy_((weights.float() / scales.float()[:, None]).round().clamp(-_INT8_MAX, _INT8_MAX))
     return codes_OI, scales_O
-
-
-Bits = Literal["int8", "int4"]
-
-GROUP = 32
-
-_INT8_ROW_BYTES = 5
-_INT4_GROUP_BYTES = 4
-
-PASSING_BYTES = 8
-"""Bytes that torchao takes for each value of the tensor that it quantizes, beside that tensor: measured."""
-
-_MIN_SHARE = 0.5
 
 
 def quantize(model: Any, blocks: nn.ModuleList, bits: Bits) -> None:

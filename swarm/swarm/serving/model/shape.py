@@ -13,6 +13,9 @@ from swarm_protocol import limits
 from swarm_protocol.checks import check_int
 from swarm_protocol.errors import ConfigError
 
+_FOLLOWS_THE_LONGEST = {"dynamic", "longrope"}
+"""Rotary embeddings that turn all positions otherwise once one of them is behind the original context."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
@@ -54,10 +57,6 @@ def check_counts(settings: Mapping[str, Any]) -> None:
 
 def _counts(key: str) -> bool:
     return "size" not in key and (key.startswith("num_") or any(what in key for what in ("layer", "label", "experts")))
-
-
-_FOLLOWS_THE_LONGEST = {"dynamic", "longrope"}
-"""Rotary embeddings that turn all positions otherwise once one of them is behind the original context."""
 
 
 def context_tokens(config: Any) -> int:

@@ -36,6 +36,8 @@ _WORTH = 0.8
 _MOST_FAILED = 2
 """Numbers of threads in a row that are not worth it: then larger ones are not tried."""
 
+OTHER_FAMILY = "serve another family"
+
 
 def step_like(num_rows: int) -> int | None:
     """Return which of STEPS a step of so many rows is like; None for a prompt's, which uses every core."""
@@ -71,9 +73,6 @@ def threads(num_threads: int, usual: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(usual)
-
-
-OTHER_FAMILY = "serve another family"
 
 
 class Span:

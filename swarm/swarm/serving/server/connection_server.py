@@ -59,6 +59,9 @@ SWEEP_S = 1.0
 REQUEST_S = 10.0
 """Time for a stream for a hand-over to send its request."""
 
+Refusal = Literal["busy", "never", "violation", "lanes"]
+"""Why a session was not opened: not now, not here at all, against the rules; or too many connections."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedSpan:
@@ -83,10 +86,6 @@ class _ConnectionState:
     @property
     def last_s(self) -> float:
         return self.since_s if self.heard_s is None else self.heard_s
-
-
-Refusal = Literal["busy", "never", "violation", "lanes"]
-"""Why a session was not opened: not now, not here at all, against the rules; or too many connections."""
 
 
 class ConnectionServer:

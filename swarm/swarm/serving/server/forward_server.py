@@ -31,6 +31,31 @@ from swarm.serving.wire.tensor_stream import receive_floats, receive_tokens, sen
 RETRY_AFTER_S = 1.0
 """Most calls take less."""
 
+PIECE_MS = 50.0
+"""About the time of a token's pass on a volunteer's machine: sessions beside a call get every other pass."""
+
+MAX_PIECE_MS = 1000.0
+
+MIN_POSITION_MS = 1e-6
+"""Least time of a position, for clocks that are too coarse."""
+
+BACKWARD_FACTOR = 3.0
+"""A block is run again, and then each product with a weight once more for the gradient of its input."""
+
+Direction: TypeAlias = Literal["forward", "backward"]
+
+OPEN_S = 10.0
+"""Time for a new stream to send its request."""
+
+STALL_S = 30.0
+"""Time for a tensor beside that of its bytes: a client that hardly sends or reads holds no memory for long."""
+
+MAX_CALL_S = 600.0
+"""Longest time of a call, whatever deadline a client sets."""
+
+BLOCK_WEIGHTS = 12
+"""A block has some 12 H^2 weights, and the head H V: an estimate of the head's time before it has run."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardLimits:
@@ -89,20 +114,6 @@ class ForwardAdmission:
         )
 
 
-PIECE_MS = 50.0
-"""About the time of a token's pass on a volunteer's machine: sessions beside a call get every other pass."""
-
-MAX_PIECE_MS = 1000.0
-
-MIN_POSITION_MS = 1e-6
-"""Least time of a position, for clocks that are too coarse."""
-
-BACKWARD_FACTOR = 3.0
-"""A block is run again, and then each product with a weight once more for the gradient of its input."""
-
-Direction: TypeAlias = Literal["forward", "backward"]
-
-
 class ForwardPace:
     """Milliseconds that a position takes on one block; at first from `forward_ms`, then as measured."""
 
@@ -141,19 +152,6 @@ def cut_call(num_positions: int, start: int, end: int, *, head_blocks: float, po
         return ForwardCut(num_sequences=int(num_fitting // whole), spans=((start, end),))
     each = max(1, int(num_fitting))
     return ForwardCut(num_sequences=1, spans=tuple((low, min(low + each, end)) for low in range(start, end, each)))
-
-
-OPEN_S = 10.0
-"""Time for a new stream to send its request."""
-
-STALL_S = 30.0
-"""Time for a tensor beside that of its bytes: a client that hardly sends or reads holds no memory for long."""
-
-MAX_CALL_S = 600.0
-"""Longest time of a call, whatever deadline a client sets."""
-
-BLOCK_WEIGHTS = 12
-"""A block has some 12 H^2 weights, and the head H V: an estimate of the head's time before it has run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,12 @@ MAX_PEERS_PER_CLIENT = 32
 REST_S = 5.0
 """Half the time for which clients avoid a broken link: earlier requests come only from clients that want us to dial."""
 
+LINGER_S = 30.0
+"""How long a connection stays open without a session that is linked: the next session is often soon."""
+
+SequenceKey: TypeAlias = tuple[str, bytes]
+"""The client's peer id, and the id of the session at the next server."""
+
 
 class DialLimiter:
     """Bound the peers that clients have this server dial."""
@@ -67,13 +73,6 @@ class DialLimiter:
             del self._clients[peer_id]
         if rests:
             self._resting[peer_id] = client, asyncio.get_running_loop().time() + REST_S
-
-
-LINGER_S = 30.0
-"""How long a connection stays open without a session that is linked: the next session is often soon."""
-
-SequenceKey: TypeAlias = tuple[str, bytes]
-"""The client's peer id, and the id of the session at the next server."""
 
 
 class PushFailed(Protocol):

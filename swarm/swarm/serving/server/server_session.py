@@ -57,6 +57,12 @@ MAX_TAKERS = 16
 
 _WANTS = {"nothing": Want.NOTHING, "last": Want.LAST, "all": Want.ALL, "token": Want.NOTHING}
 
+MESSAGE_S = 10.0
+"""A piece is about 1 MiB. A link that takes longer for it is slower than running the prompt again."""
+
+TAKE_OVER_S = 120.0
+"""Time for all of it. The client gives up earlier if it knows better."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedServices:
@@ -304,13 +310,6 @@ def _meant(draw: session_frames.TokenDraw, edits: LogitEdits | None) -> Pick:
         temperature=draw.temperature, top_p=draw.top_p, top_k=draw.top_k, min_p=draw.min_p, seed=draw.seed
     )
     return Pick(sampling=sampling, index=draw.index, num_logprobs=draw.num_logprobs, edits=edits)
-
-
-MESSAGE_S = 10.0
-"""A piece is about 1 MiB. A link that takes longer for it is slower than running the prompt again."""
-
-TAKE_OVER_S = 120.0
-"""Time for all of it. The client gives up earlier if it knows better."""
 
 
 async def take_over(network: Network, model: str, source: SequenceRef, client: str, sequence: EngineSequence) -> None:

@@ -21,6 +21,12 @@ SPACE = "\u2581"
 
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
+MAX_TABLE_TOKENS = 2**20
+"""Four times the largest vocabularies."""
+
+MAX_TABLE_BYTES = 16 * 2**20
+"""Ten times what the largest vocabularies take."""
+
 
 def token_bytes(tokenizer: Any, token_id: int) -> bytes:
     """Return the bytes of a token of transformers' `tokenizer`. A space at the start of a word belongs to its token."""
@@ -66,13 +72,6 @@ def _bytes_by_character() -> Mapping[str, int]:
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-MAX_TABLE_TOKENS = 2**20
-"""Four times the largest vocabularies."""
-
-MAX_TABLE_BYTES = 16 * 2**20
-"""Ten times what the largest vocabularies take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

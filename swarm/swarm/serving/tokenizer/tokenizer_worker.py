@@ -47,6 +47,29 @@ from swarm.temporary_folder import temporary_folder
 
 MAX_OPEN_FILES = 64
 
+MAX_PROMPT_TOKENS = 2 * limits.MAX_SESSION_TOKENS
+"""A prompt with more is refused here: it fits no model, and its ids would fill the pipe."""
+
+MAX_ERROR_CHARS = 300
+
+NUM_COMPARED = 256
+"""Tokens whose text the table and the tokenizer are compared by."""
+
+Message = Mapping[str, Any]
+
+NOTHING: Message = MappingProxyType({})
+
+_RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
+"""Names of transformers' own parameters, which are no values for a template."""
+
+_FALLBACK = [
+    {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+]
+
+_STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+
 
 def main(fd: int, memory_bytes: int) -> None:
     """Serve the connection `fd` until it ends."""
@@ -128,19 +151,6 @@ def _limit_processor(within_s: float) -> None:
     most_s = int(used.ru_utime + used.ru_stime + within_s) + 2
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CPU, (most_s, resource.RLIM_INFINITY))
-
-
-MAX_PROMPT_TOKENS = 2 * limits.MAX_SESSION_TOKENS
-"""A prompt with more is refused here: it fits no model, and its ids would fill the pipe."""
-
-MAX_ERROR_CHARS = 300
-NUM_COMPARED = 256
-"""Tokens whose text the table and the tokenizer are compared by."""
-
-Message = Mapping[str, Any]
-NOTHING: Message = MappingProxyType({})
-_RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
-"""Names of transformers' own parameters, which are no values for a template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,14 +310,6 @@ def _end_ids(files: Mapping[str, bytes], config: Any, tokenizer: Any) -> list[in
     if ends is None:
         return []
     return [int(end) for end in (ends if isinstance(ends, list) else [ends])]
-
-
-_FALLBACK = [
-    {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
-    {"type": "ByteFallback"},
-    {"type": "Fuse"},
-]
-_STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 
 
 def _decoder_parts(decoder: Any) -> str | None:

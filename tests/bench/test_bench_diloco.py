@@ -37,7 +37,7 @@ INNER = InnerConfig(
 )
 OUTER = OuterConfig(learning_rate=1.0, momentum=0.7)
 STREAMING_OUTER = OuterConfig(learning_rate=0.7, momentum=0.8)
-"""What did best of some in pilots with a model of 0.2M parameters."""
+"""What did best of some in trials with a model of 0.2M parameters."""
 
 
 def _run(

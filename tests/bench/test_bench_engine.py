@@ -1,4 +1,4 @@
-"""What the engine itself adds to a pass: a model that takes no time, seats that all have a token to compute each time.
+"""What the engine itself adds to a pass: a model that takes no time, sequences that all have a token to compute each time.
 
 make bench                                             # or alone:
 .venv/bin/python -m pytest tests/bench/test_bench_engine.py -m bench -s
@@ -43,18 +43,20 @@ class Instant:
         return [rows[index : index + 1] for index in range(len(batch.slices))]
 
 
-async def rounds_ms(num_seats: int, *, is_last: bool) -> list[float]:
+async def rounds_ms(num_sequences: int, *, is_last: bool) -> list[float]:
     """From the first step submitted to the last result; every round is one pass."""
     span = Instant()
-    pool = KVPool([KVShape(num_heads=1, key_width=1, value_width=1)] * 4, num_seats * 33, torch.float32, "cpu")
+    pool = KVPool([KVShape(num_heads=1, key_width=1, value_width=1)] * 4, num_sequences * 33, torch.float32, "cpu")
     engine = Engine(span, pool, ServerOptions(), revision="r")
     running = asyncio.create_task(engine.run())
     end = 4 if is_last else 3
-    seats = [engine.open(client=f"c{i % 4}", start=0, end=end, max_tokens=MAX_TOKENS) for i in range(num_seats)]
+    sequences = [engine.open(client=f"c{i % 4}", start=0, end=end, max_tokens=MAX_TOKENS) for i in range(num_sequences)]
     token, pick, times = torch.tensor([5]), Pick(sampling=Sampling(), index=0) if is_last else None, []
     for _ in range(NUM_ROUNDS):
         since = time.perf_counter()
-        await asyncio.gather(*(seat.step(token, Want.NOTHING if is_last else Want.ALL, pick) for seat in seats))
+        await asyncio.gather(
+            *(sequence.step(token, Want.NOTHING if is_last else Want.ALL, pick) for sequence in sequences)
+        )
         times.append((time.perf_counter() - since) * 1000)
     assert engine.num_passes == NUM_ROUNDS
     running.cancel()
@@ -65,10 +67,10 @@ async def rounds_ms(num_seats: int, *, is_last: bool) -> list[float]:
 
 def test_bench_engine_overhead_of_a_pass() -> None:
     report = Report("engine: what it adds to one pass")
-    for num_seats in NUM_SEATS:
+    for num_sequences in NUM_SEATS:
         for name, is_last in (("hidden states of 512", False), ("tokens picked of 32,000", True)):
-            times = asyncio.run(rounds_ms(num_seats, is_last=is_last))
-            report.row(f"{num_seats} seats, {name}", median_ms=statistics.median(times), best_ms=min(times))
+            times = asyncio.run(rounds_ms(num_sequences, is_last=is_last))
+            report.row(f"{num_sequences} sequences, {name}", median_ms=statistics.median(times), best_ms=min(times))
             # the best: other work on the machine is no fault of the engine's
-            assert min(times) < BOUNDS_MS.get(num_seats, 10.0)
+            assert min(times) < BOUNDS_MS.get(num_sequences, 10.0)
     report.show()

@@ -88,10 +88,10 @@ async def seated(span: Span, options: ServerOptions) -> AsyncIterator[EngineSequ
         engine.close()
 
 
-async def token_s(seat: EngineSequence) -> float:
+async def token_s(sequence: EngineSequence) -> float:
     """Processor time of one more token, of all threads."""
     since = time.process_time()
-    await seat.step(torch.tensor([5]), Want.NOTHING, Pick(sampling=Sampling(), index=0))
+    await sequence.step(torch.tensor([5]), Want.NOTHING, Pick(sampling=Sampling(), index=0))
     return time.process_time() - since
 
 
@@ -108,8 +108,8 @@ async def paired_ratios(span: Span) -> list[float]:
     ratios = []
     async with seated(span, ServerOptions()) as plain, seated(span, ServerOptions(on_step=count)) as counted:
         for number in range(NUM_WARM_PAIRS + NUM_PAIRS):
-            seats = (plain, counted) if number % 2 else (counted, plain)
-            spent_s = {seat: await token_s(seat) for seat in seats}
+            both = (plain, counted) if number % 2 else (counted, plain)
+            spent_s = {sequence: await token_s(sequence) for sequence in both}
             ratios.append(spent_s[counted] / spent_s[plain])
     assert b"swarm_server_generation_tokens_total" in registry.exposition()
     return ratios[NUM_WARM_PAIRS:]

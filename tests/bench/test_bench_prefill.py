@@ -62,11 +62,11 @@ async def ours_s(loaded: LoadedSpan, length: int, round_: int) -> float:
     engine = Engine(loaded.span, pool, OPTIONS, revision="r", speed=loaded.speed)
     running = asyncio.create_task(engine.run())
     ids, chunk = prompt(length, round_), loaded.max_step_tokens
-    seat = engine.open(client="c", start=0, end=NUM_BLOCKS, max_tokens=length)
+    sequence = engine.open(client="c", start=0, end=NUM_BLOCKS, max_tokens=length)
     since = time.perf_counter()
     for at in range(0, length, chunk):  # as clients send them
         pick = Pick(sampling=Sampling(), index=0) if at + chunk >= length else None
-        await seat.step(ids[at : at + chunk], Want.NOTHING, pick)
+        await sequence.step(ids[at : at + chunk], Want.NOTHING, pick)
     taken_s = time.perf_counter() - since
     running.cancel()
     await asyncio.wait({running})

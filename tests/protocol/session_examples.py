@@ -1,4 +1,4 @@
-"""Messages of lanes, with each frame in each of its forms."""
+"""Messages of multiplexed connections, with each frame in each of its forms."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ async def _reaches(membership: Membership, peer_id: str) -> bool:
             logger.info("%s is not reached: %s", peer_id, error)
             return False
         finally:
-            await host.stop()  # which ends the lane too
+            await host.stop()  # which ends its calls, too
 
 
 def _direct(addrs: Sequence[str], peer_id: str) -> Iterator[str]:

@@ -384,7 +384,7 @@ def _reason(error: SwarmError) -> Refusal:
 
 
 def _too_many_connections(remedy: str) -> PeerRefused:
-    return PeerRefused("too many lanes are open", remedy=remedy, retry_after_s=SILENT_S)
+    return PeerRefused("too many connections are open", remedy=remedy, retry_after_s=SILENT_S)
 
 
 def _no_session() -> PeerRefused:

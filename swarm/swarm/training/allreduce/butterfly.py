@@ -284,7 +284,7 @@ class Butterfly:
             raise RoundError("the reduction is over")
 
         async def back_up() -> None:
-            await self._streams.faults.reached("round.stand_in")
+            await self._streams.faults.reached("round.backup")
             try:
                 await BackupOwner(self._streams, part).run()
             except SwarmError as error:

@@ -12,7 +12,7 @@ from swarm_protocol.errors import PeerUnreachable
 from swarm_protocol.rows import Rows
 from swarm_protocol.session_frames import StepResult
 
-SEAT = b"s" * 16
+SEQUENCE_ID = b"s" * 16
 
 
 class Told:
@@ -28,7 +28,9 @@ class Told:
 
 def passed(position: int, **changes: object) -> StepResult:
     row = Rows(codec="raw", num_rows=1, num_columns=2, payload=bytes([position]) * 8)
-    result = StepResult(sequence_id=SEAT, position=position, compute_ms=2.0, queue_ms=0.5, rows=row, passed_on=True)
+    result = StepResult(
+        sequence_id=SEQUENCE_ID, position=position, compute_ms=2.0, queue_ms=0.5, rows=row, passed_on=True
+    )
     return replace(result, **changes)  # type: ignore[arg-type]
 
 
@@ -57,7 +59,7 @@ def test_reports_that_somebody_waits_for_go_at_once_after_those_before() -> None
         reports = ResultBatcher(connection, FlushTimer())  # type: ignore[arg-type]
         reports.tell(passed(5), can_wait=True)
         reports.tell(passed(6), can_wait=True)
-        reports.tell(StepResult(sequence_id=SEAT, position=9), can_wait=False)
+        reports.tell(StepResult(sequence_id=SEQUENCE_ID, position=9), can_wait=False)
         assert [(told.position, told.passed_on) for told in connection.results] == [(6, True), (9, False)]
 
     virtual_time.run(scenario())

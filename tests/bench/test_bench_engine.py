@@ -1,4 +1,4 @@
-"""What the engine itself adds to a pass: a model that takes no time, sequences that all have a token to compute each time.
+"""The engine's own cost of a pass: a model that takes no time, and sequences that have a token to compute each time.
 
 make bench                                             # or alone:
 .venv/bin/python -m pytest tests/bench/test_bench_engine.py -m bench -s

@@ -16,7 +16,7 @@ PEER = Identity(bytes(32)).peer_id
 
 
 class Dying:
-    """The daemon's control socket and unary connection: it says that it reached nobody, and is gone when told to dial."""
+    """A daemon's control socket and unary connection: it reports that it reached nobody, and dies when told to dial."""
 
     async def call(self, _peer_id: str, _protocol: str, _request: bytes) -> bytes:
         raise ControlError("failed to dial: no addresses")

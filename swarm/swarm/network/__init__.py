@@ -1,1 +1,1 @@
-"""Peers, streams, calls and records: `interface` is the contract, `libp2p` and `memory` implement it."""
+"""Peers, streams, calls and records: `interface` is the contract, the packages `libp2p` and `memory` implement it."""

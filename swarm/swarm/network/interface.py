@@ -1,4 +1,4 @@
-"""The face of the network that everything above it sees.
+"""The interface of the network that everything above it uses.
 
 Two implementations hold to it, checked by one conformance suite: `libp2p.Libp2pNetwork` (real sockets) and
 `memory.MemoryNetwork` (a simulated internet with virtual time). Callers see bytes, peer ids and typed errors, and
@@ -129,7 +129,7 @@ def too_long(max_bytes: int, peer_id: str) -> PeerViolation:
 
 
 class FaultHook(Protocol):
-    """Whoever wants to know, and perhaps to act, when a phase is reached."""
+    """An observer that is told when the code reaches a phase. Tests use it to inject a fault there."""
 
     async def reached(self, phase: str) -> None: ...
 

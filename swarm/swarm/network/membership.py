@@ -4,8 +4,8 @@ One plane serves training and serving. A record's content is a claim of its peer
 peer signed it, that it is well formed, and that it is the newest of that peer. Existing models and runs are read from
 the node records, into which `Announcer` writes what the node has announced, so that no further index must be kept.
 
-`Announcer.run` is the one task that publishes; `put` and `withdraw` send it messages and return at once. The context of
-`Membership` owns that task, and is cancelled if the task fails.
+`Announcer.run` is the one task that publishes; `announce` and `withdraw` send it messages and return at once. The
+context of `Membership` owns that task, and is cancelled if the task fails.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_LISTED_PEERS = 4096
 """Maximum peers listed for one model, one run, or all nodes. More would cost memory without a better choice."""
 
 MAX_LISTED_MODELS = 64
-"""Whoever lists them looks up the servers of each, and anyone can make up names."""
+"""Maximum models listed. The caller looks up the servers of each, and anyone can make up names."""
 
 MAX_VIEWS = 64
 """Models and runs whose records are remembered. Their names may come from users of a gateway."""
@@ -249,7 +249,7 @@ class _Announced:
     record: Record
     due_s: float = 0.0
     """Due time on the loop's clock; 0 means at once."""
-    is_farewell: bool = False
+    is_last: bool = False
 
 
 class Announcer:
@@ -272,7 +272,7 @@ class Announcer:
     def withdraw(self, kind: Kind, name: str) -> None:
         """Say goodbye in the record of this kind and name, and publish it no more. Nothing if it was not announced."""
         if announced := self._announced.get((kind, name)):
-            self._put(_Announced(_farewell(announced.record), is_farewell=True))
+            self._put(_Announced(_last_record(announced.record), is_last=True))
 
     async def run(self) -> None:
         """Publish until cancelled. Then, or on failure, publish every record once more as leaving."""
@@ -286,14 +286,14 @@ class Announcer:
                         await self._changed.wait()
         finally:
             for announced in list(self._announced.values()):
-                self._put(_Announced(_farewell(announced.record), is_farewell=True))
+                self._put(_Announced(_last_record(announced.record), is_last=True))
             await self._publish_due()
 
     def _put(self, announced: _Announced) -> None:
         self._announced[_kind_and_name(announced.record)] = announced
         node = self._announced.get(("nodes", ""))
         if node is not None and node.record != (current := self._with_holdings(node.record)):
-            self._announced["nodes", ""] = _Announced(current, is_farewell=node.is_farewell)
+            self._announced["nodes", ""] = _Announced(current, is_last=node.is_last)
         self._changed.set()
 
     def _with_holdings(self, record: Record) -> Record:
@@ -301,7 +301,7 @@ class Announcer:
         assert isinstance(record, NodeRecord)
         held: dict[Kind, list[str]] = {"serve": [], "train": []}
         for (kind, name), announced in sorted(self._announced.items()):
-            if kind != "nodes" and not announced.is_farewell:
+            if kind != "nodes" and not announced.is_last:
                 held[kind].append(name)
         return replace(
             record,
@@ -325,7 +325,7 @@ class Announcer:
             self._was_heard = True
         if self._announced.get(key) is not announced:
             return  # replaced meanwhile
-        if announced.is_farewell:
+        if announced.is_last:
             del self._announced[key]
             return
         wait_s = self._lifetime_s * (RETRY_FRACTION if failure else self._jitter.uniform(0.45, 0.5))
@@ -362,7 +362,7 @@ def _kind_and_name(record: Record) -> tuple[Kind, str]:
             return "train", record.run
 
 
-def _farewell(record: Record) -> Record:
+def _last_record(record: Record) -> Record:
     """The record that takes the place of a living one. A finished trainer stays finished: others wait for no more."""
     match record:
         case NodeRecord():

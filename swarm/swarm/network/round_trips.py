@@ -90,7 +90,7 @@ class RoundTrips:
     async def _try_to_measure(self, peer_id: str, timeout_s: float) -> None:
         try:
             await self.measure_s(peer_id, timeout_s=timeout_s)
-        except SwarmError as error:  # whoever lists its record still counts it, at no known distance
+        except SwarmError as error:  # its record is still listed, at no known distance
             logger.debug("the round trip to %s is not known: %s", peer_id, error)
 
     async def _ping_s(self, peer_id: str, timeout_s: float) -> float:

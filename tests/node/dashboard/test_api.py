@@ -216,7 +216,7 @@ def test_address_that_asks_too_often_is_told_when_to_come_back(monkeypatch: pyte
     ("client", "address"), [("203.0.113.9", "203.0.113.9"), ("2001:db8::1:2:3:4", "2001:db8::/64"), ("", "")]
 )
 def test_visitor_is_known_by_address_whatever_headers_say(client: str, address: str) -> None:
-    """Also from a private network: `test_gateway_proxies.py` shows which proxies are believed."""
+    """Also from a private network: `tests/node/http/test_addresses.py` shows which proxies are believed."""
     headers = [(b"x-forwarded-for", b"198.51.100.1")]
     assert caller_of({"type": "http", "client": (client, 1), "headers": headers}) == address
 

@@ -328,7 +328,7 @@ def test_made_up_vote_for_an_outcome_without_parts_delays_but_decides_nothing() 
 
 
 def test_member_that_votes_for_two_outcomes_makes_nobody_commit_another_state() -> None:
-    """Others hear its false vote first. That it is accused when both are heard in time, `test_round` shows."""
+    """Others hear its false vote first. `test_state_machine` shows that it is accused if both are heard in time."""
 
     class Equivocator(RunMember):
         async def _open_context(self) -> RoundContext:

@@ -1,15 +1,17 @@
 """The record DHT: Kademlia (Maymounkov and Mazieres 2002) over unary calls.
 
-Puts together the pure parts: `routing_table` knows the peers, `dht_search` whom to ask, `record_validator` what to
-believe, `record_storage` what is held here, `address_book` where peers are dialled. A search belongs to its caller and
-ends with it. At its deadline it is done with what it has: peers that answer nothing, however many a liar names, delay
-what the others said and hide none of it.
+Puts together the pure parts: `routing_table` knows the peers and whom to ask next (`NodeLookup`), `record_storage` has
+the records that this node holds and decides which records are valid (`RecordValidator`), and `AddressBook` has the
+addresses of peers.
+
+A search belongs to its caller and ends with it. At its deadline it is done with what it has: peers that answer nothing,
+however many a liar names, delay what the others said and hide none of it.
 Names on the wire carry the network id, so the DHTs of two networks never mix, whatever seeds they share.
 
 It also finds the addresses of peers (`find_addrs`), in place of go-libp2p's own DHT: each node tells its addresses with
 each request and answer, so that the nodes near its place know them.
 
-Deviation from the paper: nodes hand on no records. Owners publish theirs anew every half minute (`announcer`), to the
+Deviation from the paper: nodes hand on no records. Owners publish theirs anew every half minute (`Announcer`), to the
 nodes that are nearest then, so a newcomer near a key soon holds what belongs there.
 """
 

@@ -1,6 +1,7 @@
 """The records that one node holds for everyone, by key and signer, within bounds. Pure but for the clock it is given.
 
-Only what the validator passed gets here. Of a key and signer the record issued last is held, until `drop_at`.
+`RecordValidator` checks each record before it is stored. Of a key and signer the record issued last is held,
+until `drop_at`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Talks to a running libp2p daemon (p2pd) over its unix control socket: one short connection a request.
 
-Speaks the daemon's protocol (`swarm_protocol/proto/p2pd.proto`). Leaves persistent calls to `libp2p_unary`,
-the daemon's process to `libp2p_daemon`. Holds no state and owns no task.
+Speaks the daemon's protocol (`swarm_protocol/proto/p2pd.proto`). Leaves persistent calls to
+`unary_connection`, and the daemon's process to `p2pd_process`. Holds no state and owns no task.
 """
 
 from __future__ import annotations

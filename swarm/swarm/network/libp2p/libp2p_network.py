@@ -1,10 +1,10 @@
 """The real network: `Network` over libp2p, which reaches everyone, behind NAT too, through relays if need be.
 
-Puts together what its siblings do, as `libp2p_options` say: `libp2p_daemon` runs hivemind's go-libp2p daemon,
-`libp2p_control` and `libp2p_unary` speak to it, `libp2p_stream` and `libp2p_calls` carry messages, `libp2p_dht` keeps
-records and addresses, `libp2p_start`, `libp2p_join` and `libp2p_watch` find the others, `libp2p_relay` carries what
-others have to say to each other, and `libp2p_relayed` has others reach us so. One task per network, `_run`, owns all
-others; `close` ends it, and so does the daemon's death.
+Puts the other modules together, as `host.Libp2pOptions` says: `p2pd_process` runs hivemind's go-libp2p daemon, `host`
+speaks to it over `daemon_control` and `unary_connection`, `libp2p_stream` and `calls` carry messages, `record_dht`
+keeps records and addresses, and `network_entry` finds the other peers. With `relay`, this node relays connections of
+others, and others relay connections to this node. One task per network, `_run`, owns all other tasks. `close` ends it,
+and so does the daemon's death.
 """
 
 from __future__ import annotations

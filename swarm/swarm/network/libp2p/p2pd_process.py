@@ -72,14 +72,14 @@ def arguments(options: DaemonOptions, control_socket: str) -> list[str]:
     """Return the daemon's flags: no public bootstrap peers, no relays that we were not told of, and no DHT.
 
     With -dhtServer or -dhtClient the daemon would find peers' addresses by itself. The first serves go-libp2p's DHT to
-    strangers too, who filled its memory; with the second alone nobody would answer. `libp2p_dht` has the addresses.
+    strangers too, who filled its memory; with the second alone nobody would answer. `record_dht` has the addresses.
     """
     args = [
         f"-listen=/unix{control_socket}",
         f"-idleTimeout={IDLE_TIMEOUT_S}s",
         "-relay=1",
         "-relayDiscovery=0",
-        "-relayService=0",  # `libp2p_relay` relays, and `libp2p_relayed` keeps our place at relays
+        "-relayService=0",  # `relay` relays, and keeps our reservations at other relays
         "-autoRelay=0",
         "-autonat=1",  # with it come connection reversal and hole punching
         f"-natPortMap={int(options.nat_port_map)}",
@@ -192,7 +192,7 @@ class Daemon:
         await asyncio.wait((self._reader,))
         await self._reap()
         if self._ready.done() and not self._ready.cancelled():
-            self._ready.exception()  # retrieved, whoever waits for it or not
+            self._ready.exception()  # retrieved, even if nobody waits for it
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _read_output(self) -> None:

@@ -2,7 +2,7 @@
 
 A call is a conversation of one message each way; a stream may have any number. The window, the pieces of a message and
 what they cost are those of the real wire (`framing`), so that two peers who both send before either reads get stuck
-here as there. Bytes and their timing are left to `memory_link`, peers to `memory`.
+here as there. Bytes and their timing are left to `memory_link`, peers to `memory_network`.
 An end belongs to the task that uses it; `handler_task` to the network that serves it, here only to be cancelled when
 the caller leaves or the connection breaks.
 """

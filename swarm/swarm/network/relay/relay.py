@@ -1,4 +1,5 @@
-"""A relay: carries connections to peers that nobody can dial, over the connection that these hold to us.
+"""Both sides of a relay: `Relay` carries connections to peers that nobody can dial, over the connection that they hold
+to this node; `Reservations` lets other relays carry connections to this node.
 
 The daemon's own relay gives such a connection 128 KiB and two minutes, and no flag changes that for sure: its service
 with other limits and the one with the defaults replace each other as they start. So we answer libp2p's relay protocol

@@ -99,9 +99,9 @@ def disagreement(
 
     Convicted is the owner of a part that more than a third see otherwise: not all of these lie, so it gave different
     results. So is a member with the same parts and a state that fewer members have than mine; where as many have it,
-    mine may be the damaged one (see `state_repair`). A vote that differs in other members' parts proves nothing: either
-    the voter made it up, or an owner gave it another result. One vote could otherwise turn all honest members against
-    each other.
+    mine may be the damaged one (see `repair_if_damaged`). A vote that differs in other members' parts proves nothing:
+    either the voter made it up, or an owner gave it another result. One vote could otherwise turn all honest members
+    against each other.
     """
     differing = {peer: _owners_of_other_parts(mine, vote.outcome, owners) for peer, vote in votes.items()}
     counts = Counter(owner for differ in differing.values() for owner in differ)

@@ -46,7 +46,7 @@ ANSWER_S = 10.0
 
 RETRY_S = 1.0
 MAX_FAILURES = 5
-"""Connections in a row that break before they bring a byte."""
+"""Connections in a row that end before they bring a byte."""
 
 OnProgress = Callable[[int, int], None]
 """Called with the number of bytes that are there, and of all that will be."""
@@ -168,14 +168,17 @@ def _fetch(model: HubModel, name: str, size: int, on_bytes: Callable[[int], None
     part = model.directory / f"{name}.part"
     num_failures = 0
     while (part_bytes := _part_bytes(model, name)) < size:
+        broken: Exception | None = None
         try:
             _append(model, name, part, on_bytes)
         except (HfHubHTTPError, OSError):
             raise
-        except Exception:  # the client's HTTP library, of which it has had several: the connection broke
-            num_failures = 0 if _part_bytes(model, name) > part_bytes else num_failures + 1
-            if num_failures > MAX_FAILURES:
-                raise
+        except Exception as error:  # the client's HTTP library, of which it has had several: the connection broke
+            broken = error
+        num_failures = 0 if _part_bytes(model, name) > part_bytes else num_failures + 1
+        if num_failures > MAX_FAILURES:
+            raise broken or OSError(f"{name} ends after {part_bytes} of {size} bytes")
+        if broken or num_failures:
             time.sleep(RETRY_S)
     expected = model.sha256.get(name)
     if expected and _digest(part) != expected:
@@ -187,7 +190,8 @@ def _fetch(model: HubModel, name: str, size: int, on_bytes: Callable[[int], None
 
 
 def _append(model: HubModel, name: str, part: Path, on_bytes: Callable[[int], None]) -> None:
-    """Append to `part` what it lacks of the file, until the connection ends."""
+    """Append to `part` what it lacks of the file, until the connection ends. Raises OSError for more than that."""
+    size = _size(model, name)
     with part.open("ab") as file:
         headers = build_hf_headers(token=model.token) | {
             "Range": f"bytes={file.tell()}-",
@@ -201,6 +205,8 @@ def _append(model: HubModel, name: str, part: Path, on_bytes: Callable[[int], No
                 file.truncate(0)
             for chunk in response.iter_bytes():
                 file.write(chunk)
+                if file.tell() > size:
+                    raise OSError(f"{name} has more than the {size} bytes that its hub names")
                 on_bytes(file.tell())
 
 

@@ -150,6 +150,24 @@ def test_download_of_a_truncated_shard_is_refused_by_name(hub: Hub, find: Callab
         download_blocks(find(), 2, 3, lambda *_: None)
 
 
+def test_download_of_a_shard_that_ends_early_is_given_up(hub: Hub, find: Callable[[], HubModel]) -> None:
+    shard = min(shards_of(hub.directory, 2))
+    model = find()
+    path = hub.directory / shard
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(ConfigError, match=rf"broke off: {shard} ends after \d+ of \d+ bytes"):
+        download_blocks(model, 2, 3, lambda *_: None)
+
+
+def test_download_of_a_shard_that_does_not_end_is_given_up(hub: Hub, find: Callable[[], HubModel]) -> None:
+    shard = min(shards_of(hub.directory, 2))
+    model = find()
+    path = hub.directory / shard
+    path.write_bytes(path.read_bytes() + bytes(8))
+    with pytest.raises(ConfigError, match=rf"broke off: {shard} has more than the \d+ bytes"):
+        download_blocks(model, 2, 3, lambda *_: None)
+
+
 def test_download_without_room_is_refused_before_it_starts(
     hub: Hub, find: Callable[[], HubModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -309,11 +309,13 @@ class _Environment(EnvSettingsSource):
     def __call__(self) -> dict[str, Any]:
         for variable in sorted(os.environ):
             name = variable.removeprefix(ENV_PREFIX).lower()
-            is_known = name in SETTINGS and variable.isupper()
-            if variable.startswith(ENV_PREFIX) and name != CONFIG_FILE and not is_known:
+            is_known = (name in SETTINGS or name == CONFIG_FILE) and variable.isupper()
+            if variable.startswith(ENV_PREFIX) and not is_known:
                 what = f"environment variable {variable}"
                 raise _unknown(what, name, tuple(SETTINGS), lambda known: ENV_PREFIX + known.upper())
-        return {name: Given(ENV_PREFIX + name.upper(), value) for name, value in super().__call__().items()}
+        # the library takes variables of any case, and another program's swarm_name is no setting of ours
+        variables = {name: ENV_PREFIX + name.upper() for name in super().__call__()}
+        return {name: Given(each, os.environ[each]) for name, each in variables.items() if each in os.environ}
 
 
 class _TomlFile(PydanticBaseSettingsSource):

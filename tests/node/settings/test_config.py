@@ -91,6 +91,11 @@ def test_resolve_file_that_was_named_has_to_be_there(tmp_path: Path) -> None:
         resolve({"home": str(tmp_path)}, env={}, file=tmp_path)
 
 
+def test_resolve_leaves_variables_in_other_case_alone(tmp_path: Path) -> None:
+    found = resolve({"home": str(tmp_path)}, env={"SWARM_NAME": "attic", "swarm_name": "other", "swarm_threads": "2"})
+    assert (found.name, found.threads) == ("attic", 0)
+
+
 @pytest.mark.parametrize("variable", ["SWARM_PEEERS", "SWARM_Peers"])
 def test_resolve_unknown_environment_variable_is_refused_with_a_suggestion(variable: str) -> None:
     with pytest.raises(ConfigError) as error:

@@ -93,7 +93,7 @@ class Gateway:
         return json_response(health, 200 if health.status == "ok" else 503)
 
     async def show_metrics(self) -> Response:
-        """For Prometheus."""
+        """Return the metrics in the text format of Prometheus."""
         return Response(self._registry.exposition(), media_type=CONTENT_TYPE)
 
     async def complete(self, body: CompletionRequest) -> Response:

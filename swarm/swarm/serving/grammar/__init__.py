@@ -1,1 +1,1 @@
-"""Grammars that strangers send, applied where tokens are drawn: a server uses `masks`, `worker` compiles them."""
+"""Grammars that strangers send: `grammar_worker` compiles them, `grammar_masks` applies them where tokens are drawn."""

@@ -1,7 +1,7 @@
 """Blocks `[start, end)` of a transformers model, with only their own weights in memory.
 
 The family's own modules compute. A batch of many sequences goes through them in one pass, each row with its own
-position, and attention reads a KV pool (`caches`). Families that cannot be run so are run one sequence at a time,
+position, and attention reads a KV pool (`kv_pool`). Families that cannot be run so are run one sequence at a time,
 through transformers' own attention and masks; `span_loading` finds out which. `engine` schedules. A span is not
 thread-safe: one thread runs it. Legend of shapes: N rows of a batch, B sequences, T positions of each, H hidden size, V
 vocabulary.

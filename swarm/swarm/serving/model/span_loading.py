@@ -77,7 +77,7 @@ def can_be_ragged(span: Span, config: Any) -> bool:
 
 
 def can_be_fused(span: Span, config: Any) -> bool:
-    """For a span that can be ragged: compare decodes alone."""
+    """Compare only decodes. The span has to be one that can be ragged."""
     if span.fused is None:
         return False
     window = _window(config)

@@ -75,17 +75,17 @@ class ServedSpan:
 
 @dataclass(slots=True, eq=False)
 class _ConnectionState:
-    """`heard_s` is of the loop's clock; None before the first frame."""
+    """`last_frame_s` is of the loop's clock; None before the first frame."""
 
     connection: MultiplexedConnection
     tasks: asyncio.TaskGroup
     since_s: float
-    heard_s: float | None = None
+    last_frame_s: float | None = None
     sessions: set[ServerSession] = field(default_factory=set)
 
     @property
     def last_s(self) -> float:
-        return self.since_s if self.heard_s is None else self.heard_s
+        return self.since_s if self.last_frame_s is None else self.last_frame_s
 
 
 class ConnectionServer:
@@ -126,7 +126,7 @@ class ConnectionServer:
         """Run until cancelled. Every connection ends then."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self.forwarder.run(), name="pushes")
+                tasks.create_task(self.forwarder.run(), name="forwarder")
                 tasks.create_task(self._sweep(), name="end what is idle")
         finally:
             for state in self._states:
@@ -180,7 +180,9 @@ class ConnectionServer:
         self._states.add(state)
         try:
             peer_id = state.connection.peer_id
-            await state.connection.run(lambda frame: self._hear(frame, state), lambda: self.backpressure.room(peer_id))
+            await state.connection.run(
+                lambda frame: self._on_frame(frame, state), lambda: self.backpressure.room(peer_id)
+            )
         finally:
             self._states.discard(state)
             for session in list(state.sessions):
@@ -200,10 +202,10 @@ class ConnectionServer:
 
     # --- frames -----------------------------------------------------------------------------------------------------
 
-    def _hear(self, frame: Frame, state: _ConnectionState) -> None:
+    def _on_frame(self, frame: Frame, state: _ConnectionState) -> None:
         """Raises PeerViolation for a frame that no peer may send to a server."""
         connection = state.connection
-        state.heard_s = asyncio.get_running_loop().time()
+        state.last_frame_s = asyncio.get_running_loop().time()
         match frame:
             case Push():
                 session = self.sessions.get((frame.client_peer_id, frame.sequence_id))
@@ -216,7 +218,7 @@ class ConnectionServer:
             case StepRequest() | LinkUpdate() | AllowHandover() | AnswerTokens() | CloseSequence():
                 session = self.sessions.get((connection.peer_id, frame.sequence_id))
                 if session is not None:
-                    _tell(session, frame)
+                    _deliver(session, frame)
                 elif isinstance(frame, StepRequest):
                     connection.send(SequenceEnded(sequence_id=frame.sequence_id, failure=encode_failure(_no_session())))
             case _:
@@ -315,8 +317,7 @@ class ConnectionServer:
         finally:
             limiter.end(source.peer_id, session.client, rests=is_in_vain)
 
-    # --- when sessions must go
-    # -----------------------------------------------------------------------------------------
+    # --- when sessions must go ----------------------------------------------------------------------------------------
 
     def leave(self, sessions: Collection[ServerSession], within_s: float) -> None:
         """Ask the clients of these sessions to go elsewhere."""
@@ -349,10 +350,10 @@ class ConnectionServer:
 
 
 def _end_if_idle(state: _ConnectionState, now_s: float) -> None:
-    if state.heard_s is None:
+    if state.last_frame_s is None:
         if now_s - state.since_s >= SILENT_S:
             state.connection.fail(PeerTimeout("nothing was asked for", peer_id=state.connection.peer_id))
-    elif now_s - state.heard_s >= IDLE_CONNECTION_S:
+    elif now_s - state.last_frame_s >= IDLE_CONNECTION_S:
         state.connection.end()
 
 
@@ -361,7 +362,7 @@ def _must_prepare(wanted: OpenSequence) -> bool:
     return wanted.take_over is not None or (wanted.sampler is not None and wanted.sampler.grammar is not None)
 
 
-def _tell(
+def _deliver(
     session: ServerSession, frame: StepRequest | LinkUpdate | AllowHandover | AnswerTokens | CloseSequence
 ) -> None:
     match frame:

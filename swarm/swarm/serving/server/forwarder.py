@@ -180,7 +180,7 @@ class Forwarder:
                 for push in outgoing.waiting:
                     connection.send(push)
                 outgoing.waiting.clear()
-                await connection.run(lambda frame: self._hear(frame, peer_id, outgoing))
+                await connection.run(lambda frame: self._on_frame(frame, peer_id, outgoing))
                 error = connection.error
         except SwarmError as refusal:
             error = refusal
@@ -194,7 +194,7 @@ class Forwarder:
         for failed in list(outgoing.linked.values()):
             failed(error or PeerUnreachable("the connection is closed", peer_id=peer_id), is_linked=False)
 
-    def _hear(self, frame: Frame, peer_id: str, outgoing: _Outgoing) -> None:
+    def _on_frame(self, frame: Frame, peer_id: str, outgoing: _Outgoing) -> None:
         if not isinstance(frame, PushRefused):
             raise PeerViolation(f"a server sends {type(frame).__name__} to the one before it", peer_id=peer_id)
         failed = outgoing.linked.get((frame.client_peer_id, frame.sequence_id))

@@ -61,8 +61,9 @@ class ResultBatcher:
         self._flush_timer = flush_timer
         self._waiting: list[StepResult] = []
 
-    def tell(self, result: StepResult, *, can_wait: bool) -> None:
-        """Send in the order of the calls. Nothing is sent once the connection has ended."""
+    def add(self, result: StepResult, *, can_wait: bool) -> None:
+        """Send a result at once, or later if it `can_wait`; in the order of the calls. Nothing is sent once the
+        connection has ended."""
         if not result.passed_on:
             self.flush()
         self._waiting.append(result)

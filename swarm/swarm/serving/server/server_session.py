@@ -227,7 +227,7 @@ class ServerSession:
             num_links=num_links,
             upstream_ms=step.upstream_ms if self.is_last else (),
         )
-        self._results.tell(result, can_wait=result.passed_on and not self._is_leaving)
+        self._results.add(result, can_wait=result.passed_on and not self._is_leaving)
 
     async def _compute(self, step: CheckedStep) -> StepOutput:
         """Wait for room to send the result, then run the step. Raises SwarmError."""
@@ -249,7 +249,7 @@ class ServerSession:
         if step.draw is None or not self.is_last:
             return None
         edits = None if self.sampler is None else await self.sampler.edits(step.draw.index)
-        return _meant(step.draw, edits)
+        return _pick_of(step.draw, edits)
 
     def _push_failed(self, error: SwarmError) -> None:
         """Report it to the client, which feeds the next server itself, or replaces it."""
@@ -305,7 +305,7 @@ def refuse_push(push: Push, connection: MultiplexedConnection, error: SwarmError
     )
 
 
-def _meant(draw: session_frames.TokenDraw, edits: LogitEdits | None) -> Pick:
+def _pick_of(draw: session_frames.TokenDraw, edits: LogitEdits | None) -> Pick:
     sampling = Sampling(
         temperature=draw.temperature, top_p=draw.top_p, top_k=draw.top_k, min_p=draw.min_p, seed=draw.seed
     )

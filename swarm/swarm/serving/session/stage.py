@@ -225,7 +225,7 @@ class Stage:
             self.trace.step(report.compute_ms, report.queue_ms)
 
     def forget_pushes(self) -> None:
-        """What was to come by pushes may never come."""
+        """Expect no pushes: those that were due may never come."""
         self.given = max(self.done, self.fed)
 
     def timeout_s(self) -> float:

@@ -37,9 +37,9 @@ def passed(position: int, **changes: object) -> StepResult:
 def test_reports_that_can_wait_are_told_together_within_their_time() -> None:
     async def scenario() -> None:
         connection = Told()
-        reports = ResultBatcher(connection, FlushTimer())  # type: ignore[arg-type]
+        batcher = ResultBatcher(connection, FlushTimer())  # type: ignore[arg-type]
         for position in (5, 6, 7):
-            reports.tell(passed(position, push_failed=position == 6, codec_error=position / 100), can_wait=True)
+            batcher.add(passed(position, push_failed=position == 6, codec_error=position / 100), can_wait=True)
         assert not connection.results
         await asyncio.sleep(REPORT_S)
         (told,) = connection.results
@@ -56,10 +56,10 @@ def test_reports_that_can_wait_are_told_together_within_their_time() -> None:
 def test_reports_that_somebody_waits_for_go_at_once_after_those_before() -> None:
     async def scenario() -> None:
         connection = Told()
-        reports = ResultBatcher(connection, FlushTimer())  # type: ignore[arg-type]
-        reports.tell(passed(5), can_wait=True)
-        reports.tell(passed(6), can_wait=True)
-        reports.tell(StepResult(sequence_id=SEQUENCE_ID, position=9), can_wait=False)
+        batcher = ResultBatcher(connection, FlushTimer())  # type: ignore[arg-type]
+        batcher.add(passed(5), can_wait=True)
+        batcher.add(passed(6), can_wait=True)
+        batcher.add(StepResult(sequence_id=SEQUENCE_ID, position=9), can_wait=False)
         assert [(told.position, told.passed_on) for told in connection.results] == [(6, True), (9, False)]
 
     virtual_time.run(scenario())
@@ -68,9 +68,9 @@ def test_reports_that_somebody_waits_for_go_at_once_after_those_before() -> None
 def test_reports_are_bounded_in_number() -> None:
     async def scenario() -> None:
         connection = Told()
-        reports = ResultBatcher(connection, FlushTimer())  # type: ignore[arg-type]
+        batcher = ResultBatcher(connection, FlushTimer())  # type: ignore[arg-type]
         for position in range(1, MAX_WAITING + 2):
-            reports.tell(passed(position), can_wait=True)
+            batcher.add(passed(position), can_wait=True)
         assert [told.position for told in connection.results] == [MAX_WAITING]
 
     virtual_time.run(scenario())
@@ -78,7 +78,7 @@ def test_reports_are_bounded_in_number() -> None:
 
 def test_reports_of_all_sessions_are_told_in_the_same_moment() -> None:
     async def scenario() -> None:
-        clock, ticks, connections, times = (
+        clock, flush_timer, connections, times = (
             asyncio.get_running_loop().time,
             FlushTimer(),
             [Told(), Told()],
@@ -86,7 +86,7 @@ def test_reports_of_all_sessions_are_told_in_the_same_moment() -> None:
         )
         for connection in connections:
             connection.send = lambda _: times.append(clock())  # type: ignore[method-assign]
-            ResultBatcher(connection, ticks).tell(passed(5), can_wait=True)  # type: ignore[arg-type]
+            ResultBatcher(connection, flush_timer).add(passed(5), can_wait=True)  # type: ignore[arg-type]
             await asyncio.sleep(REPORT_S / 4)
         await asyncio.sleep(REPORT_S)
         assert len(times) == 2
@@ -99,10 +99,10 @@ def test_reports_of_all_sessions_are_told_in_the_same_moment() -> None:
 def test_reports_of_what_has_ended_are_told_nobody(ending: str) -> None:
     async def scenario() -> None:
         connection = Told()
-        reports = ResultBatcher(connection, FlushTimer())  # type: ignore[arg-type]
-        reports.tell(passed(5), can_wait=True)
+        batcher = ResultBatcher(connection, FlushTimer())  # type: ignore[arg-type]
+        batcher.add(passed(5), can_wait=True)
         if ending == "closed":
-            reports.close()
+            batcher.close()
         else:
             connection.error = PeerUnreachable("the connection is closed")
         await asyncio.sleep(2 * REPORT_S)

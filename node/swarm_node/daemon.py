@@ -160,7 +160,7 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
             exporting(node, network),
             asyncio.TaskGroup() as tasks,
         ):
-            await _arrive(node, network.entrance)
+            await _arrive(node, network.entry)
             watches = [
                 tasks.create_task(_keep_announced(node), name="announce"),
                 tasks.create_task(_until_failed(network), name="watch libp2p"),
@@ -222,21 +222,21 @@ async def _until_failed(network: Libp2pNetwork) -> None:
     raise await network.wait_failed()
 
 
-async def _arrive(node: Node, entrance: NetworkEntry) -> None:
+async def _arrive(node: Node, entry: NetworkEntry) -> None:
     """Report the steps that every node takes, and that it is ready."""
     addrs = await node.network.addrs()
     node.steps.done(
         "network", f"{node.network.network_id}, listening on {', '.join(addrs) or 'nothing: through relays only'}"
     )
     await _look_around(node)
-    node.steps.done("peers", f"{node.num_peers} live, this one included{_way_in(entrance)}")
-    if node.config.peers and entrance.remembered:
+    node.steps.done("peers", f"{node.num_peers} live, this one included{_way_in(entry)}")
+    if node.config.peers and entry.remembered:
         node.emitter.emit(
             "warning",
             message="none of the given peers answered, so this node joined through peers that it remembers",
             remedy="give --peers the address of a node that runs",
         )
-    node.reachability = await reachability.measure(node.network, entrance.peer_ids)
+    node.reachability = await reachability.measure(node.network, entry.peer_ids)
     node.steps.done("reachability", reachability.explain(node.reachability, addrs))
     await node.announce()
     node.emitter.emit(
@@ -249,11 +249,11 @@ async def _arrive(node: Node, entrance: NetworkEntry) -> None:
     )
 
 
-def _way_in(entrance: NetworkEntry) -> str:
-    if not entrance.remembered:
+def _way_in(entry: NetworkEntry) -> str:
+    if not entry.remembered:
         return ""
-    named = ", ".join(entrance.remembered[:MAX_NAMED])
-    more = len(entrance.remembered) - MAX_NAMED
+    named = ", ".join(entry.remembered[:MAX_NAMED])
+    more = len(entry.remembered) - MAX_NAMED
     return f"; joined through remembered peers: {named}{f' and {more} more' if more > 0 else ''}"
 
 

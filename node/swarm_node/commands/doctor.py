@@ -247,7 +247,7 @@ async def _look_around(config: Config, network: Libp2pNetwork, membership: Membe
         )
     )
     num_nodes = sum(record.role != "visitor" for record in (await membership.nodes()).values())
-    found = await reachability.measure(network, network.entrance.peer_ids)
+    found = await reachability.measure(network, network.entry.peer_ids)
     reached = Finding(
         check="reachability",
         result="ok" if found == "public" else "warn",

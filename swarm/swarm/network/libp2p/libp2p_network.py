@@ -61,7 +61,7 @@ class Libp2pNetwork:
         self._calls = Calls(host, self._open_unbounded)
         self._relay_limits = RelayLimits() if options.relay == "serve" else NO_RELAY
         self._reservations = Reservations(host, [relay.peer_id for relay in options.relays_used(identity.peer_id)])
-        self._entrance = NetworkEntry()
+        self._entry = NetworkEntry()
         self._methods: set[tuple[str, str]] = set()
         self._published: dict[str, Envelope] = {}
         self._started_at = self.now()
@@ -109,9 +109,9 @@ class Libp2pNetwork:
         return self._network_id
 
     @property
-    def entrance(self) -> NetworkEntry:
+    def entry(self) -> NetworkEntry:
         """The peers that this node joined through."""
-        return self._entrance
+        return self._entry
 
     @property
     def known_peers(self) -> tuple[Contact, ...]:
@@ -303,16 +303,16 @@ class Libp2pNetwork:
         await self._streams.serve(self._name("parcel", ""), self._calls.hand_out_parcel, max_message_bytes=TOKEN_BYTES)
         await self._host.serve(HELLO, hello_answer(self._network_id))
         remembered = [contact for contact in self._options.remembered if contact.peer_id != self.peer_id]
-        self._entrance = entrance = await join(
+        self._entry = entry = await join(
             self._host, self._seeds, remembered, self._network_id, may_be_first=self._options.may_be_first
         )
         tasks.create_task(self._reservations.run())
-        await self._reservations.wait_answered(entrance.peer_ids)
+        await self._reservations.wait_answered(entry.peer_ids)
         self._dht.own_addrs = to_announce(await self._own_addrs())
         tasks.create_task(self._keep_own_addrs())
-        answers = await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in entrance.peer_ids))
+        answers = await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in entry.peer_ids))
         await self._dht.refresh()
-        met = [peer_id for peer_id, answered in zip(entrance.peer_ids, answers, strict=True) if answered]
+        met = [peer_id for peer_id, answered in zip(entry.peer_ids, answers, strict=True) if answered]
         watch = PartitionWatch(self._host, self._dht, self._seeds, self._network_id, self._publish_again)
         watch.begin(met, remembered)
         tasks.create_task(watch.run())

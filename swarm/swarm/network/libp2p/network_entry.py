@@ -154,20 +154,20 @@ async def join(
             task.cancel()
         if attempts:
             await asyncio.wait(attempts)
-    entrance = NetworkEntry(
+    entry = NetworkEntry(
         given=tuple(dict.fromkeys(each.peer_id for each in greetings if isinstance(each, PeerAddr))),
         remembered=tuple(each.peer_id for each in greetings if isinstance(each, Contact)),
     )
-    if not entrance.given and (refusals := _refusals(failures)):
+    if not entry.given and (refusals := _refusals(failures)):
         raise _refused(failures, refusals)
     if not greetings:
         if given or (remembered and not may_be_first):
             raise _nobody(failures, num_remembered=len(remembered))
-        return entrance
+        return entry
     for addr, failure in failures.items():
         logger.warning("%s: %s", addr, failure)
     _check_clock([greeting.skew_s for greeting in greetings.values()])
-    return entrance
+    return entry
 
 
 def _hello(network_id: str, sent_at: float) -> Hello:
@@ -204,8 +204,8 @@ def _refusals(failures: Mapping[PeerAddr, BaseException | None]) -> list[PeerRef
     return [failure for failure in failures.values() if isinstance(failure, PeerRefused)]
 
 
-def _told(failures: Mapping[PeerAddr, BaseException | None]) -> str:
-    """Each peer's cause once."""
+def _reasons(failures: Mapping[PeerAddr, BaseException | None]) -> str:
+    """Return the reason of each failure, by address."""
     return "; ".join(
         f"{addr}: {failure.message if isinstance(failure, SwarmError) else failure}"
         for addr, failure in failures.items()
@@ -214,8 +214,8 @@ def _told(failures: Mapping[PeerAddr, BaseException | None]) -> str:
 
 def _refused(failures: Mapping[PeerAddr, BaseException | None], refusals: Sequence[PeerRefused]) -> ConfigError:
     remedies = dict.fromkeys(refusal.remedy for refusal in refusals)
-    told = _told(failures)
-    return ConfigError(f"cannot join through the given peers: {told}", remedy="; ".join(filter(None, remedies)))
+    reasons = _reasons(failures)
+    return ConfigError(f"cannot join through the given peers: {reasons}", remedy="; ".join(filter(None, remedies)))
 
 
 def _nobody(failures: Mapping[PeerAddr, BaseException | None], *, num_remembered: int) -> StartError:
@@ -226,7 +226,7 @@ def _nobody(failures: Mapping[PeerAddr, BaseException | None], *, num_remembered
         )
     also = f"; nor any of the {num_remembered} that this node remembers" if num_remembered else ""
     return StartError(
-        f"none of the given peers could be reached: {_told(failures)}{also}",
+        f"none of the given peers could be reached: {_reasons(failures)}{also}",
         remedy="check the addresses and that these nodes run, or give another node of the network",
     )
 

@@ -100,8 +100,8 @@ def _translated_errors(path: Path) -> Iterator[None]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} holds text that is not UTF-8", remedy="correct or remove it") from error
     except Exception as error:  # pyarrow's own have no base but this
-        told = " ".join(str(error).split())[:200]
-        raise IntegrityError(f"{path} is damaged: {told}", remedy="restore the file") from error
+        reason = " ".join(str(error).split())[:200]
+        raise IntegrityError(f"{path} is damaged: {reason}", remedy="restore the file") from error
 
 
 MAX_LINE_BYTES = 1 << 26

@@ -88,9 +88,9 @@ class FastTokenizer:
                 else AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
             )
         except Exception as error:  # transformers raises many kinds, some from Rust
-            told = " ".join(str(error).split())[:200]
+            reason = " ".join(str(error).split())[:200]
             raise ConfigError(
-                f"{path} holds no tokenizer that can be read: {told}",
+                f"{path} holds no tokenizer that can be read: {reason}",
                 remedy="name the tokenizer.json of a model, or its directory",
             ) from error
         if not tokenizer.is_fast:

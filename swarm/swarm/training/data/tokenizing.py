@@ -197,19 +197,19 @@ def tokenize(job: Job, local: LocalData) -> None:
     """
     # the worker must find this process's modules, and none of the current directory
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with tempfile.TemporaryFile() as told:
+    with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module, without a shell
             [sys.executable, "-P", "-c", _PROGRAM],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=told,
+            stderr=errors,
             env=environment,
             start_new_session=True,  # Ctrl-C goes to the parent, which ends the worker
         )
         try:
             _follow(process, job, local)
         except EOFError:
-            raise _death_of(process.wait(), told, job) from None
+            raise _death_of(process.wait(), errors, job) from None
         finally:
             process.kill()
             process.communicate()
@@ -251,9 +251,9 @@ def _lines(stream: IO[bytes], stop: Callable[[], bool]) -> Iterator[bytes]:
     raise PreparationStopped
 
 
-def _death_of(code: int, told: IO[bytes], job: Job) -> SwarmError:
-    told.seek(0)
-    last = told.read().decode(errors="replace").strip().rpartition("\n")[2]
+def _death_of(code: int, errors: IO[bytes], job: Job) -> SwarmError:
+    errors.seek(0)
+    last = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed: {last or f'exit code {code}'}"
     return IntegrityError(
         f"the process that tokenizes {job.source.name} {how}",

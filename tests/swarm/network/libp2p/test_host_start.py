@@ -329,7 +329,7 @@ def test_start_without_seeds_joins_through_remembered_peers_and_finds_a_copy(tmp
             remembered = (gone, contact_of(a, (await a.addrs())[0]))
             for peers in ((), (dead,)):
                 async with await libp2p_node(tmp_path / "c", peers=peers, remembered=remembered) as c:
-                    assert c.entrance == NetworkEntry(remembered=(a.peer_id,))
+                    assert c.entry == NetworkEntry(remembered=(a.peer_id,))
                     assert await c.publish("k", b"", lifetime_s=10)
             with pytest.raises(StartError, match=f"{b.peer_id} is in use by another running node"):
                 await libp2p_node(tmp_path / "b", remembered=remembered)
@@ -343,7 +343,7 @@ def test_start_with_only_remembered_peers_that_are_gone_fails_unless_it_may_be_t
         error = await failure(tmp_path / "a", remembered=remembered)
         assert error.message == "none of the peers that this node remembers (1) could be reached"
         async with await libp2p_node(tmp_path / "a", remembered=remembered, may_be_first=True) as first:
-            assert first.entrance == NetworkEntry()
+            assert first.entry == NetworkEntry()
 
     asyncio.run(main())
 
@@ -356,7 +356,7 @@ def test_given_peers_that_answer_leave_remembered_ones_alone(tmp_path: Path) -> 
         ):
             remembered = (contact_of(b, (await b.addrs())[0]),)
             async with await libp2p_node(tmp_path / "c", peers=await a.addrs(), remembered=remembered) as c:
-                assert c.entrance == NetworkEntry(given=(a.peer_id,))
+                assert c.entry == NetworkEntry(given=(a.peer_id,))
 
     asyncio.run(main())
 

@@ -6,6 +6,7 @@ import gc
 from contextlib import suppress
 from dataclasses import replace
 
+import pytest
 import torch
 from support.training_swarm import Swarm
 from swarm.testing import virtual_time
@@ -16,6 +17,7 @@ from swarm.training.inner.one_device import OneDevice, next_token_loss
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
 from swarm.training.state.layout import Layout
+from swarm.training.state.replica_state import ReplicaState
 from torch import Tensor, nn
 
 
@@ -32,8 +34,9 @@ def vectors(num_values: int) -> int:
     return len(storages)
 
 
+@pytest.mark.parametrize("resumes", [False, True])
 def test_member_between_intervals_keeps_its_weights_and_the_committed_state_alone(
-    tiny_run: RunConfig, tiny_corpus: Corpus
+    tiny_run: RunConfig, tiny_corpus: Corpus, resumes: bool
 ) -> None:
     run = replace(tiny_run, outer_steps=3, interval_steps=2, min_group=2)
     num_values = Layout.of(build_model(run.model)).num_values
@@ -42,7 +45,10 @@ def test_member_between_intervals_keeps_its_weights_and_the_committed_state_alon
         async with Swarm(run) as swarm:
             for name in ("a", "b"):
                 inner = InnerLoop(run, build_model(run.model), tiny_corpus)
-                await swarm.join(name, setup=TrainingSetup(inner=inner, theta_N=initial_theta(run)))
+                setup = TrainingSetup(inner=inner, theta_N=initial_theta(run))
+                state = ReplicaState.initial(initial_theta(run)) if resumes else None
+                await swarm.join(name, setup=setup, state=state)
+            del setup, state
             await swarm.finish()
             gc.collect()
             return vectors(num_values)

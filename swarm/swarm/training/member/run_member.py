@@ -107,8 +107,8 @@ class RunMember:
         self._notary = Notary.of_run(run, identity, network.network_id)
         self._run = run
         self._on_event = on_event
-        start = options.state or ReplicaState.initial(options.setup.take_weights(), run.config.overlap_steps)
-        self._start: ReplicaState | None = start
+        theta_N = options.setup.take_weights()  # also where a state replaces them
+        self._start: ReplicaState | None = options.state or ReplicaState.initial(theta_N, run.config.overlap_steps)
         setup = replace(options.setup, bring=None) if options.state else options.setup
         self._options = replace(options, setup=setup, state=None)  # nothing but `_start` keeps the state
         self._faults = faults

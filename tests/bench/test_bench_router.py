@@ -67,7 +67,7 @@ def test_bench_router() -> None:
     for num_servers in (100, 1000):
         servers = swarm(num_servers)
         rng = random.Random(0)
-        outlook = RoutingContext(
+        context = RoutingContext(
             rtt_ms={peer_id: rng.uniform(1, 100) for peer_id in servers}, load={}, max_tokens=500, salt="x"
         )
         me = Capacity(peer_id="me", num_blocks=20, max_blocks=24, block_ms=2.0)
@@ -78,7 +78,7 @@ def test_bench_router() -> None:
         }
         report.row(
             f"{num_servers} servers",
-            **times_ms("chain", partial(find_chain, servers, 0, NUM_BLOCKS, outlook)),
+            **times_ms("chain", partial(find_chain, servers, 0, NUM_BLOCKS, context)),
             **times_ms("span", partial(choose_span, servers, NUM_BLOCKS, me)),
             **times_ms("joining_in_a_crowd", partial(choose_span, crowd, NUM_BLOCKS, last)),
             **times_ms("move", partial(choose_move, servers, NUM_BLOCKS, me, (0, 20))),

@@ -225,7 +225,7 @@ class Answerer:
             for sampling in batch.request.samplings():
                 request = GenerationRequest(
                     model=batch.request.model,
-                    question=prompt,
+                    prompt=prompt,
                     max_tokens=batch.max_tokens,
                     sampling=sampling,
                     num_logprobs=batch.num_logprobs,

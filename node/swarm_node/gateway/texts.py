@@ -153,15 +153,15 @@ class Texts:
         if isinstance(body, TokenizeChat):
             # a template that is not asked to begin an answer need not know of that
             begins = {} if body.add_generation_prompt else {"add_generation_prompt": False}
-            question = Prompt(
+            prompt = Prompt(
                 prompt=None,
                 messages=[message.flat() for message in body.messages],
                 tools=[tool.model_dump(exclude_none=True) for tool in body.tools],
                 template_kwargs={**body.chat_template_kwargs, **begins},
             )
         else:
-            question = Prompt(prompt=body.prompt)
-        tokens = await self._client.tokenize(question, model=body.model)
+            prompt = Prompt(prompt=body.prompt)
+        tokens = await self._client.tokenize(prompt, model=body.model)
         longest = await self._client.context_tokens(body.model)
         return json_response(TokenList(count=len(tokens), max_model_len=longest, tokens=tokens, token_strs=None))
 

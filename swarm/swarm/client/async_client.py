@@ -283,7 +283,7 @@ class AsyncClient(TextClient[Generation]):
         trace.model, trace.revision = chosen.name, chosen.revision.digest
         self._state.health.measure(chosen.servers)
         assets = await self._assets.get(chosen.name, chosen.servers)
-        prompt_ids = await encode(assets, request.question)
+        prompt_ids = await encode(assets, request.prompt)
         max_tokens = room_for(assets, len(prompt_ids), request.max_tokens, min_tokens=request.sampling.min_tokens)
         session = Session(
             self._state,

@@ -57,7 +57,7 @@ class GenerationRequest:
     """A request; without `max_tokens` the default that fits. Raises ConfigError for values without meaning."""
 
     model: str
-    question: Prompt
+    prompt: Prompt
     max_tokens: int | None
     sampling: Sampling
     num_logprobs: int | None
@@ -199,12 +199,10 @@ class TextClient(ABC, Generic[A]):
             ignore_eos=ignore_eos,
             grammar=_grammar(grammar, json_schema),
         )
-        question = Prompt(
-            prompt=prompt, messages=messages or (), tools=tools or (), template_kwargs=template_kwargs or {}
-        )
+        made = Prompt(prompt=prompt, messages=messages or (), tools=tools or (), template_kwargs=template_kwargs or {})
         request = GenerationRequest(
             model=model,
-            question=question,
+            prompt=made,
             max_tokens=max_tokens,
             sampling=sampling,
             num_logprobs=num_logprobs,
@@ -217,17 +215,17 @@ class TextClient(ABC, Generic[A]):
         """Answer a request as `generate` does."""
 
 
-async def encode(assets: ModelAssets, question: Prompt) -> list[int]:
+async def encode(assets: ModelAssets, prompt: Prompt) -> list[int]:
     """Return the prompt's token ids.
 
     Raises ConfigError, also if the tokenizer exceeds its time or memory, and what `ModelAssets` raises.
     """
-    if question.prompt is None:
-        token_ids = await assets.encode_chat(question.messages, question.tools, question.template_kwargs)
-    elif isinstance(question.prompt, str):
-        token_ids = await assets.encode(question.prompt)
+    if prompt.prompt is None:
+        token_ids = await assets.encode_chat(prompt.messages, prompt.tools, prompt.template_kwargs)
+    elif isinstance(prompt.prompt, str):
+        token_ids = await assets.encode(prompt.prompt)
     else:
-        return checked(assets, question.prompt)
+        return checked(assets, prompt.prompt)
     if not all(0 <= token_id < assets.shape.vocab_size for token_id in token_ids):
         raise ConfigError(
             f"the tokenizer of {assets.shape.name} gives tokens for this text that the model does not know",

@@ -81,11 +81,11 @@ class CallRouteFinder:
         Raises NoChain, or why the last server would not or could not do it.
         """
         while True:
-            outlook = self._health.routing_context(self._known.servers, 1, self._salt)
+            context = self._health.routing_context(self._known.servers, 1, self._salt)
             is_last = asyncio.get_running_loop().time() >= self._give_up_at_s
-            barred = self._failed.union(outlook.avoid if is_last else outlook.barred)
+            barred = self._failed.union(context.avoid if is_last else context.barred)
             try:
-                return self._known.find_chain(start, end, replace(outlook, barred=barred))
+                return self._known.find_chain(start, end, replace(context, barred=barred))
             except NoChain:
                 if is_last:
                     raise

@@ -168,9 +168,9 @@ class _Swarm:
     def _chain(self) -> Chain | None:
         """Return the chain that the first client would get, with names instead of peer ids."""
         rtts = {node.peer_id: node.client_rtt_ms for node in self._nodes}
-        outlook = RoutingContext(rtt_ms={peer_id: ms for peer_id, ms in rtts.items() if ms is not None}, load={})
+        context = RoutingContext(rtt_ms={peer_id: ms for peer_id, ms in rtts.items() if ms is not None}, load={})
         try:
-            chain = find_chain(self._servers, 0, self._needs.num_blocks, outlook)
+            chain = find_chain(self._servers, 0, self._needs.num_blocks, context)
         except NoChain:
             return None
         names = {peer_id: name for name, peer_id in self._peer_ids.items()}

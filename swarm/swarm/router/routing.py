@@ -98,21 +98,21 @@ class RoutingContext:
 Usable = Sequence[tuple[str, ServeRecord]]
 
 
-def find_chain(servers: Mapping[str, ServeRecord], start: int, end: int, outlook: RoutingContext) -> Chain:
+def find_chain(servers: Mapping[str, ServeRecord], start: int, end: int, context: RoutingContext) -> Chain:
     """Return the cheapest chain for blocks `[start, end)`; a server may be used for a part of its span.
 
     `servers` are of one revision. Considered are those in state "serving", with cache room, neither barred nor full.
     Raises NoChain.
     """
-    usable = _usable(servers, start, end, outlook)
+    usable = _usable(servers, start, end, context)
     num_usable = len(usable)
     covers_PB = _covers(usable, start, end)
     if missing := runs(np.logical_not(covers_PB.any(axis=0)), start):
-        raise _no_chain(servers, missing, outlook)
-    block_P = _block_ms(usable, outlook)
-    kept_P = shortlist(covers_PB, _by_merit(usable, block_P, covers_PB, outlook), MAX_CANDIDATES)
+        raise _no_chain(servers, missing, context)
+    block_P = _block_ms(usable, context)
+    kept_P = shortlist(covers_PB, _by_merit(usable, block_P, covers_PB, context), MAX_CANDIDATES)
     usable = [usable[p] for p in kept_P]
-    walk, done_ms = cheapest_walk(covers_PB[kept_P], _costs(servers, usable, block_P[kept_P], outlook))
+    walk, done_ms = cheapest_walk(covers_PB[kept_P], _costs(servers, usable, block_P[kept_P], context))
 
     hops: list[Hop] = []
     for p, blocks in groupby(range(end - start), key=walk.__getitem__):
@@ -134,24 +134,24 @@ def missing_spans(servers: Mapping[str, ServeRecord], num_blocks: int) -> tuple[
     return runs(is_missing_B)
 
 
-def _usable(servers: Mapping[str, ServeRecord], start: int, end: int, outlook: RoutingContext) -> Usable:
+def _usable(servers: Mapping[str, ServeRecord], start: int, end: int, context: RoutingContext) -> Usable:
     """Return the servers for some of the blocks; those to avoid only if they have a block that no other can serve."""
     able = [
         (peer_id, record)
         for peer_id, record in servers.items()
         if record.state == "serving"
-        and record.free_kv_tokens >= outlook.max_tokens
+        and record.free_kv_tokens >= context.max_tokens
         and record.start < end
         and start < record.end
-        and peer_id not in outlook.barred
-        and peer_id not in outlook.full
+        and peer_id not in context.barred
+        and peer_id not in context.full
     ]
-    usable = [each for each in able if each[0] not in outlook.avoid]
+    usable = [each for each in able if each[0] not in context.avoid]
     gaps = runs(np.logical_not(_covers(usable, start, end).any(axis=0)), start) if len(usable) < len(able) else ()
     return usable + [
         (peer_id, record)
         for peer_id, record in able
-        if peer_id in outlook.avoid and any(record.start < high and low < record.end for low, high in gaps)
+        if peer_id in context.avoid and any(record.start < high and low < record.end for low, high in gaps)
     ]
 
 
@@ -162,9 +162,9 @@ def _covers(usable: Usable, start: int, end: int) -> Bools:
     return (start_P[:, None] <= block_B) & (block_B < end_P[:, None])
 
 
-def _block_ms(usable: Usable, outlook: RoutingContext) -> Floats:
+def _block_ms(usable: Usable, context: RoutingContext) -> Floats:
     """Return the milliseconds of a block, with the load by others and by this session."""
-    load, max_tokens = outlook.load, outlook.max_tokens
+    load, max_tokens = context.load, context.max_tokens
     return np.array(
         [
             max(record.decode_ms_per_block, MIN_BLOCK_MS)
@@ -175,31 +175,31 @@ def _block_ms(usable: Usable, outlook: RoutingContext) -> Floats:
     )
 
 
-def _by_merit(usable: Usable, block_P: Floats, covers_PB: Bools, outlook: RoutingContext) -> NDArray[np.intp]:
+def _by_merit(usable: Usable, block_P: Floats, covers_PB: Bools, context: RoutingContext) -> NDArray[np.intp]:
     """Order the servers by the cost of a block with its share of the way to the client, then by salt."""
-    rtt_ms = outlook.rtt_ms
+    rtt_ms = context.rtt_ms
     way_P = np.array([rtt_ms.get(peer_id, DEFAULT_RTT_MS) for peer_id, _ in usable])
     merit_P = block_P + (way_P + HOP_OVERHEAD_MS) / covers_PB.sum(axis=1)
-    draw_P = np.random.default_rng(zlib.crc32(outlook.salt.encode())).permutation(len(usable))
+    draw_P = np.random.default_rng(zlib.crc32(context.salt.encode())).permutation(len(usable))
     return np.lexsort((draw_P, merit_P))
 
 
-def _costs(servers: Mapping[str, ServeRecord], usable: Usable, block_P: Floats, outlook: RoutingContext) -> Costs:
+def _costs(servers: Mapping[str, ServeRecord], usable: Usable, block_P: Floats, context: RoutingContext) -> Costs:
     overhead_P = np.array([HOP_OVERHEAD_MS + (RELAY_MS if record.relayed else 0.0) for _, record in usable])
     link_PP = _links(usable) / 2 + overhead_P
     np.fill_diagonal(link_PP, 0.0)
     return Costs(
-        enter_P=_way(servers, usable, outlook, outlook.previous_peer_id) / 2 + overhead_P,
+        enter_P=_way(servers, usable, context, context.previous_peer_id) / 2 + overhead_P,
         link_PP=link_PP,
         block_P=block_P,
-        leave_P=_way(servers, usable, outlook, outlook.next_peer_id) / 2,
+        leave_P=_way(servers, usable, context, context.next_peer_id) / 2,
     )
 
 
-def _way(servers: Mapping[str, ServeRecord], usable: Usable, outlook: RoutingContext, peer_id: str) -> Floats:
+def _way(servers: Mapping[str, ServeRecord], usable: Usable, context: RoutingContext, peer_id: str) -> Floats:
     """Return round trips between the servers and `peer_id`, or the client if that is empty."""
     if not peer_id:
-        return np.array([outlook.rtt_ms.get(server, DEFAULT_RTT_MS) for server, _ in usable])
+        return np.array([context.rtt_ms.get(server, DEFAULT_RTT_MS) for server, _ in usable])
     theirs = servers[peer_id].rtt_ms if peer_id in servers else {}
     both = [(theirs.get(server), record.rtt_ms.get(peer_id)) for server, record in usable]
     return np.array([max((ms for ms in pair if ms is not None), default=DEFAULT_RTT_MS) for pair in both])
@@ -218,17 +218,17 @@ def _links(usable: Usable) -> Floats:
 
 
 def _no_chain(
-    servers: Mapping[str, ServeRecord], missing: tuple[tuple[int, int], ...], outlook: RoutingContext
+    servers: Mapping[str, ServeRecord], missing: tuple[tuple[int, int], ...], context: RoutingContext
 ) -> NoChain:
     low, high = missing[0]
     candidates = {p: r for p, r in servers.items() if r.start < high and low < r.end and r.state == "serving"}
     if not candidates:
         cause, remedy = "nobody serves them", "wait for a server to join, or start one with --blocks"
-    elif all(peer_id in outlook.avoid or peer_id in outlook.barred for peer_id in candidates):
+    elif all(peer_id in context.avoid or peer_id in context.barred for peer_id in candidates):
         cause, remedy = "their servers just failed", "try again in a moment"
     else:
         cause, remedy = (
-            f"no server has cache room for {outlook.max_tokens} tokens",
+            f"no server has cache room for {context.max_tokens} tokens",
             "try again later, or with fewer tokens",
         )
     return NoChain(f"blocks {format_spans(missing)} are not available: {cause}", remedy=remedy, missing=missing)

@@ -85,7 +85,7 @@ def test_sampling_fields_reach_the_client() -> None:
     assert client.asked == [
         GenerationRequest(
             model="tiny",
-            question=Prompt(prompt="hi"),
+            prompt=Prompt(prompt="hi"),
             max_tokens=9,
             sampling=Sampling(temperature=0.0, top_p=0.5, top_k=4, seed=7, stop=("x",)),
             num_logprobs=None,
@@ -112,7 +112,7 @@ def test_chat_fields_are_flattened() -> None:
 
     converse(client, conversation)
     (asked,) = client.asked
-    assert asked.question.messages == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "ab"}]
+    assert asked.prompt.messages == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "ab"}]
     assert asked.max_tokens == 6
     assert asked.sampling.temperature == 1.0
 

@@ -95,7 +95,7 @@ def test_prompts_may_be_several_texts_or_lists_of_token_ids() -> None:
         await openai.completions.create(model="tiny", prompt="a", n=2)
 
     converse(client, conversation)
-    assert [asked.question.prompt for asked in client.asked] == ["a", "b", [1, 2], [1], [2, 3], "a", "a"]
+    assert [asked.prompt.prompt for asked in client.asked] == ["a", "b", [1, 2], [1], [2, 3], "a", "a"]
 
 
 def test_prompts_times_n_are_bounded() -> None:

@@ -123,7 +123,7 @@ def test_unknown_field_of_a_message_is_refused_and_an_echoed_answer_is_not() -> 
         "tool_calls": [{"id": "c", "type": "function", "index": 0, "function": {"name": "f", "arguments": "{}"}}],
     }
     path = "/chat/completions"
-    assert len(_asked(path, {"messages": [*HELLO, echoed]}).question.messages) == 2
+    assert len(_asked(path, {"messages": [*HELLO, echoed]}).prompt.messages) == 2
     [image, refusal] = _errors(
         path, [{"messages": [{**HELLO[0], "images": []}]}, {"messages": [{**echoed, "refusal": "no"}]}]
     )
@@ -262,7 +262,7 @@ def test_tool_choice_that_cannot_be_is_refused(more: dict[str, Any], why: str) -
 
 def test_template_kwargs_reach_the_template() -> None:
     asked = _asked("/chat/completions", {"chat_template_kwargs": {"enable_thinking": False}})
-    assert asked.question.template_kwargs == {"enable_thinking": False}
+    assert asked.prompt.template_kwargs == {"enable_thinking": False}
     [error] = _errors("/chat/completions", [{"chat_template_kwargs": {str(n): 1 for n in range(100)}}])
     assert error["param"] == "chat_template_kwargs"
     assert http_limits.MAX_TEMPLATE_KWARGS < 100

@@ -46,7 +46,7 @@ def test_call_becomes_openais_and_the_reason_says_so() -> None:
         assert json.loads(call.function.arguments) == {"city": "Paris"}
 
     converse(client, conversation)
-    assert client.asked[0].question.tools == [WEATHER]
+    assert client.asked[0].prompt.tools == [WEATHER]
 
 
 def test_call_is_not_closed_by_what_an_argument_says() -> None:
@@ -131,7 +131,7 @@ def test_call_is_text_where_no_tools_were_offered() -> None:
             assert answer.choices[0].message.content == CALL
 
     converse(client, conversation)
-    assert [asked.question.tools for asked in client.asked] == [[], []]
+    assert [asked.prompt.tools for asked in client.asked] == [[], []]
 
 
 def test_conversation_with_calls_and_their_results_reaches_the_template() -> None:
@@ -153,7 +153,7 @@ def test_conversation_with_calls_and_their_results_reaches_the_template() -> Non
         )
 
     converse(client, conversation)
-    assert client.asked[0].question.messages == [
+    assert client.asked[0].prompt.messages == [
         {"role": "user", "content": "hi"},
         {
             "role": "assistant",

@@ -41,12 +41,12 @@ def record(start: int, end: int, num_blocks: int = 8, **changes: object) -> Serv
     return ServeRecord(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def outlook(**changes: object) -> RoutingContext:
+def context(**changes: object) -> RoutingContext:
     return RoutingContext(**{"rtt_ms": {}, "load": {}, **changes})  # type: ignore[arg-type]
 
 
 def spans(servers: dict[str, ServeRecord], num_blocks: int = 8, **changes: object) -> list[tuple[str, int, int]]:
-    chain = find_chain(servers, 0, num_blocks, outlook(**changes))
+    chain = find_chain(servers, 0, num_blocks, context(**changes))
     return [(hop.peer_id, hop.start, hop.end) for hop in chain.hops]
 
 
@@ -97,7 +97,7 @@ def test_chain_who_alone_claims_to_be_near_gains_nothing() -> None:
 def test_chain_cost_is_the_way_through_all_servers_and_back() -> None:
     a, b = PEERS[:2]
     servers = {a: record(0, 4, rtt_ms={b: 8.0}, free_kv_tokens=2**40), b: record(4, 8, free_kv_tokens=2**40)}
-    chain = find_chain(servers, 0, 8, outlook(rtt_ms={a: 20.0, b: 40.0}))
+    chain = find_chain(servers, 0, 8, context(rtt_ms={a: 20.0, b: 40.0}))
     assert chain.cost_ms == pytest.approx((20 + 8 + 40) / 2 + 8 * 1.0 + 2 * HOP_OVERHEAD_MS)
     assert [hop.cost_ms for hop in chain.hops] == pytest.approx([10 + 4 + 1, 4 + 4 + 20 + 1])
 
@@ -118,16 +118,16 @@ def test_chain_repair_counts_the_way_to_its_neighbours_and_not_to_the_client() -
         near_both: record(2, 6),
         after: record(6, 8, rtt_ms={near_client: 90.0, near_both: 3.0}),
     }
-    seen = outlook(rtt_ms={near_client: 1.0, near_both: 80.0}, previous_peer_id=before, next_peer_id=after)
+    seen = context(rtt_ms={near_client: 1.0, near_both: 80.0}, previous_peer_id=before, next_peer_id=after)
     assert [hop.peer_id for hop in find_chain(servers, 2, 6, seen).hops] == [near_both]
-    alone = outlook(rtt_ms={near_client: 1.0, near_both: 80.0})
+    alone = context(rtt_ms={near_client: 1.0, near_both: 80.0})
     assert [hop.peer_id for hop in find_chain(servers, 2, 6, alone).hops] == [near_client]
 
 
 def test_chain_more_servers_than_can_compete_still_finds_a_cheap_one() -> None:
     slow = {f"slow{i}": record(0, 8, decode_ms_per_block=9.0) for i in range(4 * MAX_CANDIDATES)}
     servers = {**slow, "fast": record(0, 5), "faster": record(5, 8, decode_ms_per_block=0.5)}
-    seen = outlook(rtt_ms=dict.fromkeys(servers, 1.0))
+    seen = context(rtt_ms=dict.fromkeys(servers, 1.0))
     assert [hop.peer_id for hop in find_chain(servers, 0, 8, seen).hops] == ["fast", "faster"]
     equal = {f"p{i}": record(0, 8) for i in range(4 * MAX_CANDIDATES)}
     assert len({spans(equal, salt=str(i))[0][0] for i in range(200)}) > 2 * MAX_CANDIDATES
@@ -147,7 +147,7 @@ def test_chain_many_sessions_over_equal_chains_spread_evenly() -> None:
     servers = {f"{half}{i}": record(*span) for half, span in (("a", (0, 4)), ("b", (4, 8))) for i in range(4)}
     load: dict[str, int] = {}
     for session in range(80):
-        for hop in find_chain(servers, 0, 8, outlook(load=load, salt=str(session))).hops:
+        for hop in find_chain(servers, 0, 8, context(load=load, salt=str(session))).hops:
             load[hop.peer_id] = load.get(hop.peer_id, 0) + 1
     assert set(load.values()) == {20}
 
@@ -229,7 +229,7 @@ def test_chain_server_that_just_had_no_room_is_gone_around_and_alone_says_so() -
 
 
 def test_chain_part_of_the_model_is_routed_alone() -> None:
-    chain = find_chain({"a": record(0, 5), "b": record(4, 8)}, 3, 6, outlook())
+    chain = find_chain({"a": record(0, 5), "b": record(4, 8)}, 3, 6, context())
     assert (chain.hops[0].start, chain.hops[-1].end) == (3, 6)
 
 
@@ -286,7 +286,7 @@ def swarms(draw: st.DrawFn) -> tuple[dict[str, ServeRecord], int, RoutingContext
         )
     rtts = draw(st.dictionaries(st.sampled_from(peer_ids), st.floats(0, 200)))
     barred = draw(st.sets(st.sampled_from(peer_ids), max_size=1))
-    return servers, num_blocks, outlook(rtt_ms=rtts, barred=barred, max_tokens=10, salt=draw(st.text(max_size=3)))
+    return servers, num_blocks, context(rtt_ms=rtts, barred=barred, max_tokens=10, salt=draw(st.text(max_size=3)))
 
 
 @given(swarms())
@@ -315,11 +315,11 @@ def test_chain_a_thousand_servers_is_found_in_milliseconds() -> None:
     for i in range(1000):
         start = rng.randrange(0, 122)
         servers[f"p{i}"] = record(start, rng.randint(start + 4, 126), 126, decode_ms_per_block=rng.uniform(1, 9))
-    find_chain(servers, 0, 126, outlook())
+    find_chain(servers, 0, 126, context())
     times = []
     for _ in range(5):
         since = time.perf_counter()
-        find_chain(servers, 0, 126, outlook())
+        find_chain(servers, 0, 126, context())
         times.append(time.perf_counter() - since)
     assert min(times) < 0.05  # ten times what the bench shows, for a machine that is busy with other tests
 

@@ -18,7 +18,10 @@ COMMIT = "c0ffee" * 6 + "c0ff"
 
 
 class Hub(http.server.ThreadingHTTPServer):
-    """Serves one model. `sent` counts the bytes that left by file; `cuts` says after how many one breaks off, once."""
+    """Serves one model. `sent` counts the bytes that left by file; `cuts` says after how many one breaks off, once.
+
+    `num_busy` requests for files are answered by status 429.
+    """
 
     def __init__(self, directory: Path) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
@@ -27,6 +30,7 @@ class Hub(http.server.ThreadingHTTPServer):
         self.asked: list[tuple[str, str | None]] = []
         self.cuts: dict[str, int] = {}
         self.vanished: set[str] = set()
+        self.num_busy = 0
         self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
 
 
@@ -49,6 +53,12 @@ class Answer(http.server.BaseHTTPRequestHandler):
             return
         wanted = self.headers.get("Range")
         self.server.asked.append((name, wanted))
+        if self.server.num_busy:
+            self.server.num_busy -= 1
+            self.send_response(429)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         self._send(file.read_bytes(), wanted, name)
 
     def _send(self, data: bytes, wanted: str | None = None, name: str = "") -> None:

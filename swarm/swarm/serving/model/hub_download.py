@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
-from huggingface_hub import HfApi, get_session, hf_hub_url
+from huggingface_hub import HfApi, hf_hub_url
+from huggingface_hub.constants import HF_HUB_DOWNLOAD_TIMEOUT
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -33,16 +34,17 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
     SafetensorsParsingError,
 )
-from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
+from huggingface_hub.utils import (  # type: ignore[attr-defined]
+    build_hf_headers,
+    hf_raise_for_status,
+    http_stream_backoff,
+)
 from swarm_protocol.errors import ConfigError, IntegrityError, SwarmError
 
 from swarm.serving.model.model_files import CONFIG, DOWNLOAD, INDEX, MAX_CONFIG_BYTES, SINGLE, ModelFiles, open_model
 from swarm.serving.model.safetensors_reader import one_line, read_header
 from swarm.serving.model.shape import SMALL_FILES
 from swarm.serving.model.weights import needed_shards
-
-ANSWER_S = 10.0
-"""How long the hub may be silent."""
 
 RETRY_S = 1.0
 MAX_FAILURES = 5
@@ -197,8 +199,14 @@ def _append(model: HubModel, name: str, part: Path, on_bytes: Callable[[int], No
             "Range": f"bytes={file.tell()}-",
             "Accept-Encoding": "identity",  # sizes and offsets are those of the file itself
         }
-        with get_session().stream(
-            "GET", model.url(name), headers=headers, timeout=ANSWER_S, follow_redirects=True
+        with http_stream_backoff(
+            "GET",
+            model.url(name),
+            headers=headers,
+            timeout=HF_HUB_DOWNLOAD_TIMEOUT,
+            follow_redirects=True,
+            retry_on_exceptions=(),  # `_fetch` goes on where the connection broke
+            retry_on_status_codes=(HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS),
         ) as response:
             hf_raise_for_status(response)
             if response.status_code != HTTPStatus.PARTIAL_CONTENT:

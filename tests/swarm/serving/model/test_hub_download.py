@@ -123,6 +123,15 @@ def test_download_survives_a_connection_that_breaks(hub: Hub, find: Callable[[],
     assert digest(model.directory / shard) == digest(hub.directory / shard)
 
 
+def test_download_waits_for_a_hub_that_is_busy(hub: Hub, find: Callable[[], HubModel]) -> None:
+    shard = min(shards_of(hub.directory, 2))
+    model = find()
+    hub.num_busy = 2
+    download_blocks(model, 2, 3, lambda *_: None)
+    assert not hub.num_busy
+    assert digest(model.directory / shard) == digest(hub.directory / shard)
+
+
 def test_download_of_other_bytes_is_refused_by_name(hub: Hub, find: Callable[[], HubModel]) -> None:
     model = find()
     shard = min(shards_of(hub.directory, 2))

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
-from swarm.serving.model.family_check import CheckedFamily, check_directory
 from swarm.serving.model.hub_download import OnProgress, download_blocks, find_config, find_model
 from swarm.training.run.run_copy import find_run
 from swarm.training.run.run_file import load_run
@@ -30,6 +30,9 @@ from swarm_protocol.errors import ConfigError, IntegrityError
 
 from swarm_node.settings.parsers import HubId
 from swarm_node.storage.home import Home, explained
+
+if TYPE_CHECKING:
+    from swarm.serving.model.family_check import CheckedFamily
 
 REPORT_S = 2.0
 """Minimum time between two reports of a download."""
@@ -66,6 +69,8 @@ def check_served(model: Path | HubId, home: Home, blocks: tuple[int, int] | None
 
     Of a model on a hub only config.json is loaded. Raises ConfigError or IntegrityError, with the reason.
     """
+    from swarm.serving.model.family_check import check_directory  # noqa: PLC0415 (transformers' models: over two seconds)
+
     if isinstance(model, Path):
         return check_directory(model, blocks)
     with _maybe_mistyped(model):

@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 import torch
 from swarm_protocol.checks import check_int
 from torch import Tensor
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from swarm.serving.model.formats.format import FLOATS, Shape, check_part
 from swarm.serving.model.safetensors_reader import StoredTensor
@@ -114,6 +113,8 @@ class Mxfp4:
 
     def weight(self, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Tensor:
         """One expert after another: the library makes copies of what it is given."""
+        from transformers.integrations.mxfp4 import convert_moe_packed_tensors  # noqa: PLC0415 (over two seconds)
+
         weight_EIO = torch.empty(shape, dtype=dtype)
         for into_IO, codes, scales in zip(weight_EIO, parts[_MX_CODES], parts[_MX_SCALES], strict=True):
             into_IO.copy_(convert_moe_packed_tensors(codes[None], scales[None], dtype=dtype)[0])

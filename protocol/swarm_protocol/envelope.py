@@ -36,6 +36,13 @@ _DOMAIN = b"swarm-envelope:"
 _LENGTH_BYTES = 4
 _TIMES = struct.Struct(">dd")
 
+RECORD_PURPOSE = "record"
+_KINDS: dict[str, type[NodeRecord] | type[ServeRecord] | type[TrainerRecord]] = {
+    "nodes": NodeRecord,
+    "serve": ServeRecord,
+    "train": TrainerRecord,
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
@@ -212,15 +219,6 @@ class _Reader:
 
     def take_prefixed(self) -> bytes:
         return self.take(int.from_bytes(self.take(_LENGTH_BYTES), "big"))
-
-
-RECORD_PURPOSE = "record"
-
-_KINDS: dict[str, type[NodeRecord] | type[ServeRecord] | type[TrainerRecord]] = {
-    "nodes": NodeRecord,
-    "serve": ServeRecord,
-    "train": TrainerRecord,
-}
 
 
 def seal_record(

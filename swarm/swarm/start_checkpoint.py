@@ -33,6 +33,16 @@ SPARE_BYTES = 64 << 20
 """Together, they bound a download: a run's author, who names it, is a stranger. A checkpoint has up to 4 bytes a
 parameter; this allows as much again for what training does not use, such as other heads."""
 
+_REMEDY = "copy [model] from the checkpoint: swarm-node run init FILE --start CHECKPOINT"
+_OF_THE_FILE = frozenset(
+    {"_name_or_path", "architectures", "auto_map", "dtype", "quantization_config", "transformers_version", "use_cache"}
+)
+"""Keys of a config that are no settings of its model."""
+_WITHOUT_EFFECT = _OF_THE_FILE | {
+    *("bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "max_position_embeddings")
+}
+"""Keys that do not change what the weights compute."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSource:
@@ -134,17 +144,6 @@ def _check_kinds(files: ModelFiles) -> None:
                     f"no run starts from {files.directory}: its {name} is of kind {entry.kind}",
                     remedy="name a checkpoint in float32, bfloat16 or float16",
                 )
-
-
-_REMEDY = "copy [model] from the checkpoint: swarm-node run init FILE --start CHECKPOINT"
-_OF_THE_FILE = frozenset(
-    {"_name_or_path", "architectures", "auto_map", "dtype", "quantization_config", "transformers_version", "use_cache"}
-)
-"""Keys of a config that are no settings of its model."""
-_WITHOUT_EFFECT = _OF_THE_FILE | {
-    *("bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "max_position_embeddings")
-}
-"""Keys that do not change what the weights compute."""
 
 
 def start_theta(run: RunConfig, module: nn.Module) -> Tensor:

@@ -44,6 +44,12 @@ logger = logging.getLogger(__name__)
 
 R = TypeVar("R", NodeRecord, ServeRecord, TrainerRecord)
 
+PUBLISH_TIMEOUT_S = 5.0
+"""Time-out of publishing; also the time that leaving takes when nobody answers."""
+RETRY_FRACTION = 0.1
+"""Pause after a failed publication, as a fraction of a record's lifetime: four tries before the old record expires."""
+SEES_NOBODY = "no peer took it; this node sees nobody"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipCounters:
@@ -233,15 +239,6 @@ class Membership:
     def all_known_rtts_s(self) -> list[float]:
         """Seconds of a round trip to every peer whose is known. Asks nobody."""
         return self._round_trips.all_known_s()
-
-
-PUBLISH_TIMEOUT_S = 5.0
-"""Time-out of publishing; also the time that leaving takes when nobody answers."""
-
-RETRY_FRACTION = 0.1
-"""Pause after a failed publication, as a fraction of a record's lifetime: four tries before the old record expires."""
-
-SEES_NOBODY = "no peer took it; this node sees nobody"
 
 
 @dataclass(slots=True)

@@ -29,7 +29,19 @@ from types import TracebackType
 
 from swarm.network.memory.memory_link import LinkModel, Pipe, Rate
 
+logger = logging.getLogger(__name__)
+
+
 MBIT_BYTES = 1_000_000 / 8
+
+BURST_S = 0.02
+"""Real timers come up to a few ms late; what they lose is made up for."""
+CHUNK_S = 0.01
+"""A chunk is what the line carries in this time, so that connections share it finely."""
+BUFFER_S = 0.1
+"""Seconds of traffic that a home router queues before it makes the sender wait."""
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+"""SO_LINGER of zero: closing sends a TCP reset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,21 +95,8 @@ LINKS = {
     )
 }
 
-BURST_S = 0.02
-"""Real timers come up to a few ms late; what they lose is made up for."""
-
-CHUNK_S = 0.01
-"""A chunk is what the line carries in this time, so that connections share it finely."""
 
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 1460, 64 * 1024
-
-BUFFER_S = 0.1
-"""Seconds of traffic that a home router queues before it makes the sender wait."""
-
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-"""SO_LINGER of zero: closing sends a TCP reset."""
-
-logger = logging.getLogger(__name__)
 
 
 class WanProxy:

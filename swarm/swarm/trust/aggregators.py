@@ -23,6 +23,9 @@ from swarm.trust.kernels import Doubles, median_cut
 
 Survey: TypeAlias = Literal["nothing", "norms", "distances"]
 
+_STILL = 1e-7
+"""The iteration ends when no coefficient changes by more: fp32 resolves no less."""
+
 
 class AggregationError(ValueError):
     """The slices cannot be aggregated."""
@@ -244,9 +247,6 @@ class TrimmedMean(Aggregator):
 # products [M, M] are all they need, and iterations cost nothing. If at least half of the weight agrees in every value,
 # that median distance is 0, and these slices are the result. Memory: one decoded frame of each member, and the part's
 # encoded slices.
-
-_STILL = 1e-7
-"""The iteration ends when no coefficient changes by more: fp32 resolves no less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,10 @@ _LEAST_BLOCK = 1 << 10
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _WEIGHT_MASK = (1 << WEIGHT_BITS) - 1
 
+_BITS = 20
+_BLOCK_VALUES = 1 << 13
+_LARGEST = np.finfo(np.float32).max
+
 
 def median_cut(weight_M: Sequence[int]) -> int:
     """Return the weight to cut at each end so that the trimmed mean is the median (the middle of both where there are
@@ -142,11 +146,6 @@ def _mean_of_weights(rows: list[Whole], weight_M: Sequence[int], cut: int) -> Do
         sum_B += product_B
     sum_B /= total - 2 * cut
     return sum_B
-
-
-_BITS = 20
-_BLOCK_VALUES = 1 << 13
-_LARGEST = np.finfo(np.float32).max
 
 
 def products(x_MF: Floats) -> Doubles:

@@ -73,6 +73,9 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
+MAX_PEERS = 4096
+"""About the routing table of a very large network twice over; half a megabyte."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DhtCounts:
@@ -344,10 +347,6 @@ class RecordDht:
         peers = tuple(Contact(peer_id=peer_id, addrs=self._book.of(peer_id)) for peer_id in others[:WIDTH])
         records = () if asked.only_peers else self._storage.get(key)
         return Found(records=records, peers=peers)
-
-
-MAX_PEERS = 4096
-"""About the routing table of a very large network twice over; half a megabyte."""
 
 
 class AddressBook:

@@ -28,6 +28,8 @@ MAX_KEYS_PER_SIGNER = 64
 _SHARE_DROPPED = 64
 """One part in so many goes at once when there is no room, so that a flood of keys does not cost a sort each."""
 
+_MAX_CHECKED = 8192
+
 
 class RecordStorage:
     def __init__(self, now: Callable[[], float]) -> None:
@@ -101,9 +103,6 @@ class RecordStorage:
         self._places[signer].discard(place)
         if not self._places[signer]:
             del self._places[signer]
-
-
-_MAX_CHECKED = 8192
 
 
 def drop_at(issued_at: float) -> float:

@@ -29,6 +29,16 @@ from swarm.network.multiaddr import dialable
 BUCKET_SIZE = 20
 """The paper's k: so many peers hardly ever all leave within an hour."""
 
+WIDTH = 10
+"""Nodes asked a key: twice the replicas, because two peers need not agree on which nodes are nearest."""
+MAX_CALLS = 100
+"""Maximum calls of one search for each key. A liar can name peers without end, each nearer than the last."""
+MAX_ADDRS = 3 * limits.MAX_CONTACT_ADDRS
+"""Maximum addresses of one peer: from several sources, so that a liar among them hides nothing."""
+MAX_RECORDS_PER_KEY = WIDTH * limits.MAX_RECORDS_PER_KEY
+"""Maximum records of a key, as if each of the nearest nodes held different ones. Liars could name accomplices without
+end."""
+
 
 @lru_cache(maxsize=4096)
 def node_id_of(peer_id: str) -> int:
@@ -102,21 +112,6 @@ class RoutingTable:
     def nearest(self, key: int, count: int) -> list[str]:
         """The `count` members nearest to `key`, nearest first; fewer if there are not as many."""
         return heapq.nsmallest(count, self.peers, key=lambda peer_id: node_id_of(peer_id) ^ key)
-
-
-WIDTH = 10
-"""Nodes asked a key: twice the replicas, because two peers need not agree on which nodes are nearest."""
-
-MAX_CALLS = 100
-"""Maximum calls of one search for each key. A liar can name peers without end, each nearer than the last."""
-
-
-MAX_ADDRS = 3 * limits.MAX_CONTACT_ADDRS
-"""Maximum addresses of one peer: from several sources, so that a liar among them hides nothing."""
-
-MAX_RECORDS_PER_KEY = WIDTH * limits.MAX_RECORDS_PER_KEY
-"""Maximum records of a key, as if each of the nearest nodes held different ones. Liars could name accomplices without
-end."""
 
 
 class NodeLookup:

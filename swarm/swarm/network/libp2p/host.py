@@ -46,6 +46,24 @@ _NOT_DIALLED = ("failed to dial", "no addresses", "dial backoff", "all dials fai
 
 T = TypeVar("T")
 
+_REASONS = (
+    ("NO_RESERVATION", "its relay holds no place for it: it has left, or is on its way back"),
+    ("RESOURCE_LIMIT_EXCEEDED", "its relay is full"),
+    ("error opening relay circuit", "its relay does not get through to it"),
+    ("connection refused", "connection refused: nothing listens there"),
+    ("no such host", "its host name is not known"),
+    ("no route to host", "no route to that host"),
+    ("network is unreachable", "no route to that network"),
+    ("i/o timeout", "no answer: a firewall, or the machine is off"),
+    ("context deadline exceeded", "no answer: a firewall, or the machine is off"),
+    ("dial backoff", "it could not be reached a moment ago"),
+    ("failed to negotiate security protocol", "what answers there is not a libp2p host"),
+    ("routing: not found", "nobody knows its address"),
+    ("failed to find any peer in table", "nobody knows its address"),
+    ("stream reset", "it broke off"),
+    ("no addresses", "nobody knows its address"),
+)
+
 
 class NotServed(Exception):
     """The peer is there and has no handler of that name."""
@@ -187,25 +205,6 @@ def dial_failure(text: str) -> str:
         if sign in text:
             return reason
     return " ".join(text.split())[:200]
-
-
-_REASONS = (
-    ("NO_RESERVATION", "its relay holds no place for it: it has left, or is on its way back"),
-    ("RESOURCE_LIMIT_EXCEEDED", "its relay is full"),
-    ("error opening relay circuit", "its relay does not get through to it"),
-    ("connection refused", "connection refused: nothing listens there"),
-    ("no such host", "its host name is not known"),
-    ("no route to host", "no route to that host"),
-    ("network is unreachable", "no route to that network"),
-    ("i/o timeout", "no answer: a firewall, or the machine is off"),
-    ("context deadline exceeded", "no answer: a firewall, or the machine is off"),
-    ("dial backoff", "it could not be reached a moment ago"),
-    ("failed to negotiate security protocol", "what answers there is not a libp2p host"),
-    ("routing: not found", "nobody knows its address"),
-    ("failed to find any peer in table", "nobody knows its address"),
-    ("stream reset", "it broke off"),
-    ("no addresses", "nobody knows its address"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

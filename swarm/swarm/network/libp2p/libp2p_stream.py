@@ -30,11 +30,20 @@ from swarm.network.multiaddr import peer_id_text
 from swarm.network.traffic import Traffic
 from swarm.network.unread_budget import UnreadBudget
 
+logger = logging.getLogger(__name__)
+
+
 _GRANT_BYTES = framing.WINDOW_BYTES // 4
 """Credit goes back in steps of this size: often enough that the sender never waits in a steady flow."""
 
 _COPY_BYTES = 2**14
 """Up to here copying a message behind its header costs less than to write from two places."""
+
+OPENING_TIMEOUT_S = 5.0
+LINGER_S = 5.0
+"""Time that a caller has to leave after its handler has returned, so that the last messages still arrive."""
+MAX_STREAMS_PER_PEER = 256
+"""Each costs two open files and a task. What all of them hold unread is `unread_budget`'s to bound."""
 
 
 class Libp2pStream:
@@ -286,16 +295,6 @@ class Libp2pStream:
 
     def _timed_out(self, what: str) -> PeerTimeout:
         return PeerTimeout(f"the peer {what} within {self._timeout_s} s", peer_id=self.peer_id)
-
-
-OPENING_TIMEOUT_S = 5.0
-LINGER_S = 5.0
-"""Time that a caller has to leave after its handler has returned, so that the last messages still arrive."""
-
-MAX_STREAMS_PER_PEER = 256
-"""Each costs two open files and a task. What all of them hold unread is `unread_budget`'s to bound."""
-
-logger = logging.getLogger(__name__)
 
 
 class StreamServer:

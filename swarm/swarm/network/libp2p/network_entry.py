@@ -54,6 +54,19 @@ HEAD_START_S = 1.0
 
 logger = logging.getLogger(__name__)
 
+CHECK_S = 3.0
+"""While all is well. A look at the daemon's connections takes a millisecond."""
+MIN_PAUSE_S = 0.5
+MAX_PAUSE_S = 10.0
+"""Pause between attempts to reach missing peers; it grows. A partition heals this long after its cause is gone."""
+REFRESH_S = 60.0
+MAX_KNOWN_PEERS = 64
+NUM_DIALS = 8
+COPY_CHECK_S = 1.5
+"""Time for finding a peer by its id through others. A live one answers in a few round trips."""
+NUM_COPY_DIALS = 8
+"""Remembered peers that are asked for a copy of this node, besides the given ones."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greeting:
@@ -242,18 +255,6 @@ def _check_clock(skews_s: Sequence[float]) -> None:
     )
 
 
-CHECK_S = 3.0
-"""While all is well. A look at the daemon's connections takes a millisecond."""
-
-MIN_PAUSE_S = 0.5
-MAX_PAUSE_S = 10.0
-"""Pause between attempts to reach missing peers; it grows. A partition heals this long after its cause is gone."""
-
-REFRESH_S = 60.0
-MAX_KNOWN_PEERS = 64
-NUM_DIALS = 8
-
-
 class PartitionWatch:
     def __init__(
         self,
@@ -328,13 +329,6 @@ class PartitionWatch:
             return False
         self._met.add(seed.peer_id)
         return True
-
-
-COPY_CHECK_S = 1.5
-"""Time for finding a peer by its id through others. A live one answers in a few round trips."""
-
-NUM_COPY_DIALS = 8
-"""Remembered peers that are asked for a copy of this node, besides the given ones."""
 
 
 async def start_host(options: Libp2pOptions, peer_id: str) -> Host:

@@ -43,6 +43,9 @@ logger = logging.getLogger(__name__)
 _CALL = "call/"
 _Serve = Callable[[str, StreamEnd], Awaitable[None]]
 
+MIN_ISSUE_STEP_S = 0.002
+"""Minimum difference between the issue times of two records of one key and signer, as on the real network."""
+
 
 class MemoryInternet:
     """All nodes of one simulation. Faults are switched at any time by the methods, and take effect at once."""
@@ -390,10 +393,6 @@ class MemoryNetwork:
         if not neighbours:
             return 0.0
         return statistics.median(self._internet._round_trip_s(self.peer_id, node.peer_id) for node in neighbours)
-
-
-MIN_ISSUE_STEP_S = 0.002
-"""Minimum difference between the issue times of two records of one key and signer, as on the real network."""
 
 
 class RecordStore:

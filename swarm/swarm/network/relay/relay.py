@@ -53,6 +53,12 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
+ANSWER_TIMEOUT_S = 5.0
+"""Time for another relay to answer this node's reservation."""
+MIN_PAUSE_S = 0.25
+MAX_PAUSE_S = 10.0
+"""Pause between attempts to reserve; it grows. The node is reachable again this long after a relay is back."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayLimits:
@@ -261,12 +267,6 @@ def _uncount(counter: Counter[T], key: T) -> None:
     counter[key] -= 1
     if counter[key] <= 0:
         del counter[key]
-
-
-ANSWER_TIMEOUT_S = 5.0
-MIN_PAUSE_S = 0.25
-MAX_PAUSE_S = 10.0
-"""Pause between attempts; it grows. The node is reachable again this long after a relay is back."""
 
 
 class Reservations:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:  # the process that tokenizes needs no torch
 
 _NUM_ROUNDS = 4
 
+VALIDATION_SHARE = 16
+"""One document in this many, chosen by hash, is held out."""
+
 
 def permute(place_B: NDArray[np.int64], num_items: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
     """Apply a permutation of range(num_items) to each place: a bijection for each (seed, epoch)."""
@@ -56,10 +59,6 @@ def _feistel(index_B: NDArray[np.uint64], keys: NDArray[np.uint64], half_bits: n
     for key in keys:
         left_B, right_B = right_B, left_B ^ (_mix(right_B + key) & mask)
     return (left_B << half_bits) | right_B
-
-
-VALIDATION_SHARE = 16
-"""One document in this many, chosen by hash, is held out."""
 
 
 class Corpus(Protocol):

@@ -41,7 +41,13 @@ from swarm.training.data.tokenizer import TokenizerFiles, check_vocabulary
 from swarm.training.data.tokenizing import Job, tokenize
 from swarm.training.run.run_config import DataConfig
 
+logger = logging.getLogger(__name__)
+
+
 ByteArray: TypeAlias = NDArray[np.uint8]
+
+_FORM = "1"
+"""The version of passages, split and token files. Tokens of another version are made again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -174,9 +180,6 @@ class TokenCorpus:
         return torch.from_numpy(x_BT)
 
 
-logger = logging.getLogger(__name__)
-
-
 def _evict(path: Path, max_bytes: int) -> None:
     """Mark the tokens in `path` as used, and delete the least recently used others beyond `max_bytes` in total.
 
@@ -193,10 +196,6 @@ def _evict(path: Path, max_bytes: int) -> None:
                     other.unlink()
     except OSError as error:  # another process may be deleting them too
         logger.warning("the tokens in %s were not looked through: %s", path.parent, error)
-
-
-_FORM = "1"
-"""The version of passages, split and token files. Tokens of another version are made again."""
 
 
 def load_corpus(

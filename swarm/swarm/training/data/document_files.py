@@ -27,6 +27,9 @@ from swarm.training.data.source import PASSAGE_LENGTH, Passage, cut
 
 _ROWS = 256
 
+MAX_LINE_BYTES = 1 << 26
+"""The longest line of JSON, which is held in memory."""
+
 
 def read_parquet(file: BufferedReader, path: Path, text_key: str) -> Iterator[tuple[str, bool, float]]:
     """Yield texts, whether each ends its document, and the share of the file that has been read after it."""
@@ -103,9 +106,6 @@ def _translated_errors(path: Path) -> Iterator[None]:
         reason = " ".join(str(error).split())[:200]
         raise IntegrityError(f"{path} is damaged: {reason}", remedy="restore the file") from error
 
-
-MAX_LINE_BYTES = 1 << 26
-"""The longest line of JSON, which is held in memory."""
 
 Pieces = Iterator[tuple[str, bool, float]]
 """The texts of one file, whether each ends its document, and the share of the file that has been read after it."""

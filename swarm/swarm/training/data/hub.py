@@ -36,6 +36,10 @@ KINDS = ("arrow", "csv", "json", "parquet", "text")
 """Kinds of files that runs train on. Others can refer to further files, as HDF5 does, or hold no text."""
 _PLACES = ("data_files", "data_dir")
 
+ANSWER_S = 10.0
+"""The longest that a hub may take to name the newest commit of a data set."""
+_ROWS = 256
+
 
 def check_card(name: str, settings: Sequence[Any]) -> None:
     """Raises ConfigError for a card of data set `name` that names anything outside its repository. `settings` are the
@@ -87,11 +91,6 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, Mapping | list):
         for each in value.values() if isinstance(value, Mapping) else value:
             yield from _texts(each)
-
-
-ANSWER_S = 10.0
-"""The longest that a hub may take to name the newest commit of a data set."""
-_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from swarm_protocol.errors import ConfigError
 
+MAX_CACHE_BYTES = 64 << 30
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
@@ -20,8 +22,6 @@ class Progress:
     tokens_per_s: float
     waiting: bool = False
 
-
-MAX_CACHE_BYTES = 64 << 30
 
 OnProgress = Callable[[Progress], None]
 

@@ -42,6 +42,11 @@ BATCH_CHARACTERS = 1 << 20
 """How much text is tokenized at once: enough for all threads of a tokenizer."""
 REPORT_S = 1.0
 
+LOOK_S = 0.2
+"""How often the parent checks whether it should stop the worker."""
+_PROGRAM = f"from {__name__} import main; main()"
+_ERRORS: dict[str, type[SwarmError]] = {each.code: each for each in (ConfigError, IntegrityError)}
+
 
 def write_tokens(
     source: DocumentSource,
@@ -168,11 +173,6 @@ def _batches(passages: Iterator[Passage]) -> Iterator[list[Passage]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-LOOK_S = 0.2
-_PROGRAM = f"from {__name__} import main; main()"
-_ERRORS: dict[str, type[SwarmError]] = {each.code: each for each in (ConfigError, IntegrityError)}
 
 
 class PreparationStopped(Exception):

@@ -40,7 +40,12 @@ from swarm.training.run.run_model import build_model, initial_theta
 from swarm.training.state.layout import Layout
 from swarm.training.state.replica_state import ReplicaState
 
+logger = logging.getLogger(__name__)
+
+
 T = TypeVar("T")
+
+VALIDATION_BATCHES = 4
 
 
 class Inner(Protocol):
@@ -224,11 +229,6 @@ class Interval:
 
 def _diverged(how: str) -> RoundError:
     return RoundError(f"training diverged: {how}", remedy="lower inner.learning_rate in the run")
-
-
-logger = logging.getLogger(__name__)
-
-VALIDATION_BATCHES = 4
 
 
 class Validator:

@@ -25,6 +25,9 @@ from typing import TypeAlias
 Lease: TypeAlias = tuple[range, ...]
 """Sample ids in the order of their use."""
 
+MAX_STRIPES = 2
+"""No member is more than one interval ahead of the committed state."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
@@ -128,10 +131,6 @@ def _merge(parts: list[range]) -> list[range]:
         else:
             merged.append(part)
     return merged
-
-
-MAX_STRIPES = 2
-"""No member is more than one interval ahead of the committed state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,13 @@ from swarm.training.inner.optimizers import InnerOptimizer
 from swarm.training.run.run_config import InnerConfig
 from swarm.training.state.layout import Layout
 
+logger = logging.getLogger(__name__)
+
+
 MAX_DEVICES = 64
+
+VALIDATION_WINDOWS = 16
+"""How many windows are validated at a time, where the member does not choose fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +88,6 @@ ONE_CPU = LocalOptions()
 
 LossFunction: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
 """Takes a model and windows (int64 [B, T+1] for tokens), and returns the mean loss, a scalar."""
-
-VALIDATION_WINDOWS = 16
-"""How many windows are validated at a time, where the member does not choose fewer."""
-
-logger = logging.getLogger(__name__)
 
 
 def next_token_loss(model: nn.Module, x_BT: Tensor) -> Tensor:

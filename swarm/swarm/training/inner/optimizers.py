@@ -18,6 +18,10 @@ from torch import Tensor, nn
 from swarm.training.run.run_config import InnerConfig
 from swarm.training.state.layout import layer_of
 
+NO_MOMENTS: Mapping[str, Tensor] = {"num_steps": torch.tensor([0])}
+"""The state of an optimizer that has taken no step."""
+_MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "muon": ("momentum_buffer",)}
+
 
 def schedule_factor(config: InnerConfig, done_steps: int, total_steps: int) -> float:
     """The schedule's factor of the learning rate, for the run's inner step `done_steps`, from 0 on, of `total_steps`.
@@ -39,11 +43,6 @@ def schedule_factor(config: InnerConfig, done_steps: int, total_steps: int) -> f
 def warmup_factor(config: InnerConfig, own_steps: int) -> float:
     """The warm-up's factor for a replica that has taken `own_steps` steps: its moments are inaccurate at first."""
     return min(1.0, (own_steps + 1) / (config.warmup_steps + 1))
-
-
-NO_MOMENTS: Mapping[str, Tensor] = {"num_steps": torch.tensor([0])}
-"""The state of an optimizer that has taken no step."""
-_MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "muon": ("momentum_buffer",)}
 
 
 class InnerOptimizer:

@@ -85,6 +85,11 @@ _NAME_RULE = "1 to 64 of a-z, 0-9, '.', '_' and '-', with a letter or digit at b
 _COLUMN = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _COLUMN_RULE = "use 1 to 64 letters, digits, '_', '-' and '.'"
 
+_SOURCES = ("python-stdlib", "files", "hub")
+_INNER_OPTIMIZERS = ("adamw", "muon")
+_SCHEDULES = ("constant", "linear", "cosine")
+_OUTER_OPTIMIZERS = ("nesterov", "average")
+
 
 def _is_column(value: object) -> bool:
     return isinstance(value, str) and _COLUMN.fullmatch(value) is not None
@@ -120,9 +125,6 @@ class StartConfig:
     @property
     def is_on_hub(self) -> bool:
         return self.checkpoint not in ("", LOCAL)
-
-
-_SOURCES = ("python-stdlib", "files", "hub")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,11 +171,6 @@ class DataConfig:
             fits = value == "" or (can_have and is_revision(value))
             checks.require(fits, key, value, "use a branch, tag or commit of what is on the hub, or leave it out")
         checks.finish()
-
-
-_INNER_OPTIMIZERS = ("adamw", "muon")
-_SCHEDULES = ("constant", "linear", "cosine")
-_OUTER_OPTIMIZERS = ("nesterov", "average")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

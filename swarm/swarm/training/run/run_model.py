@@ -43,6 +43,11 @@ MODULE_TYPE = "module"
 MAX_SAMPLES = 1 << 48
 _KEYS = ("model_type", "num_values", "digest", "num_samples")
 
+_MAX_SETTING = 1 << 20
+_MAX_LAYERS = 1024
+"""The largest setting and layer count that are built, since a hostile run's parameters cannot be counted before."""
+_REFUSED_KEYS = frozenset({"auto_map", "quantization_config", "transformers_version", "architectures", "dtype"})
+
 
 def is_module_run(config: RunConfig) -> bool:
     return config.model.get("model_type") == MODULE_TYPE
@@ -118,12 +123,6 @@ def weights_digest(module: nn.Module) -> str:
         digest.update(f"{name}{tuple(parameter.shape)}\n".encode())
         digest.update(parameter.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-_MAX_SETTING = 1 << 20
-_MAX_LAYERS = 1024
-"""The largest setting and layer count that are built, since a hostile run's parameters cannot be counted before."""
-_REFUSED_KEYS = frozenset({"auto_map", "quantization_config", "transformers_version", "architectures", "dtype"})
 
 
 def check_model(run: RunConfig) -> int:

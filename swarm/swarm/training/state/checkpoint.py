@@ -32,6 +32,9 @@ from torch import Tensor
 
 from swarm.training.state.replica_state import Assembly, Manifest, ReplicaState
 
+logger = logging.getLogger(__name__)
+
+
 PIECE_BYTES = 1 << 20
 
 _DTYPES = {
@@ -44,6 +47,11 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+
+_NAME = re.compile(r"step-\d{13}")
+_PARTIAL = ".partial"
+_DIGEST = "digest.bin"
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def header_of(tensors: Mapping[str, Tensor]) -> bytes:
@@ -76,13 +84,7 @@ def write_file(path: Path, *parts: Iterator[bytes | memoryview]) -> None:
         os.fsync(file.fileno())
 
 
-logger = logging.getLogger(__name__)
-
-_NAME = re.compile(r"step-\d{13}")
-_PARTIAL = ".partial"
 _MANIFEST, _STATE, _INNER, _CERTIFICATE = "manifest.bin", "state.safetensors", "inner.safetensors", "certificate.bin"
-_DIGEST = "digest.bin"
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

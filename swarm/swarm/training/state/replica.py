@@ -35,6 +35,12 @@ from swarm.training.state.replica_state import Manifest, ReplicaState
 
 _BLOCK_VALUES = 1 << 16  # the temporary fits a core's cache, whatever the size of the model
 
+NUM_PROPOSALS = 2
+"""How many proposals are kept: one outcome may be resumed while another is tried."""
+NUM_PARTS = 4
+"""How many rounds' parts are kept, about a byte a parameter each. A member that is this many steps behind can still
+catch up by parts."""
+
 
 def apply_outer_step(theta_N: Tensor, momentum_N: Tensor, delta_N: Tensor, config: OuterConfig) -> None:
     """Take the outer step: m <- mu m + delta, then theta <- theta - eta (delta + mu m), in place, all fp32 on the CPU.
@@ -60,13 +66,6 @@ def apply_outer_step(theta_N: Tensor, momentum_N: Tensor, delta_N: Tensor, confi
         momentum_C.mul_(config.momentum).add_(delta_C)
         step_C = (momentum_C * config.momentum).add_(delta_C).mul_(config.learning_rate)
         theta_C.sub_(step_C)
-
-
-NUM_PROPOSALS = 2
-"""How many proposals are kept: one outcome may be resumed while another is tried."""
-NUM_PARTS = 4
-"""How many rounds' parts are kept, about a byte a parameter each. A member that is this many steps behind can still
-catch up by parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -22,6 +22,9 @@ from swarm_protocol.errors import RoundError, SwarmError
 
 from swarm.training.state.replica_state import CHUNK_BYTES, Assembly, Manifest, ReplicaState
 
+logger = logging.getLogger(__name__)
+
+
 AHEAD_S = 1.0
 """How much a donor has under way, in seconds of its own rate: more than a round trip around the world, and a short wait
 for what a donor that fails had under way."""
@@ -31,6 +34,13 @@ MAX_BYTES = 64 << 20
 """The most that all donors together may have under way, and thus a download's memory beyond the state."""
 ASSUMED_S = 1.0
 """The assumed time of a chunk from a donor that has not delivered any: 1 MiB at 8 Mbit/s."""
+
+T = TypeVar("T")
+CHUNK_TIMEOUT_S = 30.0
+"""A chunk of 1 MiB over a link that is hardly usable, 0.3 Mbit/s. The limit is this long for each donor, since all may
+share this member's own link. Another donor is asked for a silent donor's chunks long before."""
+LOOK_S = 0.5
+"""How often the download checks whether a donor is late."""
 
 
 class ChunkSchedule:
@@ -104,17 +114,8 @@ class ChunkSchedule:
         return abs(self._pace_s.get(donor, 0.0) * self._under_way[donor] - waited_s)
 
 
-T = TypeVar("T")
 Ask = Callable[[str, int, float], Awaitable[bytes]]
 """`ask(donor, index, timeout_s)`: the chunk, unchecked. Raises SwarmError."""
-
-logger = logging.getLogger(__name__)
-
-CHUNK_TIMEOUT_S = 30.0
-"""A chunk of 1 MiB over a link that is hardly usable, 0.3 Mbit/s. The limit is this long for each donor, since all may
-share this member's own link. Another donor is asked for a silent donor's chunks long before."""
-LOOK_S = 0.5
-"""How often the download checks whether a donor is late."""
 
 
 class ChunkStore(Protocol):

@@ -139,8 +139,8 @@ SERVER: MetricGroup = {
         step="`prompt` (several positions) or `generation` (one)",
     ),
     "swarm_server_refusals_total": _counter(
-        "Sessions and lanes that were not opened.",
-        "`busy`: not now; `never`: not served here; `violation`: against the rules; `lanes`: too many are open",
+        "Sessions and connections that were not opened.",
+        "`busy`: not now; `never`: not served here; `violation`: against the rules; `lanes`: too many connections are open",
         reason="`busy`, `never`, `violation` or `lanes`",
     ),
     "swarm_server_move_failures_total": _counter(

@@ -187,17 +187,17 @@ class InnerConfig:
         f"{' or '.join(_INNER_OPTIMIZERS)}: Muon moves the hidden layers' matrices, AdamW the rest.",
     )
     batch_windows: int = whole(4, 1, 1 << 16, "Samples of one inner step.")
-    learning_rate: float = number(3e-3, 1e-9, 1.0, "Its peak.")
+    learning_rate: float = number(3e-3, 1e-9, 1.0, "Peak learning rate.")
     warmup_steps: int = whole(20, 0, 1 << 20, "Inner steps over which the learning rate rises.")
     schedule: str = choice(
-        "constant", _SCHEDULES, f"What then becomes of the learning rate over the run: {', '.join(_SCHEDULES)}."
+        "constant", _SCHEDULES, f"Course of the learning rate after the warm-up: {', '.join(_SCHEDULES)}."
     )
-    final_ratio: float = number(0.1, 0.0, 1.0, "What is left of it at the end, as a share.")
-    weight_decay: float = number(0.1, 0.0, 1.0, "Decoupled, of matrices alone.")
+    final_ratio: float = number(0.1, 0.0, 1.0, "Final learning rate, as a share of the peak.")
+    weight_decay: float = number(0.1, 0.0, 1.0, "Decoupled weight decay, of matrices only.")
     beta1: float = number(0.9, 0.0, 0.9999, "AdamW's first moment.")
     beta2: float = number(0.95, 0.0, 0.99999, "AdamW's second moment.")
     muon_momentum: float = number(0.95, 0.0, 0.9999, "Muon's momentum.")
-    clip_norm: float = number(1.0, 1e-6, 1e6, "Longest gradient that is taken as it is.")
+    clip_norm: float = number(1.0, 1e-6, 1e6, "Maximum gradient norm; longer gradients are scaled down.")
 
     def __post_init__(self) -> None:
         check_fields(self, "inner").finish()
@@ -214,8 +214,10 @@ class OuterConfig:
     optimizer: str = choice(
         "nesterov", _OUTER_OPTIMIZERS, f"{' or '.join(_OUTER_OPTIMIZERS)}: DiLoCo's Nesterov, or the mean as it is."
     )
-    learning_rate: float = number(0.7, 1e-9, 10.0, "Of Nesterov.")
-    momentum: float = number(0.6, 0.0, 0.9999, "Of Nesterov. 0.6 suits tens of outer steps, DiLoCo's own 0.9 hundreds.")
+    learning_rate: float = number(0.7, 1e-9, 10.0, "Learning rate of Nesterov.")
+    momentum: float = number(
+        0.6, 0.0, 0.9999, "Momentum of Nesterov. 0.6 suits tens of outer steps, DiLoCo's own 0.9 hundreds."
+    )
 
     def __post_init__(self) -> None:
         check_fields(self, "outer").finish()
@@ -242,7 +244,7 @@ class RunConfig:
             f"use a name such as my-run: {_NAME_RULE}",
         )
     )
-    seed: int = whole(0, 0, (1 << 63) - 1, "Of the model's first weights and of the order of the samples.")
+    seed: int = whole(0, 0, (1 << 63) - 1, "Seed of the model's first weights and of the order of the samples.")
     outer_steps: int = whole(
         40, 1, 10_000_000, "How often the members' work is put together before the run is finished."
     )

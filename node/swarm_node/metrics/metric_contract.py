@@ -140,7 +140,7 @@ SERVER: MetricGroup = {
     ),
     "swarm_server_refusals_total": _counter(
         "Sessions and connections that were not opened.",
-        "`busy`: not now; `never`: not served here; `violation`: against the rules; `lanes`: too many connections are open",
+        "`busy`: not now; `never`: not served here; `violation`: against the rules; `lanes`: too many connections",
         reason="`busy`, `never`, `violation` or `lanes`",
     ),
     "swarm_server_move_failures_total": _counter(

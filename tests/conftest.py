@@ -40,7 +40,19 @@ def pytest_collection() -> Generator[None, object, object]:
     """
     gc.disable()
     try:
-        return (yield)
+        collected = yield
+        if os.environ.get("PYTEST_XDIST_WORKER") == "gw0":
+            compile_once()
+        return collected
     finally:
         gc.freeze()
         gc.enable()
+
+
+def compile_once() -> None:
+    """Fill numba's cache while no test runs yet: after a clone, each node that starts meanwhile would compile anew."""
+    from swarm.serving.model import fused_decode  # noqa: PLC0415 - imports torch
+    from swarm_compression import int8_kernels  # noqa: PLC0415
+
+    int8_kernels.warm_up()
+    fused_decode.kernels()

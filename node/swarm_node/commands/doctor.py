@@ -255,7 +255,9 @@ async def _look_around(config: Config, network: Libp2pNetwork, membership: Membe
         remedy="" if found == "public" else "forward a port to this machine, and name it with --listen and --announce",
     )
     return [
-        Finding("seeds", "ok", f"joined {config.network_id}, which has {num_nodes} nodes"),
+        Finding(
+            "seeds", "ok", f"joined {config.network_id}, which has {num_nodes} node{'' if num_nodes == 1 else 's'}"
+        ),
         Finding("clock", "ok", f"within {limits.MAX_CLOCK_SKEW_S:.0f} s of the seeds'"),
         reached,
     ]

@@ -369,7 +369,7 @@ EVENTS: Mapping[str, EventSpec] = {
         reachability="text: public, relay, local network only, this machine only or unknown",
         num_peers="int: live nodes it sees, itself included",
         state="text: starting, seeding, idle, training, serving, gateway, draining",
-        training="object?: run, outer_step, num_outer_steps, loss, tokens_per_s",
+        training="object?: run, outer_step, num_outer_steps, loss, tokens_per_s, waits_for, waits_s",
         serving="object?: model, start, end, num_sessions, tokens_per_s",
         memory_bytes="int: resident memory of the daemon and its libp2p child",
     ),

@@ -95,6 +95,9 @@ def check_run(run: RunConfig, config: Config) -> None:
     """Refuse a run that a node with `config` cannot train. Raises ConfigError."""
     refuse_module_run(run.model)
     check_meaning(run.data, LocalData(path=config.data, tokenizer=config.tokenizer))
+    if run.data.tokenizer == "local" and config.tokenizer is None:
+        # prepared tokens would do for training, but the finished model is written with its tokenizer
+        raise ConfigError("the run's tokenizer is each member's own", remedy="name its path: --tokenizer PATH")
     check_source(run.start, config.start)
 
 
@@ -162,12 +165,8 @@ async def _training(node: Node, need: RunNeed) -> Work:
 
 def _check_data(config: RunConfig, node: Node) -> None:
     """Refuse data that would have to be downloaded, or that the user would have to name. Raises ConfigError."""
-    lacking = {
-        "--data PATH": config.data.source == "files" and node.config.data is None,
-        "--tokenizer PATH": config.data.tokenizer == "local" and node.config.tokenizer is None,
-    }
-    if missing := [option for option, lacks in lacking.items() if lacks]:
-        raise ConfigError("it trains on each member's own data", remedy=f"give {' and '.join(missing)}")
+    if config.data.source == "files" and node.config.data is None:
+        raise ConfigError("it trains on each member's own data", remedy="give --data PATH")
     if config.data.source == "hub" or "/" in config.data.tokenizer:
         raise ConfigError(
             "its data has to be downloaded from a hub, which is done for a run that this node was told to train",

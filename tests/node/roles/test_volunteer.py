@@ -96,7 +96,7 @@ def told(tmp_path: Path) -> Config:
         (replace(RUN, max_group=2), "its group of 2 is full"),
         (replace(RUN, admission=(Identity(bytes(32)).peer_id,)), "admits only the peers that it names"),
         (replace(RUN, data=DataConfig(source="files")), "trains on each member's own data"),
-        (replace(RUN, data=DataConfig(tokenizer="local")), "trains on each member's own data"),
+        (replace(RUN, data=DataConfig(tokenizer="local")), "run.s tokenizer is each member.s own"),
         (replace(RUN, data=DataConfig(source="hub", hub_id="a/b")), "downloaded from a hub"),
         (replace(RUN, data=DataConfig(tokenizer="a/b")), "downloaded from a hub"),
         (replace(RUN, start=StartConfig(checkpoint="a/b", digest="ab" * 32)), "its checkpoint has to be brought"),
@@ -180,3 +180,10 @@ def test_work_without_end_that_strangers_make_up_is_forgotten_and_told_in_one_sh
     assert f"made-up-{2 * MAX_POSTPONED - 1}: nobody gives its file" in reason
     assert reason.endswith(f"; and {MAX_POSTPONED - 3} more")
     assert len(reason) < 200
+
+
+def test_run_with_a_local_tokenizer_is_refused_before_training_where_none_is_named() -> None:
+    """Prepared tokens on the machine do not help: the finished model is written with its tokenizer."""
+    config = replace(RUN, data=DataConfig(tokenizer="local"))
+    with pytest.raises(ConfigError, match="tokenizer is each member's own"):
+        volunteer.check_run(config, resolve({}))

@@ -79,7 +79,7 @@ async def find_run(
         await asyncio.sleep(FIND_PAUSE_S)
     raise PeerTimeout(
         f"the file of run {run_id} could not be had: {reason}",
-        remedy="check the id, --peers and --network-id, or give --run the file itself",
+        remedy="check the id, --peers and --network-id, or give the run's file in place of its id",
     )
 
 

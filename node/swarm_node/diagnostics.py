@@ -1,4 +1,4 @@
-"""Where log lines go, and how an error that ends a command is reported.
+"""Logging, and the report of an error that ends a command.
 
 Log lines go to a bounded file in the home; errors of our own packages also go to the terminal. Lines of libraries
 (transformers, uvicorn) go to the file only: a person at a terminal reads what the node says about itself.

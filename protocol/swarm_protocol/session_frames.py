@@ -156,7 +156,7 @@ class StepRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkUpdate:
-    """From now on take pushes from `previous` and push to `next`; None stands for no server. Answered by LinkAck.
+    """Take pushes from `previous` and push to `next` from now on; None stands for no server. LinkAck answers it.
 
     The last server pushes the tokens that it draws to the first one or, if it is the first one itself, to the same
     sequence.

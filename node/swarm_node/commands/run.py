@@ -114,6 +114,8 @@ def _existing(flags: Flags) -> Path:
     """Return the run file's path; it is checked before torch is imported. Raises ConfigError."""
     path = run_path(flags)
     if not path.exists():
+        if isinstance(parse_run(str(path)), RunId):
+            raise ConfigError(f"{path} is a run's id", remedy="name the run's signed file: this command needs it")
         remedy = f"check the path, or write one: swarm-node run init {path}"
         raise ConfigError(f"{path} cannot be read: it is not there", remedy=remedy)
     if not path.is_file():

@@ -40,8 +40,6 @@ def resume_run(asked: ResumeRequest, config: Config, emitter: Emitter) -> int:
     PeerUnreachable if no member took the order.
     """
     diagnostics.quieten_libraries()
-    if not asked.path.is_file():
-        raise ConfigError(f"{asked.path} is no file", remedy="give the run's signed file; its id is not enough")
     run = load_run(asked.path)
     named = read_members(asked.members) if asked.members else ()
     interrupts.raise_in_command()

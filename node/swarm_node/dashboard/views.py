@@ -263,7 +263,7 @@ class Overview(View):
 
 
 class ViewSource(Protocol):
-    """Where the API, the pages, the live events and `top` read the newest views, held in memory.
+    """The source of the newest views, held in memory, for the API, the pages, the live events and `top`.
 
     Nothing here asks a peer: a visitor costs no lookup. What needs the history is awaited. An unknown name returns
     None.

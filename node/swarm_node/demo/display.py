@@ -148,7 +148,7 @@ def _step_line(state: DemoState, plan: DemoPlan, step: int) -> str:
 
 NUM_STAGES = 5
 ANSWER_STAGE = 4
-"""In this stage and later ones the terminal shows the answer."""
+"""The first stage in which the terminal shows the answer."""
 
 
 class Reporter:

@@ -1,4 +1,4 @@
-"""Which host names a server answers to, and which address a request comes from.
+"""The host names that a server answers to, and the address that a request comes from.
 
 Host names are checked against DNS rebinding: a stranger's web page whose own name resolves to this server. A browser
 sends the name that the page has. An address, or a name without a dot such as `localhost`, cannot be a stranger's; every

@@ -18,6 +18,7 @@ from swarm.serving.server.server_options import DTYPES, Dtype
 from swarm.start_checkpoint import check_source
 from swarm.training.data.corpus_loading import check_meaning
 from swarm.training.data.local_data import LocalData
+from swarm.training.data.tokenizer import own_tokenizer
 from swarm.training.data.tokenizing import PreparationStopped
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import load_run
@@ -95,9 +96,8 @@ def check_run(run: RunConfig, config: Config) -> None:
     """Refuse a run that a node with `config` cannot train. Raises ConfigError."""
     refuse_module_run(run.model)
     check_meaning(run.data, LocalData(path=config.data, tokenizer=config.tokenizer))
-    if run.data.tokenizer == "local" and config.tokenizer is None:
-        # prepared tokens would do for training, but the finished model is written with its tokenizer
-        raise ConfigError("the run's tokenizer is each member's own", remedy="name its path: --tokenizer PATH")
+    if run.data.tokenizer == "local":
+        own_tokenizer(config.tokenizer)  # the finished model is written with it, also where tokens are prepared
     check_source(run.start, config.start)
 
 

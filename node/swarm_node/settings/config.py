@@ -322,7 +322,7 @@ class _TomlFile(PydanticBaseSettingsSource):
     """Reads the TOML file that was named, or config.toml in the home if it exists. Raises ConfigError."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """Not used, because the file is read as a whole."""
+        """This method is not used: the file is read as a whole."""
         raise NotImplementedError
 
     def __call__(self) -> dict[str, Any]:

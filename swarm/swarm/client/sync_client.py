@@ -109,7 +109,8 @@ class Client(TextClient[Iterator[Token]]):
     def forward(
         self, x: Tensor, *, model: str, start: int = 0, end: int | None = None, head: bool = False, codec: str = "raw"
     ) -> Tensor:
-        """As `AsyncClient.forward`; the backward pass may run in any thread, until the client is closed."""
+        """Compute blocks as `AsyncClient.forward` does; the backward pass may run in any thread, until the client is
+        closed."""
         wanted = ForwardOptions(start=start, end=end, head=head, codec=codec)
         return attach(x, self._wait(self._connected.run_forward(x.detach(), model, wanted)), self._wait)
 

@@ -52,7 +52,7 @@ FACTOR = 16.0
 """Factor on the time by the server's record, since the calls and sessions of others come between."""
 
 BACKWARD_FACTOR = 4.0
-"""At worst the forward pass is run twice again, and the backward pass takes as long as two."""
+"""A backward call may take this many times as long: at worst two more forward passes, and a backward pass of two."""
 
 MAX_COMPUTE_S = 600.0
 

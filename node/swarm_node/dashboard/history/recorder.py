@@ -41,7 +41,7 @@ from swarm_node.dashboard.history.schema import (
 from swarm_node.dashboard.views import ChangeEvent
 
 GAP_S = 600.0
-"""In a longer gap between two records of presence it is not known who left and came."""
+"""The longest gap between two records of presence. After a longer one it is unknown which nodes left and came."""
 
 MAX_PRESENT = 20_000
 MAX_MEMBERS = 1024

@@ -54,7 +54,7 @@ class Engine:
         speed: SpanSpeed | None = None,
         thread: ThreadPoolExecutor | None = None,
     ) -> None:
-        """With the `speed` that was measured on the span the first prompt's steps have the right length, and `observed`
+        """The `speed` that was measured on the span gives the first prompt's steps the right length, and `observed`
         is kept.
 
         `thread`, of one worker, is where the span was loaded; the engine owns it from now on.

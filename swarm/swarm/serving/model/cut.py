@@ -24,7 +24,7 @@ from swarm.serving.model.formats import format_of
 _SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 
 _BEFORE_BLOCKS = {("bloom", "word_embeddings_layernorm"): True, ("opt", "final_layer_norm"): False}
-"""By family and module: whether it comes before the blocks, where its order and kind do not show it."""
+"""The place of a module (True: before the blocks) by family and name, where its order and kind do not show it."""
 
 _INDEX_NAMES = ("layer_idx", "layer_id")
 """Names that families give to the index under which a block keeps its keys and values."""

@@ -24,7 +24,7 @@ ANNOUNCE_S = 3.0
 LOOK_S = 15.0
 """How often the rate of tokens is looked at, and published while there is one."""
 IDLE_S = 60.0
-"""Without a token for so long the blocks are measured again, and again after as long."""
+"""The blocks are measured again after this time without a token, and after each further such time."""
 
 WINDOW_S = 60.0
 MARK_S = 1.0

@@ -38,7 +38,7 @@ MAX_RELINK_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
-    """At most `max_step_tokens` rows in a step, and `max_output_tokens` if the outputs of all rows are wanted."""
+    """The most rows of a step: `max_step_tokens`, or `max_output_tokens` if the outputs of all rows are wanted."""
 
     max_step_tokens: int = 512
     max_output_tokens: int = 512

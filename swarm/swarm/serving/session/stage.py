@@ -136,7 +136,7 @@ class LinkState:
 
 @dataclass(slots=True)
 class Deadline:
-    """When a stage is given up (`due_s`) and when it is fed once more (`nudge_s`).
+    """The times at which a stage is given up (`due_s`) and fed once more (`nudge_s`).
 
     Both hold for all positions up to `goal`: a server that reports them one by one gains no time.
     """

@@ -52,7 +52,7 @@ NOTABLE_KEPT = 0.5
 too: the least that one of them kept, of five to eight members, was 0.9 by default, and 0.4 with CenteredClip of
 radius 1."""
 NOTABLE_VALUES = 256
-"""In a part of fewer values, lengths are chance."""
+"""A part of fewer values tells nothing of a contribution's length."""
 
 
 class PartReducer:

@@ -44,7 +44,7 @@ MIN_AHEAD_FRAMES = 3
 reduced. On long connections this bounds the rate, and with it the rate that can be measured."""
 
 MIN_MEMBERS_FOR_BACKUP = 3
-"""With two members, neither can replace the other."""
+"""A backup needs a third member: of two, neither can replace the other."""
 
 
 def backup_of(part: int, num_members: int) -> int:

@@ -28,7 +28,7 @@ OnProgress = Callable[[Progress], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalData:
-    """Where a member's data is, and how its preparation is observed.
+    """The place of a member's data, and the callbacks of its preparation.
 
     `path` is the file or folder of a run with source "files". `tokenizer` is the directory (or its tokenizer.json) of a
     run with tokenizer "local". Tokens are kept in `cache` (None: `shared_cache`) up to `max_cache_bytes`: beyond that,

@@ -48,9 +48,7 @@ class TokenizerFiles:
         """
         if name == "bytes":
             return cls(path=None, key="bytes")
-        place = path if name == "local" else _from_hub(name, revision)
-        if place is None:
-            raise ConfigError("the run's tokenizer is each member's own", remedy="name its path: --tokenizer PATH")
+        place = own_tokenizer(path) if name == "local" else _from_hub(name, revision)
         if place.name == TOKENIZER_FILE and place.is_file():
             # the files beside it say which token ends a document
             place = place.parent
@@ -102,6 +100,13 @@ class FastTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
         return [np.asarray(each.ids, np.int64) for each in self._encode(list(texts), add_special_tokens=False)]
+
+
+def own_tokenizer(path: Path | None) -> Path:
+    """Return the path of a run's tokenizer "local", which each member names. Raises ConfigError if it is not named."""
+    if path is None:
+        raise ConfigError("the run's tokenizer is each member's own", remedy="name its path: --tokenizer PATH")
+    return path
 
 
 def _from_hub(name: str, revision: str) -> Path:

@@ -1,4 +1,4 @@
-"""Which samples a member may use in an interval, and how the committed cursor moves when a round commits.
+"""Leases: the samples that a member may use in an interval, and the committed cursor, which a round's commit moves.
 
 A lease is a pure function of a committed cursor and a roster, so every replica computes all leases by itself. A
 member uses a prefix of its lease. Committed samples are never leased again. Samples that are not committed, because a

@@ -53,7 +53,7 @@ from swarm.training.run.signed_run import SignedRun
 logger = logging.getLogger(__name__)
 
 Rank: TypeAlias = tuple[int, int, int, int, bytes]
-"""Of two certificates that contradict each other, the one of greater rank is followed."""
+"""The order of certificates: of two that contradict each other, members follow the one of greater rank."""
 
 MAX_LINKS = 512
 MAX_HISTORY_BYTES = 16 << 20

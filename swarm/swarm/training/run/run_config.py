@@ -97,7 +97,7 @@ def _is_column(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartConfig:
-    """Which weights a run begins with. `digest` is that of `run_model.weights_digest`, which every member checks."""
+    """The weights that a run begins with. `digest` is that of `run_model.weights_digest`, which every member checks."""
 
     checkpoint: str = setting(
         "",

@@ -1,4 +1,4 @@
-"""Where each parameter of a model is in the flat vector that replicas share, and which slice is which fragment.
+"""The layout of the flat vector that replicas share: the place of each parameter, and the slice of each fragment.
 
 Pure: layouts are equal for equal names and shapes, on every machine. Works on modules without memory (device "meta")
 too.

@@ -35,7 +35,7 @@ from swarm.training.state.state_transfer import FetchedState
 logger = logging.getLogger(__name__)
 
 MAX_DONORS = 16
-"""With more donors, a joiner's own link is the bottleneck."""
+"""The most donors of one download. Beyond them the joiner's own link is the bottleneck."""
 NUM_RETRIES = 3
 RETRY_S = 1.0
 """Donors may be busy or restarting. If they are gone, the state is lost, and waiting longer does not bring it back."""

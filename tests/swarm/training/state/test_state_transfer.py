@@ -175,13 +175,26 @@ def reduced(world: World) -> tuple[Group, Replica]:
     return group, Replica(config(), current)
 
 
+async def proposed(world: World) -> tuple[Group, Replica, tuple[bytes, ...], Outcome]:
+    """The donors' group, and a replica that proposed the step whose encoded `parts` come with its outcome."""
+    group, replica = reduced(world)
+    values = torch.randn(3000, generator=torch.Generator().manual_seed(1))
+    parts = tuple(CODEC.encode(piece) for piece in values.split(list(group.part_values)))
+    return group, replica, parts, await replica.propose(world.executor, b"g" * 32, group, parts)
+
+
+async def trickled_part(_peer: str, stream: Stream) -> None:
+    """Send an empty message every 20 s, and never a part."""
+    await stream.receive()
+    while True:
+        await stream.send(b"")
+        await asyncio.sleep(20.0)
+
+
 def test_parts_come_by_digest_from_whoever_has_them() -> None:
     async def main() -> None:
         world = World(3)
-        group, replica = reduced(world)
-        values = torch.randn(3000, generator=torch.Generator().manual_seed(1))
-        parts = tuple(CODEC.encode(piece) for piece in values.split(list(group.part_values)))
-        outcome = await replica.propose(world.executor, b"g" * 32, group, parts)
+        group, replica, parts, outcome = await proposed(world)
         donor = Donor(replica)
 
         async def corrupt(_peer: str, stream: Stream) -> None:
@@ -203,18 +216,9 @@ def test_parts_come_by_digest_from_whoever_has_them() -> None:
 def test_parts_of_a_holder_that_trickles_are_had_from_the_next_one_in_time() -> None:
     async def main() -> None:
         world = World(2)
-        group, replica = reduced(world)
-        values = torch.randn(3000, generator=torch.Generator().manual_seed(1))
-        parts = tuple(CODEC.encode(piece) for piece in values.split(list(group.part_values)))
-        outcome = await replica.propose(world.executor, b"g" * 32, group, parts)
+        group, replica, parts, outcome = await proposed(world)
 
-        async def trickle(_peer: str, stream: Stream) -> None:
-            await stream.receive()
-            while True:
-                await stream.send(b"")
-                await asyncio.sleep(20.0)
-
-        await world.donors[0].serve_stream(METHODS.part, trickle)
+        await world.donors[0].serve_stream(METHODS.part, trickled_part)
         await world.donors[1].serve_stream(METHODS.part, Donor(replica).part)
         async with asyncio.timeout(120):
             assert await world.fetcher.parts(group, outcome, world.peers, CODEC) == parts
@@ -250,19 +254,10 @@ def test_state_of_donors_that_trickle_is_given_up_in_time() -> None:
 def test_parts_that_every_holder_trickles_are_given_up_in_time() -> None:
     async def main() -> None:
         world = World(9)
-        group, replica = reduced(world)
-        values = torch.randn(3000, generator=torch.Generator().manual_seed(1))
-        parts = tuple(CODEC.encode(piece) for piece in values.split(list(group.part_values)))
-        outcome = await replica.propose(world.executor, b"g" * 32, group, parts)
-
-        async def trickle(_peer: str, stream: Stream) -> None:
-            await stream.receive()
-            while True:
-                await stream.send(b"")
-                await asyncio.sleep(20.0)
+        group, replica, parts, outcome = await proposed(world)
 
         for network in world.donors:
-            await network.serve_stream(METHODS.part, trickle)
+            await network.serve_stream(METHODS.part, trickled_part)
         started = asyncio.get_running_loop().time()
         with pytest.raises(RoundError, match="did not come within"):
             await world.fetcher.parts(group, outcome, world.peers, CODEC)

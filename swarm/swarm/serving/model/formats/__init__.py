@@ -23,7 +23,7 @@ FORMATS: Mapping[str, Callable[[Mapping[str, Any]], CheckpointFormat]] = Mapping
         "mxfp4": Mxfp4.from_config,
     }
 )
-"""By `quant_method`, the function that makes the format from a `quantization_config`. It raises ValueError."""
+"""The function that makes a format from a `quantization_config`, by `quant_method`. It raises ValueError."""
 
 _REMEDY = "serve the unquantized checkpoint"
 

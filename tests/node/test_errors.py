@@ -90,7 +90,10 @@ WRONG = [
     (("run", "sign", "unsigned.toml"), "there is no identity in"),
     (("run", "show", "missing.toml"), "missing.toml cannot be read: it is not there → check the path, or write one"),
     (("run", "sign", "unsigned.toml", "--identity", "missing.key"), "no identity file missing.key → check --identity"),
-    (("run", "resume", "open-0123456789ab"), "open-0123456789ab is a run's id → name the run's signed file"),
+    (
+        ("run", "resume", "open-0123456789ab", "--peers", PEER),
+        "open-0123456789ab is a run's id → name the run's signed file",
+    ),
     (("run", "show", "model"), "model cannot be read: it is a directory → name a run file"),
     (("run", "show", "/dev/null"), "/dev/null cannot be read: it is no file → name a run file"),
     (("run", "watch", "unsigned.toml"), "no peer to look through is named → give --peers"),

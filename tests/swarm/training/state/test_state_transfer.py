@@ -27,7 +27,7 @@ from swarm.training.state.replica_state import (
 from swarm.training.state.state_transfer import Donor, Fetcher
 from swarm_compression import get_codec
 from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError
-from swarm_protocol.training_messages import ChunkRequest, Contribution, Group, PartRequest
+from swarm_protocol.training_messages import ChunkRequest, Contribution, Group, Outcome, PartRequest
 
 NUM_VALUES = 1 << 19
 """4 MiB of state: four chunks."""
@@ -254,7 +254,7 @@ def test_state_of_donors_that_trickle_is_given_up_in_time() -> None:
 def test_parts_that_every_holder_trickles_are_given_up_in_time() -> None:
     async def main() -> None:
         world = World(9)
-        group, replica, parts, outcome = await proposed(world)
+        group, _replica, _parts, outcome = await proposed(world)
 
         for network in world.donors:
             await network.serve_stream(METHODS.part, trickled_part)

@@ -27,10 +27,10 @@ FOLDERS = {
     "swarm_compression": "compression/swarm_compression",
 }
 MESSAGES = re.findall(r"^### (?:Unknown )?`(.+)`$", PAGES["guides/troubleshooting.md"], flags=re.MULTILINE)
-# options and classes of others that the documents name, and files that are yet to be written
+# options and classes of others that the documents name, and a file that is yet to be written
 OTHERS = {"--all"}
 OTHERS_CLASSES = {"PublicKey", "PrivateKey"}
-UNWRITTEN = {"build/diloco.svg", "migrations/versions/r0003_WHAT.py"}
+UNWRITTEN = {"build/diloco.svg"}
 
 
 def blocks(text: str, language: str) -> list[str]:

@@ -1,71 +1,67 @@
-"""The migrations make exactly the tables that the code uses, keep what is there, and refuse what they do not know."""
+"""A history of an earlier version is brought to the tables that the code uses; one of a later version is refused."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
 from sqlalchemy import Connection, inspect, text
 from support.history_places import place, postgres  # noqa: F401
 from swarm_node.dashboard.history.facts import HistoryError
-from swarm_node.dashboard.history.schema import CONTEXT, MIGRATIONS, metadata, migrate
-from swarm_node.dashboard.history.store import engine_for, open_store, url_of
-
-NEXT = """
-import sqlalchemy as sa
-from alembic import op
-revision = "next"
-down_revision = "0002"
-def upgrade():
-    with op.batch_alter_table("history_nodes") as table:
-        table.add_column(sa.Column("colour", sa.Text(), nullable=False, server_default="grey"))
-"""
+from swarm_node.dashboard.history.schema import VERSIONS, metadata
+from swarm_node.dashboard.history.store import Store, open_store
 
 
-def differences(connection: Connection) -> list[object]:
-    context = MigrationContext.configure(connection, opts=CONTEXT | {"compare_server_default": True})
-    return list(compare_metadata(context, metadata))
+def columns(connection: Connection) -> dict[str, dict[str, str]]:
+    """The type and nullability of every column, in words, by table."""
+    found = inspect(connection)
+    return {
+        table: {
+            each["name"]: f"{each['type'].python_type.__name__} {each['nullable']}" for each in found.get_columns(table)
+        }
+        for table in found.get_table_names()
+    }
 
 
-def test_migrations_make_exactly_the_tables(place: Path | str) -> None:  # noqa: F811
+def opened(place: Path | str) -> Store:  # noqa: F811
     store, news = open_store(place)
     assert news is None
-    store.close()
-    engine = engine_for(url_of(place))
-    with engine.begin() as connection:
-        assert differences(connection) == []
-        assert "history_version" in inspect(connection).get_table_names()
-        connection.execute(text("DROP INDEX ix_history_presence_until"))
-        assert differences(connection) != []
-    engine.dispose()
+    return store
 
 
-def test_first_revision_with_data_is_brought_forward_and_then_too_new(
-    place: Path | str,  # noqa: F811
-    tmp_path: Path,
-) -> None:
-    store, _ = open_store(place)
+def test_new_database_has_exactly_the_tables(place: Path | str) -> None:  # noqa: F811
+    store = opened(place)
+    with store.writing() as connection:
+        assert set(columns(connection)) == set(metadata.tables)
+        assert connection.execute(text("SELECT version_num FROM history_version")).all() == [(VERSIONS[-1],)]
     store.close()
-    later = tmp_path / "later"
-    later.mkdir()
-    (later / "next.py").write_text(NEXT)
-    engine = engine_for(url_of(place))
-    with engine.begin() as connection:
+
+
+def test_first_version_with_data_is_brought_forward(place: Path | str) -> None:  # noqa: F811
+    store = opened(place)
+    with store.writing() as connection:
+        newest = columns(connection)
         connection.execute(text("INSERT INTO history_nodes (peer_id) VALUES ('ada')"))
         connection.execute(
             text("INSERT INTO history_presence (node_id, since, saw_join, saw_leave) VALUES (1, 5.0, true, false)")
         )
-    with engine.begin() as connection:
-        migrate(connection, "here", folders=(MIGRATIONS / "versions", later))
-        assert connection.execute(text("SELECT id, peer_id, colour FROM history_nodes")).all() == [(1, "ada", "grey")]
+        connection.execute(text("ALTER TABLE history_steps DROP COLUMN validation_loss"))
+        connection.execute(text("UPDATE history_version SET version_num = '0001'"))
+    store.close()
+    store = opened(place)
+    with store.writing() as connection:
+        assert columns(connection) == newest
+        assert connection.execute(text("SELECT id, peer_id FROM history_nodes")).all() == [(1, "ada")]
         assert connection.execute(text("SELECT node_id, since FROM history_presence")).all() == [(1, 5.0)]
-    engine.dispose()
+        assert connection.execute(text("SELECT version_num FROM history_version")).all() == [(VERSIONS[-1],)]
+    store.close()
+
+
+def test_later_version_is_refused_with_one_line(place: Path | str) -> None:  # noqa: F811
+    store = opened(place)
+    with store.writing() as connection:
+        connection.execute(text("UPDATE history_version SET version_num = 'next'"))
+    store.close()
     with pytest.raises(HistoryError, match=r"schema 'next', which a newer version of Swarm wrote: update") as told:
         open_store(place)
     assert "\n" not in str(told.value)
-
-
-def test_migrations_travel_with_the_package() -> None:
-    assert {path.name for path in MIGRATIONS.rglob("*.py")} >= {"env.py", "r0001_first.py"}

@@ -75,7 +75,10 @@ class FactRecorder:
                 case RefusalFact():
                     _refusal(connection, fact)
                 case ChangeEvent():
-                    _change(connection, fact)
+                    words = bounded(fact.words, MAX_WORDS)
+                    peer_id = None if fact.peer_id is None else bounded(fact.peer_id)
+                    row = {"at": fact.at, "kind": fact.kind, "peer_id": peer_id, "words": words}
+                    connection.execute(insert(happenings), row)
                 case SamplesFact():
                     pass
         self._samples(connection, [fact for fact in facts if isinstance(fact, SamplesFact)])
@@ -84,7 +87,13 @@ class FactRecorder:
     # --- who is there -------------------------------------------------------------------------------------------------
 
     def _presence(self, connection: Connection, seen: PresenceFact) -> None:
-        present = self._known_present(connection)
+        if self._present is None:
+            self._looked_at = connection.scalar(select(collector.c.looked_at))
+            rows = connection.execute(
+                select(nodes.c.peer_id, nodes.c.id).join_from(presence, nodes).where(presence.c.until.is_(None))
+            )
+            self._present = {row.peer_id: row.id for row in rows}
+        present = self._present
         there = {bounded(peer) for peer in seen.peer_ids}
         if len(there) > MAX_PRESENT:
             self._num_dropped += len(there) - MAX_PRESENT
@@ -97,23 +106,14 @@ class FactRecorder:
         left = [present.pop(peer) for peer in present.keys() - there]
         _end(connection, left, seen.at, saw_leave=True)
         came = _numbers(connection, nodes, "peer_id", there - present.keys())
-        rows = [
+        new = [
             {"node_id": node, "since": seen.at, "saw_join": not is_gap, "saw_leave": False} for node in came.values()
         ]
-        if rows:
-            connection.execute(insert(presence), rows)
+        if new:
+            connection.execute(insert(presence), new)
         present.update(came)
         self._looked_at = seen.at
         _replace(connection, collector, ["id"], {"id": 1, "looked_at": seen.at})
-
-    def _known_present(self, connection: Connection) -> dict[str, int]:
-        if self._present is None:
-            self._looked_at = connection.scalar(select(collector.c.looked_at))
-            rows = connection.execute(
-                select(nodes.c.peer_id, nodes.c.id).join_from(presence, nodes).where(presence.c.until.is_(None))
-            )
-            self._present = {row.peer_id: row.id for row in rows}
-        return self._present
 
     # --- numbers over time --------------------------------------------------------------------------------------------
 
@@ -195,12 +195,6 @@ def _refusal(connection: Connection, fact: RefusalFact) -> None:
     key = [refusals.c[name] == row[name] for name in ("run_id", "outer_step", "peer_id", "by_peer_id")]
     if connection.scalar(select(refusals.c.id).where(*key)) is None:
         connection.execute(insert(refusals), row)
-
-
-def _change(connection: Connection, change: ChangeEvent) -> None:
-    peer_id = None if change.peer_id is None else bounded(change.peer_id)
-    row = {"at": change.at, "kind": change.kind, "peer_id": peer_id, "words": bounded(change.words, MAX_WORDS)}
-    connection.execute(insert(happenings), row)
 
 
 def _run(connection: Connection, name: str, at: float) -> int:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, Table, delete, func, select
+from sqlalchemy import ColumnElement, Table, delete, func, select
 from swarm_protocol.errors import ConfigError
 
 from swarm_node.dashboard.history.schema import (
@@ -91,19 +91,25 @@ class Retention:
 
     def tidy(self, now: float) -> Iterator[None]:
         """Make one pass. Raises what the database raises; the next pass does what this one left."""
-        self._adjust()
-        for step in (self._samples, self._presence, self._runs, self._refusals, self._changes, self._nodes):
-            yield from step(now)
-        self._store.give_back()
-
-    def _adjust(self) -> None:
         used, most = self._store.used_bytes(), self._limits.max_bytes
         if used > most and self.squeeze < MAX_SQUEEZE:
             self.squeeze += 1
-            days = self._oldest_s() / 86_400
+            days = self._oldest_s() / DAY_S
             logger.warning("the history is above its %d MiB: it keeps %.1f days now", most // 2**20, days)
         elif used < most // 4 and self.squeeze:
             self.squeeze -= 1
+        yield from self._samples(now)
+        yield from self._delete(presence, presence.c.id, presence.c.until < now - self._oldest_s())
+        yield from self._runs(now)
+        yield from self._refusals(now)
+        yield from self._delete(happenings, happenings.c.id, happenings.c.at < now - self._oldest_s())
+        yield from self._keep_newest(happenings, self._limits.max_changes)
+        unused = (
+            ~select(presence.c.id).where(presence.c.node_id == nodes.c.id).exists(),
+            ~select(contributions.c.run_id).where(contributions.c.node_id == nodes.c.id).exists(),
+        )
+        yield from self._delete(nodes, nodes.c.id, *unused)
+        self._store.give_back()
 
     def _oldest_s(self) -> float:
         return self._limits.max_age_s / 2.0**self.squeeze
@@ -115,11 +121,12 @@ class Retention:
         for at in range(0, len(numbers), _SERIES):
             with self._store.writing() as connection:
                 for number in numbers[at : at + _SERIES]:
-                    _forget_samples(connection, number, {width: now - age for width, age in ages.items()})
+                    for width_s, age_s in ages.items():
+                        old = samples.c.width_s == width_s, samples.c.bucket < (now - age_s) // width_s
+                        connection.execute(delete(samples).where(samples.c.series_id == number, *old))
+                    left = select(samples.c.bucket).where(samples.c.series_id == number).exists()
+                    connection.execute(delete(series).where(series.c.id == number, ~left))
             yield
-
-    def _presence(self, now: float) -> Iterator[None]:
-        yield from self._delete(presence, presence.c.id, presence.c.until < now - self._oldest_s())
 
     def _runs(self, now: float) -> Iterator[None]:
         oldest = now - self._oldest_s()
@@ -170,18 +177,6 @@ class Retention:
         for run in crowded:
             yield from self._keep_newest(refusals, self._limits.max_refusals, refusals.c.run_id == run)
 
-    def _changes(self, now: float) -> Iterator[None]:
-        yield from self._delete(happenings, happenings.c.id, happenings.c.at < now - self._oldest_s())
-        yield from self._keep_newest(happenings, self._limits.max_changes)
-
-    def _nodes(self, _: float) -> Iterator[None]:
-        """Delete nodes without a presence and without a contribution."""
-        unused = (
-            ~select(presence.c.id).where(presence.c.node_id == nodes.c.id).exists(),
-            ~select(contributions.c.run_id).where(contributions.c.node_id == nodes.c.id).exists(),
-        )
-        yield from self._delete(nodes, nodes.c.id, *unused)
-
     def _keep_newest(self, table: Table, count: int, *which: ColumnElement[bool]) -> Iterator[None]:
         with self._store.writing() as connection:
             newest = select(table.c.id).where(*which).order_by(table.c.id.desc())
@@ -198,12 +193,3 @@ class Retention:
                 num = connection.execute(delete(table).where(column.in_(some), *which)).rowcount
             is_full = num >= _ROWS
             yield
-
-
-def _forget_samples(connection: Connection, number: int, oldest: dict[int, float]) -> None:
-    """Delete old samples, and the series itself once nothing is left of it."""
-    for width_s, at in oldest.items():
-        old = (samples.c.series_id == number, samples.c.width_s == width_s, samples.c.bucket < at // width_s)
-        connection.execute(delete(samples).where(*old))
-    left = select(samples.c.bucket).where(samples.c.series_id == number).exists()
-    connection.execute(delete(series).where(series.c.id == number, ~left))

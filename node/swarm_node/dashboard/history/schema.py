@@ -1,20 +1,12 @@
-"""The history's tables, as the newest migration leaves them, and how a database is brought to them.
+"""The history's tables, and how a database of an earlier version is brought to them.
 
 A database belongs to one dashboard: nobody else writes it. Peers, runs and series are stored by number, since their
 names are long and repeated. `looked_at` is when the collector last recorded who is there: presences that are open when
-a dashboard starts ended then, or went on. The migrations are shipped beside this file.
+a dashboard starts ended then, or went on.
 """
 
 from __future__ import annotations
 
-import logging
-from pathlib import Path
-from typing import Any
-
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -25,9 +17,15 @@ from sqlalchemy import (
     Index,
     Integer,
     MetaData,
+    String,
     Table,
     Text,
     UniqueConstraint,
+    insert,
+    inspect,
+    select,
+    text,
+    update,
 )
 
 from swarm_node.dashboard.history.facts import HistoryError
@@ -145,40 +143,29 @@ happenings = Table(
     Column("words", Text, nullable=False),
 )
 
+version = Table("history_version", metadata, Column("version_num", String(32), primary_key=True))
 
-MIGRATIONS = Path(__file__).with_name("migrations")
+MIGRATIONS = ("ALTER TABLE history_steps ADD COLUMN validation_loss DOUBLE PRECISION",)
+"""The statement that takes a database from each version to the next. One that was released is never changed."""
 
-CONTEXT: dict[str, Any] = {"version_table": "history_version", "render_as_batch": True}
-"""The options of every Alembic context: the database may be another program's as well."""
+VERSIONS = [f"{number:04}" for number in range(1, len(MIGRATIONS) + 2)]
 
 
-def migrate(connection: Connection, place: str, *, folders: tuple[Path, ...] = (MIGRATIONS / "versions",)) -> None:
+def migrate(connection: Connection, place: str) -> None:
     """Bring the database to the newest schema, in the transaction of `connection`.
 
     Raises HistoryError for a schema newer than this program.
     """
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    config = _config(folders)
-    scripts = ScriptDirectory.from_config(config)
-    found = MigrationContext.configure(connection, opts=CONTEXT).get_current_revision()
-    if found == scripts.get_current_head():
+    if not inspect(connection).has_table(version.name):
+        metadata.create_all(connection)
+        connection.execute(insert(version).values(version_num=VERSIONS[-1]))
         return
-    if found is not None and found not in {script.revision for script in scripts.walk_revisions()}:
+    found = connection.scalar(select(version.c.version_num))
+    if found not in VERSIONS:
         raise HistoryError(
             f"the history in {place} has schema {found!r}, which a newer version of Swarm wrote",
             remedy="update this one, or let it keep its history in another place",
         )
-    config.attributes["connection"] = connection
-    command.upgrade(config, "head")
-
-
-def _config(folders: tuple[Path, ...]) -> Config:
-    config = Config()
-    config.set_main_option("script_location", _literal(MIGRATIONS))
-    config.set_main_option("path_separator", "newline")
-    config.set_main_option("version_locations", "\n".join(_literal(folder) for folder in folders))
-    return config
-
-
-def _literal(path: Path) -> str:
-    return str(path).replace("%", "%%")
+    for statement in MIGRATIONS[VERSIONS.index(found) :]:
+        connection.execute(text(statement))
+    connection.execute(update(version).values(version_num=VERSIONS[-1]))

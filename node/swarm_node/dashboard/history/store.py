@@ -21,7 +21,6 @@ from sqlalchemy import (
     URL,
     Connection,
     Engine,
-    Table,
     create_engine,
     event,
     func,
@@ -37,6 +36,8 @@ from swarm_protocol.errors import ConfigError
 from swarm_node.dashboard.history.facts import HistoryError
 from swarm_node.dashboard.history.schema import metadata, migrate
 from swarm_node.storage import home
+
+logger = logging.getLogger(__name__)
 
 BUSY_S = 2.0
 """How long a statement waits for another process's lock. The writer tries again for longer."""
@@ -126,8 +127,7 @@ def engine_for(url: URL, *, reads_only: bool = False) -> Engine:
 def memory_engine() -> Engine:
     """Return an engine of one connection, to be used by one thread at a time."""
     engine = create_engine("sqlite://", poolclass=StaticPool, connect_args=_THREADS)
-    _begin_with(engine, "BEGIN")
-    return engine
+    return _beginning_with(engine, "BEGIN")
 
 
 def _sqlite_engine(url: URL, *, reads_only: bool) -> Engine:
@@ -146,17 +146,13 @@ def _sqlite_engine(url: URL, *, reads_only: bool) -> Engine:
         connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
 
     event.listen(engine, "connect", prepare)
-    _begin_with(engine, "BEGIN" if reads_only else "BEGIN IMMEDIATE")
-    return engine
+    return _beginning_with(engine, "BEGIN" if reads_only else "BEGIN IMMEDIATE")
 
 
-def _begin_with(engine: Engine, begin: str) -> None:
+def _beginning_with(engine: Engine, begin: str) -> Engine:
     """Begin transactions here: Python's module would begin them late, and none around changes of tables."""
-
-    def do_it(connection: Connection) -> None:
-        connection.exec_driver_sql(begin)
-
-    event.listen(engine, "begin", do_it)
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
+    return engine
 
 
 def reason(error: Exception, place: str) -> HistoryError | None:
@@ -179,7 +175,10 @@ def _known(error: Exception) -> tuple[str, str] | None:
         explained = home.explain(cause, "use", option="")
         remedy = explained.remedy if explained else "check that PostgreSQL runs and can be reached; it is tried again"
         return (cause.strerror or "no answer").lower(), remedy
-    state = _sqlstate(cause)
+    # pg8000 has the SQLSTATE in a dictionary, other drivers as an attribute
+    state = getattr(cause, "sqlstate", None)
+    with contextlib.suppress(AttributeError, IndexError):
+        state = state or cause.args[0].get("C")  # type: ignore[union-attr]
     if state:
         return _SQLSTATES.get(state) or _SQLSTATES.get(state[:2])
     if isinstance(error, DBAPIError) and (error.connection_invalidated or type(cause).__name__ == "InterfaceError"):
@@ -199,16 +198,6 @@ def _sqlite_code(error: sqlite3.Error) -> str:
     found = re.match(r"SQLITE_([A-Z]+)", getattr(error, "sqlite_errorname", ""))
     return found.group(1) if found else ""
 
-
-def _sqlstate(error: object) -> str:
-    """Return the error's SQLSTATE: pg8000 has it in a dictionary, other drivers as an attribute."""
-    state = getattr(error, "sqlstate", None)
-    with contextlib.suppress(AttributeError, IndexError):
-        state = state or error.args[0].get("C")  # type: ignore[attr-defined]
-    return str(state or "")
-
-
-logger = logging.getLogger(__name__)
 
 _STEPS_PER_CHECK = 10_000  # instructions of SQLite between two checks of the clock: about a millisecond
 _ROW_BYTES = 48  # PostgreSQL's own and an index entry
@@ -238,31 +227,29 @@ class Store:
     def reading(self, deadline_s: float) -> Iterator[Connection]:
         """Hold one state of the database; a query that runs past `deadline_s` from now is interrupted."""
         with self._alone, self._reader.begin() as connection:
-            self._limit(connection, deadline_s)
+            if not self._is_sqlite:
+                connection.execute(text(f"SET LOCAL statement_timeout = {max(1, int(deadline_s * 1000))}"))
+                yield connection
+                return
+            end = time.monotonic() + deadline_s
+            driver: Any = connection.connection.driver_connection
+            driver.set_progress_handler(lambda: time.monotonic() > end, _STEPS_PER_CHECK)
             try:
                 yield connection
             finally:
-                self._unlimit(connection)
-
-    def _limit(self, connection: Connection, deadline_s: float) -> None:
-        if not self._is_sqlite:
-            connection.execute(text(f"SET LOCAL statement_timeout = {max(1, int(deadline_s * 1000))}"))
-            return
-        end = time.monotonic() + deadline_s
-        driver = connection.connection.driver_connection
-        assert driver is not None
-        driver.set_progress_handler(lambda: time.monotonic() > end, _STEPS_PER_CHECK)
-
-    def _unlimit(self, connection: Connection) -> None:
-        driver = connection.connection.driver_connection
-        if self._is_sqlite and driver is not None:
-            driver.set_progress_handler(None, 0)
+                driver.set_progress_handler(None, 0)
 
     def used_bytes(self) -> int:
         """Return the size of what is kept now; for PostgreSQL it is estimated from the size of every row."""
         with self._alone, self._reader.begin() as connection:
             if not self._is_sqlite:
-                return sum(_row_bytes(connection, table) for table in metadata.sorted_tables)
+                sizes = (
+                    select(func.sum(func.pg_column_size(literal_column(f"{table.name}.*")) + _ROW_BYTES)).select_from(
+                        table
+                    )
+                    for table in metadata.sorted_tables
+                )
+                return sum(int(connection.scalar(size) or 0) for size in sizes)
             pages = connection.scalar(text("PRAGMA page_count")) - connection.scalar(text("PRAGMA freelist_count"))
             return int(pages * connection.scalar(text("PRAGMA page_size")))
 
@@ -329,7 +316,12 @@ def open_store(place: Path | str) -> tuple[Store, HistoryError | None]:
             news = put_aside(file)
             return _opened(place, shown), news
     except (SQLAlchemyError, sqlite3.Error, OSError, HistoryError) as error:
-        raise _translated(error, shown) from error
+        if (known := reason(error, shown)) is not None:
+            raise known from error
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise HistoryError(
+            f"the history in {shown} cannot be used: {first}", remedy="choose another place for it"
+        ) from error
 
 
 def put_aside(file: Path) -> HistoryError:
@@ -349,9 +341,9 @@ def _opened(place: Path | str, shown: str) -> Store:
     url = url_of(place)
     writer, file = engine_for(url), sqlite_file(url)
     try:
-        if file is not None:
-            _check_pages(writer, shown)
         with writer.begin() as connection:
+            if file is not None:
+                _check_pages(connection, shown)
             migrate(connection, shown)
         return Store(shown, writer, engine_for(url, reads_only=True), file)
     except BaseException:
@@ -359,24 +351,10 @@ def _opened(place: Path | str, shown: str) -> Store:
         raise
 
 
-def _check_pages(engine: Engine, shown: str) -> None:
+def _check_pages(connection: Connection, shown: str) -> None:
     """Raises DatabaseDamage, or what SQLite raises where it cannot even begin."""
-    with engine.connect() as connection:
-        found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+    found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
     if found != "ok":
         raise DatabaseDamage(
             f"the history in {shown} is damaged: {found}", remedy="it is put aside when it is opened again"
         )
-
-
-def _translated(error: Exception, shown: str) -> HistoryError:
-    known = reason(error, shown)
-    if known is not None:
-        return known
-    first = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return HistoryError(f"the history in {shown} cannot be used: {first}", remedy="choose another place for it")
-
-
-def _row_bytes(connection: Connection, table: Table) -> int:
-    size = func.coalesce(func.sum(func.pg_column_size(literal_column(f"{table.name}.*")) + _ROW_BYTES), 0)
-    return int(connection.scalar(select(size).select_from(table)) or 0)

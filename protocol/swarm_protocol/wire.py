@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -103,7 +104,7 @@ def decode_with_payload(
 
 def fill(message_type: type[M], value: Any) -> M:
     """The protobuf message with the fields of the dataclass instance `value`; None leaves a field absent."""
-    return message_type(**{field.name: _contents(getattr(value, field.name)) for field in fields(value)})
+    return message_type(**_contents(value))
 
 
 def flat(value_type: Callable[..., T], builds: Mapping[str, Callable[[Any], Any]] = _NONE) -> Callable[[Message], T]:
@@ -114,7 +115,10 @@ def flat(value_type: Callable[..., T], builds: Mapping[str, Callable[[Any], Any]
 
     def build(message: Message) -> T:
         return value_type(
-            **{field.name: _built(message, field, builds.get(field.name)) for field in message.DESCRIPTOR.fields}
+            **{
+                name: _built(message, name, builds.get(name), has_presence=has_presence)
+                for name, has_presence in _message_fields(message.DESCRIPTOR)
+            }
         )
 
     return build
@@ -147,21 +151,41 @@ def _check_num_values(data: bytes, message_type: type[Message]) -> None:
         raise ValueError(f"it has more than {most} values")
 
 
+# what every message of a type has in common is looked up once: a node reads and writes hundreds a second
+
+
+@cache
+def _value_fields(value_type: type) -> tuple[str, ...]:
+    """The names of a dataclass's fields; none for another type."""
+    return tuple(field.name for field in fields(value_type)) if is_dataclass(value_type) else ()
+
+
+@cache
+def _message_fields(descriptor: Any) -> tuple[tuple[str, bool], ...]:
+    """The names of a message's fields, and whether each can be absent."""
+    return tuple((field.name, field.has_presence) for field in descriptor.fields)
+
+
 def _contents(value: Any) -> Any:
-    if is_dataclass(value):
-        return {field.name: _contents(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, str | bytes):
+        return value
     if isinstance(value, tuple):
         return [_contents(item) for item in value]
+    value_type: Any = type(value)
+    if names := _value_fields(value_type):
+        return {name: _contents(getattr(value, name)) for name in names}
     return value
 
 
-def _built(message: Message, field: Any, build: Callable[[Any], Any] | None) -> Any:
-    if field.has_presence and not message.HasField(field.name):
+def _built(message: Message, name: str, build: Callable[[Any], Any] | None, *, has_presence: bool) -> Any:
+    if has_presence and not message.HasField(name):
         return None
-    value = getattr(message, field.name)
+    value = getattr(message, name)
+    if isinstance(value, str | bytes):
+        return value if build is None else build(value)
     if isinstance(value, Mapping):
         return dict(value)
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+    if isinstance(value, Sequence):
         return tuple(value) if build is None else tuple(build(item) for item in value)
     return value if build is None else build(value)
 

@@ -22,6 +22,10 @@ BUSY_RETRY_S = 1.0
 """Pause before asking again a peer that is busy with our calls. Most calls take less."""
 
 
+class NotServed(Exception):
+    """The peer is there and has no handler of that name."""
+
+
 class EndOfStream(Exception):
     """The other side has finished sending. Not a failure."""
 

@@ -89,6 +89,7 @@ def is_private(addr: str) -> bool:
     return version in ("ip4", "ip6") and any(ip in network for network in _PRIVATE)
 
 
+@lru_cache(maxsize=4096)
 def _is_dialable(addr: str) -> bool:
     try:
         return _split(addr)[-1][0] != "p2p"

@@ -23,7 +23,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import (
@@ -41,7 +41,7 @@ from swarm_protocol.identity import check_peer_id
 
 from swarm.network.dht.record_storage import RecordStorage, RecordValidator
 from swarm.network.dht.routing_table import WIDTH, NodeLookup, RoutingTable, node_id_of, to_id
-from swarm.network.libp2p.host import Host, NotServed
+from swarm.network.interface import NotServed, UnaryHandler
 from swarm.network.multiaddr import dialable, is_loopback
 
 NUM_REPLICAS = 5
@@ -96,8 +96,20 @@ class _Sought:
         self.lock = asyncio.Lock()
 
 
+class RecordTransport(Protocol):
+    """The part of a host that the DHT uses: `libp2p.host.Host`, or a simulated one."""
+
+    @property
+    def peer_id(self) -> str: ...
+
+    async def call(self, peer_id: str, protocol: str, request: bytes, *, addrs: Sequence[str] | None = None) -> bytes:
+        """Ask a peer, which may have to be dialled at `addrs`. Raises PeerError or NotServed."""
+
+    async def serve(self, protocol: str, answer: UnaryHandler) -> None: ...
+
+
 class RecordDht:
-    def __init__(self, host: Host, prefix: str, validator: RecordValidator) -> None:
+    def __init__(self, host: RecordTransport, prefix: str, validator: RecordValidator) -> None:
         self._host = host
         self._prefix = prefix
         self._validator = validator
@@ -112,7 +124,7 @@ class RecordDht:
         self._calls = asyncio.Semaphore(NUM_PARALLEL_CALLS)
 
     @classmethod
-    async def create(cls, host: Host, prefix: str, validator: RecordValidator) -> RecordDht:
+    async def create(cls, host: RecordTransport, prefix: str, validator: RecordValidator) -> RecordDht:
         """Raises PeerUnreachable if the daemon ends meanwhile."""
         dht = cls(host, prefix, validator)
         await host.serve(f"{prefix}find", dht._answer_find)

@@ -12,7 +12,6 @@ the nearest of a thousand nodes to a chosen place takes no more than some thousa
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
 from collections.abc import Container, Iterable, Sequence
@@ -40,7 +39,7 @@ MAX_RECORDS_PER_KEY = WIDTH * limits.MAX_RECORDS_PER_KEY
 end."""
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=32768)
 def node_id_of(peer_id: str) -> int:
     """A peer's one place."""
     return to_id(place_of(peer_id))
@@ -110,8 +109,20 @@ class RoutingTable:
         return tuple(next(iter(bucket.members)) for bucket in self._buckets.values() if bucket.members)
 
     def nearest(self, key: int, count: int) -> list[str]:
-        """The `count` members nearest to `key`, nearest first; fewer if there are not as many."""
-        return heapq.nsmallest(count, self.peers, key=lambda peer_id: node_id_of(peer_id) ^ key)
+        """The `count` members nearest to `key`, nearest first; fewer if there are not as many.
+
+        Every member of the bucket in which `key` itself would be is nearer to it than all others, then come all nearer
+        buckets together, then the farther ones, one by one.
+        """
+        own = (key ^ self._own_id).bit_length()
+        found: list[str] = []
+        farther = sorted(bits for bits in self._buckets if bits > own)
+        for group in ([own], [bits for bits in self._buckets if bits < own], *([bits] for bits in farther)):
+            members = [peer_id for bits in group if bits in self._buckets for peer_id in self._buckets[bits].members]
+            found += sorted(members, key=lambda peer_id: node_id_of(peer_id) ^ key)
+            if len(found) >= count:
+                break
+        return found[:count]
 
 
 class NodeLookup:

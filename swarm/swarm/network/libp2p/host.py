@@ -17,7 +17,7 @@ from swarm_protocol.dht_messages import Contact
 from swarm_protocol.errors import ConfigError, PeerRefused, PeerUnreachable, StartError
 from swarm_protocol.version import check_network_id
 
-from swarm.network.interface import too_many_calls
+from swarm.network.interface import NotServed, too_many_calls
 from swarm.network.libp2p.daemon_control import Control, ControlError
 from swarm.network.libp2p.p2pd_process import Daemon, DaemonOptions
 from swarm.network.libp2p.unary_connection import (
@@ -63,10 +63,6 @@ _REASONS = (
     ("stream reset", "it broke off"),
     ("no addresses", "nobody knows its address"),
 )
-
-
-class NotServed(Exception):
-    """The peer is there and has no handler of that name."""
 
 
 class Host:

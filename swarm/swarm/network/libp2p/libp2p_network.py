@@ -24,9 +24,9 @@ from swarm_protocol.identity import Identity
 
 from swarm.network.dht.record_dht import DhtCounts, RecordDht, to_announce
 from swarm.network.dht.record_storage import RecordValidator
-from swarm.network.interface import Stream, StreamHandler, UnaryHandler
+from swarm.network.interface import NotServed, Stream, StreamHandler, UnaryHandler
 from swarm.network.libp2p.calls import TOKEN_BYTES, Calls
-from swarm.network.libp2p.host import Host, Libp2pOptions, NotServed
+from swarm.network.libp2p.host import Host, Libp2pOptions
 from swarm.network.libp2p.libp2p_stream import Libp2pStream, StreamServer
 from swarm.network.libp2p.network_entry import (
     CHECK_S,

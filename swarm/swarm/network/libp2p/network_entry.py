@@ -33,7 +33,8 @@ from swarm_protocol.version import PROTOCOL_VERSION, Hello, check_hello, softwar
 
 from swarm.network.dht.record_dht import RecordDht
 from swarm.network.dht.record_storage import RecordValidator
-from swarm.network.libp2p.host import CONTROL_FAILURES, Host, Libp2pOptions, NotServed, dial_failure
+from swarm.network.interface import NotServed
+from swarm.network.libp2p.host import CONTROL_FAILURES, Host, Libp2pOptions, dial_failure
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.libp2p.unary_connection import UnaryAnswer
 from swarm.network.multiaddr import PeerAddr

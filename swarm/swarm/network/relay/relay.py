@@ -24,8 +24,9 @@ from typing import TypeVar
 from swarm_protocol.errors import PeerError, PeerRefused, PeerTimeout, PeerUnreachable
 from swarm_protocol.proto import p2pd_pb2
 
+from swarm.network.interface import NotServed
 from swarm.network.libp2p.daemon_control import BACKLOG, ControlError, read_delimited, read_message
-from swarm.network.libp2p.host import CONTROL_FAILURES, Host, NotServed, RawStream
+from swarm.network.libp2p.host import CONTROL_FAILURES, Host, RawStream
 from swarm.network.multiaddr import addr_text, peer_id_bytes, peer_id_text
 from swarm.network.relay.circuit_messages import (
     HOP,

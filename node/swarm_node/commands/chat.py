@@ -6,8 +6,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from swarm.heap import uncollected
 from swarm.router.revisions import short_revision
@@ -21,50 +21,6 @@ from swarm_node.formatting import REPLACEMENT, plural
 from swarm_node.settings.parsers import whole_number
 from swarm_node.storage.home import Home
 from swarm_node.storage.remembered_peers import join_addrs
-
-
-class Conversation(Protocol):
-    def asking(self, question: str) -> dict[str, Any]:
-        """Return the arguments of a generation that answers `question`."""
-
-    def add(self, question: str, answer: str) -> None: ...
-
-    def clear(self) -> None: ...
-
-
-class TemplatedConversation:
-    """The messages of a conversation, for a model with a chat template. `system` precedes everything."""
-
-    def __init__(self, system: str) -> None:
-        self._system = [{"role": "system", "content": system}] if system else []
-        self._said: list[dict[str, str]] = []
-
-    def asking(self, question: str) -> dict[str, Any]:
-        return {"messages": [*self._system, *self._said, {"role": "user", "content": question}]}
-
-    def add(self, question: str, answer: str) -> None:
-        self._said += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-
-    def clear(self) -> None:
-        self._said.clear()
-
-
-class PlainConversation:
-    """The text of a conversation, for a model without a chat template: it continues what was written."""
-
-    def __init__(self, system: str) -> None:
-        self._system = f"{system}\n" if system else ""
-        self._text = self._system
-
-    def asking(self, question: str) -> dict[str, Any]:
-        return {"prompt": self._text + question}
-
-    def add(self, question: str, answer: str) -> None:
-        self._text += f"{question}{answer}\n"
-
-    def clear(self) -> None:
-        self._text = self._system
-
 
 if TYPE_CHECKING:
     from swarm.client import Client
@@ -83,19 +39,36 @@ ANEW = "/new"
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatOptions:
-    """The options of the conversation."""
+@dataclass(slots=True, kw_only=True)
+class Conversation:
+    """What was said, with a model of that name. `system` precedes everything.
+
+    A model without a chat template continues the text that was written so far.
+    """
 
     model: str
     system: str
     temperature: float
     max_tokens: int | None
+    has_template: bool = False
+    said: list[tuple[str, str]] = field(default_factory=list)
+
+    def asking(self, question: str) -> dict[str, Any]:
+        """Return the arguments of a generation that answers `question`."""
+        asked = {"model": self.model, "temperature": self.temperature, "max_tokens": self.max_tokens}
+        if not self.has_template:
+            system = f"{self.system}\n" if self.system else ""
+            return {**asked, "prompt": system + "".join(f"{q}{a}\n" for q, a in self.said) + question}
+        messages = [("system", self.system)] if self.system else []
+        for earlier, answer in self.said:
+            messages += [("user", earlier), ("assistant", answer)]
+        messages.append(("user", question))
+        return {**asked, "messages": [{"role": role, "content": text} for role, text in messages]}
 
 
 def run(flags: Flags) -> int:
     config = flags.resolve()
-    options = _options_of(flags)
+    conversation = _conversation_of(flags)
     peers = join_addrs(config)
     # with it comes torch, for seconds
     with uncollected():
@@ -109,7 +82,7 @@ def run(flags: Flags) -> int:
     used = used_in(home.revisions, config.network_id) if home.path.is_dir() else UsedRevisions()
     interrupts.raise_in_command()
     with Client(peers=peers, network_id=config.network_id, used=used) as client:
-        chat = Chat(client, options, emitter)
+        chat = Chat(client, conversation, emitter)
         chat.begin()
         if sys.stdin.isatty():
             chat.converse()
@@ -121,19 +94,18 @@ def run(flags: Flags) -> int:
 class Chat:
     """Asks the client for answers and shows them. An answer that fails does not enter the conversation."""
 
-    def __init__(self, client: Client, options: ChatOptions, emitter: Emitter) -> None:
+    def __init__(self, client: Client, conversation: Conversation, emitter: Emitter) -> None:
         self._client = client
-        self._options = options
+        self._conversation = conversation
         self._emitter = emitter
-        self._conversation: Conversation = PlainConversation(options.system)
 
     def begin(self) -> None:
         """Find the model and print its revision. Raises ConfigError if it is not served."""
-        status = _soon(lambda: self._client.model(self._options.model))
-        if self._client.has_chat_template(self._options.model):
-            self._conversation = TemplatedConversation(self._options.system)
-        else:
-            self._emitter.say(f"{self._options.model} has no chat template: it continues the text of the conversation")
+        model = self._conversation.model
+        status = soon(lambda: self._client.model(model), FIRST_S)
+        self._conversation.has_template = self._client.has_chat_template(model)
+        if not self._conversation.has_template:
+            self._emitter.say(f"{model} has no chat template: it continues the text of the conversation")
         if status is not None:
             servers = plural(status.num_servers, "server")
             self._emitter.say(f"{status.name}, revision {short_revision(status.revision)}, on {servers}")
@@ -143,7 +115,7 @@ class Chat:
         self._emitter.say(f"Ctrl-C stops an answer, Ctrl-D ends, {ANEW} begins anew")
         for question in _questions():
             if question.strip() == ANEW:
-                self._conversation.clear()
+                self._conversation.said.clear()
                 continue
             try:
                 self.answer(question, goes_on=True)
@@ -154,7 +126,8 @@ class Chat:
         """Stream the answer. Where the conversation `goes_on`, Ctrl-C stops it only, and what came is kept."""
         text, reason = "", None
         try:
-            with closing(self._tokens(question)) as tokens:
+            tokens: Any = self._client.generate(**self._conversation.asking(question))
+            with closing(tokens):
                 for token in tokens:
                     text, reason = text + token.text, token.finish_reason
                     self._show(token.text)
@@ -163,17 +136,9 @@ class Chat:
                 raise
         finally:
             self._show("\n")
-        self._conversation.add(question, text)
+        self._conversation.said.append((question, text))
         if self._emitter.json:
-            self._emitter.emit("chat_answer", model=self._options.model, text=text, finish_reason=reason)
-
-    def _tokens(self, question: str) -> Any:
-        return self._client.generate(
-            model=self._options.model,
-            temperature=self._options.temperature,
-            max_tokens=self._options.max_tokens,
-            **self._conversation.asking(question),
-        )
+            self._emitter.emit("chat_answer", model=self._conversation.model, text=text, finish_reason=reason)
 
     def _show(self, text: str) -> None:
         if not self._emitter.json:
@@ -186,10 +151,10 @@ def fit_for_terminal(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter in "\n\t" else REPLACEMENT for letter in text)
 
 
-def _soon(look: Callable[[], T | None]) -> T | None:
-    """Call `look` until it returns a value, for at most FIRST_S."""
-    give_up_at_s = time.monotonic() + FIRST_S
-    while (found := look()) is None and time.monotonic() < give_up_at_s:
+def soon(look: Callable[[], T | None], within_s: float) -> T | None:
+    """Call `look` until it returns something, for at most `within_s`."""
+    give_up_at_s = time.monotonic() + within_s
+    while not (found := look()) and time.monotonic() < give_up_at_s:
         time.sleep(LOOK_S)
     return found
 
@@ -220,17 +185,16 @@ def _piped() -> str:
     return text.rstrip("\n")
 
 
-def _options_of(flags: Flags) -> ChatOptions:
+def _conversation_of(flags: Flags) -> Conversation:
     model = flags.texts["model"]
     if not model:
         raise ConfigError("MODEL is missing", remedy="see swarm-node models for those that are served")
-    tokens = _parsed(flags.texts, "max_tokens", whole_number(1, limits.MAX_SESSION_TOKENS))
     temperature = _parsed(flags.texts, "temperature", _temperature)
-    return ChatOptions(
+    return Conversation(
         model=model,
         system=flags.texts["system"] or "",
         temperature=TEMPERATURE if temperature is None else temperature,
-        max_tokens=tokens,
+        max_tokens=_parsed(flags.texts, "max_tokens", whole_number(1, limits.MAX_SESSION_TOKENS)),
     )
 
 

@@ -113,12 +113,10 @@ class Command:
             extra = {name: bool(given[name]) for name in self.switches}
             paths = {name: given[name] for name in (*self.paths, "path") if name in given}
             texts = {name: given[name] for name in (*self.texts, *self.arguments) if name != "path"}
-            module, function = self.code.split(":")
-            run: Callable[[Flags], int] = getattr(importlib.import_module(module), function)
-            flags = Flags(
-                values=values, json=given["json"], file=given["config"], extra=extra, paths=paths, texts=texts
+            run: Callable[[Flags], int] = imported(self.code)
+            return run(
+                Flags(values=values, json=given["json"], file=given["config"], extra=extra, paths=paths, texts=texts)
             )
-            return run(flags)
 
         callback.__doc__ = self.purpose
         callback.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -145,6 +143,12 @@ def spread(arguments: Sequence[str]) -> list[str]:
             spread_out.append("--peers")
         spread_out.append(argument)
     return spread_out
+
+
+def imported(code: str) -> Any:
+    """Return what `module:name` stands for."""
+    module, name = code.split(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def _setting_option(name: str) -> inspect.Parameter:

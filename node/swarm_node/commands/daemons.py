@@ -6,7 +6,6 @@ Each holds the home, then runs a daemon in it until that is done or has to leave
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 
 from swarm_node import diagnostics
-from swarm_node.commands.command_options import Flags
+from swarm_node.commands.command_options import Flags, imported
 from swarm_node.events.emitter import Emitter
 from swarm_node.settings.config import Config
 from swarm_node.settings.parsers import RUN_ID_FORM
@@ -36,7 +35,7 @@ def seed(flags: Flags) -> int:
     config = flags.resolve()
     if not config.listen:
         raise ConfigError("a seed must be reached", remedy="give --listen an address, such as /ip4/0.0.0.0/tcp/4001")
-    return live(flags, config, _seed_role, joins=False)
+    return live(flags, config, "swarm_node.roles.seed:SeedRole", joins=False)
 
 
 def join(flags: Flags) -> int:
@@ -45,15 +44,17 @@ def join(flags: Flags) -> int:
     if config.model:
         # torch's threads would otherwise spin for milliseconds after each decoding step, on cores that others need
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    return live(flags, config, _volunteer_role, joins=True)
+    idle = "helper:StandbyRole" if config.take == "nothing" else "helper:HelperRole"
+    role = "volunteer:VolunteerRole" if config.run or config.model else idle
+    return live(flags, config, f"swarm_node.roles.{role}", joins=True)
 
 
 def gateway(flags: Flags) -> int:
-    return live(flags, flags.resolve(), _gateway_role, joins=True)
+    return live(flags, flags.resolve(), "swarm_node.gateway.role:GatewayRole", joins=True)
 
 
 def dashboard(flags: Flags) -> int:
-    return live(flags, flags.resolve(), _dashboard_role, joins=True)
+    return live(flags, flags.resolve(), "swarm_node.dashboard.role:DashboardRole", joins=True)
 
 
 def _check_work(config: Config) -> None:
@@ -117,8 +118,8 @@ def check_model(config: Config) -> None:
             )
 
 
-def live(flags: Flags, config: Config, make_role: Callable[[Config], NodeRole], *, joins: bool) -> int:
-    """Hold the home and run the role that `make_role` returns. Returns the exit code.
+def live(flags: Flags, config: Config, role_code: str, *, joins: bool) -> int:
+    """Hold the home and run the role whose class `role_code` names. Returns the exit code.
 
     `joins`: the role needs a peer to join through.
     """
@@ -132,36 +133,8 @@ def live(flags: Flags, config: Config, make_role: Callable[[Config], NodeRole], 
             remembered_peers.check_can_join(config)
         # torch and the network take seconds to import: the checks above come first
         with uncollected():
-            role = make_role(config)
+            role: NodeRole = imported(role_code)(config)
             from swarm_node import daemon  # noqa: PLC0415
 
         diagnostics.quieten_libraries()
         return daemon.run(config, home, Emitter(json=flags.json), role)
-
-
-def _gateway_role(config: Config) -> NodeRole:
-    from swarm_node.gateway.role import GatewayRole  # noqa: PLC0415
-
-    return GatewayRole(config)
-
-
-def _dashboard_role(config: Config) -> NodeRole:
-    from swarm_node.dashboard.role import DashboardRole  # noqa: PLC0415
-
-    return DashboardRole(config)
-
-
-def _seed_role(_config: Config) -> NodeRole:
-    from swarm_node.roles.seed import SeedRole  # noqa: PLC0415
-
-    return SeedRole()
-
-
-def _volunteer_role(config: Config) -> NodeRole:
-    if not (config.run or config.model):
-        from swarm_node.roles.helper import HelperRole, StandbyRole  # noqa: PLC0415
-
-        return StandbyRole(config) if config.take == "nothing" else HelperRole(config)
-    from swarm_node.roles.volunteer import VolunteerRole  # noqa: PLC0415
-
-    return VolunteerRole(config)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from swarm.router.revisions import short_revision
 from swarm_protocol.errors import ConfigError, SwarmError
 
 from swarm_node import diagnostics, interrupts
+from swarm_node.commands.chat import soon
 from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
 from swarm_node.settings.parsers import HubId, parse_model
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 FIRST_S = 10.0
 """Records arrive within a second or two of the connection."""
 
-LOOK_S = 0.25
 MAX_CONTEXTS = 8
 """Models whose context is asked for: each has its servers send a tokenizer, which is loaded."""
 
@@ -49,21 +48,22 @@ def list_models(flags: Flags) -> int:
     emitter = Emitter(json=flags.json)
     interrupts.raise_in_command()
     with Client(peers=peers, network_id=config.network_id) as client:
-        models = _first_models(client)
+        models = soon(client.models, FIRST_S) or ()
         contexts = _contexts(client, [model.name for model in models if not model.missing])
     if flags.json:
-        emitter.emit("models", models=[_as_json(model, contexts.get(model.name)) for model in models])
+        listed = [
+            {
+                "name": model.name,
+                **_of_revision(model),
+                "context_tokens": contexts.get(model.name),
+                "others": [_of_revision(other) for other in model.others],
+            }
+            for model in models
+        ]
+        emitter.emit("models", models=listed)
     else:
         emitter.result("\n".join(_lines(models, contexts)) or "nobody serves a model here")
     return 0
-
-
-def _first_models(client: Client) -> Sequence[ModelStatus]:
-    """Return the models that are found first, or none after FIRST_S."""
-    give_up_at_s = time.monotonic() + FIRST_S
-    while not (found := client.models()) and time.monotonic() < give_up_at_s:
-        time.sleep(LOOK_S)
-    return found
 
 
 def _contexts(client: Client, names: Sequence[str]) -> dict[str, int | None]:
@@ -82,15 +82,6 @@ def served(missing: BlockSpans, num_blocks: int) -> list[tuple[int, int]]:
     """Return the spans between those that are missing."""
     edges = [0, *(edge for span in missing for edge in span), num_blocks]
     return [(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if start < end]
-
-
-def _as_json(model: ModelStatus, context_tokens: int | None) -> Mapping[str, object]:
-    return {
-        "name": model.name,
-        **_of_revision(model),
-        "context_tokens": context_tokens,
-        "others": [_of_revision(other) for other in model.others],
-    }
 
 
 def _of_revision(each: ModelStatus | OtherRevision) -> dict[str, object]:

@@ -20,6 +20,8 @@ class SeedRole:
     num_steps = 0
     computes = False
 
+    def __init__(self, _config: Config) -> None: ...
+
     def relay(self, _config: Config) -> RelayUse:
         return "serve"
 

@@ -5,8 +5,8 @@ line (`--key`). The command line wins over the environment, the environment over
 default. The result is resolved once, at start. An unknown name is an error with a suggestion, because a setting that is
 silently ignored is worse than none.
 
-pydantic-settings merges the sources. Each value carries its origin, so that a message names the flag, the variable or
-the line of the file at fault; options are declared by `swarm_node.commands.command_options`.
+Each value carries its origin, so that a message names the flag, the variable or the line of the file at fault; options
+are declared by `swarm_node.commands.command_options`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ import os
 import socket
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticUndefined
-from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from swarm.network.multiaddr import check_announce_addr, check_listen_addr
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
@@ -55,10 +53,13 @@ from swarm_node.settings.parsers import (
 )
 
 ENV_PREFIX = "SWARM_"
-CONFIG_FILE = "config"
-"""The settings file: given as `--config` or in the environment, but no setting itself."""
+CONFIG_FILE = "SWARM_CONFIG"
+"""The variable that names the settings file, as `--config` does; it is no setting itself."""
 MAX_SHOWN_CHARS = 120
 """Maximum length of a refused value in a message, so that the message stays a line."""
+
+Take = Literal["any", "models", "runs", "nothing"]
+Dtype = Literal["float32", "bfloat16", "float16", "int8", "int4"]
 
 Value = str | bool | Sequence[str] | None
 """The value of one setting in a source, before it is parsed."""
@@ -117,15 +118,13 @@ def _host_name() -> str:
     return name if name.isprintable() and name else "node"
 
 
-class Config(BaseSettings):
+class Config(BaseModel):
     """The settings of one node. `origins` says, by name, where each value that is not a default came from.
 
     The text below a field is its help on the command line.
     """
 
-    model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX, enable_decoding=False, extra="forbid", frozen=True, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     home: Path = _setting(default_home, parse_path, "DIR", example="~/swarm")
     """The node's directory: identity, control socket, cache, checkpoints, log."""
@@ -149,16 +148,11 @@ class Config(BaseSettings):
     """Once the run is finished, serve its result."""
     model: Path | HubId | None = _setting(None, parse_model, "MODEL", example="~/models/story")
     """Serve blocks of this Hugging Face model: a directory, or OWNER/NAME[@REVISION] on a hub."""
-    take: Literal["any", "models", "runs", "nothing"] = _setting(
-        "any", one_of("any", "models", "runs", "nothing"), "WHAT"
-    )
+    take: Take = _setting("any", one_of(*get_args(Take)), "WHAT")
     """What to help with where neither a run nor a model is named: any, models, runs or nothing."""
-    dtype: Literal["float32", "bfloat16", "float16", "int8", "int4"] = _setting(
+    dtype: Dtype = _setting(
         "float32",
-        one_of(
-            *("float32", "bfloat16", "float16", "int8", "int4"),
-            synonyms={"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"},
-        ),
+        one_of(*get_args(Dtype), synonyms={"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}),
         "DTYPE",
     )
     """Weights as they are held: float32, bfloat16, float16, or int8 or int4 that compute in bfloat16. Servers of
@@ -244,37 +238,12 @@ class Config(BaseSettings):
         """Return where the value of `name` came from, for messages."""
         return self.origins.get(name, "the default")
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is the library's
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, _Environment(settings_cls), _TomlFile(settings_cls)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _note_origins(cls, values: dict[str, Any]) -> dict[str, Any]:
-        origins = {name: each.origin for name, each in values.items() if isinstance(each, Given)}
-        return {"origins": origins} | {name: value for name, value in values.items() if name != CONFIG_FILE}
-
-    @field_validator("*", mode="plain")
-    @classmethod
-    def _parse(cls, value: object, info: ValidationInfo) -> object:
-        return _parsed(info.field_name or "", value) if isinstance(value, Given) else value
-
-
-def _settings() -> Iterator[tuple[str, Setting]]:
-    for name, field in Config.model_fields.items():
-        extra: Any = field.json_schema_extra
-        if extra:
-            yield name, replace(extra["setting"], about=" ".join((field.description or "").split()))
-
-
-SETTINGS: Mapping[str, Setting] = dict(_settings())
+SETTINGS: Mapping[str, Setting] = {
+    name: replace(field.json_schema_extra["setting"], about=" ".join((field.description or "").split()))  # type: ignore[index, type-var, misc]
+    for name, field in Config.model_fields.items()
+    if field.json_schema_extra
+}
 
 
 def resolve(flags: Mapping[str, Value], *, file: Path | None = None) -> Config:
@@ -282,8 +251,11 @@ def resolve(flags: Mapping[str, Value], *, file: Path | None = None) -> Config:
 
     Raises ConfigError, which names the source at fault.
     """
-    given: dict[str, Any] = {**_flags(flags), **({CONFIG_FILE: Given("--config", str(file))} if file else {})}
-    return Config(**given)
+    given = {**_environment(), **_flags(flags)}
+    named = str(file) if file else os.environ.get(CONFIG_FILE)
+    given = {**_from_file(Path(named) if named else _home(given) / "config.toml", is_named=bool(named)), **given}
+    values = {name: _parsed(name, each) for name, each in given.items()}
+    return Config(**values, origins={name: each.origin for name, each in given.items()})
 
 
 def resolve_home(flags: Mapping[str, Value]) -> Path:
@@ -291,57 +263,47 @@ def resolve_home(flags: Mapping[str, Value]) -> Path:
 
     Raises ConfigError for an invalid home and for unknown variables.
     """
-    return _home({**_Environment(Config)(), **_flags(flags)})
+    return _home({**_environment(), **_flags(flags)})
 
 
 def _flags(flags: Mapping[str, Value]) -> dict[str, Given]:
     return {name: Given("--" + name.replace("_", "-"), value) for name, value in flags.items() if value is not None}
 
 
-def _home(given: Mapping[str, object]) -> Path:
-    home = given.get("home")
-    return _parsed("home", home) if isinstance(home, Given) else home if isinstance(home, Path) else default_home()
+def _home(given: Mapping[str, Given]) -> Path:
+    home: Path = _parsed("home", given["home"]) if "home" in given else default_home()
+    return home
 
 
-class _Environment(EnvSettingsSource):
-    """Reads the variables SWARM_…. Raises ConfigError for one that names no setting."""
+def _environment() -> dict[str, Given]:
+    """Return the variables SWARM_…. Raises ConfigError for one that names no setting."""
+    given: dict[str, Given] = {}
+    for variable in sorted(os.environ):
+        name = variable.removeprefix(ENV_PREFIX).lower()
+        if not variable.startswith(ENV_PREFIX) or variable == CONFIG_FILE:
+            continue
+        if name not in SETTINGS or not variable.isupper():
+            what = f"environment variable {variable}"
+            raise _unknown(what, name, tuple(SETTINGS), lambda known: ENV_PREFIX + known.upper())
+        given[name] = Given(variable, os.environ[variable])
+    return given
 
-    def __call__(self) -> dict[str, Any]:
-        for variable in sorted(os.environ):
-            name = variable.removeprefix(ENV_PREFIX).lower()
-            is_known = (name in SETTINGS or name == CONFIG_FILE) and variable.isupper()
-            if variable.startswith(ENV_PREFIX) and not is_known:
-                what = f"environment variable {variable}"
-                raise _unknown(what, name, tuple(SETTINGS), lambda known: ENV_PREFIX + known.upper())
-        # the library takes variables of any case, and another program's swarm_name is no setting of ours
-        variables = {name: ENV_PREFIX + name.upper() for name in super().__call__()}
-        return {name: Given(each, os.environ[each]) for name, each in variables.items() if each in os.environ}
 
-
-class _TomlFile(PydanticBaseSettingsSource):
-    """Reads the TOML file that was named, or config.toml in the home if it exists. Raises ConfigError."""
-
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """This method is not used: the file is read as a whole."""
-        raise NotImplementedError
-
-    def __call__(self) -> dict[str, Any]:
-        flag = self.current_state.get(CONFIG_FILE)
-        named = flag.value if flag else os.environ.get("SWARM_CONFIG")
-        path = Path(named) if named else _home(self.current_state) / "config.toml"
-        try:
-            table = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError):
-            if named:
-                raise ConfigError(f"there is no config file {path}", remedy="check --config, or leave it out") from None
-            return {}
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ConfigError(f"config file {path} cannot be read: {error}", remedy="fix it or move it away") from error
-        known = [setting for setting in SETTINGS if setting != "home"]
-        for name in table:
-            if name not in known:
-                raise _unknown(f"setting {name!r} in {path}", name, known)
-        return {name: Given(f"{name} in {path}", _toml_value(name, path, value)) for name, value in table.items()}
+def _from_file(path: Path, *, is_named: bool) -> dict[str, Given]:
+    """Return the settings in the TOML file; only one that was named has to be there. Raises ConfigError."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        if is_named:
+            raise ConfigError(f"there is no config file {path}", remedy="check --config, or leave it out") from None
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"config file {path} cannot be read: {error}", remedy="fix it or move it away") from error
+    known = [setting for setting in SETTINGS if setting != "home"]
+    for name in table:
+        if name not in known:
+            raise _unknown(f"setting {name!r} in {path}", name, known)
+    return {name: Given(f"{name} in {path}", _toml_value(name, path, value)) for name, value in table.items()}
 
 
 def _toml_value(name: str, path: Path, value: object) -> Value:
@@ -354,16 +316,12 @@ def _toml_value(name: str, path: Path, value: object) -> Value:
     raise ConfigError(f"{name} in {path} is not {wanted}", remedy=f"write {name} = {form}")
 
 
-def _split(text: str) -> list[str]:
-    return text.replace(",", " ").split()
-
-
 def _parsed(name: str, given: Given) -> Any:
     """Parse one value. Raises ConfigError, which names the origin."""
     setting, origin, value = SETTINGS[name], given.origin, given.value
     texts = [str(value)] if isinstance(value, str | bool) else list(value or ())
     if setting.many:
-        texts = [part for text in texts for part in _split(text)]
+        texts = [part for text in texts for part in text.replace(",", " ").split()]
     parsed = []
     for text in texts:
         try:

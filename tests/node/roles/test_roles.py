@@ -57,7 +57,7 @@ def test_join_command_prefers_an_address_that_others_can_use() -> None:
 def test_volunteer_uses_a_relay_unless_all_is_local_or_its_way_is_open(more: dict[str, object], relay: str) -> None:
     told = config(**more)
     assert VolunteerRole(told).relay(told) == StandbyRole(told).relay(told) == relay
-    assert SeedRole().relay(told) == "serve"
+    assert SeedRole(told).relay(told) == "serve"
 
 
 def test_token_rate_is_over_the_last_seconds() -> None:

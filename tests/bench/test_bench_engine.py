@@ -16,8 +16,9 @@ from bench.report import Report
 from swarm.serving.engine.engine import Engine
 from swarm.serving.model.batch import Batch, Want
 from swarm.serving.model.kv_pool import KVPool, KVShape
-from swarm.serving.sampling.sampling import Pick, Sampling
+from swarm.serving.sampling.sampling import Pick
 from swarm.serving.server.server_options import ServerOptions
+from swarm_protocol.session_frames import TokenDraw
 from torch import Tensor
 
 pytestmark = pytest.mark.bench
@@ -51,7 +52,7 @@ async def rounds_ms(num_sequences: int, *, is_last: bool) -> list[float]:
     running = asyncio.create_task(engine.run())
     end = 4 if is_last else 3
     sequences = [engine.open(client=f"c{i % 4}", start=0, end=end, max_tokens=MAX_TOKENS) for i in range(num_sequences)]
-    token, pick, times = torch.tensor([5]), Pick(sampling=Sampling(), index=0) if is_last else None, []
+    token, pick, times = torch.tensor([5]), Pick(TokenDraw()) if is_last else None, []
     for _ in range(NUM_ROUNDS):
         since = time.perf_counter()
         await asyncio.gather(

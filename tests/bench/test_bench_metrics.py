@@ -25,10 +25,11 @@ from swarm.serving.model.batch import Want
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span import Span
 from swarm.serving.model.span_loading import load_span
-from swarm.serving.sampling.sampling import Pick, Sampling
+from swarm.serving.sampling.sampling import Pick
 from swarm.serving.server.server_options import ServerOptions
 from swarm_node.metrics.metric_registry import Registry
 from swarm_node.metrics.readings import ServerMetrics
+from swarm_protocol.session_frames import TokenDraw
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(300)]
 
@@ -91,7 +92,7 @@ async def seated(span: Span, options: ServerOptions) -> AsyncIterator[EngineSequ
 async def token_s(sequence: EngineSequence) -> float:
     """Processor time of one more token, of all threads."""
     since = time.process_time()
-    await sequence.step(torch.tensor([5]), Want.NOTHING, Pick(sampling=Sampling(), index=0))
+    await sequence.step(torch.tensor([5]), Want.NOTHING, Pick(TokenDraw()))
     return time.process_time() - since
 
 

@@ -18,9 +18,10 @@ import torch
 from bench.report import Report, aim
 from swarm.serving.engine.engine import Engine
 from swarm.serving.model.batch import PAGE_TOKENS, Want
-from swarm.serving.sampling.sampling import Pick, Sampling
+from swarm.serving.sampling.sampling import Pick
 from swarm.serving.server.deployment import LoadedSpan, load
 from swarm.serving.server.server_options import ServerOptions
+from swarm_protocol.session_frames import TokenDraw
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
@@ -65,7 +66,7 @@ async def ours_s(loaded: LoadedSpan, length: int, round_: int) -> float:
     sequence = engine.open(client="c", start=0, end=NUM_BLOCKS, max_tokens=length)
     since = time.perf_counter()
     for at in range(0, length, chunk):  # as clients send them
-        pick = Pick(sampling=Sampling(), index=0) if at + chunk >= length else None
+        pick = Pick(TokenDraw()) if at + chunk >= length else None
         await sequence.step(ids[at : at + chunk], Want.NOTHING, pick)
     taken_s = time.perf_counter() - since
     running.cancel()

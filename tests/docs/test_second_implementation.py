@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm.network import framing
-from swarm.serving.sampling.sampling import Sampling, pick
+from swarm.serving.sampling.sampling import pick
 from swarm.serving.wire.page_keys import page_keys
 from swarm.training.allreduce.parts import part_sizes
 from swarm.training.inner.lease import Cursor, LeaseStripe
@@ -35,7 +35,7 @@ from swarm_protocol.frames import Frames
 from swarm_protocol.identity import Identity, peer_id_of
 from swarm_protocol.proto import session_pb2
 from swarm_protocol.records import TrainerRecord, publish_key
-from swarm_protocol.session_frames import StepRequest
+from swarm_protocol.session_frames import StepRequest, TokenDraw
 from swarm_protocol.training_messages import Contribution
 
 SEED = bytes(range(32))
@@ -153,8 +153,8 @@ def test_sessions_page_describes_which_token_is_drawn(
     digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest()
     goal = (int.from_bytes(digest, "little") >> 11) * 2.0**-53 * sums[count - 1]
     drawn = next((kept[number] for number in range(count) if sums[number] > goal), kept[count - 1])
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
-    assert pick(torch.tensor(logits), sampling, index) == drawn
+    draw = TokenDraw(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, index=index)
+    assert pick(torch.tensor(logits), draw) == drawn
 
 
 def test_rounds_page_describes_the_coordinator_and_the_quorum() -> None:

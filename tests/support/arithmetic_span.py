@@ -15,10 +15,11 @@ from swarm.serving.engine.sequence import EngineSequence
 from swarm.serving.engine.span_speed import SpanSpeed
 from swarm.serving.model.batch import PAGE_TOKENS, Batch, Want
 from swarm.serving.model.kv_pool import KVPool, KVShape
-from swarm.serving.sampling.sampling import Pick, Sampling
+from swarm.serving.sampling.sampling import Pick
 from swarm.serving.server.server_options import ServerOptions
 from swarm.testing import virtual_time
 from swarm.testing.leaks import no_leaks
+from swarm_protocol.session_frames import TokenDraw
 from torch import Tensor
 
 VOCAB = 64
@@ -102,7 +103,7 @@ def prompt_of(num_tokens: int, seed: int = 0) -> list[int]:
     return [(seed * 31 + index * index * 7 + index) % VOCAB for index in range(num_tokens)]
 
 
-GREEDY = Pick(sampling=Sampling(), index=0)
+GREEDY = Pick(TokenDraw())
 
 
 async def generate(sequence: EngineSequence, prompt: Sequence[int], num_tokens: int) -> list[int]:

@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 
-from swarm.serving.session.pipeline import StepLimits
-from swarm.serving.session.replay_buffer import ReplayBuffer
 from swarm.serving.session.session_state import (
     Action,
     CloseStage,
@@ -30,10 +28,10 @@ from swarm.serving.session.session_state import (
     Repaired,
     ReportFailure,
     SessionState,
-    TakeOutput,
+    TakeToken,
     UpdateLink,
 )
-from swarm.serving.session.stage import Neighbours, Opened, Stage, StepReport, StepTimer
+from swarm.serving.session.stage import Neighbours, Opened, ReplayBuffer, Stage, StepReport, StepTimer
 from swarm.serving.session.trace import HopTrace
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation, SessionError, SwarmError
 from swarm_protocol.records import ServeRecord
@@ -78,7 +76,7 @@ def outputs_of(tokens: list[int], num_blocks: int) -> list[int]:
 class ToyAsk:
     """What is to become of some rows."""
 
-    want: str
+    wants_token: bool
     ahead: int = 0
     _: KW_ONLY
     forward: bool
@@ -146,16 +144,16 @@ class ToyWorld:
         self._closed: set[bytes] = set()
         self._avoid: dict[str, float] = {}
         self.is_answered = False
-        self.state = SessionState(num_blocks, lambda block: ReplayBuffer(ROW_BYTES), StepLimits(max_step_tokens=chunk))
+        self.state = SessionState(num_blocks, lambda block: ReplayBuffer(ROW_BYTES), max_step_tokens=chunk)
 
     # --- the client -------------------------------------------------------------------------------------------------
 
-    def ask(self, tokens: list[int], want: str, *, ahead: int = 0) -> list[int]:
-        """Outputs of the question. Raises SwarmError."""
+    def ask(self, tokens: list[int], *, ahead: int = 0) -> list[int]:
+        """The tokens that answer. Raises SwarmError."""
         if self.error:
             raise self.error
         self.is_answered, self.outputs = False, []
-        self.carry_out(self.state.ask(b"".join(map(token_row, tokens)), want, self.now_s, ahead=ahead))
+        self.carry_out(self.state.ask(b"".join(map(token_row, tokens)), self.now_s, ahead=ahead))
         self.run_until(lambda: self.is_answered or self.error is not None)
         if self.error is not None:
             raise self.error
@@ -200,7 +198,7 @@ class ToyWorld:
                 case OpenStage(stage):
                     self.send("client", stage.peer_id, self.opening(action))
                 case Feed():
-                    rows = self.state.buffers[action.stage.start].rows(action.start, action.end)
+                    rows = self.state.pipeline.buffers[action.stage.start].rows(action.start, action.end)
                     assert BAD not in rows
                     self.to_server(action.stage, self.feeding(action, rows))
                 case UpdateLink(stage):
@@ -221,10 +219,10 @@ class ToyWorld:
                 case Repaired(repair, num_tokens):
                     self.num_anew += "only others" in str(repair.error)
                     self.repaired.append((repair.lost_peer, num_tokens))
-                case TakeOutput(skip, is_last, goes_on):
-                    self.outputs += self._last[skip:]
+                case TakeToken(goes_on):
+                    self.outputs += self._last
                     assert not self.is_answered, "answered twice"
-                    self.is_answered = is_last and not goes_on
+                    self.is_answered = not goes_on
                     if goes_on:
                         follows = self.state.follow(token_row(self.outputs[-1]), self.now_s)
                 case Fail(error):
@@ -305,9 +303,9 @@ class ToyWorld:
 
     def check_states(self) -> None:
         """What the servers hold follows from the tokens that the client knows, and from nothing else."""
-        tokens = self.state.buffers[0].rows(0, self.state.length)
+        tokens = self.state.pipeline.buffers[0].rows(0, self.state.pipeline.length)
         states = [first_states(0, self.num_blocks)]
-        for position in range(self.state.length):
+        for position in range(self.state.pipeline.length):
             states.append(run_blocks(states[-1], tokens[position * ROW_BYTES : (position + 1) * ROW_BYTES]))
         for stage in self.state.stages:
             sequence = self.servers[stage.peer_id].sequences.get(stage.sequence_id)
@@ -368,8 +366,8 @@ class ToyWorld:
         return lambda: self.later(delay_s, lambda: self.at_server(stage.peer_id, happen))
 
     def feeding(self, action: Feed, rows: bytes) -> Callable[[ToyServer], None]:
-        assert len(self.outputs) == action.num_drawn or action.want != "token"
-        ask = ToyAsk(action.want, action.ahead, forward=action.forward)
+        assert len(self.outputs) == action.num_drawn or not action.wants_token
+        ask = ToyAsk(action.wants_token, action.ahead, forward=action.forward)
         return lambda server: self.step(server, action.stage.sequence_id, action.start, rows, ask)
 
     def relinking(self, stage: Stage, told: Neighbours) -> Callable[[ToyServer], None]:
@@ -415,20 +413,20 @@ class ToyWorld:
         sequence = server.sequences.get(sequence_id)
         if sequence is None or not server.is_up:
             return
-        assert ask.want != "token" or ask.forward or sequence.end == self.num_blocks, "a token of the middle"
+        assert not ask.wants_token or ask.forward or sequence.end == self.num_blocks, "a token of the middle"
         outputs = [states[-1] for states in sequence.states[position - num_rows + 1 : position + 1]]
         if server.is_spoilt:
             outputs[-1] = BAD
         rows, push_failed, looped = b"", False, False
         if sequence.end == self.num_blocks:
-            outputs = outputs[num_rows - {"nothing": 0, "all": num_rows}.get(ask.want, 1) :]
-            if self.draws_vary and ask.want == "token":
+            outputs = outputs[-1:] if ask.wants_token else []
+            if self.draws_vary and ask.wants_token:
                 outputs = [hashlib.blake2b(sequence_id + outputs[-1], digest_size=ROW_BYTES).digest()]
-            if ask.want == "token":
+            if ask.wants_token:
                 self.drawn[sequence.states[position][-1]].add(int.from_bytes(outputs[-1], "little") % VOCAB)
             if ask.ahead and sequence.told.next:
                 row = token_row(int.from_bytes(outputs[-1], "little") % VOCAB)
-                ahead = ToyAsk("token", ask.ahead - 1, forward=True)
+                ahead = ToyAsk(True, ask.ahead - 1, forward=True)
                 looped = self.push(server, sequence_id, sequence.told.next, position, row, ahead)
         elif ask.forward:
             rows, outputs = b"".join(outputs), []
@@ -440,7 +438,7 @@ class ToyWorld:
         ran = StepReport(
             position=position,
             rows=rows,
-            num_outputs=len(outputs),
+            has_token=bool(outputs),
             push_failed=push_failed,
             looped=looped,
             num_links=sequence.num_links,
@@ -542,10 +540,10 @@ class ToyWorld:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """`wants`, how many tokens may be drawn ahead, and what is waited after each."""
+    """For each question how many tokens may be drawn ahead, and what is waited after it."""
 
     prompt: list[int]
-    wants: list[tuple[str, int, float]]
+    questions: list[tuple[int, float]]
 
 
 KINDS = ("kill", "connection", "evict", "stall", "leave", "spoil", "cut", "loss")
@@ -563,25 +561,21 @@ def any_world(seed: int) -> tuple[ToyWorld, Request]:
         strike = partial(world.strike, draw.choice(KINDS), draw.choice(list(world.servers.values())))
         world.later(draw.expovariate(2.0), strike)
     prompt = [draw.randrange(VOCAB) for _ in range(draw.choice([1, 3, 16, 40, 70]))]
-    wants = []
-    for _ in range(draw.randint(1, 12)):
-        want = draw.choice(["token", "token", "last", "all"])
-        ahead = draw.choice([0, 0, 1, 6, 20]) if want == "token" else 0
-        wants.append((want, ahead, draw.choice([0, 0, 0, 0.5, 3])))
-    return world, Request(prompt=prompt, wants=wants)
+    num_questions = draw.randint(1, 12)
+    questions = [(draw.choice([0, 0, 0, 1, 6, 20]), draw.choice([0, 0, 0, 0.5, 3])) for _ in range(num_questions)]
+    return world, Request(prompt=prompt, questions=questions)
 
 
 def answers(world: ToyWorld, request: Request) -> Iterator[tuple[list[int], list[int]]]:
     """For each question what was answered, and what one undisturbed machine answers. Raises SwarmError."""
     new, known = request.prompt, []
-    for want, ahead, pause_s in request.wants:
+    for ahead, pause_s in request.questions:
         known += new
-        expected = outputs_of(known, world.num_blocks)
-        expected = expected[-len(new) :] if want == "all" else expected[-1:]
+        expected = outputs_of(known, world.num_blocks)[-1:]
         for _ in range(ahead):
             known.append(expected[-1])
             expected += outputs_of(known, world.num_blocks)[-1:]
-        answer = world.ask(new, want, ahead=ahead)
+        answer = world.ask(new, ahead=ahead)
         yield answer, expected
         new = expected[-1:]
         world.wait(pause_s)

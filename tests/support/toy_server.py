@@ -17,7 +17,7 @@ import numpy as np
 from swarm.network.interface import Stream
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryNetwork
-from swarm.serving.session.connection_pool import ConnectionPool
+from swarm.serving.session.known_servers import ConnectionPool
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
 from swarm_protocol.failure_messages import encode_failure
@@ -274,10 +274,6 @@ class ToyServer:
                 rows = Rows(codec="raw", num_rows=len(outputs), num_columns=COLUMNS, payload=b"".join(outputs))
         elif step.want == "token":
             token = SampledToken(token_id=int(logits_of(outputs[-1]).argmax()))
-        elif step.want != "nothing":
-            wanted = outputs if step.want == "all" else outputs[-1:]
-            logits = b"".join(logits_of(output).tobytes() for output in wanted)
-            rows = Rows(codec="raw", num_rows=len(wanted), num_columns=VOCAB, payload=logits)
         result = self.spoil(
             StepResult(
                 sequence_id=key[1],

@@ -110,7 +110,8 @@ def complete_undisturbed(
 ) -> str:
     """Return the completion of `prompt`: greedy at temperature 0, else by the draws of `seed`. Blocks."""
     import torch  # noqa: PLC0415
-    from swarm.serving.sampling.sampling import Sampling, pick  # noqa: PLC0415
+    from swarm.serving.sampling.sampling import pick  # noqa: PLC0415
+    from swarm_protocol.session_frames import TokenDraw  # noqa: PLC0415
     from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache  # noqa: PLC0415
     from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415
 
@@ -118,13 +119,13 @@ def complete_undisturbed(
     torch.set_num_threads(1)  # as the nodes do: threads that wait for each other cost more than a model this small
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-    sampling, cache = Sampling(temperature=temperature, seed=seed), DynamicCache()
+    cache = DynamicCache()
     answer: list[int] = []
     new = tokenizer.encode(prompt)
     with torch.inference_mode():
         for index in range(max_new_tokens):
             logits_BTV = model(torch.tensor([new]), past_key_values=cache, use_cache=True).logits
-            token = pick(logits_BTV[0, -1], sampling, index)
+            token = pick(logits_BTV[0, -1], TokenDraw(temperature=temperature, seed=seed, index=index))
             answer.append(token)
             new = [token]
     return str(tokenizer.decode(answer))

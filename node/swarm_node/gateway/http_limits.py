@@ -58,7 +58,7 @@ LEAST_LOGPROB = -9999.0
 # Choices that run at once: each holds a chain of streams and a cache at every server.
 MAX_RUNNING_REQUESTS = 64
 # Names in a message about an unknown model.
-MAX_LISTED_MODELS = 20
+MAX_NAMED_MODELS = 20
 # Models whose first appearance is remembered.
 MAX_SEEN_MODELS = 4096
 # Between a server's death and its replacement's record: one look-up, so a client may ask again soon.

@@ -74,8 +74,8 @@ class Models:
         if found := await self._client.model(name):
             return found
         names = [f"'{served}'" for model in await self._client.models() for served in _names(model, name)]
-        more = len(names) - http_limits.MAX_LISTED_MODELS
-        known = ", ".join(names[: http_limits.MAX_LISTED_MODELS]) + (f" and {more} more" if more > 0 else "")
+        more = len(names) - http_limits.MAX_NAMED_MODELS
+        known = ", ".join(names[: http_limits.MAX_NAMED_MODELS]) + (f" and {more} more" if more > 0 else "")
         raise HttpError(
             404,
             f"the model '{name}' is not served here; served: {known or 'none'}",

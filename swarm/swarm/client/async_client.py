@@ -24,7 +24,8 @@ from swarm.remote.gradient import ForwardOptions, ForwardPass, attach, embed, ru
 from swarm.router.routing import NoChain
 from swarm.serving.model.model_assets import Message, ModelAssets
 from swarm.serving.session.generate import Token, generate, sampler_for
-from swarm.serving.session.session import ClientState, Session, SessionOptions
+from swarm.serving.session.known_servers import ClientState
+from swarm.serving.session.session import Session, SessionOptions
 from swarm.serving.session.trace import Trace
 from swarm.serving.tokenizer.tokenizer_process import TokenizerLimits
 from swarm.temporary_folder import temporary_folder

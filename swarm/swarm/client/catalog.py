@@ -29,7 +29,7 @@ from swarm.router.revisions import (
     short_revision,
     split_pin,
 )
-from swarm.serving.session.peer_health import PeerHealth
+from swarm.serving.session.known_servers import PeerHealth
 
 MAX_USED_MODELS = 256
 MAX_REVISIONS = 4

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, Generic, TypeVar
 
+from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.sampler import Grammar
 
 from swarm.serving.model.model_assets import Message, ModelAssets
-from swarm.serving.sampling.sampling import Pick, Sampling
+from swarm.serving.sampling.sampling import Sampling, check_kind
 
 DEFAULT_MAX_TOKENS = 512
 """The length of an answer without `max_tokens`; fewer where the model's context ends before."""
@@ -64,9 +65,15 @@ class GenerationRequest:
     stream: bool
 
     def __post_init__(self) -> None:
+        for name, value in (("max_tokens", self.max_tokens), ("num_logprobs", self.num_logprobs)):
+            if value is not None:
+                check_kind(value, name, Integral)
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ConfigError(f"max_tokens is {self.max_tokens}", remedy="ask for 1 token or more")
-        Pick(sampling=self.sampling, index=0, num_logprobs=self.num_logprobs)
+        if self.num_logprobs is not None and not 0 <= self.num_logprobs <= limits.MAX_LOGPROBS:
+            raise ConfigError(
+                f"{self.num_logprobs} likeliest tokens are wanted", remedy=f"use 0 to {limits.MAX_LOGPROBS}"
+            )
 
 
 def _are(kind: type[Any], values: object) -> bool:
@@ -77,11 +84,17 @@ def _are(kind: type[Any], values: object) -> bool:
     )
 
 
-def _check(kind: type[Any], named: str, **values: object) -> None:
-    """Raises ConfigError for a value of another kind; None stands for a value that was not given."""
-    for name, value in values.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, kind)):
-            raise ConfigError(f"{name} is {value!r:.80}", remedy=f"use {named}")
+def _prompt(
+    prompt: str | Sequence[int] | None,
+    messages: Sequence[Message] | None,
+    tools: Sequence[Message] | None,
+    template_kwargs: Mapping[str, Any] | None,
+) -> Prompt:
+    if (prompt is None) == (messages is None):
+        raise ConfigError("a generation needs either a prompt or messages", remedy="give one of the two")
+    if messages is not None and not messages:
+        raise ConfigError("there are no messages", remedy="give one or more")
+    return Prompt(prompt=prompt, messages=messages or (), tools=tools or (), template_kwargs=template_kwargs or {})
 
 
 def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
@@ -160,29 +173,6 @@ class TextClient(ABC, Generic[A]):
         and when iterated ConfigError for an unknown model or a prompt over the context, SessionError when blocks are
         missing or were lost, PeerError when nobody answers.
         """
-        if (prompt is None) == (messages is None):
-            raise ConfigError("a generation needs either a prompt or messages", remedy="give one of the two")
-        if messages is not None and not messages:
-            raise ConfigError("there are no messages", remedy="give one or more")
-        _check(
-            Integral,
-            "a whole number",
-            max_tokens=max_tokens,
-            top_k=top_k,
-            seed=seed,
-            num_logprobs=num_logprobs,
-            min_tokens=min_tokens,
-        )
-        _check(
-            Real,
-            "a number",
-            temperature=temperature,
-            top_p=top_p,
-            min_p=min_p,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-            repetition_penalty=repetition_penalty,
-        )
         sampling = Sampling(
             temperature=temperature,
             top_p=top_p,
@@ -199,10 +189,9 @@ class TextClient(ABC, Generic[A]):
             ignore_eos=ignore_eos,
             grammar=_grammar(grammar, json_schema),
         )
-        made = Prompt(prompt=prompt, messages=messages or (), tools=tools or (), template_kwargs=template_kwargs or {})
         request = GenerationRequest(
             model=model,
-            prompt=made,
+            prompt=_prompt(prompt, messages, tools, template_kwargs),
             max_tokens=max_tokens,
             sampling=sampling,
             num_logprobs=num_logprobs,

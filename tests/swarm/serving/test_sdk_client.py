@@ -757,6 +757,13 @@ def test_generate_with_a_value_of_another_kind_is_refused_at_once(name: str, val
         asked.generate(model="tiny", prompt="hi", **{name: value})
 
 
+@pytest.mark.parametrize("num_logprobs", [-1, 21])
+def test_generate_with_more_likeliest_tokens_than_there_may_be_is_refused_at_once(num_logprobs: int) -> None:
+    asked = client.AsyncClient(network=MagicMock(), membership=MagicMock())
+    with pytest.raises(ConfigError, match="use 0 to 20"):
+        asked.generate(model="tiny", prompt="hi", num_logprobs=num_logprobs)
+
+
 def test_generate_without_a_prompt_or_messages_is_refused_at_once() -> None:
     asked = client.AsyncClient(network=MagicMock(), membership=MagicMock())
     message = {"role": "user", "content": "hi"}

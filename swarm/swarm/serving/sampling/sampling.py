@@ -11,20 +11,30 @@ import hashlib
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 
 import numpy as np
 import torch
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.sampler import Grammar, Sampler
-from swarm_protocol.session_frames import SampledToken
+from swarm_protocol.session_frames import SampledToken, TokenDraw
 from torch import Tensor
 
 MAX_TEMPERATURE = 2.0
 MAX_STOPS = 32
 MAX_STOP_CHARS = 256
-MAX_LOGPROBS = 20
 MAX_STOP_TOKENS = 64
+
+_WHOLE = ("top_k", "seed", "min_tokens")
+_REAL = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+
+
+def check_kind(value: object, name: str, kind: type[Integral | Real]) -> None:
+    """Raises ConfigError for a value that is no number of this kind: a caller's, as it was given."""
+    if isinstance(value, bool) or not isinstance(value, kind):
+        called = "a whole number" if kind is Integral else "a number"
+        raise ConfigError(f"{name} is {value!r:.80}", remedy=f"use {called}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +110,10 @@ class Sampling:
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
+        for name in _WHOLE:
+            check_kind(getattr(self, name), name, Integral)
+        for name in _REAL:
+            check_kind(getattr(self, name), name, Real)
         self._check_draws()
         self._check_ends()
 
@@ -154,24 +168,12 @@ def _are_ids(values: Collection[int]) -> bool:
     return all(0 <= token_id < limits.MAX_VOCAB for token_id in values)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Pick:
-    """One draw: the token at `index` of the answer, and how many likeliest tokens to report (None: no probabilities).
+    """One draw. `edits` change the logits first; probabilities are those of the logits without them."""
 
-    `edits` change the logits first; probabilities are those of the logits without them. Of `sampling` only what cuts
-    and draws is used here. Raises ConfigError for values without meaning.
-    """
-
-    sampling: Sampling
-    index: int
-    num_logprobs: int | None = None
+    draw: TokenDraw
     edits: LogitEdits | None = None
-
-    def __post_init__(self) -> None:
-        if self.index < 0:
-            raise ConfigError(f"the index of a token is {self.index}", remedy="count from 0")
-        if self.num_logprobs is not None and not 0 <= self.num_logprobs <= MAX_LOGPROBS:
-            raise ConfigError(f"{self.num_logprobs} likeliest tokens are wanted", remedy=f"use 0 to {MAX_LOGPROBS}")
 
 
 def pick_all(logits: Sequence[Tensor], picks: Sequence[Pick]) -> list[SampledToken | None]:
@@ -190,9 +192,9 @@ def pick_all(logits: Sequence[Tensor], picks: Sequence[Pick]) -> list[SampledTok
             if not math.isfinite(edited_V.max()):  # all that may come is impossible
                 picked.append(None)
                 continue
-        if wanted.edits is not None or wanted.sampling.temperature:
-            token_id = pick(edited_V, wanted.sampling, wanted.index)  # noqa: PLW2901
-        picked.append(_with_logprobs(logits_V, token_id, wanted.num_logprobs))
+        if wanted.edits is not None or wanted.draw.temperature:
+            token_id = pick(edited_V, wanted.draw)  # noqa: PLW2901
+        picked.append(_with_logprobs(logits_V, token_id, wanted.draw.num_logprobs))
     return picked
 
 
@@ -225,23 +227,23 @@ def _bounded(logprob: float) -> float:
     return max(logprob, -limits.MAX_LOGPROB)
 
 
-def pick(logits_V: Tensor, sampling: Sampling, index: int) -> int:
-    """The token at `index` of the answer. Of equal logits the lower id is taken first."""
-    if sampling.temperature == 0:
+def pick(logits_V: Tensor, draw: TokenDraw) -> int:
+    """Draw the token at `draw.index` of the answer. Of equal logits the lower id is taken first."""
+    if draw.temperature == 0:
         return int(logits_V.argmax())
     # from the largest down, so that a temperature near 0 makes the others nothing and not the largest infinite
-    scaled_V = (logits_V.double() - logits_V.max()) / sampling.temperature
+    scaled_V = (logits_V.double() - logits_V.max()) / draw.temperature
     sorted_V, ids_V = torch.sort(scaled_V, descending=True, stable=True)
-    if sampling.min_p:
+    if draw.min_p:
         # relative to the likeliest, which is at 0
-        kept = int((sorted_V >= math.log(sampling.min_p)).sum())
+        kept = int((sorted_V >= math.log(draw.min_p)).sum())
         sorted_V, ids_V = sorted_V[:kept], ids_V[:kept]
-    if sampling.top_k:
-        sorted_V, ids_V = sorted_V[: sampling.top_k], ids_V[: sampling.top_k]
+    if draw.top_k:
+        sorted_V, ids_V = sorted_V[: draw.top_k], ids_V[: draw.top_k]
     cumulative_V = torch.softmax(sorted_V, dim=0).cumsum(0)
     # the fewest tokens that reach top_p, one at least
-    kept = int((cumulative_V < sampling.top_p).sum().clamp(max=len(cumulative_V) - 1)) + 1
-    goal = _uniform(sampling.seed, index) * float(cumulative_V[kept - 1])
+    kept = int((cumulative_V < draw.top_p).sum().clamp(max=len(cumulative_V) - 1)) + 1
+    goal = _uniform(draw.seed, draw.index) * float(cumulative_V[kept - 1])
     return int(ids_V[min(int((cumulative_V[:kept] <= goal).sum()), kept - 1)])
 
 

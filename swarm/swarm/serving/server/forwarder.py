@@ -35,7 +35,7 @@ MAX_PEERS_PER_CLIENT = 32
 REST_S = 5.0
 """Half the time for which clients avoid a broken link: earlier requests come only from clients that want us to dial."""
 
-LINGER_S = 30.0
+UNUSED_S = 30.0
 """How long a connection stays open without a session that is linked: the next session is often soon."""
 
 SequenceKey: TypeAlias = tuple[str, bytes]
@@ -141,7 +141,7 @@ class Forwarder:
         outgoing = self._outgoing.get(peer_id)
         if outgoing is None or outgoing.linked.pop(key, None) is None or outgoing.linked:
             return
-        outgoing.close_timer = asyncio.get_running_loop().call_later(LINGER_S, self._close, peer_id, outgoing)
+        outgoing.close_timer = asyncio.get_running_loop().call_later(UNUSED_S, self._close, peer_id, outgoing)
 
     def push(self, peer_id: str, push: Push) -> None:
         """Raises PeerError if it cannot be sent."""

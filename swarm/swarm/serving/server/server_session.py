@@ -41,7 +41,7 @@ from swarm_protocol.session_frames import (
 from swarm.network.interface import EndOfStream, FaultHook, Network, Stream
 from swarm.serving.engine.sequence import EngineSequence, StepOutput
 from swarm.serving.model.batch import Want
-from swarm.serving.sampling.sampling import LogitEdits, Pick, Sampling
+from swarm.serving.sampling.sampling import Pick
 from swarm.serving.server.forwarder import Forwarder
 from swarm.serving.server.result_batcher import FlushTimer, ResultBatcher
 from swarm.serving.server.session_inbox import Backpressure, CheckedStep, ModelSizes, SessionInbox
@@ -248,8 +248,7 @@ class ServerSession:
     async def _engine_pick(self, step: CheckedStep) -> Pick | None:
         if step.draw is None or not self.is_last:
             return None
-        edits = None if self.sampler is None else await self.sampler.edits(step.draw.index)
-        return _pick_of(step.draw, edits)
+        return Pick(step.draw, None if self.sampler is None else await self.sampler.edits(step.draw.index))
 
     def _push_failed(self, error: SwarmError) -> None:
         """Report it to the client, which feeds the next server itself, or replaces it."""
@@ -303,13 +302,6 @@ def refuse_push(push: Push, connection: MultiplexedConnection, error: SwarmError
             failure=encode_failure(error),
         )
     )
-
-
-def _pick_of(draw: session_frames.TokenDraw, edits: LogitEdits | None) -> Pick:
-    sampling = Sampling(
-        temperature=draw.temperature, top_p=draw.top_p, top_k=draw.top_k, min_p=draw.min_p, seed=draw.seed
-    )
-    return Pick(sampling=sampling, index=draw.index, num_logprobs=draw.num_logprobs, edits=edits)
 
 
 async def take_over(network: Network, model: str, source: SequenceRef, client: str, sequence: EngineSequence) -> None:

@@ -24,8 +24,7 @@ from dataclasses import dataclass, field, replace
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.limits import PAGE_TOKENS
 
-from swarm.serving.session.replay_buffer import ReplayBuffer
-from swarm.serving.session.stage import Neighbours, Stage, StepReport
+from swarm.serving.session.stage import Neighbours, ReplayBuffer, Stage, StepReport
 
 WINDOW_CHUNKS = 4
 """Chunks of a prompt under way at once: enough for every stage of a usual chain to have work, and little to repeat."""
@@ -36,26 +35,18 @@ RELINK_S = 10.0
 MAX_RELINK_S = 600.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepLimits:
-    """The most rows of a step: `max_step_tokens`, or `max_output_tokens` if the outputs of all rows are wanted."""
-
-    max_step_tokens: int = 512
-    max_output_tokens: int = 512
-
-
 @dataclass(frozen=True, slots=True)
 class Feed:
     """Send rows `[start, end)` of the stage's inputs. `forward`: the stages after it need their outputs.
 
-    Where a token is wanted it is the one after `num_drawn` others of this request, and `ahead` more may follow it
-    without being asked for.
+    Where the token that follows is wanted, it is the one after `num_drawn` others of this request, and `ahead` more may
+    come after it without being asked for.
     """
 
     stage: Stage
     start: int
     end: int
-    want: str
+    wants_token: bool
     forward: bool
     num_drawn: int = 0
     ahead: int = 0
@@ -69,26 +60,20 @@ class UpdateLink:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeOutput:
-    """The output that came last answers the request from its row `skip` on. `is_last` completes the answer.
+class TakeToken:
+    """The token that came last is the answer. `goes_on`: it is also the next input; report that at once by `follow`."""
 
-    `goes_on`: it is a token and also the next input: report it to the state at once by `follow`.
-    """
-
-    skip: int
-    is_last: bool
-    goes_on: bool = False
+    goes_on: bool
 
 
 @dataclass(slots=True, kw_only=True)
 class PendingRequest:
-    """What the caller asked for last. Positions before `answered` are answered.
+    """What the caller asked for last: the token after the last position. Positions before `answered` are answered.
 
     `num_drawn` tokens were drawn without being asked for and `ahead` more may be; `may_draw`: a server was asked to.
     `is_timed`: a single token is under way since `asked_s`, through stages that have not changed.
     """
 
-    want: str = "nothing"
     answered: int = 0
     ahead: int = 0
     num_drawn: int = 0
@@ -119,10 +104,10 @@ class Pipeline:
     """Stages over blocks `[0, num_blocks)`, with gaps while servers are missing.
 
     `buffers` holds the inputs of the spans by their first block; `new_buffer(block)` makes one. `opening` are the
-    stages that are being opened in gaps.
+    stages that are being opened in gaps. A step has up to `max_step_tokens` rows.
     """
 
-    def __init__(self, num_blocks: int, new_buffer: Callable[[int], ReplayBuffer], limits: StepLimits) -> None:
+    def __init__(self, num_blocks: int, new_buffer: Callable[[int], ReplayBuffer], *, max_step_tokens: int) -> None:
         self.stages: list[Stage] = []
         self.opening: list[Stage] = []
         self.buffers = {0: new_buffer(0)}
@@ -130,8 +115,7 @@ class Pipeline:
         self.request = PendingRequest()
         self.lost_token = LostToken()
         self._new_buffer = new_buffer
-        self._limits = limits
-        self._chunk = limits.max_step_tokens
+        self._max_step_tokens = self._chunk = max_step_tokens
         self._is_ring = False
         self._has_looped = False
         self._links_changed = False
@@ -146,20 +130,14 @@ class Pipeline:
     def is_asked(self) -> bool:
         return self.request.answered < self.length
 
-    def ask(self, rows: bytes, want: str, ahead: int, now_s: float) -> None:
+    def ask(self, rows: bytes, ahead: int, now_s: float) -> None:
         assert not self.is_asked, "one request at a time"
-        assert want == "token" or not ahead
         before = self.length
         self.buffers[0].append(rows)
         if self._is_ring != (ahead > 0):
             self._is_ring, self._links_changed = ahead > 0, True
-        self.request = PendingRequest(
-            want=want,
-            answered=before if want == "all" else self.length - 1,
-            ahead=ahead,
-            asked_s=now_s,
-            is_timed=self.length == before + 1,
-        )
+        is_timed = self.length == before + 1
+        self.request = PendingRequest(answered=self.length - 1, ahead=ahead, asked_s=now_s, is_timed=is_timed)
         self._retry_links(now_s)
 
     def follow(self, row: bytes, now_s: float) -> None:
@@ -180,9 +158,7 @@ class Pipeline:
         for stage in list(self.stages):
             self._take_early(stage, now_s)
 
-    # --- what servers report ----------------------------------------------------------------------------------------
-
-    def on_report(self, stage: Stage, report: StepReport, now_s: float) -> list[TakeOutput]:
+    def on_report(self, stage: Stage, report: StepReport, now_s: float) -> list[TakeToken]:
         """Take what a server has run. Raises PeerViolation if that cannot be."""
         is_last = stage.end == self.num_blocks
         if self.lost_token.check(report.position):
@@ -190,23 +166,21 @@ class Pipeline:
         if not stage.reported <= report.position <= self.length + (0 if is_last else self.request.ahead):
             raise PeerViolation(f"the server ran {report.position} positions, of {self.length} after {stage.reported}")
         if is_last:
-            return self._take_output(stage, report, now_s)
+            return self._take_token(stage, report, now_s)
         self._take_rows(stage, report, now_s)
         return []
 
-    def _take_output(self, stage: Stage, report: StepReport, now_s: float) -> list[TakeOutput]:
-        request, outputs = self.request, list[TakeOutput]()
+    def _take_token(self, stage: Stage, report: StepReport, now_s: float) -> list[TakeToken]:
+        request, taken = self.request, list[TakeToken]()
         if request.is_timed and report.position == self.length == stage.done + 1:
             self._note_times(report, (now_s - request.asked_s) * 1000)
         if report.position > request.answered:
-            first = report.position - report.num_outputs
-            if not report.num_outputs or first > request.answered:
+            if not report.has_token:
                 raise PeerViolation("the server left out what was asked for")
-            skip, request.answered = request.answered - first, report.position
-            is_over = not self.is_asked
-            outputs.append(TakeOutput(skip, is_last=is_over, goes_on=is_over and request.ahead > 0))
+            request.answered = report.position
+            taken.append(TakeToken(goes_on=request.ahead > 0))
         self._progress(stage, report, now_s)
-        return outputs
+        return taken
 
     def _take_rows(self, stage: Stage, report: StepReport, now_s: float) -> None:
         buffer = self.buffers[stage.end]
@@ -270,8 +244,6 @@ class Pipeline:
             for stage in self.stages:
                 stage.trace.wire_ms += max(0.0, wire_ms) / len(self.stages)
 
-    # --- feeding ----------------------------------------------------------------------------------------------------
-
     def feed(self, now_s: float) -> list[Feed | UpdateLink]:
         """Update links that have changed, and feed each stage that lacks rows."""
         actions: list[Feed | UpdateLink] = []
@@ -305,25 +277,17 @@ class Pipeline:
             return None
         forward = start >= needed and not is_last
         end = min(held, start + self._chunk)
-        if start < needed and (not is_last or request.want == "all"):
+        if start < needed and not is_last:
             end = min(end, needed)
-        want = self._want_until(end) if forward or is_last else "nothing"
-        if want == "all":
-            end = min(end, start + self._limits.max_output_tokens)
-        ahead = request.ahead if want == "token" else 0
-        return Feed(stage, start, end, want, forward, request.num_drawn, ahead)
+        wants_token = (forward or is_last) and self.is_asked and end == self.length
+        return Feed(stage, start, end, wants_token, forward, request.num_drawn, request.ahead if wants_token else 0)
 
     def _fed(self, index: int, feed: Feed, now_s: float) -> None:
         feed.stage.given = feed.stage.fed = feed.end
-        self.request.may_draw = self.request.may_draw or feed.want == "token"
+        self.request.may_draw = self.request.may_draw or feed.wants_token
         feed.stage.expect_report(feed.end, now_s)
         if feed.forward:
             self._expect_pushes(self.stages[index:], feed.start, feed.end)
-
-    def _want_until(self, end: int) -> str:
-        request = self.request
-        is_wanted = end > request.answered if request.want == "all" else self.is_asked and end == self.length
-        return request.want if is_wanted else "nothing"
 
     def _expect_pushes(self, stages: Sequence[Stage], start: int, end: int) -> None:
         """Note the rows that pushes from the first of these stages will bring to the others, if all are in step."""
@@ -335,8 +299,6 @@ class Pipeline:
             if start >= end:
                 return
             lower.given = end
-
-    # --- which stage pushes to which --------------------------------------------------------------------------------
 
     def on_link_ack(self, stage: Stage, num_links: int, position: int) -> None:
         """A server has received so many link updates, and had been given the inputs up to `position`.
@@ -398,8 +360,6 @@ class Pipeline:
         if upper is not None and stage.given > max(stage.fed, stage.done):
             self._unlink(upper, stage, now_s)
 
-    # --- stages that come and go ------------------------------------------------------------------------------------
-
     def expect(self, opening: Sequence[Stage]) -> None:
         """Note the stages that are being opened: those after them must know the sender before its pushes come."""
         self.opening = list(opening)
@@ -422,7 +382,7 @@ class Pipeline:
             stage.begin(position if position == length else position // PAGE_TOKENS * PAGE_TOKENS)
         for block in self.buffers.keys() - {stage.start for stage in self.stages} - set(other_starts):
             del self.buffers[block]
-        self._chunk = min([self._limits.max_step_tokens] + [s.opened.max_step_tokens for s in self.stages if s.opened])
+        self._chunk = min([self._max_step_tokens] + [s.opened.max_step_tokens for s in self.stages if s.opened])
         self._links_changed, self.request.is_timed = True, False
 
     def remove(self, stage: Stage, now_s: float) -> list[UpdateLink]:
@@ -434,10 +394,6 @@ class Pipeline:
             lower.forget_pushes()
         is_lost_draw = stage.end == self.num_blocks and not self.knows_draws_of(stage)
         return self._suspect(now_s) if stage in self.lost_token.suspects or is_lost_draw else []
-
-    def forget_lost_token(self) -> None:
-        """All stages are about to go, and what they hold with them."""
-        self.lost_token = LostToken()
 
     def _suspect(self, now_s: float) -> list[UpdateLink]:
         """Ask all stages whether they hold a token that only the last one or one of them knew, and that has gone."""

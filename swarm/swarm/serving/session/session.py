@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import partial
 from uuid import uuid4
 
-import torch
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, PeerError, PeerRefused, PeerViolation, SwarmError
 from swarm_protocol.records import ServeRecord
@@ -34,18 +33,19 @@ from swarm_protocol.session_frames import (
     StepResult,
     TokenDraw,
 )
-from torch import Tensor
 
-from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.router.routing import Hop, NoChain
 from swarm.serving.model.shape import ModelShape
-from swarm.serving.session.connection_pool import ClientConnection, ConnectionLost, ConnectionPool
-from swarm.serving.session.peer_health import PeerHealth
-from swarm.serving.session.pipeline import Feed, StepLimits, TakeOutput, UpdateLink
-from swarm.serving.session.replay_buffer import PrefixStore
-from swarm.serving.session.route_finder import KnownServers, RouteFinder
-from swarm.serving.session.session_messages import Output, SessionMessages
+from swarm.serving.session.known_servers import (
+    ClientConnection,
+    ClientState,
+    ConnectionLost,
+    KnownServers,
+    RouteFinder,
+)
+from swarm.serving.session.pipeline import Feed, TakeToken, UpdateLink
+from swarm.serving.session.session_messages import SessionMessages
 from swarm.serving.session.session_state import (
     Action,
     CloseStage,
@@ -78,19 +78,6 @@ class SessionOptions:
     max_replay_bytes: int = 2**31
     max_step_tokens: int = 512
     codec: str = "raw"
-
-
-class ClientState:
-    """What all sessions of one client share: connections to servers, their health, and prefixes of earlier sessions."""
-
-    def __init__(self, network: Network, membership: Membership) -> None:
-        self.connections = ConnectionPool(network)
-        self.health = PeerHealth(membership)
-        self.prefixes = PrefixStore()
-
-    async def close(self) -> None:
-        await self.health.close()
-        await self.connections.close()
 
 
 class Session:
@@ -135,11 +122,8 @@ class Session:
             patience_s=options.patience_s,
         )
         num_rows = MAX_STEP_BYTES // row_bytes(options.codec, model.hidden_size)
-        step_limits = StepLimits(
-            max_step_tokens=max(1, min(options.max_step_tokens, num_rows)),
-            max_output_tokens=max(1, limits.MAX_MESSAGE_BYTES // (8 * model.vocab_size)),
-        )
-        self._state = SessionState(model.num_blocks, self._messages.new_buffer, step_limits)
+        max_step_tokens = max(1, min(options.max_step_tokens, num_rows))
+        self._state = SessionState(model.num_blocks, self._messages.new_buffer, max_step_tokens=max_step_tokens)
         self._runner = SessionRunner(
             self._state, self._messages, state, finder, max_replay_bytes=options.max_replay_bytes, trace=trace
         )
@@ -148,13 +132,21 @@ class Session:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for block, buffer in self._state.buffers.items():
+        for block, buffer in self._state.pipeline.buffers.items():
             self._messages.keep(block, buffer)
         await self._runner.close()
 
-    async def next_token(self, tokens: Sequence[int], draw: TokenDraw) -> SampledToken:
-        """Append tokens; the last server draws the one that follows them."""
-        return await self._first_token(tokens, draw, ahead=0)
+    async def next_token(self, tokens: Sequence[int], draw: TokenDraw, *, ahead: int = 0) -> SampledToken:
+        """Append tokens; the last server draws the one that follows them, and `ahead` more for `next_tokens`."""
+        self._num_tokens += len(tokens) + ahead
+        if not tokens or self._num_tokens > self._max_tokens:
+            raise ConfigError(
+                f"{self._num_tokens} tokens after {len(tokens) + ahead} more, and the session has room for "
+                f"{self._max_tokens}",
+                remedy="ask about one token or more, and open a session with room for all",
+            )
+        self._messages.draw = draw
+        return await self._runner.ask(self._messages.append_tokens(tokens), ahead=ahead)
 
     async def next_tokens(
         self, tokens: Sequence[int], draw: TokenDraw, num_tokens: int
@@ -163,40 +155,9 @@ class Session:
 
         Servers do not wait for the caller. Unless all tokens were taken, only leaving the session is valid.
         """
-        yield await self._first_token(tokens, draw, ahead=num_tokens - 1)
+        yield await self.next_token(tokens, draw, ahead=num_tokens - 1)
         for _ in range(num_tokens - 1):
-            (token,) = await self._runner.next_answer()
-            assert isinstance(token, SampledToken)
-            yield token
-
-    async def next_logits(self, tokens: Sequence[int]) -> Tensor:
-        """Append tokens and return the logits [V] that follow the last one, float32."""
-        self._messages.draw = None
-        (logits_TV,) = await self._runner.ask(self._append(tokens), "last")
-        assert isinstance(logits_TV, Tensor)
-        return logits_TV[-1]
-
-    async def all_logits(self, tokens: Sequence[int]) -> Tensor:
-        """Append tokens and return the logits [T, V] that follow each of them, float32."""
-        self._messages.draw = None
-        outputs = await self._runner.ask(self._append(tokens), "all")
-        return torch.cat([output for output in outputs if isinstance(output, Tensor)])
-
-    async def _first_token(self, tokens: Sequence[int], draw: TokenDraw, *, ahead: int) -> SampledToken:
-        self._messages.draw = draw
-        (token,) = await self._runner.ask(self._append(tokens, ahead=ahead), "token", ahead=ahead)
-        assert isinstance(token, SampledToken)
-        return token
-
-    def _append(self, tokens: Sequence[int], *, ahead: int = 0) -> bytes:
-        self._num_tokens += len(tokens) + ahead
-        if not tokens or self._num_tokens > self._max_tokens:
-            raise ConfigError(
-                f"{self._num_tokens} tokens after {len(tokens) + ahead} more, and the session has room for "
-                f"{self._max_tokens}",
-                remedy="ask about one token or more, and open a session with room for all",
-            )
-        return self._messages.append_tokens(tokens)
+            yield await self._runner.next_answer()
 
 
 class SessionRunner:
@@ -227,22 +188,21 @@ class SessionRunner:
         self._is_busy = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = math.inf
-        self._received: Output | None = None
-        self._outputs: list[Output] = []
-        self._answers: deque[list[Output]] = deque()
+        self._received: SampledToken | None = None
+        self._answers: deque[SampledToken] = deque()
         self._waiting: asyncio.Future[None] | None = None
         self._pauses: list[tuple[Replay, float]] = []
 
-    async def ask(self, rows: bytes, want: str, *, ahead: int = 0) -> list[Output]:
-        """Return the outputs that answer, in order; after a token `ahead` more follow. Raises NoChain, SessionError."""
+    async def ask(self, rows: bytes, *, ahead: int = 0) -> SampledToken:
+        """Append rows and return the token that follows; `ahead` more come after it. Raises NoChain, SessionError."""
         if self._state.error is not None:
             raise self._state.error
         assert not self._answers, "tokens of the last request were not taken"
-        self._carry_out(self._state.ask(rows, want, self._loop.time(), ahead=ahead))
+        self._carry_out(self._state.ask(rows, self._loop.time(), ahead=ahead))
         return await self.next_answer()
 
-    async def next_answer(self) -> list[Output]:
-        """Return what is answered next. Raises NoChain, SessionError."""
+    async def next_answer(self) -> SampledToken:
+        """Return the token that is answered next. Raises NoChain, SessionError."""
         if not self._answers:
             if self._state.error is not None:
                 raise self._state.error
@@ -263,8 +223,6 @@ class SessionRunner:
         if tasks:
             await asyncio.wait(tasks)
 
-    # --- actions ----------------------------------------------------------------------------------------------------
-
     def _carry_out(self, actions: list[Action]) -> None:
         """Carry the actions out. Those that follow from one of them come after the others."""
         self._todo.extend(actions)
@@ -281,9 +239,9 @@ class SessionRunner:
     def _do(self, action: Action) -> None:  # noqa: C901 a case an action
         match action:
             case Feed(stage):
-                self._send(stage, self._messages.step(action, self._state.buffers[stage.start]))
-            case TakeOutput():
-                self._take_output(action)
+                self._send(stage, self._messages.step(action, self._state.pipeline.buffers[stage.start]))
+            case TakeToken():
+                self._take_token(goes_on=action.goes_on)
             case UpdateLink(stage):
                 self._send(stage, self._messages.link(stage))
             case GrantHandover(stage):
@@ -310,25 +268,18 @@ class SessionRunner:
         if connection is not None:
             connection.send(frame)
 
-    def _take_output(self, action: TakeOutput) -> None:
-        output = self._received
-        assert output is not None
-        if isinstance(output, SampledToken):
-            self._messages.drawn.append(output.token_id)
-        self._outputs.append(output[action.skip :] if isinstance(output, Tensor) else output)
-        if not action.is_last:
-            return
-        now_s = self._loop.time()
+    def _take_token(self, *, goes_on: bool) -> None:
+        token, now_s = self._received, self._loop.time()
+        assert token is not None
+        self._messages.drawn.append(token.token_id)
         for replay, since_s in self._pauses:
             replay.failover_ms = (now_s - since_s) * 1000
         self._pauses.clear()
-        self._answers.append(self._outputs)
-        self._outputs = []
+        self._answers.append(token)
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
-        if action.goes_on:
-            assert isinstance(output, SampledToken)
-            row = self._messages.append_tokens([output.token_id])
+        if goes_on:
+            row = self._messages.append_tokens([token.token_id])
             self._carry_out(self._state.follow(row, now_s))
 
     def _report_failure(self, failure: ReportFailure) -> None:
@@ -361,10 +312,8 @@ class SessionRunner:
             failover_ms=(self._loop.time() - repair.since_s) * 1000,
         )
         self._trace.replays.append(replay)
-        if self._state.is_asked:
+        if self._state.pipeline.is_asked:
             self._pauses.append((replay, repair.since_s))
-
-    # --- sequences on servers ---------------------------------------------------------------------------------------
 
     async def _open_stage(self, action: OpenStage) -> None:
         stage = action.stage
@@ -407,7 +356,7 @@ class SessionRunner:
         match message:
             case StepResult():
                 result = self._messages.check_result(stage, message)
-                self._received = result.output
+                self._received = result.token
                 self._trace.codec_error = max(self._trace.codec_error, result.codec_error)
                 actions = self._state.on_report(stage, result.report, now_s)
                 self._health.worked(stage.peer_id)
@@ -428,8 +377,6 @@ class SessionRunner:
                 return self._state.on_lost(stage, lost, FailureCause.SILENT, now_s)
         raise PeerViolation(f"a server does not send {type(message).__name__} to a client")
 
-    # --- time and tasks ---------------------------------------------------------------------------------------------
-
     async def _find(self, find: FindServers) -> None:
         repair = find.repair
         try:
@@ -449,7 +396,7 @@ class SessionRunner:
 
     def _check_memory(self, starts: set[int]) -> None:
         """Raises ConfigError if keeping the inputs of spans that begin there takes too much."""
-        boundaries = starts | self._state.buffers.keys()
+        boundaries = starts | self._state.pipeline.buffers.keys()
         num_bytes = self._messages.max_tokens * sum(self._messages.row_bytes(block) for block in boundaries)
         if num_bytes > self._max_replay_bytes:
             raise ConfigError(

@@ -1,18 +1,14 @@
 """The messages of one session: the frames that the client sends, and the checked meaning of the servers' answers.
 
 `session_state` decides which server gets which frame, and `session` sends it.
-
-Legend of shapes: T positions, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import numpy as np
-import torch
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.limits import PAGE_TOKENS
 from swarm_protocol.rows import INT8_BLOCK, TOKENS, Data, Rows, row_bytes
@@ -29,25 +25,20 @@ from swarm_protocol.session_frames import (
     StepResult,
     TokenDraw,
 )
-from torch import Tensor
 
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.pipeline import Feed
-from swarm.serving.session.replay_buffer import PrefixStore, ReplayBuffer
 from swarm.serving.session.session_state import GrantHandover, OpenStage
-from swarm.serving.session.stage import Stage, StepReport
+from swarm.serving.session.stage import PrefixStore, ReplayBuffer, Stage, StepReport
 from swarm.serving.wire.page_keys import PageKeyChain, root_key
-
-Output: TypeAlias = SampledToken | Tensor
-"""A token, or logits [T, V]."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedResult:
-    """A step's result. Only the last stage has an `output`."""
+    """A step's result. Only the last stage has a `token`."""
 
     report: StepReport
-    output: Output | None
+    token: SampledToken | None
     codec_error: float
 
 
@@ -55,7 +46,7 @@ class SessionMessages:
     """Build and read the frames of one session.
 
     `prefixes` has rows of earlier sessions; `sampler` is for the last server. `draw` says how the request's first token
-    is drawn, None if logits are wanted. `drawn` are the tokens so far.
+    is drawn. `drawn` are the tokens so far.
     """
 
     def __init__(
@@ -68,7 +59,7 @@ class SessionMessages:
         codec: str,
         sampler: Sampler | None = None,
     ) -> None:
-        self.draw: TokenDraw | None = None
+        self.draw = TokenDraw()
         self.sampler = sampler
         self.drawn: list[int] = []
         self.max_tokens = max_tokens
@@ -84,8 +75,6 @@ class SessionMessages:
     @property
     def has_grammar(self) -> bool:
         return self.sampler is not None and self.sampler.grammar is not None
-
-    # --- what is kept -----------------------------------------------------------------------------------------------
 
     def append_tokens(self, tokens: Sequence[int]) -> bytes:
         """Note tokens that follow in this session, and return them as rows."""
@@ -107,8 +96,6 @@ class SessionMessages:
         """Keep the rows for later sessions."""
         if block:
             self._prefixes.keep(self._keys[1], block, buffer)
-
-    # --- what is sent -----------------------------------------------------------------------------------------------
 
     def open(self, action: OpenStage) -> OpenSequence:
         stage, taken_over = action.stage, action.taken_over
@@ -141,9 +128,11 @@ class SessionMessages:
         return StepRequest(
             sequence_id=stage.sequence_id,
             position=feed.start,
-            want=feed.want,
+            want="token" if feed.wants_token else "nothing",
             forward=feed.forward,
-            draw=self._draw(feed) if feed.want == "token" else None,
+            draw=replace(self.draw, index=self.draw.index + feed.num_drawn, ahead=feed.ahead)
+            if feed.wants_token
+            else None,
             rows=Rows(
                 codec=self._codec if stage.start else TOKENS,
                 num_rows=feed.end - feed.start,
@@ -162,32 +151,23 @@ class SessionMessages:
     def close(self, stage: Stage) -> CloseSequence:
         return CloseSequence(sequence_id=stage.sequence_id)
 
-    def _draw(self, feed: Feed) -> TokenDraw:
-        assert self.draw is not None
-        return replace(self.draw, index=self.draw.index + feed.num_drawn, ahead=feed.ahead)
-
-    # --- what is received -------------------------------------------------------------------------------------------
-
     def check_result(self, stage: Stage, result: StepResult) -> CheckedResult:
         """Raises PeerViolation for a result that the stage's server cannot have, or numbers that are not finite."""
-        rows, output = result.rows, result.token
+        rows, token = result.rows, result.token
         copy: Data = b""
-        num_outputs = 0
-        logits: Output | None = output
         if stage.end < self.model.num_blocks:
-            if output is not None:
+            if token is not None:
                 raise PeerViolation("a token from the middle of the model")
             if rows is not None:
                 copy = self._checked_copy(rows)
-        elif output is not None:
-            self._check_token(output, rows)
-            num_outputs = 1
         elif rows is not None:
-            logits, num_outputs = self._logits(rows), rows.num_rows
+            raise PeerViolation("logits in place of a token, or beside it")
+        elif token is not None:
+            self._check_token(token)
         report = StepReport(
             position=result.position,
             rows=copy,
-            num_outputs=num_outputs,
+            has_token=token is not None,
             compute_ms=result.compute_ms,
             queue_ms=result.queue_ms,
             push_failed=result.push_failed,
@@ -196,11 +176,9 @@ class SessionMessages:
             num_links=result.num_links,
             upstream_ms=result.upstream_ms,
         )
-        return CheckedResult(report, logits, result.codec_error)
+        return CheckedResult(report, token, result.codec_error)
 
-    def _check_token(self, token: SampledToken, rows: Rows | None) -> None:
-        if self.draw is None or rows is not None:
-            raise PeerViolation("a token in place of logits, or beside them")
+    def _check_token(self, token: SampledToken) -> None:
         if max(token.token_id, *(token_id for token_id, _ in token.top), 0) >= self.model.vocab_size:
             raise PeerViolation(f"a token is outside the vocabulary of {self.model.vocab_size}")
         asked = self.draw.num_logprobs
@@ -213,17 +191,6 @@ class SessionMessages:
         if not are_finite(rows):
             raise PeerViolation("the numbers are not all finite")
         return rows.payload
-
-    def _logits(self, rows: Rows) -> Tensor:
-        if self.draw is not None:
-            raise PeerViolation("logits in place of a token")
-        if rows.codec != "raw" or rows.num_columns != self.model.vocab_size:
-            raise PeerViolation(f"got {rows.num_columns} columns in {rows.codec}, not logits of the vocabulary")
-        # a copy in the machine's own byte order, which torch may write to
-        logits = np.frombuffer(rows.payload, dtype="<f4").astype(np.float32, copy=True)
-        if not np.isfinite(logits).all():
-            raise PeerViolation("the numbers are not all finite")
-        return torch.from_numpy(logits).reshape(rows.num_rows, rows.num_columns)
 
 
 def are_finite(rows: Rows) -> bool:

@@ -16,7 +16,7 @@ A position is answered once, however often it is run, so a token is never taken 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
@@ -24,9 +24,8 @@ from typing import TypeAlias
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SessionError, SwarmError
 from swarm_protocol.limits import PAGE_TOKENS
 
-from swarm.serving.session.pipeline import Feed, Pipeline, StepLimits, TakeOutput, UpdateLink
-from swarm.serving.session.replay_buffer import ReplayBuffer
-from swarm.serving.session.stage import Opened, Stage, StepReport
+from swarm.serving.session.pipeline import Feed, LostToken, Pipeline, TakeToken, UpdateLink
+from swarm.serving.session.stage import Opened, ReplayBuffer, Stage, StepReport
 
 OPEN_S = 10.0
 """Covers dialling through a relay and a server's slow moment. A handover gets the time of a replay on top."""
@@ -144,7 +143,7 @@ Action: TypeAlias = (
     | CloseStage
     | ReportFailure
     | Repaired
-    | TakeOutput
+    | TakeToken
     | Fail
 )
 
@@ -152,45 +151,29 @@ Action: TypeAlias = (
 class SessionState:
     """A session over blocks `[0, num_blocks)`. `new_buffer(block)` makes the replay buffer of a boundary."""
 
-    def __init__(self, num_blocks: int, new_buffer: Callable[[int], ReplayBuffer], limits: StepLimits) -> None:
+    def __init__(self, num_blocks: int, new_buffer: Callable[[int], ReplayBuffer], *, max_step_tokens: int) -> None:
         self.repairs = [Repair(start=0, end=num_blocks)]
         self.error: SwarmError | None = None
         self._num_failed = 0
         self._has_opened = False
         self._actions: list[Action] = []
-        self._pipeline = Pipeline(num_blocks, new_buffer, limits)
+        self.pipeline = Pipeline(num_blocks, new_buffer, max_step_tokens=max_step_tokens)
 
     @property
     def stages(self) -> Sequence[Stage]:
-        return self._pipeline.stages
-
-    @property
-    def buffers(self) -> Mapping[int, ReplayBuffer]:
-        """The inputs of the spans, by their first block."""
-        return self._pipeline.buffers
-
-    @property
-    def length(self) -> int:
-        """The number of tokens that were asked about so far."""
-        return self._pipeline.length
-
-    @property
-    def is_asked(self) -> bool:
-        return self._pipeline.is_asked
+        return self.pipeline.stages
 
     def peers_beside(self, repair: Repair) -> tuple[str, str]:
         """Return the servers directly before and after the span under repair, "" for none."""
         before = next((stage.peer_id for stage in self.stages if stage.end == repair.start), "")
         return before, next((stage.peer_id for stage in self.stages if stage.start == repair.end), "")
 
-    # --- events -----------------------------------------------------------------------------------------------------
+    def ask(self, rows: bytes, now_s: float, *, ahead: int = 0) -> list[Action]:
+        """Append tokens, and ask for the one that follows them.
 
-    def ask(self, rows: bytes, want: str, now_s: float, *, ahead: int = 0) -> list[Action]:
-        """Append tokens. `want`: "token" or "last" for the last one's output, "all" for all new ones.
-
-        After a token the servers may draw `ahead` more, each of them the next input. `follow` reports each of these.
+        The servers may draw `ahead` more, each of them the next input. `follow` reports each of these.
         """
-        self._pipeline.ask(rows, want, ahead, now_s)
+        self.pipeline.ask(rows, ahead, now_s)
         self._num_failed = 0
         for repair in self.repairs:
             if repair.is_idle:
@@ -201,7 +184,7 @@ class SessionState:
     def follow(self, row: bytes, now_s: float) -> list[Action]:
         """The token that was answered is the next input."""
         self._num_failed = 0
-        self._pipeline.follow(row, now_s)
+        self.pipeline.follow(row, now_s)
         return self._decide(now_s)
 
     def on_found(self, repair: Repair, new: Sequence[Stage], now_s: float) -> list[Action]:
@@ -214,7 +197,7 @@ class SessionState:
         repair.is_handover = repair.old is not None and repair.may_hand_over and len(new) == 1
         if repair.is_handover:
             repair.since_s = now_s
-        self._pipeline.add_buffers(new)
+        self.pipeline.add_buffers(new)
         return self._decide(now_s)
 
     def on_not_found(self, repair: Repair, error: SwarmError, now_s: float) -> list[Action]:
@@ -225,7 +208,7 @@ class SessionState:
             self.repairs.remove(repair)
         elif repair.lost_peer and not repair.has_searched_patiently:
             self._find(repair)
-        elif self.is_asked:
+        elif self.pipeline.is_asked:
             error.__cause__ = repair.error
             self._fail(error)
         else:
@@ -240,7 +223,7 @@ class SessionState:
             raise PeerViolation("the server opened a session twice")
         # the old stage of a handover goes on until it is copied
         is_handover = repair is not None and repair.is_handover
-        most = self.length + self._pipeline.request.ahead if is_handover else stage.max_length
+        most = self.pipeline.length + self.pipeline.request.ahead if is_handover else stage.max_length
         if opened.length > most:
             raise PeerViolation(f"the server holds {opened.length} positions, and was told of {most}")
         if repair is None or self.error is not None:
@@ -252,14 +235,14 @@ class SessionState:
         """A server has run some more positions. Raises PeerViolation if it says what cannot be."""
         if stage not in self.stages:
             return []
-        self._actions += self._pipeline.on_report(stage, report, now_s)
+        self._actions += self.pipeline.on_report(stage, report, now_s)
         return self._decide(now_s)
 
     def on_link_ack(self, stage: Stage, num_links: int, position: int, now_s: float) -> list[Action]:
         """A server knows its neighbours. Raises PeerViolation if it says what cannot be."""
         if stage not in self.stages:
             return []
-        self._pipeline.on_link_ack(stage, num_links, position)
+        self.pipeline.on_link_ack(stage, num_links, position)
         return self._decide(now_s)
 
     def on_leaving(self, stage: Stage, now_s: float) -> list[Action]:
@@ -284,9 +267,9 @@ class SessionState:
             if stage.deadline.due_s <= now_s:
                 self._lose_silent(stage, "the server did not answer in time", now_s)
             elif stage.deadline.nudge_s <= now_s:
-                self._pipeline.nudge(stage, now_s)
-        if self._pipeline.lost_token.due_s <= now_s:
-            for stage in list(self._pipeline.lost_token.suspects):
+                self.pipeline.nudge(stage, now_s)
+        if self.pipeline.lost_token.due_s <= now_s:
+            for stage in list(self.pipeline.lost_token.suspects):
                 self._lose_silent(stage, "the server did not hear in time who its neighbours are", now_s)
         for repair in list(self.repairs):
             awaited = self._awaited(repair)
@@ -301,13 +284,11 @@ class SessionState:
         times = [min(stage.deadline.due_s, stage.deadline.nudge_s) for stage in self.stages]
         times += [repair.open_by_s for repair in self.repairs if self._awaited(repair) is not None]
         times += [stage.replace_from_s for stage in self.stages if stage.is_leaving and not self._is_replaced(stage)]
-        return min([*times, self._pipeline.lost_token.due_s])
-
-    # --- decisions --------------------------------------------------------------------------------------------------
+        return min([*times, self.pipeline.lost_token.due_s])
 
     def _decide(self, now_s: float) -> list[Action]:
         if self.error is None:
-            if self._pipeline.lost_token.is_held:
+            if self.pipeline.lost_token.is_held:
                 self._start_anew(now_s)
             for stage in self.stages:
                 if stage.replace_from_s <= now_s and not self._is_replaced(stage):
@@ -317,7 +298,7 @@ class SessionState:
                     self._open(repair, now_s)
             for repair in [repair for repair in self.repairs if self._can_splice(repair)]:
                 self._splice(repair, now_s)
-            self._actions += self._pipeline.feed(now_s)
+            self._actions += self.pipeline.feed(now_s)
         actions = self._actions[:]
         self._actions.clear()
         return actions
@@ -350,15 +331,15 @@ class SessionState:
             repair.open_by_s += max(stage.timer.expected_s(repair.old.done) for stage in repair.new)
         self._expect_opening()
         for stage in repair.new:
-            stage.link.neighbours = self._pipeline.neighbours(stage, now_s, [*self.stages, *repair.new])
+            stage.link.neighbours = self.pipeline.neighbours(stage, now_s, [*self.stages, *repair.new])
             taken_over = repair.old if repair.is_handover else None
             if taken_over is not None:
                 self._actions.append(GrantHandover(taken_over, stage.peer_id))
-            stage.max_length = self.length // PAGE_TOKENS * PAGE_TOKENS
+            stage.max_length = self.pipeline.length // PAGE_TOKENS * PAGE_TOKENS
             self._actions.append(OpenStage(stage, taken_over))
 
     def _expect_opening(self) -> None:
-        self._pipeline.expect([stage for repair in self.repairs if repair.is_opening for stage in repair.new])
+        self.pipeline.expect([stage for repair in self.repairs if repair.is_opening for stage in repair.new])
 
     def _awaited(self, repair: Repair) -> Stage | None:
         """Return the stage that delays the repair: one that is not open, or an old one that may pass more on."""
@@ -377,7 +358,7 @@ class SessionState:
             return True
         # the client must have heard of the copied positions, too: nobody else reports their outputs
         is_known = not repair.is_handover or all(s.opened and s.opened.length <= old.done for s in repair.new)
-        return is_known and (old.end < self._pipeline.num_blocks or self._pipeline.knows_draws_of(old))
+        return is_known and (old.end < self.pipeline.num_blocks or self.pipeline.knows_draws_of(old))
 
     def _splice(self, repair: Repair, now_s: float) -> None:
         """Put the opened stages into the pipeline."""
@@ -387,15 +368,15 @@ class SessionState:
         self.repairs.remove(repair)
         if repair.lost_peer:
             for stage in repair.new:
-                stage.replays_until = self.length
+                stage.replays_until = self.pipeline.length
         self._has_opened = True
         starts = [repair.start for repair in self.repairs]
         self._expect_opening()
-        self._pipeline.insert(repair.new, [*starts, *(stage.start for other in self.repairs for stage in other.new)])
+        self.pipeline.insert(repair.new, [*starts, *(stage.start for other in self.repairs for stage in other.new)])
         self._actions.append(Repaired(repair, max(0, repair.lost_done - repair.new[0].done)))
 
     def _remove(self, stage: Stage, now_s: float) -> None:
-        self._actions += self._pipeline.remove(stage, now_s)
+        self._actions += self.pipeline.remove(stage, now_s)
         self._actions.append(CloseStage(stage))
 
     def _lose_silent(self, stage: Stage, message: str, now_s: float) -> None:
@@ -419,7 +400,7 @@ class SessionState:
 
     def _start_anew(self, now_s: float) -> None:
         """Replace all stages: some ran a token that the client does not know and another server may not draw again."""
-        self._pipeline.forget_lost_token()
+        self.pipeline.lost_token = LostToken()  # what the stages hold goes with them
         error = SessionError("a server was lost with a token that only others had got")
         for stage in list(self.stages):
             self._replace(stage, error, now_s)

@@ -4,15 +4,22 @@ Positions count from the start of the session. `done` have been run, as the serv
 client itself, so they are there or on their way. `given` is `fed`, or what the stage before was asked to push, which
 may get lost. `known` have surely reached the server.
 
-These are plain values without I/O. `pipeline` and `session_state` change them.
+A `ReplayBuffer` is the client's copy of what went into a span: rows as they were on the wire, so that another server
+can be fed them. The rows of a prompt's pages are kept in the client's `PrefixStore` after the session: a server may
+still hold the keys and values of these pages, but a client survives that server's death only if it has their inputs
+too.
+
+All are plain values without I/O. `pipeline` and `session_state` change them.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from swarm_protocol.limits import PAGE_TOKENS
 from swarm_protocol.records import ServeRecord
 from swarm_protocol.rows import Data
 from swarm_protocol.session_frames import Spent
@@ -38,6 +45,9 @@ MAX_TOKEN_S = 30.0
 
 SLOWEST_BYTES_PER_S = 250_000.0
 """A mobile uplink. Slower ones cannot carry activations."""
+
+MAX_PREFIX_BYTES = 256 * 2**20
+"""Thousands of tokens at the boundaries of a large model; a session's own buffers may hold as much."""
 
 
 class StepTimer:
@@ -74,16 +84,16 @@ class StepTimer:
 class StepReport:
     """What a server said of one step: it has run everything before `position`.
 
-    `rows` are the resulting inputs of the next stage; the last stage has none but `num_outputs` outputs, for the last
-    positions. `push_failed`: the next stage has not taken some rows. `passed_on`: the report is of single tokens, whose
-    times come with the last stage's answer as `upstream_ms`, compute and queue of the stages before, the nearest last.
-    `looped`: the token that the last stage drew is on its way to the first. `num_links`: the number of link updates
-    that the server had received by then.
+    `rows` are the resulting inputs of the next stage; the last stage has none, but perhaps the token that follows.
+    `push_failed`: the next stage has not taken some rows. `passed_on`: the report is of single tokens, whose times come
+    with the last stage's answer as `upstream_ms`, compute and queue of the stages before, the nearest last. `looped`:
+    the token that the last stage drew is on its way to the first. `num_links`: the number of link updates that the
+    server had received by then.
     """
 
     position: int
     rows: Data = b""
-    num_outputs: int = 0
+    has_token: bool = False
     compute_ms: float = 0.0
     queue_ms: float = 0.0
     push_failed: bool = False
@@ -240,3 +250,58 @@ class Stage:
         timeout_s = self.timeout_s()
         self.since_s = now_s
         self.deadline = Deadline(self.known, now_s + timeout_s, now_s + timeout_s / 2)
+
+
+class ReplayBuffer:
+    """`length` rows of `row_bytes` each, the first one at position 0. Rows can be cut anywhere, whatever the codec."""
+
+    __slots__ = ("_rows", "length", "row_bytes")
+
+    def __init__(self, row_bytes: int) -> None:
+        assert row_bytes > 0
+        self.length = 0
+        self.row_bytes = row_bytes
+        self._rows = bytearray()
+
+    def append(self, rows: Data) -> None:
+        num_rows, rest = divmod(len(rows), self.row_bytes)
+        assert not rest, "a part of a row"
+        self._rows += rows
+        self.length += num_rows
+
+    def rows(self, start: int, end: int) -> bytes:
+        assert 0 <= start < end <= self.length
+        with memoryview(self._rows) as view:
+            return bytes(view[start * self.row_bytes : end * self.row_bytes])
+
+
+class PrefixStore:
+    """Pages of encoded rows by page key, which stands for the codec too, and block. The longest unused go first."""
+
+    def __init__(self, max_bytes: int = MAX_PREFIX_BYTES) -> None:
+        self.num_bytes = 0
+        self._max_bytes = max_bytes
+        self._pages: OrderedDict[tuple[bytes, int], bytes] = OrderedDict()
+
+    def keep(self, keys: Sequence[bytes], block: int, buffer: ReplayBuffer) -> None:
+        """Remember the inputs of `block` for the pages with these keys, as far as the buffer has them."""
+        # the first pages last, for without them the others are of no use
+        for index in reversed(range(min(len(keys), buffer.length // PAGE_TOKENS))):
+            name = keys[index], block
+            if name in self._pages:
+                self._pages.move_to_end(name)
+                continue
+            page = buffer.rows(index * PAGE_TOKENS, (index + 1) * PAGE_TOKENS)
+            self._pages[name] = page
+            self.num_bytes += len(page)
+        while self.num_bytes > self._max_bytes:
+            self.num_bytes -= len(self._pages.popitem(last=False)[1])
+
+    def fill(self, keys: Sequence[bytes], block: int, buffer: ReplayBuffer) -> None:
+        """Append to an empty buffer the pages that are known, without a gap."""
+        assert not buffer.length
+        for key in keys:
+            page = self._pages.get((key, block))
+            if page is None:
+                return
+            buffer.append(page)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,9 +25,10 @@ from support.arithmetic_span import (
 from swarm.serving.engine.engine import Engine, EngineLoad
 from swarm.serving.engine.sequence import EngineSequence
 from swarm.serving.model.batch import PAGE_TOKENS, Want
-from swarm.serving.sampling.sampling import Pick, Sampling, pick
+from swarm.serving.sampling.sampling import Pick, pick
 from swarm.serving.wire.page_keys import page_keys
 from swarm_protocol.errors import PeerViolation
+from swarm_protocol.session_frames import TokenDraw
 
 # --- what is computed -------------------------------------------------------------------------------------------------
 
@@ -85,8 +87,8 @@ def test_engine_middle_span_takes_and_gives_hidden_states() -> None:
 
 def test_engine_picks_as_a_client_would_and_tells_probabilities() -> None:
     async def work(engine: Engine, span: Sums) -> None:
-        sampling = Sampling(temperature=0.7, top_p=0.9, seed=5)
-        picks = [GREEDY, Pick(sampling=sampling, index=3, num_logprobs=4), Pick(sampling=sampling, index=9)]
+        draw = TokenDraw(temperature=0.7, top_p=0.9, seed=5, index=9)
+        picks = [GREEDY, Pick(replace(draw, index=3, num_logprobs=4)), Pick(draw)]
         sequences = [engine.open(client="a", start=0, end=NUM_BLOCKS, max_tokens=20) for _ in picks]
         done = await asyncio.gather(
             *(
@@ -99,9 +101,9 @@ def test_engine_picks_as_a_client_would_and_tells_probabilities() -> None:
             assert one.token is not None
             assert one.output is not None
             assert torch.equal(one.output[0], logits)
-            assert one.token.token_id == pick(logits, wanted.sampling, wanted.index)
-            assert (one.token.logprob is None) == (wanted.num_logprobs is None)
-            assert len(one.token.top) == (wanted.num_logprobs or 0)
+            assert one.token.token_id == pick(logits, wanted.draw)
+            assert (one.token.logprob is None) == (wanted.draw.num_logprobs is None)
+            assert len(one.token.top) == (wanted.draw.num_logprobs or 0)
         assert {one.batch_size for one in done} == {3}
         for sequence in sequences:
             sequence.close()

@@ -23,7 +23,7 @@ from support.served_chain import (
     with_servers,
 )
 from swarm.network.interface import Network, Stream
-from swarm.serving.server.forwarder import LINGER_S, MAX_PEERS_PER_CLIENT, REST_S
+from swarm.serving.server.forwarder import MAX_PEERS_PER_CLIENT, REST_S, UNUSED_S
 from swarm.serving.server.server_session import refuse_push
 from swarm.serving.server.session_link import MAX_REFUSED
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
@@ -349,13 +349,13 @@ def test_connections_between_servers_stay_for_a_while_and_are_then_closed() -> N
             await talk.next(StepResult)
         for talk in talks:
             talk.connection.send(CloseSequence(sequence_id=sequence_id(1)))
-        await asyncio.sleep(LINGER_S / 2)
+        await asyncio.sleep(UNUSED_S / 2)
         assert [server.forwarder.num_connections for server in servers] == [1, 1, 0]
         await talks[0].open(2, **world.neighbours(0))
-        await asyncio.sleep(LINGER_S)
+        await asyncio.sleep(UNUSED_S)
         assert [server.forwarder.num_connections for server in servers] == [1, 0, 0]
         talks[0].connection.send(CloseSequence(sequence_id=sequence_id(2)))
-        await asyncio.sleep(LINGER_S + 1)
+        await asyncio.sleep(UNUSED_S + 1)
         assert [server.forwarder.num_connections for server in servers] == [0, 0, 0]
         assert [server.num_connections for server in servers] == [1, 1, 1]  # the client's
 

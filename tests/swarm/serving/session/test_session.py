@@ -16,7 +16,8 @@ from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.router.routing import NoChain
 from swarm.serving.model.shape import ModelShape
-from swarm.serving.session.session import MAX_STEP_BYTES, ClientState, Session, SessionOptions
+from swarm.serving.session.known_servers import ClientState
+from swarm.serving.session.session import MAX_STEP_BYTES, Session, SessionOptions
 from swarm.serving.session.stage import FLOOR_S, KNOWN_FLOOR_S, KNOWN_STEPS, MAX_TOKEN_S
 from swarm.serving.session.trace import Trace
 from swarm.testing import virtual_time
@@ -162,18 +163,6 @@ def test_session_does_not_begin_on_a_connection_that_is_just_being_closed() -> N
                 assert await generate(session) == EXPECTED
             assert len(trace.hops) == 1
             await w.all_freed()
-
-    run(scenario())
-
-
-def test_session_logits_of_the_last_and_of_all_tokens() -> None:
-    async def scenario() -> None:
-        async with world(THIRDS) as w, w.session() as session:
-            all_TV = await session.all_logits(PROMPT)
-            last_V = await session.next_logits([7])
-            assert all_TV.shape == (len(PROMPT), VOCAB)
-            assert int(all_TV[-1].argmax()) == EXPECTED[0]
-            assert int(last_V.argmax()) == expected_tokens([*PROMPT, 7], 1, NUM_BLOCKS)[0]
 
     run(scenario())
 
@@ -474,10 +463,10 @@ def test_session_server_that_sends_nonsense_is_replaced_and_not_asked_again(lie:
 
 
 LOGITS = Rows(codec="raw", num_rows=1, num_columns=VOCAB, payload=logits_of(bytes(8)).tobytes())
-ANSWERS: dict[str, tuple[TokenDraw | None, Callable[[StepResult], StepResult]]] = {
+ANSWERS: dict[str, tuple[TokenDraw, Callable[[StepResult], StepResult]]] = {
     "a token outside the vocabulary": (TokenDraw(), lambda result: replace(result, token=SampledToken(token_id=VOCAB))),
     "logits for a token": (TokenDraw(), lambda result: replace(result, token=None, rows=LOGITS)),
-    "a token for logits": (None, lambda result: replace(result, token=SampledToken(token_id=1), rows=None)),
+    "logits beside a token": (TokenDraw(), lambda result: replace(result, rows=LOGITS)),
     "no probability": (TokenDraw(num_logprobs=1), lambda result: replace(result, token=SampledToken(token_id=1))),
     "a probability that nobody wants": (
         TokenDraw(),
@@ -503,7 +492,7 @@ def test_session_answer_to_another_question_is_a_violation(lie: str) -> None:
             server.spoil = lambda result: spoil(result) if result.token or result.rows else result
             async with w.session(patience_s=2) as session:
                 with pytest.raises(NoChain) as caught:
-                    await (session.next_logits(PROMPT) if pick is None else session.next_token(PROMPT, pick))
+                    await session.next_token(PROMPT, pick)
             assert "just failed" in str(caught.value)
 
     run(scenario())

@@ -10,8 +10,7 @@ from functools import partial
 
 import pytest
 from support.toy_chain import KINDS, ROW_BYTES, Request, ToyServer, ToyWorld, answers, any_world, outputs_of, token_row
-from swarm.serving.session.pipeline import RELINK_S, WINDOW_CHUNKS, StepLimits
-from swarm.serving.session.replay_buffer import ReplayBuffer
+from swarm.serving.session.pipeline import RELINK_S, WINDOW_CHUNKS
 from swarm.serving.session.session_state import (
     LEAVE_RETRY_S,
     MAX_FAILURES,
@@ -23,10 +22,10 @@ from swarm.serving.session.session_state import (
     OpenStage,
     ReportFailure,
     SessionState,
-    TakeOutput,
+    TakeToken,
     UpdateLink,
 )
-from swarm.serving.session.stage import FLOOR_S, Opened, Stage, StepReport
+from swarm.serving.session.stage import FLOOR_S, Opened, ReplayBuffer, Stage, StepReport
 from swarm_protocol.errors import PeerUnreachable, PeerViolation, SessionError
 
 THIRDS = [(0, 2), (2, 4), (4, 6)]
@@ -60,7 +59,7 @@ def test_state_no_server_keeps_a_token_that_died_with_the_one_that_drew_it() -> 
             what = draw.choice(["kill", "kill", "connection", "evict", "spoil", "leave", "stall", "late", "late"])
             world.later(now_s, partial(strike_any_stage, world, what))
         try:
-            assert len(world.ask([1, 2, 3], "token", ahead=40)) == 41
+            assert len(world.ask([1, 2, 3], ahead=40)) == 41
             world.check_draws([1, 2, 3])
             world.check_states()
             world.wait(1.0)
@@ -99,7 +98,7 @@ def served_by(world: ToyWorld, index: int) -> ToyServer:
 
 def tokens(world: ToyWorld, num_prompt: int = 20, num_tokens: int = 6) -> list[int]:
     """Answers of a greedy generation, each of them checked."""
-    request = Request(prompt=list(range(num_prompt)), wants=[("token", 0, 0.0)] * num_tokens)
+    request = Request(prompt=list(range(num_prompt)), questions=[(0, 0.0)] * num_tokens)
     found = []
     for answer, expected in answers(world, request):
         assert answer == expected
@@ -133,11 +132,11 @@ def test_state_a_prompt_is_under_way_in_no_more_than_a_window_of_chunks() -> Non
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_state_killed_stage_is_replayed_alone_and_at_once(index: int) -> None:
     world = toy()
-    first = world.ask(list(range(20)), "token")
+    first = world.ask(list(range(20)))
     num_rows = world.num_rows_run
     world.strike("kill", served_by(world, index))
     since_s = world.now_s
-    assert world.ask(first, "token") == outputs_of([*range(20), *first], 6)[-1:]
+    assert world.ask(first) == outputs_of([*range(20), *first], 6)[-1:]
     assert [num_tokens for _, num_tokens in world.repaired[1:]] == [20]
     # the replay, the new token on all three, and perhaps the row whose copy had not come yet
     assert world.num_rows_run - num_rows <= 20 + 3
@@ -158,47 +157,47 @@ def test_state_copies_that_were_lost_with_their_server_are_computed_again() -> N
         world.later(0.0005, kill_when_pushed)
 
     world.later(0.0, kill_when_pushed)
-    assert world.ask(list(range(20)), "token") == expected
+    assert world.ask(list(range(20))) == expected
     assert middle
     assert world.now_s < 1, "nothing was waited for in vain"
-    assert world.ask(expected, "token") == outputs_of([*range(20), *expected], 6)[-1:]
+    assert world.ask(expected) == outputs_of([*range(20), *expected], 6)[-1:]
 
 
 def test_state_stalled_stage_is_fed_once_more_and_then_given_up() -> None:
     world = toy()
-    first = world.ask(list(range(20)), "token")
+    first = world.ask(list(range(20)))
     served_by(world, 1).stalled_until_s = 1e9
     since_s = world.now_s
-    world.ask(first, "token")
+    world.ask(first)
     assert FLOOR_S < world.now_s - since_s < FLOOR_S + 1
     assert len(world.repaired) == 2
 
 
 def test_state_link_that_is_cut_is_gone_around_and_tried_again_later() -> None:
     world = toy()
-    first = world.ask(list(range(20)), "token")
+    first = world.ask(list(range(20)))
     upper, lower = world.state.stages[:2]
     world.cut = {(upper.peer_id, lower.peer_id)}
-    second = world.ask(first, "token")
+    second = world.ask(first)
     pause_s = world.now_s
-    third = world.ask(second, "token")
+    third = world.ask(second)
     assert world.now_s - pause_s < 0.2, "only the first token finds out the slow way"
     assert world.state.stages[:2] == [upper, lower]
     assert upper.link.neighbours.next is None
     world.cut = set()
     world.wait(60)
-    world.ask(third, "token")
+    world.ask(third)
     assert upper.link.neighbours.next is lower
 
 
 def test_state_leaving_server_hands_its_seat_over_and_nothing_is_run_again() -> None:
     world = toy()
     world.random.random = lambda: 0.5  # type: ignore[method-assign]
-    first = world.ask(list(range(20)), "token")
+    first = world.ask(list(range(20)))
     world.strike("leave", served_by(world, 1))
     num_rows = world.num_rows_run
     world.wait(0.5)
-    assert world.ask(first, "token") == outputs_of([*range(20), *first], 6)[-1:]
+    assert world.ask(first) == outputs_of([*range(20), *first], 6)[-1:]
     assert world.repaired[1][1] == 0
     assert world.num_rows_run == num_rows + 3
 
@@ -206,11 +205,11 @@ def test_state_leaving_server_hands_its_seat_over_and_nothing_is_run_again() -> 
 def test_state_hand_over_that_fails_is_a_replay() -> None:
     world = toy()
     world.random.random = lambda: 0.1  # type: ignore[method-assign]
-    first = world.ask(list(range(20)), "token")
+    first = world.ask(list(range(20)))
     world.strike("leave", served_by(world, 1))
     world.wait(0.5)
     assert world.struck["hand-over"] == 1
-    assert world.ask(first, "token") == outputs_of([*range(20), *first], 6)[-1:]
+    assert world.ask(first) == outputs_of([*range(20), *first], 6)[-1:]
     assert world.repaired[1][1] == 20
 
 
@@ -219,11 +218,11 @@ def test_state_hand_over_that_fails_is_a_replay() -> None:
 def test_state_leaving_server_goes_on_until_its_seat_is_handed_over(index: int, ahead: int) -> None:
     world = toy()
     world.random.random = lambda: 0.5  # type: ignore[method-assign]
-    last = world.ask(list(range(20)), "token")
+    last = world.ask(list(range(20)))
     world.strike("leave", served_by(world, index))
     answer = []
     while len(answer) < 30:
-        answer += world.ask(last, "token", ahead=ahead)
+        answer += world.ask(last, ahead=ahead)
         last = answer[-1:]
     assert answer == draws_after(list(range(20)), 31)[1:]
     assert len(world.repaired) == 2
@@ -235,19 +234,19 @@ def test_state_leaving_server_goes_on_until_its_seat_is_handed_over(index: int, 
 @pytest.mark.parametrize("which", ["old", "new"])
 def test_state_death_during_a_hand_over_is_a_replay(which: str) -> None:
     world = toy(THIRDS * 3)
-    first = world.ask(list(range(20)), "token")
+    first = world.ask(list(range(20)))
     old = served_by(world, 1)
     world.strike("leave", old)
     world.run_until(lambda: any(repair.is_handover and repair.is_opening for repair in world.state.repairs))
     new = world.servers[world.state.repairs[0].new[0].peer_id]
     world.strike("kill", old if which == "old" else new)
-    assert world.ask(first, "token") == outputs_of([*range(20), *first], 6)[-1:]
+    assert world.ask(first) == outputs_of([*range(20), *first], 6)[-1:]
     assert world.now_s < 1
 
 
 def test_state_leaving_server_without_a_spare_is_kept_and_looked_around_for_now_and_then() -> None:
     world = toy(THIRDS)
-    last = world.ask(list(range(20)), "token")
+    last = world.ask(list(range(20)))
     leaver = served_by(world, 1)
     leaver.is_leaving = True
     for sequence_id in leaver.sequences:
@@ -257,7 +256,7 @@ def test_state_leaving_server_without_a_spare_is_kept_and_looked_around_for_now_
     world.look = lambda *arguments: (looks.append(world.now_s), look(*arguments))  # type: ignore[assignment]
     since_s = world.now_s
     for _ in range(100):
-        last = world.ask(last, "token")
+        last = world.ask(last)
     assert 1 <= len(looks) <= 2 + (world.now_s - since_s) / LEAVE_RETRY_S
 
 
@@ -280,10 +279,10 @@ def test_state_prefix_that_is_known_on_both_sides_is_not_run_again() -> None:
 
     def filled(block: int) -> ReplayBuffer:
         buffer = ReplayBuffer(ROW_BYTES)
-        buffer.append(world.state.buffers[block].rows(0, 32))
+        buffer.append(world.state.pipeline.buffers[block].rows(0, 32))
         return buffer
 
-    again.state._pipeline._new_buffer = filled
+    again.state.pipeline._new_buffer = filled
     tokens(again, 40, 1)
     assert again.num_rows_run == 3 * 8
 
@@ -294,8 +293,8 @@ def test_state_prefix_that_is_known_on_both_sides_is_not_run_again() -> None:
 def opened(num_blocks: int = 2, spans: tuple[tuple[int, int], ...] = ((0, 1), (1, 2))) -> tuple[SessionState, ToyWorld]:
     """A state that has asked about four tokens, with all stages open and the tokens on their way."""
     world = ToyWorld(3, num_blocks=num_blocks, spans=list(spans))
-    state = SessionState(num_blocks, lambda block: ReplayBuffer(ROW_BYTES), StepLimits(max_step_tokens=8))
-    (find,) = state.ask(b"".join(map(token_row, range(4))), "token", 0.0)
+    state = SessionState(num_blocks, lambda block: ReplayBuffer(ROW_BYTES), max_step_tokens=8)
+    (find,) = state.ask(b"".join(map(token_row, range(4))), 0.0)
     assert isinstance(find, FindServers)
     fresh = [world.new_stage(f"s{i}", start, end) for i, (start, end) in enumerate(spans)]
     assert [type(action) for action in state.on_found(find.repair, fresh, 0.0)] == [OpenStage] * len(spans)
@@ -324,8 +323,8 @@ def test_ran_without_the_rows_or_the_output_asked_for_is_a_violation() -> None:
 def ring(ahead: int = 8) -> SessionState:
     """Three stages, opened, with a question of four tokens under way."""
     world = ToyWorld(3, num_blocks=3, spans=[(0, 1), (1, 2), (2, 3)])
-    state = SessionState(3, lambda block: ReplayBuffer(ROW_BYTES), StepLimits(max_step_tokens=8))
-    (find,) = state.ask(b"".join(map(token_row, range(4))), "token", 0.0, ahead=ahead)
+    state = SessionState(3, lambda block: ReplayBuffer(ROW_BYTES), max_step_tokens=8)
+    (find,) = state.ask(b"".join(map(token_row, range(4))), 0.0, ahead=ahead)
     assert isinstance(find, FindServers)
     fresh = [world.new_stage(f"s{i}", i, i + 1) for i in range(3)]
     state.on_found(find.repair, fresh, 0.0)
@@ -340,15 +339,13 @@ def test_ran_ahead_of_what_the_client_knows_is_kept_until_it_does() -> None:
     assert (last.link.neighbours.next, first.link.neighbours.previous) == (first, last)
     state.on_report(first, StepReport(position=4, rows=bytes(4 * ROW_BYTES)), 1.0)
     state.on_report(first, StepReport(position=6, rows=b"c" * 2 * ROW_BYTES), 1.0)
-    assert (first.done, first.reported, state.buffers[1].length) == (4, 6, 4)
-    assert state.on_report(last, StepReport(position=4, num_outputs=1, looped=True), 1.0) == [
-        TakeOutput(0, is_last=True, goes_on=True)
-    ]
+    assert (first.done, first.reported, state.pipeline.buffers[1].length) == (4, 6, 4)
+    assert state.on_report(last, StepReport(position=4, has_token=True, looped=True), 1.0) == [TakeToken(goes_on=True)]
     assert state.follow(token_row(7), 1.0) == [], "nobody is fed"
-    assert (first.done, state.buffers[1].length) == (5, 5)
-    state.on_report(last, StepReport(position=5, num_outputs=1, looped=True), 1.0)
+    assert (first.done, state.pipeline.buffers[1].length) == (5, 5)
+    state.on_report(last, StepReport(position=5, has_token=True, looped=True), 1.0)
     state.follow(token_row(8), 1.0)
-    assert (first.done, state.buffers[1].rows(4, 6)) == (6, b"c" * 2 * ROW_BYTES)
+    assert (first.done, state.pipeline.buffers[1].rows(4, 6)) == (6, b"c" * 2 * ROW_BYTES)
 
 
 def test_ran_further_ahead_than_the_client_allowed_is_a_violation() -> None:
@@ -360,7 +357,7 @@ def test_ran_further_ahead_than_the_client_allowed_is_a_violation() -> None:
     with pytest.raises(PeerViolation, match="left out"):
         state.on_report(middle, StepReport(position=6, rows=bytes(ROW_BYTES)), 1.0)
     with pytest.raises(PeerViolation, match="ran 5 positions"):
-        state.on_report(last, StepReport(position=5, num_outputs=1), 1.0)
+        state.on_report(last, StepReport(position=5, has_token=True), 1.0)
 
 
 def test_ran_ahead_that_is_told_without_end_takes_no_memory() -> None:
@@ -413,32 +410,32 @@ def in_doubt() -> tuple[SessionState, Stage, Stage, Stage]:
 
 def test_token_that_died_is_not_copied_even_where_its_place_is_taken() -> None:
     state, first, _, new = in_doubt()
-    state.on_report(new, StepReport(position=4, num_outputs=1), 2.0)
+    state.on_report(new, StepReport(position=4, has_token=True), 2.0)
     state.follow(token_row(7), 2.0)
     state.on_report(first, StepReport(position=5, rows=b"T" * ROW_BYTES), 2.1)
     assert not state.stages, "all begin anew"
-    assert state.buffers[1].length == 4
+    assert state.pipeline.buffers[1].length == 4
 
 
 def test_token_that_died_and_came_to_the_new_last_stage_is_not_answered_and_nobody_is_blamed() -> None:
     state, _, _, new = in_doubt()
-    actions = state.on_report(new, StepReport(position=5, num_outputs=1), 2.0)
+    actions = state.on_report(new, StepReport(position=5, has_token=True), 2.0)
     assert not state.stages
-    assert not any(isinstance(action, TakeOutput | ReportFailure) for action in actions)
+    assert not any(isinstance(action, TakeToken | ReportFailure) for action in actions)
 
 
 def test_stage_that_goes_before_it_has_said_leaves_the_others_in_doubt() -> None:
     state, first, middle, new = in_doubt()
     state.on_link_ack(middle, 1, 4, 2.0)
     state.on_lost(first, PeerUnreachable("gone"), FailureCause.SILENT, 2.1)
-    assert state._pipeline.lost_token.suspects == {middle, new}
+    assert state.pipeline.lost_token.suspects == {middle, new}
     state.on_link_ack(middle, 2, 5, 2.2)
     assert not state.stages
 
 
 def test_doubt_on_doubt_is_about_the_first_token() -> None:
     state, first, middle, new = in_doubt()
-    state.on_report(new, StepReport(position=4, num_outputs=1), 2.0)
+    state.on_report(new, StepReport(position=4, has_token=True), 2.0)
     state.follow(token_row(7), 2.0)
     state.on_lost(middle, PeerUnreachable("gone"), FailureCause.SILENT, 2.1)
     state.on_lost(new, PeerUnreachable("gone"), FailureCause.SILENT, 2.2)
@@ -449,9 +446,9 @@ def test_doubt_on_doubt_is_about_the_first_token() -> None:
 def test_last_stage_lost_before_any_token_could_be_drawn_leaves_no_doubt() -> None:
     state = ring()
     first, _, last = state.stages
-    state._pipeline.request.may_draw = False
+    state.pipeline.request.may_draw = False
     state.on_lost(last, PeerUnreachable("gone"), FailureCause.SILENT, 1.0)
-    assert not state._pipeline.lost_token.suspects
+    assert not state.pipeline.lost_token.suspects
     assert first in state.stages
 
 
@@ -480,40 +477,41 @@ def test_ran_ahead_with_rows_that_were_told_before_takes_no_more_memory_than_the
 def test_last_stage_whose_tokens_do_not_get_on_is_linked_again_later() -> None:
     state = ring()
     first, _, last = state.stages
-    state.on_report(last, StepReport(position=4, num_outputs=1, push_failed=True), 1.0)
+    state.on_report(last, StepReport(position=4, has_token=True, push_failed=True), 1.0)
     actions = state.follow(token_row(7), 1.0)
     assert any(isinstance(action, Feed) and action.stage is first for action in actions)
     assert last.link.neighbours.next is None
     state.on_link_ack(last, 1, 4, 1.0)
-    state.on_report(last, StepReport(position=5, num_outputs=1, num_links=1), 1.0 + RELINK_S)
+    state.on_report(last, StepReport(position=5, has_token=True, num_links=1), 1.0 + RELINK_S)
     state.follow(token_row(8), 1.0 + RELINK_S)
     assert last.link.neighbours.next is first
 
 
-def test_ran_rows_and_outputs_that_are_known_already_are_cut_off() -> None:
+def test_ran_rows_and_a_token_that_are_known_already_are_cut_off() -> None:
     state, _ = opened()
     upper, last = state.stages
     state.on_report(upper, StepReport(position=2, rows=b"a" * 2 * ROW_BYTES), 1.0)
     state.on_report(upper, StepReport(position=4, rows=b"b" * 3 * ROW_BYTES), 1.0)
-    assert state.buffers[1].rows(0, 4) == b"a" * 2 * ROW_BYTES + b"b" * 2 * ROW_BYTES
-    assert TakeOutput(0, is_last=True) in state.on_report(last, StepReport(position=4, num_outputs=1), 1.0)
-    state.ask(bytes(4 * ROW_BYTES), "all", 2.0)
-    assert TakeOutput(0, is_last=False) in state.on_report(last, StepReport(position=6, num_outputs=2), 3.0)
-    assert TakeOutput(1, is_last=True) in state.on_report(last, StepReport(position=8, num_outputs=3), 3.0)
-    assert not any(isinstance(a, TakeOutput) for a in state.on_report(last, StepReport(position=8, num_outputs=3), 3.0))
+    assert state.pipeline.buffers[1].rows(0, 4) == b"a" * 2 * ROW_BYTES + b"b" * 2 * ROW_BYTES
+    assert TakeToken(goes_on=False) in state.on_report(last, StepReport(position=4, has_token=True), 1.0)
+    state.ask(bytes(4 * ROW_BYTES), 2.0)
+    assert not any(isinstance(a, TakeToken) for a in state.on_report(last, StepReport(position=6), 3.0))
+    assert TakeToken(goes_on=False) in state.on_report(last, StepReport(position=8, has_token=True), 3.0)
+    again = state.on_report(last, StepReport(position=8, has_token=True), 3.0)
+    assert not any(isinstance(a, TakeToken) for a in again)
 
 
 def test_ready_with_more_than_it_was_told_of_is_a_violation() -> None:
     world = ToyWorld(3, num_blocks=1, spans=[(0, 1)])
-    state = SessionState(1, lambda block: ReplayBuffer(ROW_BYTES), StepLimits())
-    (find,) = state.ask(bytes(20 * ROW_BYTES), "token", 0.0)
+    state = SessionState(1, lambda block: ReplayBuffer(ROW_BYTES), max_step_tokens=512)
+    (find,) = state.ask(bytes(20 * ROW_BYTES), 0.0)
     assert isinstance(find, FindServers)
     stage = world.new_stage("s0", 0, 1)
     state.on_found(find.repair, [stage], 0.0)
     with pytest.raises(PeerViolation, match="holds 17 positions, and was told of 16"):
         state.on_opened(stage, Opened(17, 8), 0.0)
     feeds = [action for action in state.on_opened(stage, Opened(16, 8), 0.0) if isinstance(action, Feed)]
-    assert [(feed.start, feed.end, feed.want) for feed in feeds] == [(16, 20, "token")]
+    assert [(feed.start, feed.end, feed.wants_token) for feed in feeds] == [(16, 20, True)]
 
 
 def test_lost_stage_leaves_its_neighbours_unlinked() -> None:
@@ -539,14 +537,14 @@ def test_lost_server_after_server_ends_the_session() -> None:
 
 def test_not_found_while_nobody_asks_is_looked_for_again_with_the_next_question() -> None:
     state, _ = opened(1, ((0, 1),))
-    state.on_report(state.stages[0], StepReport(position=4, num_outputs=1), 1.0)
+    state.on_report(state.stages[0], StepReport(position=4, has_token=True), 1.0)
     (repair,) = [
         action.repair
         for action in state.on_lost(state.stages[0], PeerUnreachable("gone"), FailureCause.SILENT, 1.0)
         if isinstance(action, FindServers)
     ]
     assert state.on_not_found(repair, SessionError("nobody"), 30.0) == []
-    assert [type(action) for action in state.ask(token_row(1), "token", 40.0)] == [FindServers]
+    assert [type(action) for action in state.ask(token_row(1), 40.0)] == [FindServers]
     state.on_not_found(repair, SessionError("nobody"), 60.0)
     assert str(state.error) == "nobody"
 
@@ -570,7 +568,7 @@ def test_stage_that_reports_row_by_row_gains_no_time() -> None:
 
 def test_state_hand_over_gets_the_time_of_running_the_session_again() -> None:
     world = toy(THIRDS * 3)
-    world.ask(list(range(20)), "token")
+    world.ask(list(range(20)))
     world.strike("leave", served_by(world, 1))
     world.run_until(lambda: any(repair.is_handover and repair.is_opening for repair in world.state.repairs))
     (repair,) = world.state.repairs

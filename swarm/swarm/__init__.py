@@ -12,8 +12,8 @@
         for step in trainer:
             print(step.outer_step, step.loss, step.digest)
 
-These names are loaded when first used, since torch and transformers come with them and the packages below
-(`swarm.network`, `swarm.training`, …) must start without.
+These names are loaded when first used: torch comes with `Trainer`, and with a client's calls with tensors, and the
+packages below (`swarm.network`, `swarm.training`, …) must start without it.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm.network import framing
-from swarm.serving.sampling.sampling import pick
+from swarm.serving.sampling.drawing import pick
 from swarm.serving.wire.page_keys import page_keys
 from swarm.training.allreduce.parts import part_sizes
 from swarm.training.inner.lease import Cursor, LeaseStripe

@@ -110,7 +110,7 @@ def complete_undisturbed(
 ) -> str:
     """Return the completion of `prompt`: greedy at temperature 0, else by the draws of `seed`. Blocks."""
     import torch  # noqa: PLC0415
-    from swarm.serving.sampling.sampling import pick  # noqa: PLC0415
+    from swarm.serving.sampling.drawing import pick  # noqa: PLC0415
     from swarm_protocol.session_frames import TokenDraw  # noqa: PLC0415
     from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache  # noqa: PLC0415
     from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import torch
 from swarm_protocol.errors import ConfigError, PeerError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import ServeRecord
-from torch import Tensor
 
 from swarm.client.assets_cache import AssetsCache
 from swarm.client.catalog import ChosenRevision, ModelCatalog, ModelStatus, UsedRevisions
 from swarm.client.request import GenerationRequest, Prompt, TextClient, check_fits, checked, encode, room_for
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
-from swarm.remote.blocks import RemoteBlocks
-from swarm.remote.gradient import ForwardOptions, ForwardPass, attach, embed, run, waiting_for
 from swarm.router.routing import NoChain
 from swarm.serving.model.model_assets import Message, ModelAssets
 from swarm.serving.session.generate import Token, generate, sampler_for
@@ -29,6 +24,12 @@ from swarm.serving.session.session import Session, SessionOptions
 from swarm.serving.session.trace import Trace
 from swarm.serving.tokenizer.tokenizer_process import TokenizerLimits
 from swarm.temporary_folder import temporary_folder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from swarm.client.tensor_calls import TensorCalls
+    from swarm.remote.gradient import ForwardOptions, ForwardPass
 
 
 class Generation:
@@ -68,7 +69,12 @@ DEFAULT_NETWORK_ID = "swarm"
 MAX_REVISIONS_TRIED = 3
 """Bound for one request: finding out that servers are gone takes up to ten seconds each."""
 
-T = TypeVar("T")
+
+def _import_tensor_calls() -> type[TensorCalls]:
+    """Called in a thread, since torch takes over a second to import and the loop has streams to serve meanwhile."""
+    from swarm.client.tensor_calls import TensorCalls  # noqa: PLC0415 - brings torch
+
+    return TensorCalls
 
 
 class AsyncClient(TextClient[Generation]):
@@ -95,6 +101,7 @@ class AsyncClient(TextClient[Generation]):
         self._state = ClientState(network, membership)
         self._catalog = ModelCatalog(membership, self._state.health, pins=pins or {}, used=used or UsedRevisions())
         self._assets = AssetsCache(network, self._state.health, tokenizers or TokenizerLimits())
+        self._tensor_calls: TensorCalls | None = None
         self._last: Generation | None = None
 
     @classmethod
@@ -198,8 +205,7 @@ class AsyncClient(TextClient[Generation]):
         Raises as `forward`.
         """
         ids = await self.tokenize(text, model=model) if isinstance(text, str) else text
-        tokens = ids if isinstance(ids, Tensor) else torch.tensor(ids, dtype=torch.int64)
-        return await self._in_one_call(model, ForwardOptions(), partial(embed, tokens))
+        return await (await self._tensors()).embed(ids, model)
 
     async def pooled(self, text: str | Sequence[int], *, model: str) -> Tensor:
         """Return the mean of a text's last hidden states, after the last norm, scaled to length 1: float32 [H].
@@ -208,8 +214,7 @@ class AsyncClient(TextClient[Generation]):
         """
         token_ids = await self.tokenize(Prompt(prompt=text), model=model)
         check_fits(await self._assets_of(model), len(token_ids))
-        hidden_TH = await self.forward(torch.tensor(token_ids, dtype=torch.int64), model=model)
-        return torch.nn.functional.normalize(hidden_TH.double().mean(dim=0), dim=0).float()
+        return await (await self._tensors()).pooled(token_ids, model)
 
     async def forward(
         self, x: Tensor, *, model: str, start: int = 0, end: int | None = None, head: bool = False, codec: str = "raw"
@@ -225,30 +230,21 @@ class AsyncClient(TextClient[Generation]):
         shape and for numbers that are not finite, SessionError when blocks are missing or could not be computed,
         PeerError when nobody answers or the call is too large for the servers; the backward pass does, too.
         """
-        ran = await self.run_forward(x.detach(), model, ForwardOptions(start=start, end=end, head=head, codec=codec))
+        from swarm.remote.gradient import ForwardOptions, attach, waiting_for  # noqa: PLC0415 - brings torch
+
+        wanted = ForwardOptions(start=start, end=end, head=head, codec=codec)
+        ran = await self.run_forward(x.detach(), model, wanted)
         return attach(x, ran, waiting_for(asyncio.get_running_loop()))
 
     async def run_forward(self, x: Tensor, model: str, wanted: ForwardOptions) -> ForwardPass:
         """Run `forward` without autograd's part, which belongs into the caller's thread."""
-        return await self._in_one_call(model, wanted, partial(run, x, wanted))
+        return await (await self._tensors()).run_forward(x, model, wanted)
 
-    async def _in_one_call(self, model: str, wanted: ForwardOptions, ask: Callable[[RemoteBlocks], Awaitable[T]]) -> T:
-        chosen = await self._catalog.to_use(model)
-        answer = await ask(await self._blocks(chosen, wanted))
-        self._catalog.answered(chosen)
-        return answer
-
-    async def _blocks(self, chosen: ChosenRevision, wanted: ForwardOptions) -> RemoteBlocks:
-        self._state.health.measure(chosen.servers)
-        return RemoteBlocks(
-            self._network,
-            self._membership,
-            self._state.health,
-            (await self._assets.get(chosen.name, chosen.servers)).shape,
-            chosen.servers,
-            head=wanted.head,
-            codec=wanted.codec,
-        )
+    async def _tensors(self) -> TensorCalls:
+        if self._tensor_calls is None:
+            kind = await asyncio.to_thread(_import_tensor_calls)
+            self._tensor_calls = kind(self._network, self._membership, self._state.health, self._catalog, self._assets)
+        return self._tensor_calls
 
     async def _assets_of(self, model: str) -> ModelAssets:
         chosen = await self._catalog.to_use(model)

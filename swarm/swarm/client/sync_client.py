@@ -9,18 +9,19 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 from swarm_protocol.errors import SessionError, SwarmError
-from torch import Tensor
 
 from swarm.client.async_client import DEFAULT_NETWORK_ID, AsyncClient, Generation
 from swarm.client.catalog import ModelStatus, UsedRevisions
 from swarm.client.request import GenerationRequest, TextClient
-from swarm.remote.gradient import ForwardOptions, attach
 from swarm.serving.model.model_assets import Message
 from swarm.serving.session.generate import Token
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -111,6 +112,8 @@ class Client(TextClient[Iterator[Token]]):
     ) -> Tensor:
         """Compute blocks as `AsyncClient.forward` does; the backward pass may run in any thread, until the client is
         closed."""
+        from swarm.remote.gradient import ForwardOptions, attach  # noqa: PLC0415 - brings torch
+
         wanted = ForwardOptions(start=start, end=end, head=head, codec=codec)
         return attach(x, self._wait(self._connected.run_forward(x.detach(), model, wanted)), self._wait)
 

@@ -7,6 +7,7 @@ from node.daemon.conftest import Node, Seed, StartNode
 
 SEED_BYTES = 110 * 2**20  # it takes 70
 DASHBOARD_BYTES = 180 * 2**20  # 121
+GATEWAY_BYTES = 200 * 2**20  # 143
 
 
 def libraries_of(node: Node) -> set[str]:
@@ -38,3 +39,9 @@ def test_ready_dashboard_has_not_loaded_torch(seed: Seed, start_node: StartNode)
     node = start_node("dashboard", "--network-id", "tests", "--peers", seed.addr, "--port", "0", home="light-dashboard")
     node.wait_for("dashboard")
     assert_is_light(node, DASHBOARD_BYTES)
+
+
+def test_ready_gateway_has_not_loaded_torch(seed: Seed, start_node: StartNode) -> None:
+    node = start_node("gateway", "--network-id", "tests", "--peers", seed.addr, "--port", "0", home="light-gateway")
+    node.wait_for("listening")
+    assert_is_light(node, GATEWAY_BYTES)

@@ -19,6 +19,8 @@ from support.tokenizer_here import TokenizerHere
 from swarm.client import AsyncClient, Generation
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
+from swarm.remote.blocks import RemoteBlocks
+from swarm.remote.gradient import ForwardOptions
 from swarm.serving.model.model_assets import ModelAssets
 from swarm.serving.server.deployment import LoadedSpan, load
 from swarm.serving.server.server_options import ServerOptions
@@ -101,6 +103,11 @@ class Box:
     async def kit(self) -> ModelAssets:
         """What the client has made of the servers' files."""
         return await self.client._assets_of("tiny")
+
+    async def blocks(self, *, head: bool = False) -> RemoteBlocks:
+        """The client's remote blocks."""
+        chosen = await self.client._catalog.to_use("tiny")
+        return await (await self.client._tensors()).blocks(chosen, ForwardOptions(head=head))
 
     def expected(self, num_tokens: int = NUM_TOKENS) -> list[int]:
         """What one machine alone answers to PROMPT."""

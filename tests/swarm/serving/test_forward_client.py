@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from swarm.client import AsyncClient
-from swarm.remote.gradient import ForwardOptions
 from swarm.testing import virtual_time
 from swarm.testing.faults import Fault
 from swarm.testing.leaks import no_leaks
@@ -155,7 +154,7 @@ def test_server_killed_between_forward_and_backward_costs_no_result(
             for start, end in spares:
                 await swarm.add(start, end)
             first = swarm.who["s0"]
-            blocks = await swarm.client._blocks(await swarm.client._catalog.to_use("tiny"), ForwardOptions(head=True))
+            blocks = await swarm.blocks(head=True)
             blocks._servers = {p: r for p, r in blocks._servers.items() if r.end == 6 or p == first}
             x = await swarm.client.embed(TOKENS, model="tiny")
             logits, parts = await blocks.forward(x, 0, 6)
@@ -178,7 +177,7 @@ def test_server_that_fails_within_a_call_costs_no_result(
         # the embeddings are a forward call, too
         faults = [Fault(who="*", phase=phase, what=what, nth=nth)]
         async with boxes(llama_dir, [(0, 3), (3, 6), (0, 3), (3, 6)], faults=faults) as swarm:
-            blocks = await swarm.client._blocks(await swarm.client._catalog.to_use("tiny"), ForwardOptions(head=True))
+            blocks = await swarm.blocks(head=True)
             x = await swarm.client.embed(TOKENS, model="tiny")
             logits, parts = await blocks.forward(x, 0, 6)
             return x, logits, await blocks.backward(parts, weights_of_logits())

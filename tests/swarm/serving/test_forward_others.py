@@ -16,7 +16,6 @@ import torch
 from swarm.network.interface import Stream
 from swarm.network.membership import Membership
 from swarm.remote.blocks import PATIENCE_S
-from swarm.remote.gradient import ForwardOptions
 from swarm.serving.server import forward_server
 from swarm.serving.server.forward_server import PIECE_MS, ForwardLimits, ForwardPace
 from swarm.testing import virtual_time
@@ -125,7 +124,7 @@ def test_tokens_of_others_keep_coming_while_a_large_backward_runs(boxes: Any, ll
         async with boxes(llama_dir, [(0, 3), (3, 6)]) as swarm:
             for server in swarm.servers.values():
                 server.calls._paces[server.calls._current().span] = ForwardPace(PIECE_MS / 8)
-            blocks = await swarm.client._blocks(await swarm.client._catalog.to_use("tiny"), ForwardOptions())
+            blocks = await swarm.blocks()
             x = torch.randn(8, 8, 32, generator=torch.Generator().manual_seed(0))
             _, parts = await blocks.forward(x, 0, 6)
             tokens, between = [], []

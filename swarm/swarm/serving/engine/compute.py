@@ -21,7 +21,8 @@ from torch import Tensor
 
 from swarm.serving.model.batch import Batch, Slice, Want
 from swarm.serving.model.kv_pool import KVPool
-from swarm.serving.sampling.sampling import Pick, pick_all
+from swarm.serving.sampling.drawing import pick_all
+from swarm.serving.sampling.sampling import Pick
 
 
 class RunnableSpan(Protocol):

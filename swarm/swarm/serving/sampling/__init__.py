@@ -1,1 +1,1 @@
-"""Drawing the next token, equal on any machine for equal logits and seed."""
+"""Drawing the next token: `sampling` says how, and `drawing` does it, equally on any machine for equal logits."""

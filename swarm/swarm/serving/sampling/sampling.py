@@ -1,25 +1,19 @@
-"""Draw the next token: the same for the same logits and seed on any machine, and after any failover.
+"""How the tokens of an answer are drawn: what clients ask for and servers carry out (`drawing`).
 
-Draws are counter-based: the n-th token's random number depends on the seed and n only. Edits of logits are elementwise,
-so they are equal on any machine. A token's reported probability is that of the model's own logits, before temperature
-and cuts, as OpenAI reports it. Legend: N sequences, V vocabulary.
+Nothing here has state, or needs torch: clients and gateways run without it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 
-import numpy as np
-import torch
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.sampler import Grammar, Sampler
-from swarm_protocol.session_frames import SampledToken, TokenDraw
-from torch import Tensor
+from swarm_protocol.session_frames import TokenDraw
 
 MAX_TEMPERATURE = 2.0
 MAX_STOPS = 32
@@ -39,7 +33,8 @@ def check_kind(value: object, name: str, kind: type[Integral | Real]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitEdits:
-    """`counts`: how often each token of the answer so far has come. `banned` may not come.
+    """How logits are changed before a draw. `counts`: how often each token of the answer so far has come. `banned` may
+    not come.
 
     Of the others only those may that have their bit in `allowed`, the lowest id first; None: all.
     """
@@ -48,35 +43,6 @@ class LogitEdits:
     counts: Mapping[int, int] = field(default_factory=dict)
     banned: tuple[int, ...] = ()
     allowed: bytes | None = None
-
-    def apply(self, logits_V: Tensor) -> Tensor:
-        """A changed copy, float32 [V]."""
-        sampler, device = self.sampler, logits_V.device
-        edited_V = logits_V.float().clone()
-        if sampler.bias_ids:
-            edited_V[torch.tensor(sampler.bias_ids, device=device)] += torch.tensor(sampler.bias_values, device=device)
-        drawn = torch.tensor(list(self.counts), dtype=torch.int64, device=device)
-        if sampler.repetition_penalty != 1.0:
-            prompt = torch.from_numpy(np.frombuffer(sampler.prompt_ids, dtype="<i4").astype(np.int64)).to(device)
-            seen = torch.unique(torch.cat([prompt, drawn]))
-            values = edited_V[seen]
-            edited_V[seen] = torch.where(
-                values < 0, values * sampler.repetition_penalty, values / sampler.repetition_penalty
-            )
-        if self.counts and (sampler.presence_penalty or sampler.frequency_penalty):
-            times = torch.tensor(list(self.counts.values()), dtype=torch.float32, device=device)
-            edited_V[drawn] -= sampler.presence_penalty + sampler.frequency_penalty * times
-        if self.banned:
-            edited_V[torch.tensor(self.banned, device=device)] = -torch.inf
-        if self.allowed is not None:
-            edited_V[_forbidden(self.allowed, len(edited_V)).to(device)] = -torch.inf
-        return edited_V
-
-
-def _forbidden(allowed: bytes, num_tokens: int) -> Tensor:
-    """Return a mask [V] of the tokens without a bit."""
-    bits = np.unpackbits(np.frombuffer(allowed, dtype=np.uint8), count=num_tokens, bitorder="little")
-    return torch.from_numpy(bits == 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,80 +140,3 @@ class Pick:
 
     draw: TokenDraw
     edits: LogitEdits | None = None
-
-
-def pick_all(logits: Sequence[Tensor], picks: Sequence[Pick]) -> list[SampledToken | None]:
-    """Draw the next token of each sequence, from its logits [V]; the greedy ones, which are most, in one go.
-
-    Returns None for logits whose largest is not a finite number. A logit of minus infinity is never picked.
-    """
-    picked: list[SampledToken | None] = []
-    for logits_V, (token_id, is_finite), wanted in zip(logits, _largest(logits), picks, strict=True):
-        if not is_finite:
-            picked.append(None)
-            continue
-        edited_V = logits_V
-        if wanted.edits is not None:
-            edited_V = wanted.edits.apply(logits_V)
-            if not math.isfinite(edited_V.max()):  # all that may come is impossible
-                picked.append(None)
-                continue
-        if wanted.edits is not None or wanted.draw.temperature:
-            token_id = pick(edited_V, wanted.draw)  # noqa: PLW2901
-        picked.append(_with_logprobs(logits_V, token_id, wanted.draw.num_logprobs))
-    return picked
-
-
-def _largest(logits: Sequence[Tensor]) -> list[tuple[int, bool]]:
-    """Return the index of each row's first largest logit, and whether it is finite; NaN counts as the largest."""
-    if logits[0].device.type == "cpu":
-        # numpy's is several times faster than torch's, and does not wake other threads for so little
-        rows = [logits_V.float().numpy() for logits_V in logits]
-        return [(index := int(row.argmax()), math.isfinite(row[index])) for row in rows]
-    values, indices = torch.stack(list(logits)).max(dim=1)
-    return list(zip(indices.tolist(), values.isfinite().tolist(), strict=True))
-
-
-def _with_logprobs(logits_V: Tensor, token_id: int, num_logprobs: int | None) -> SampledToken:
-    if num_logprobs is None:
-        return SampledToken(token_id=token_id)
-    logprobs_V = torch.log_softmax(logits_V.float(), dim=0)
-    values, ids = logprobs_V.topk(min(num_logprobs, len(logprobs_V)))
-    # of equal ones the lower id first, as `pick` has it; topk promises no order among them
-    top = sorted(zip(ids.tolist(), values.tolist(), strict=True), key=lambda item: (-item[1], item[0]))
-    return SampledToken(
-        token_id=token_id,
-        logprob=_bounded(float(logprobs_V[token_id])),
-        top=tuple((likely_id, _bounded(logprob)) for likely_id, logprob in top),
-    )
-
-
-def _bounded(logprob: float) -> float:
-    """The wire carries no infinity."""
-    return max(logprob, -limits.MAX_LOGPROB)
-
-
-def pick(logits_V: Tensor, draw: TokenDraw) -> int:
-    """Draw the token at `draw.index` of the answer. Of equal logits the lower id is taken first."""
-    if draw.temperature == 0:
-        return int(logits_V.argmax())
-    # from the largest down, so that a temperature near 0 makes the others nothing and not the largest infinite
-    scaled_V = (logits_V.double() - logits_V.max()) / draw.temperature
-    sorted_V, ids_V = torch.sort(scaled_V, descending=True, stable=True)
-    if draw.min_p:
-        # relative to the likeliest, which is at 0
-        kept = int((sorted_V >= math.log(draw.min_p)).sum())
-        sorted_V, ids_V = sorted_V[:kept], ids_V[:kept]
-    if draw.top_k:
-        sorted_V, ids_V = sorted_V[: draw.top_k], ids_V[: draw.top_k]
-    cumulative_V = torch.softmax(sorted_V, dim=0).cumsum(0)
-    # the fewest tokens that reach top_p, one at least
-    kept = int((cumulative_V < draw.top_p).sum().clamp(max=len(cumulative_V) - 1)) + 1
-    goal = _uniform(draw.seed, draw.index) * float(cumulative_V[kept - 1])
-    return int(ids_V[min(int((cumulative_V[:kept] <= goal).sum()), kept - 1)])
-
-
-def _uniform(seed: int, index: int) -> float:
-    """Return a number in [0, 1) with 53 random bits."""
-    digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest()
-    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53

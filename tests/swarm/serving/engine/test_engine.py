@@ -25,7 +25,8 @@ from support.arithmetic_span import (
 from swarm.serving.engine.engine import Engine, EngineLoad
 from swarm.serving.engine.sequence import EngineSequence
 from swarm.serving.model.batch import PAGE_TOKENS, Want
-from swarm.serving.sampling.sampling import Pick, pick
+from swarm.serving.sampling.drawing import pick
+from swarm.serving.sampling.sampling import Pick
 from swarm.serving.wire.page_keys import page_keys
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.session_frames import TokenDraw

@@ -11,7 +11,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.serving.sampling.sampling import LogitEdits, Pick, Sampling, pick, pick_all
+from swarm.serving.sampling.drawing import edited, pick, pick_all
+from swarm.serving.sampling.sampling import LogitEdits, Pick, Sampling
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.sampler import Grammar, Sampler
 from swarm_protocol.session_frames import SampledToken, TokenDraw
@@ -177,26 +178,26 @@ def ids(*token_ids: int) -> bytes:
 
 def test_repetition_penalty_is_transformers_own_over_prompt_and_answer() -> None:
     sampler = Sampler(repetition_penalty=1.7, prompt_ids=ids(3, 4))
-    edited = LogitEdits(sampler=sampler, counts={4: 2, 9: 1}).apply(VOCAB_LOGITS)
+    found = edited(VOCAB_LOGITS, LogitEdits(sampler=sampler, counts={4: 2, 9: 1}))
     seen = torch.tensor([[3, 4, 4, 4, 9]])
-    assert torch.equal(edited, RepetitionPenaltyLogitsProcessor(1.7)(seen, VOCAB_LOGITS[None].clone())[0])
+    assert torch.equal(found, RepetitionPenaltyLogitsProcessor(1.7)(seen, VOCAB_LOGITS[None].clone())[0])
 
 
 def test_presence_and_frequency_penalties_are_openais_formula() -> None:
     sampler = Sampler(presence_penalty=0.5, frequency_penalty=-0.25, prompt_ids=ids(1))
-    edited = LogitEdits(sampler=sampler, counts={4: 3, 9: 1}).apply(VOCAB_LOGITS)
+    found = edited(VOCAB_LOGITS, LogitEdits(sampler=sampler, counts={4: 3, 9: 1}))
     expected = VOCAB_LOGITS.clone()
     expected[4] -= 0.5 - 0.25 * 3
     expected[9] -= 0.5 - 0.25
-    assert torch.equal(edited, expected)
+    assert torch.equal(found, expected)
 
 
 def test_bias_is_added_and_what_may_not_come_never_does() -> None:
     sampler = Sampler(bias_ids=(7, 8), bias_values=(100.0, -100.0))
-    edited = LogitEdits(sampler=sampler, banned=(7,)).apply(VOCAB_LOGITS)
-    assert edited[7] == -torch.inf
-    assert edited[8] == VOCAB_LOGITS[8] - 100
-    only = LogitEdits(sampler=Sampler(), allowed=bytes([0, 0b100, 0, 0, 0])).apply(VOCAB_LOGITS)
+    found = edited(VOCAB_LOGITS, LogitEdits(sampler=sampler, banned=(7,)))
+    assert found[7] == -torch.inf
+    assert found[8] == VOCAB_LOGITS[8] - 100
+    only = edited(VOCAB_LOGITS, LogitEdits(sampler=Sampler(), allowed=bytes([0, 0b100, 0, 0, 0])))
     assert only.isfinite().nonzero().flatten().tolist() == [10]
     assert VOCAB_LOGITS.isfinite().all(), "the model's own logits are left as they are"
 

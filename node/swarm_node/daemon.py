@@ -31,7 +31,7 @@ from swarm_node.machine.measuring import keep_measuring
 from swarm_node.metrics.exporter import exporting
 from swarm_node.node import Node, NodeRole, StartupSteps
 from swarm_node.settings.config import Config
-from swarm_node.shutdown import Shutdown, signals_to, watch_stdin
+from swarm_node.shutdown import CTRL_C, Shutdown, signals_to, watch_stdin
 from swarm_node.storage import remembered_peers
 from swarm_node.storage.home import Home
 
@@ -58,8 +58,14 @@ def run(config: Config, home: Home, emitter: Emitter, role: NodeRole) -> int:
 
 async def _run(config: Config, home: Home, emitter: Emitter, role: NodeRole) -> int:
     shutdown = Shutdown()
+    loop = asyncio.get_running_loop()
+
+    def orphaned() -> None:
+        with suppress(RuntimeError):  # the loop is closed: we have left already
+            loop.call_soon_threadsafe(shutdown.force, "the process that started this node is gone")
+
     if config.tethered:
-        _end_with_parent(shutdown)
+        watch_stdin(orphaned)
     with signals_to(shutdown):
         life = asyncio.create_task(_live(config, home, emitter, role, shutdown), name="node")
         try:
@@ -69,20 +75,11 @@ async def _run(config: Config, home: Home, emitter: Emitter, role: NodeRole) -> 
             emitter.emit("stopped", reason=shutdown.reason or "it cannot go on", clean=False)
             return diagnostics.exit_code(error)
     emitter.emit("stopped", reason=shutdown.reason or "its work is done", clean=clean)
+    code = interrupts.EXIT_INTERRUPTED if shutdown.reason == CTRL_C else 0 if clean else EXIT_UNCLEAN
     if not life.done():
         # closing the loop would wait for this task and its threads without an end
-        os._exit(EXIT_UNCLEAN)
-    return 0 if clean else EXIT_UNCLEAN
-
-
-def _end_with_parent(shutdown: Shutdown) -> None:
-    loop = asyncio.get_running_loop()
-
-    def leave() -> None:
-        with suppress(RuntimeError):  # the loop is closed: we have left already
-            loop.call_soon_threadsafe(shutdown.force, "the process that started this node is gone")
-
-    watch_stdin(leave)
+        os._exit(code)
+    return code
 
 
 async def _until_over(life: asyncio.Task[None], shutdown: Shutdown, emitter: Emitter) -> bool:
@@ -161,9 +158,13 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
             asyncio.TaskGroup() as tasks,
         ):
             await _arrive(node, network.entry)
+
+            async def failed() -> None:
+                raise await network.wait_failed()
+
             watches = [
                 tasks.create_task(_keep_announced(node), name="announce"),
-                tasks.create_task(_until_failed(network), name="watch libp2p"),
+                tasks.create_task(failed(), name="watch libp2p"),
             ]
             if role.computes and config.probe != "off":
                 watches.append(tasks.create_task(keep_measuring(node), name="measure"))
@@ -216,10 +217,6 @@ async def _on_network(config: Config, home: Home, role: NodeRole) -> AsyncIterat
         yield network
     finally:
         await network.close()
-
-
-async def _until_failed(network: Libp2pNetwork) -> None:
-    raise await network.wait_failed()
 
 
 async def _arrive(node: Node, entry: NetworkEntry) -> None:

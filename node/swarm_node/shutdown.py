@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+CTRL_C = "Ctrl-C"
+
 
 class Shutdown:
     """`leaving` is set once the node should leave, `forced` once it should do so without finishing anything.
@@ -57,7 +59,7 @@ def signals_to(shutdown: Shutdown) -> Iterator[None]:
     A third signal gets the default action, in case the node is stuck.
     """
     loop = asyncio.get_running_loop()
-    handled = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+    handled = {signal.SIGINT: CTRL_C, signal.SIGTERM: "SIGTERM"}
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # under nohup the node outlives the terminal
         handled[signal.SIGHUP] = "the terminal is gone"
 

@@ -94,7 +94,8 @@ class Command:
         parameters += [_setting_option(name) for name in self.settings]
         parameters += [_option(name, bool, f"--{name}", about, default=False) for name, about in self.switches.items()]
         parameters += [
-            _option(name, Path | None, f"--{name}", about, metavar="FILE") for name, about in self.paths.items()
+            _option(name, Path | None, f"--{name}", about, metavar="DIR" if name == "out" else "FILE")
+            for name, about in self.paths.items()
         ]
         parameters += [
             _option(name, str | None, "--" + name.replace("_", "-"), about, metavar=name.split("_")[-1].upper())

@@ -28,7 +28,15 @@ if TYPE_CHECKING:
     from swarm.training.run.run_cost import Cost
     from swarm.training.run.run_file import InspectedRun
 
+    from swarm_node.settings.config import Config
+
 DEFAULT_PATH = Path("run.toml")
+DEFAULT_NAME = "my-run"
+LEARNING_RATE = 1e-4
+"""Learning rate for weights that are already trained: the default, which is for the first steps of a small model, would
+spoil them.
+"""
+
 EXIT_UNSIGNED = 1
 
 
@@ -74,11 +82,7 @@ def show(flags: Flags) -> int:
 
 
 def resume(flags: Flags) -> int:
-    config = flags.resolve()
-    if not config.peers:
-        raise ConfigError(
-            "no peer to look through is named", remedy="give --peers the address of a seed, or of any node of the run"
-        )
+    config = _with_peers(flags)
     path, author = _existing(flags), _identity(flags)
     from swarm_node.commands.run_resume import ResumeRequest, resume_run  # noqa: PLC0415
 
@@ -87,32 +91,36 @@ def resume(flags: Flags) -> int:
 
 
 def export(flags: Flags) -> int:
-    config, which = flags.resolve(), _file_or_id(flags)
-    from swarm_node.commands.run_export import ExportRequest, export_run  # noqa: PLC0415
+    config, which, text = flags.resolve(), _file_or_id(flags), flags.texts["step"]
+    try:
+        outer_step = None if text is None else whole_number(0, MAX_OUTER_STEP)(text)
+    except ValueError as error:
+        raise ConfigError(f"--step: {text!r} {error}", remedy="write --step 200") from error
+    from swarm_node.commands.run_export import export_run  # noqa: PLC0415
 
-    asked = ExportRequest(which=which, outer_step=_outer_step(flags.texts["step"]), place=flags.paths["out"])
-    return export_run(asked, config, Emitter(json=flags.json))
+    return export_run(which, outer_step, flags.paths["out"], config, Emitter(json=flags.json))
 
 
 def watch(flags: Flags) -> int:
-    config = flags.resolve()
-    if not config.peers:
-        raise ConfigError(
-            "no peer to look through is named", remedy="give --peers the address of a seed, or of any node of the run"
-        )
-    which = _file_or_id(flags)
+    config, which = _with_peers(flags), _file_or_id(flags)
     from swarm_node.commands.run_watch import watch_run  # noqa: PLC0415
 
     return watch_run(which, config, Emitter(json=flags.json))
 
 
-def run_path(flags: Flags) -> Path:
-    return flags.paths["path"] or DEFAULT_PATH
+def _with_peers(flags: Flags) -> Config:
+    """Return the settings, which have to name a peer. Raises ConfigError."""
+    config = flags.resolve()
+    if not config.peers:
+        raise ConfigError(
+            "no peer to look through is named", remedy="give --peers the address of a seed, or of any node of the run"
+        )
+    return config
 
 
 def _existing(flags: Flags) -> Path:
     """Return the run file's path; it is checked before torch is imported. Raises ConfigError."""
-    path = run_path(flags)
+    path = flags.paths["path"] or DEFAULT_PATH
     if not path.exists():
         if isinstance(parse_run(str(path)), RunId):
             raise ConfigError(f"{path} is a run's id", remedy="name the run's signed file: this command needs it")
@@ -130,14 +138,6 @@ def _file_or_id(flags: Flags) -> Path | RunId:
     if isinstance(which, Path) and not which.exists():
         raise ConfigError(f"{named} cannot be read: it is not there", remedy=f"name the run's file, or {RUN_ID_FORM}")
     return which if isinstance(which, RunId) else _existing(flags)
-
-
-def _outer_step(text: str | None) -> int | None:
-    """Raises ConfigError."""
-    try:
-        return None if text is None else whole_number(0, MAX_OUTER_STEP)(text)
-    except ValueError as error:
-        raise ConfigError(f"--step: {text!r} {error}", remedy="write --step 200") from error
 
 
 def _identity(flags: Flags) -> Identity:
@@ -201,17 +201,22 @@ def _lines(found: InspectedRun, cost: Cost) -> Iterator[str]:
         yield f"run        {run.run_id}"
         yield f"signature  holds: {run.peer_id}, {signed}"
     yield f"model      {config.model.get('model_type')}, {cost.num_parameters:,} parameters"
-    unit = "tokens"
+    optimizer, unit = f" ({config.inner.optimizer})", "tokens"
     if is_module_run(config):
-        unit = "samples"
+        optimizer, unit = "", "samples"
         yield "data       its author's own, as is the inner optimizer"
     else:
         yield f"data       {described_data(config)}, {_pinned(config.data.digest, config.data.revision)}"
     if config.start.checkpoint:
-        yield f"start      {_start(config)}, {_pinned(config.start.digest)}"
-    yield f"training   {config.outer_steps} outer steps of {_interval(config)}; {_streaming(config)}"
+        name = config.start.checkpoint if config.start.is_on_hub else "each member's own copy of a checkpoint"
+        commit = f"@{config.start.revision[:12]}" if config.start.revision else ""
+        yield f"start      {name}{commit}, {_pinned(config.start.digest)}"
+    limit = f", {config.interval_s:g} s at most" if config.interval_s else ""
+    interval = f"{config.interval_steps} inner steps{optimizer}{limit}"
+    yield f"training   {config.outer_steps} outer steps of {interval}; {_streaming(config)}"
     least, most = cost.group_tokens
-    yield f"group      {config.min_group} to {config.max_group} members, {config.aggregator}, {_admission(config)}"
+    who = f"{len(config.admission)} peers may join" if config.admission else "anyone may join"
+    yield f"group      {config.min_group} to {config.max_group} members, {config.aggregator}, {who}"
     yield f"{unit:<10} {cost.member_tokens:,} a member and outer step; {least:,} to {most:,} a group"
     yield f"traffic    up to {cost.member_bytes / 1e6:,.4g} MB a member and outer step, as {config.codec}"
     yield f"memory     {cost.memory_bytes / 1e9:,.3g} GB a member on a CPU, and what activations take"
@@ -223,42 +228,14 @@ def _pinned(digest: str, revision: str = "") -> str:
     return f"pinned to {digest[:12]}" if digest else "not pinned"
 
 
-def _start(config: RunConfig) -> str:
-    start = config.start
-    name = start.checkpoint if start.is_on_hub else "each member's own copy of a checkpoint"
-    return f"{name}@{start.revision[:12]}" if start.revision else name
-
-
-def _interval(config: RunConfig) -> str:
-    limit = f", {config.interval_s:g} s at most" if config.interval_s else ""
-    from swarm.training.run.run_model import is_module_run  # noqa: PLC0415
-
-    optimizer = "" if is_module_run(config) else f" ({config.inner.optimizer})"
-    return f"{config.interval_steps} inner steps{optimizer}{limit}"
-
-
 def _streaming(config: RunConfig) -> str:
     if config.fragments == 1 and not config.overlap_steps:
         return f"DiLoCo with {config.outer.optimizer}"
     return f"{config.fragments} fragments, {config.overlap_steps} steps of overlap, {config.outer.optimizer}"
 
 
-def _admission(config: RunConfig) -> str:
-    return f"{len(config.admission)} peers may join" if config.admission else "anyone may join"
-
-
-if TYPE_CHECKING:
-    from swarm.training.run.run_config import RunConfig
-
-DEFAULT_NAME = "my-run"
-LEARNING_RATE = 1e-4
-"""Learning rate for weights that are already trained: the default, which is for the first steps of a small model, would
-spoil them.
-"""
-
-
 def init(flags: Flags) -> int:
-    path, emitter = run_path(flags), Emitter(json=flags.json)
+    path, emitter = flags.paths["path"] or DEFAULT_PATH, Emitter(json=flags.json)
     from swarm.training.run.run_config import RunConfig  # noqa: PLC0415
     from swarm.training.run.run_file import new_run_file  # noqa: PLC0415
 
@@ -270,6 +247,7 @@ def init(flags: Flags) -> int:
         config = _starting_from(config, start, flags.home())
     new_run_file(path, config)
     emitter.emit("run_written", path=str(path))
+    emitter.say(f"then: swarm-node run sign {shlex.quote(str(path))}")
     return 0
 
 

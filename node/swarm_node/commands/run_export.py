@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.network.interface import Network
@@ -36,50 +35,46 @@ NUM_TRIES = 3
 MAX_TOLD_STEPS = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportRequest:
-    """The options of `run export`."""
-
-    which: Path | RunId
-    outer_step: int | None
-    place: Path | None
-
-
-def export_run(asked: ExportRequest, config: Config, emitter: Emitter) -> int:
+def export_run(
+    which: Path | RunId, outer_step: int | None, place: Path | None, config: Config, emitter: Emitter
+) -> int:
     """Export a run's state from the members that the peers of `config` lead to, or without peers from its home.
 
-    The state is that of `outer_step`, or the newest one; it goes to `place`, or to a new folder here. Raises
-    ConfigError for a state that does not exist, IntegrityError, StartError, PeerTimeout or RoundError.
+    `which` is its file or its id. The state is that of `outer_step`, or the newest one; it goes to `place`, or to a new
+    folder here. Raises ConfigError for a state that does not exist, IntegrityError, StartError, PeerTimeout or
+    RoundError.
     """
     interrupts.raise_in_command()
     diagnostics.quieten_libraries()
     if config.peers:
-        run, state = asyncio.run(_from_members(asked, config))
+        run, state = asyncio.run(_from_members(which, outer_step, config))
     else:
-        run, state = _from_home(asked, config, emitter)
-    place = asked.place or Path(f"{run.run_id}-step-{state.outer_step}")
+        run, state = _from_home(which, outer_step, config, emitter)
+    place = place or Path(f"{run.run_id}-step-{state.outer_step}")
     export_hf(state.theta_N, run.config, place, tokenizer=config.tokenizer)
     digest = state.manifest().digest().hex()
     emitter.emit("exported", run=run.run_id, path=str(place), outer_step=state.outer_step, digest=digest)
     return 0
 
 
-def _from_home(asked: ExportRequest, config: Config, emitter: Emitter) -> tuple[SignedRun, ReplicaState]:
+def _from_home(
+    which: Path | RunId, outer_step: int | None, config: Config, emitter: Emitter
+) -> tuple[SignedRun, ReplicaState]:
     home = Home(config.home)
-    run = load_run(asked.which) if isinstance(asked.which, Path) else kept_copy(home, asked.which.run_id)
-    folder = home.checkpoints / (run.run_id if run else str(asked.which))
+    run = load_run(which) if isinstance(which, Path) else kept_copy(home, which.run_id)
+    folder = home.checkpoints / (run.run_id if run else str(which))
     steps = steps_in(folder)
     if run is None or not steps:
         raise ConfigError(
-            f"{home.path} keeps no checkpoint of {run.run_id if run else asked.which}",
+            f"{home.path} keeps no checkpoint of {run.run_id if run else which}",
             remedy="name the home of a node that trained it with --home, or a node of the network with --peers",
         )
-    if asked.outer_step is not None and asked.outer_step not in steps:
+    if outer_step is not None and outer_step not in steps:
         raise ConfigError(
-            f"{home.path} keeps no checkpoint of outer step {asked.outer_step}, only of {_listed(steps)}",
+            f"{home.path} keeps no checkpoint of outer step {outer_step}, only of {_listed(steps)}",
             remedy="choose one of these; join with --keep-every N keeps more of those to come",
         )
-    checkpoint = load_newest(folder) if asked.outer_step is None else load_step(folder, asked.outer_step)
+    checkpoint = load_newest(folder) if outer_step is None else load_step(folder, outer_step)
     if checkpoint is None:
         raise ConfigError(f"no checkpoint in {folder} is whole", remedy="name a node of the network with --peers")
     _check_certificate(run, checkpoint, config, emitter)
@@ -97,14 +92,14 @@ def _check_certificate(run: SignedRun, checkpoint: Checkpoint, config: Config, e
         emitter.emit("warning", message=message, remedy=remedy)
 
 
-async def _from_members(asked: ExportRequest, config: Config) -> tuple[SignedRun, ReplicaState]:
+async def _from_members(which: Path | RunId, outer_step: int | None, config: Config) -> tuple[SignedRun, ReplicaState]:
     async with visiting(config) as (network, membership):
-        if isinstance(asked.which, RunId):
-            run, _ = await run_of_id(network, membership, Home(config.home), asked.which.run_id)
+        if isinstance(which, RunId):
+            run, _ = await run_of_id(network, membership, Home(config.home), which.run_id)
         else:
-            run = load_run(asked.which)
+            run = load_run(which)
         num_values = await asyncio.to_thread(check_model, run.config)
-        return run, await newest_state(network, membership, run, num_values, asked.outer_step)
+        return run, await newest_state(network, membership, run, num_values, outer_step)
 
 
 async def newest_state(

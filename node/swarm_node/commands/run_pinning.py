@@ -42,6 +42,8 @@ def data_pins(run: RunConfig, config: Config, emitter: Emitter, *, pin: bool, un
         "--pin": run.data.source == "hub" and run.data.tokenizer == "local" and not pin,
     }
     if missing := [option for option, lacks in lacking.items() if lacks]:
+        if not run.data.digest and _lacks_start(run, config):
+            missing.append("--start DIR")
         remedy = f"sign with {' and '.join(missing)} to pin it"
         if not run.data.digest:
             raise ConfigError(
@@ -108,7 +110,7 @@ def start_pins(run: RunConfig, config: Config, emitter: Emitter) -> PinnedValues
     check_source(run.start, config.start)
     if not run.start.checkpoint or is_module_run(run):
         return {}
-    if run.start.checkpoint == LOCAL and config.start is None:
+    if _lacks_start(run, config):
         remedy = "sign with --start DIR to pin it"
         if not run.start.digest:
             raise ConfigError("the checkpoint that the run starts from is not pinned", remedy=remedy)
@@ -123,6 +125,10 @@ def start_pins(run: RunConfig, config: Config, emitter: Emitter) -> PinnedValues
             remedy="copy these from the checkpoint's config.json, unless you want it so",
         )
     return {("start", "revision"): found.revision, ("start", "digest"): found.digest}
+
+
+def _lacks_start(run: RunConfig, config: Config) -> bool:
+    return run.start.checkpoint == LOCAL and config.start is None
 
 
 def checkpoint_source(run: RunConfig, config: Config, emitter: Emitter) -> CheckpointSource:

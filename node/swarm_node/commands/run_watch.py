@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median, median_high
 
 from swarm.training.member.observer import Observer
+from swarm.training.round.round_state import short
 from swarm.training.run.run_copy import find_run
 from swarm.training.run.run_file import load_run
 from swarm.training.run.signed_run import SignedRun
@@ -19,6 +20,7 @@ from swarm_protocol.records import TrainerRecord
 from swarm_node import diagnostics, interrupts
 from swarm_node.events.emitter import Emitter
 from swarm_node.events.tensorboard_files import recorded
+from swarm_node.formatting import duration, plural
 from swarm_node.network_visit import visiting
 from swarm_node.settings.config import Config
 from swarm_node.settings.parsers import RunId
@@ -28,6 +30,8 @@ NO_MEMBER_S = 20.0
 """Members that are alive are seen within a second or two."""
 FINISHED_S = 10.0
 """The same once a member has said that the run is finished: no further member is expected."""
+WAITING_S = 20.0
+"""How long a run lacks members before that is said, and then said again every minute."""
 MAX_COMPLAINTS = 16
 """Complaints that are remembered, so that each is printed once: several members may be gone for different reasons."""
 
@@ -64,6 +68,7 @@ class RunWatcher:
         self._finished: TrainerRecord | None = None
         """The last record of one member, if all members that are not leaving say that the run is finished."""
         self._complaints: deque[str] = deque(maxlen=MAX_COMPLAINTS)
+        self._waits_since_s: float | None = None
 
     async def until_finished(self) -> None:
         """Watch until the run is finished, or until its members say so and have left.
@@ -84,7 +89,14 @@ class RunWatcher:
             if members:
                 seen_s = loop.time()
             elif self._finished and loop.time() - seen_s > FINISHED_S:
-                self._report_left(self._finished)
+                self._emitter.emit(
+                    "run_left",
+                    run=self._run.run_id,
+                    outer_step=self._finished.outer_step,
+                    digest=self._finished.digest.hex(),
+                    loss=self._finished.loss,
+                    checked=self._observer.outer_step,
+                )
                 return
             elif loop.time() - seen_s > NO_MEMBER_S:
                 raise self._no_member_error()
@@ -95,6 +107,7 @@ class RunWatcher:
         self._report_members(members)
         steps = await self._observer.look(members)
         self._report_validated(members)
+        self._report_waiting({peer for peer, each in members.items() if each.state == "training"})
         speed = sum(each.tokens_per_s for each in members.values() if each.state != "joining")
         last = self._run.config.outer_steps
         for step in steps:
@@ -119,15 +132,9 @@ class RunWatcher:
         if states == self._reported:
             return
         if members or self._reported:
+            shown = ("state", "outer_step", "tokens_per_s", "loss")
             listed = [
-                {
-                    "peer_id": peer,
-                    "state": each.state,
-                    "outer_step": each.outer_step,
-                    "tokens_per_s": each.tokens_per_s,
-                    "loss": each.loss,
-                }
-                for peer, each in members.items()
+                {"peer_id": peer, **{name: getattr(each, name) for name in shown}} for peer, each in members.items()
             ]
             self._emitter.emit("members", run=self._run.run_id, members=listed, summary=summary)
         self._reported = states
@@ -142,15 +149,20 @@ class RunWatcher:
             loss = median(each.loss for each in seen if each.outer_step == step)
             self._emitter.emit("validated", run=self._run.run_id, step=step, loss=loss)
 
-    def _report_left(self, finished: TrainerRecord) -> None:
-        self._emitter.emit(
-            "run_left",
-            run=self._run.run_id,
-            outer_step=finished.outer_step,
-            digest=finished.digest.hex(),
-            loss=finished.loss,
-            checked=self._observer.outer_step,
-        )
+    def _report_waiting(self, ready: Set[str]) -> None:
+        """Say for whom the run waits, and since when that was seen here."""
+        config, roster, now_s = self._run.config, self._observer.roster, asyncio.get_running_loop().time()
+        whom = []
+        if len(ready) < config.min_group:
+            whom.append(f"{plural(config.min_group - len(ready), 'more member')} (a step needs {config.min_group})")
+        if roster and not config.succession.is_enough(roster, ready):
+            whom.append(f"enough of the last step's members: {', '.join(map(short, sorted(set(roster) - ready)))}")
+        if not whom or self._finished:
+            self._waits_since_s = None
+            return
+        self._waits_since_s = now_s if self._waits_since_s is None else self._waits_since_s
+        if (waits_s := now_s - self._waits_since_s) >= WAITING_S:
+            self._emitter.status("waiting", f"waiting for {' and '.join(whom)} since {duration(waits_s)}")
 
     def _complain(self, error: SwarmError) -> None:
         if error.message not in self._complaints:

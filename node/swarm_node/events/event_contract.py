@@ -251,7 +251,7 @@ EVENTS: Mapping[str, EventSpec] = {
     ),
     "run_written": _event(
         "What `run init` prints: there is a new run file to edit.",
-        "{path} is there to edit; then: swarm-node run sign {path}",
+        "{path} is there to edit",
         path="text: where it is",
     ),
     "run_problem": _event(

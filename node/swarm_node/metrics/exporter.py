@@ -7,6 +7,7 @@ The limits on connections are those of the gateway, with room for a few scrapers
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -51,8 +52,11 @@ def _bound(endpoint: Endpoint | None) -> socket.socket | None:
     try:
         return listen(endpoint.host, endpoint.port)
     except StartError as error:
+        reason = getattr(error.__cause__, "strerror", None) or str(error.__cause__)
+        if getattr(error.__cause__, "errno", 0) == errno.EADDRINUSE:
+            reason = "the port is in use"
         raise StartError(
-            f"metrics cannot be answered on {endpoint.host} port {endpoint.port}: {error.__cause__}",
+            f"--metrics cannot be answered on {endpoint.host} port {endpoint.port}: {reason}",
             remedy="give --metrics an address of this machine and a free port; port 0 is any free one",
         ) from error
 

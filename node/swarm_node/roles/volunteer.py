@@ -79,7 +79,7 @@ async def train(node: Node, run: SignedRun, why: str) -> None:
     """Train `run` to its end, and then serve its result if the settings say so. Raises SwarmError."""
     keep_copy(node.home, run)
     node.steps.done("takes", f"run {run.run_id}, signed by {run.peer_id}: {why}")
-    node.steps.done("course", schedule_of(run.config))
+    node.steps.done("schedule", schedule_of(run.config))
     training = RunTraining(node, run)
     with suppress(PreparationStopped):
         async with training.taking_part():

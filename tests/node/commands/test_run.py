@@ -89,6 +89,14 @@ def test_sign_with_a_key_of_one_s_own_and_files(capsys: pytest.CaptureFixture[st
     assert load_run(Path("run.toml")).peer_id == Identity.load(Path("me.key")).peer_id
 
 
+def test_sign_names_all_that_is_lacking_at_once(author: Identity, capsys: pytest.CaptureFixture[str]) -> None:
+    data = '[data]\nsource = "files"\ntokenizer = "local"\n[start]\ncheckpoint = "local"\n'
+    Path("run.toml").write_text(TINY + data)
+    assert cli.run(["run", "sign", "--json"]) == 1
+    [error] = events(capsys)
+    assert str(error["remedy"]).startswith("sign with --data PATH and --tokenizer PATH and --start DIR to pin it, or")
+
+
 def test_sign_again_without_the_data_leaves_its_pin_and_says_so(
     author: Identity, capsys: pytest.CaptureFixture[str]
 ) -> None:

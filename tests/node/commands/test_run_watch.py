@@ -41,6 +41,7 @@ class Scripted:
     def __init__(self, *looks: tuple[Mapping[str, TrainerRecord], list[CommittedStep] | PeerTimeout]) -> None:
         self._looks = list(looks)
         self.outer_step = 0
+        self.roster: tuple[str, ...] = ()
 
     async def members(self) -> Mapping[str, TrainerRecord]:
         return self._looks[0][0]
@@ -50,6 +51,7 @@ class Scripted:
         if isinstance(found, PeerTimeout):
             raise found
         self.outer_step = max([self.outer_step, *(each.outer_step for each in found)])
+        self.roster = found[-1].group if found else self.roster
         return found
 
 
@@ -101,6 +103,15 @@ def test_watching_a_run_that_everybody_leaves_says_where_it_stands() -> None:
     with pytest.raises(PeerTimeout, match="any more: it stands at outer step 1 of 2"):
         told(observer)
     assert [event["event"] for event in observer.told] == ["members", "committed", "members"]  # type: ignore[attr-defined]
+
+
+def test_watching_a_run_that_waits_says_for_whom_and_since_when() -> None:
+    alone = ({"a": member()}, list[CommittedStep]())
+    observer = Scripted(({"a": member(), "b": member()}, [step(1)]), *[alone] * 90, ({"a": member()}, [step(2)]))
+    err = io.StringIO()
+    watching = RunWatcher(observer, RUN, Emitter(json=True, out=io.StringIO(), err=err))  # type: ignore[arg-type]
+    virtual_time.run(watching.until_finished())
+    assert "\nwaiting for 1 more member (a step needs 2) since 20 s\n" in err.getvalue()
 
 
 def test_watching_members_that_do_not_answer_says_so_once() -> None:
@@ -156,7 +167,7 @@ def test_node_refuses_data_that_the_run_does_not_use_before_it_joins(tmp_path: P
         VolunteerRole(Config(home=tmp_path, name="test", run=path, data=tmp_path))
 
 
-def test_course_says_how_a_run_streams() -> None:
+def test_schedule_says_how_a_run_streams() -> None:
     assert schedule_of(RunConfig(name="x")) == "40 outer steps of 20 inner steps"
     streaming = RunConfig(name="x", fragments=4, overlap_steps=2)
     assert schedule_of(streaming).endswith(", each of which moves one of 4 fragments, beside the next 2 inner steps")

@@ -8,6 +8,7 @@ import time
 
 import psutil
 import pytest
+from swarm_node import interrupts
 
 from .conftest import Node, Seed, StartNode, run_node, wait_until
 
@@ -101,7 +102,7 @@ def test_daemon_that_is_killed_leaves_no_libp2p_process_and_a_usable_home(start_
     again.wait_for("ready")
     again.process.send_signal(signal.SIGINT)
     assert again.wait_for("draining")["reason"] == "Ctrl-C"
-    assert again.wait_end() == 0
+    assert again.wait_end() == interrupts.EXIT_INTERRUPTED
     assert again.events[-1] | {"time": 0} == {"event": "stopped", "time": 0, "reason": "Ctrl-C", "clean": True}
     assert "Traceback" not in again.err_path.read_text()
 

@@ -62,7 +62,7 @@ def test_join_trains_a_run_that_can_be_watched_and_then_serves_it(
     assert [step for step, _ in steps[0]] == [1, 2]
     assert steps[0] == steps[1], "replicas are bit-identical"
     numbered = named(nodes[0], "step")
-    assert [event["title"] for event in numbered[4:]] == ["takes", "course", "warm-up", "training"]
+    assert [event["title"] for event in numbered[4:]] == ["takes", "schedule", "warm-up", "training"]
     assert {numbered[-1]["number"], *(event["of"] for event in numbered)} == {8}, "all steps are done"
     assert "TRAINING step 1 of 2" in nodes[0].err_path.read_text()
     finished = [named(node, "run_finished")[0] for node in nodes]

@@ -56,6 +56,11 @@ class Observer:
         """The last one that was seen; 0 before the first."""
         return self._last.outer_step if self._last else 0
 
+    @property
+    def roster(self) -> tuple[str, ...]:
+        """The members that decide what follows the last step; empty before the first."""
+        return tuple(self._last.roster) if self._last else ()
+
     async def members(self) -> Mapping[str, TrainerRecord]:
         """Return the records of the peers that train the run now, by peer id. Raises PeerTimeout."""
         records = await self._membership.trainers(self._run_id)

@@ -3,19 +3,18 @@
     make bench                                             # or alone:
     .venv/bin/python -m pytest tests/bench/test_bench_trainer_memory.py -m bench -s
 
-Two real nodes train three outer steps and write their checkpoints. `peak_MiB` is the most that the kernel ever saw in
-the hands of the node's process and of its libp2p daemon.
+Two real nodes train three outer steps and write their checkpoints. `peak_MiB` is the most that a node's process and its
+living children, the libp2p daemon among them, had resident at one time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from bench.process_memory import children, peak_bytes
+from bench.process_memory import TreePeaks
 from bench.report import Report
 from swarm.training.run.run_config import DataConfig, RunConfig
 from swarm.training.run.run_cost import cost_of
@@ -63,18 +62,10 @@ def test_trainer_takes_no_more_than_run_show_says(tmp_path: Path) -> None:
             names = ("node-1", "node-2")
             for name in names:
                 await fleet.spawn(name, "join", "--run", str(run_path), "--peers", state.node("seed").addrs[0])
-            peaks: dict[str, dict[int, int]] = {name: {} for name in names}
-
-            def is_done() -> bool:
-                for name in names:
-                    node = fleet[name].pid
-                    for pid in (node, *children(node)):
-                        with suppress(FileNotFoundError):  # a child that has ended
-                            peaks[name][pid] = peak_bytes(pid)
-                return all(state.node(name).outer_step >= NUM_STEPS for name in names)
-
-            await fleet.until(is_done, within_s=600, what="training")
-            return [sum(each.values()) for each in peaks.values()]
+            with TreePeaks(fleet[name].pid for name in names) as tree:
+                done = lambda: all(state.node(name).outer_step >= NUM_STEPS for name in names)  # noqa: E731
+                await fleet.until(done, within_s=600, what="training")
+            return [sum(each) for each in tree.peaks.values()]
 
     peaks = asyncio.run(main())
     for index, peak in enumerate(peaks):

@@ -69,6 +69,7 @@ class Reductions:
         self._feed = feed
         self._on_reduced_weight = on_reduced_weight
         self._places: dict[bytes, _Place] = {}
+        self._butterflies: list[Butterfly] = []  # those of failed attempts, too: their streams may still be served
 
     async def reduce(self, signed: SignedGroup, delta_N: Tensor | None) -> None:
         """Take part in the group's reduction. Ends with Reduced; after ReduceFailed it runs until it is cancelled."""
@@ -88,6 +89,7 @@ class Reductions:
         )
         context.meter.begin([peer for peer in group.peer_ids if peer != context.network.peer_id])
         self._place(signed.digest).butterfly.set_result(butterfly)
+        self._butterflies.append(butterfly)
         try:
             parts = await butterfly.run()
         except BaseException:
@@ -134,10 +136,12 @@ class Reductions:
         await butterfly.attend(peer, metered)
 
     def close(self) -> None:
-        """The step is over: refuse the streams that still wait for a group."""
+        """The step is over: refuse the streams that still wait for a group, and drop the contribution."""
         for place in self._places.values():
             if not place.butterfly.done():
                 place.butterfly.set_result(None)
+        for butterfly in self._butterflies:
+            butterfly.drop_contribution()
 
     def _place(self, digest: bytes) -> _Place:
         if digest not in self._places:
@@ -200,6 +204,10 @@ class Butterfly:
     @property
     def bytes_sent(self) -> int:
         return self._streams.bytes_sent
+
+    def drop_contribution(self) -> None:
+        """See `PartStreams.drop_contribution`."""
+        self._streams.drop_contribution()
 
     async def run(self) -> tuple[Data, ...]:
         """Return all parts' encoded results, once this member has also handed out its own. After a failure, run until

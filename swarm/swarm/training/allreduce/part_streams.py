@@ -66,6 +66,11 @@ class PartStreams:
         on_cpu = delta_N is not None and delta_N.device.type == "cpu"
         self._encodes_at_once = on_cpu and scheme.feedback is None and scheme.codec.is_quick
 
+    def drop_contribution(self) -> None:
+        """The step is over: encode no more slices, and free 4 bytes a parameter. Exceptions that ended streams refer to
+        this object until the next garbage collection."""
+        self._delta_N = None
+
     @asynccontextmanager
     async def open(self, peer: str, opening: ReduceOpening) -> AsyncIterator[Stream]:
         network, method = self._connections.network, self._connections.methods.reduce
@@ -182,12 +187,13 @@ class PartStreams:
         self.bytes_sent += len(data)
 
     def _encode(self, frame: slice, buffer: bytearray | memoryview) -> None:
-        assert self._delta_N is not None
+        if (delta_N := self._delta_N) is None:
+            raise RoundError("the step is over")
         try:
             if self.scheme.feedback is not None:
-                buffer[:] = self.scheme.feedback.encode(self._delta_N[frame], frame.start)
+                buffer[:] = self.scheme.feedback.encode(delta_N[frame], frame.start)
             else:
-                self.scheme.codec.encode_into(self._delta_N[frame], buffer)
+                self.scheme.codec.encode_into(delta_N[frame], buffer)
         except CodecError as error:
             raise RoundError(f"this member's contribution cannot be encoded: {error}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -40,10 +41,16 @@ class Recorder(RunMember):
         return self.round_context
 
     async def _drive(self, driver: RoundDriver, context: RoundContext) -> bytes:
+        recording = asyncio.create_task(self._record(driver.terms.step))
         certificate = await super()._drive(driver, context)
-        if driver.offer is not None and driver.offer.delta_F is not None:
-            self.offered[driver.terms.step] = driver.offer.delta_F.clone()
+        recording.cancel()
         return certificate
+
+    async def _record(self, step: int) -> None:
+        assert self._interval_loop is not None
+        delta_F = (await self._interval_loop.offer(step)).delta_F
+        if delta_F is not None:
+            self.offered[step] = delta_F.clone()
 
 
 class LateLiar(RunMember):

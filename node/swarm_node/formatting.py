@@ -14,6 +14,7 @@ from rich.cells import cell_len, set_cell_size
 from swarm.network.multiaddr import is_loopback, is_private
 
 UNKNOWN = "–"
+BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 BARS = "▁▂▃▄▅▆▇█"
 MINUTE_S = 60.0
 
@@ -35,13 +36,13 @@ def count(number: float | None) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """`512 B`, `4.8 GB`, in powers of 1000."""
-    text = count(num_bytes)
-    return f"{text[:-1]} {text[-1].upper()}B" if text[-1:].isalpha() else f"{num_bytes:.0f} B"
+    """`512 B`, `4.8 GiB`, in powers of 1024."""
+    power = min(int(math.log2(num_bytes) // 10), len(BYTE_UNITS) - 1) if num_bytes >= 1 else 0
+    return f"{digits(num_bytes / 2 ** (10 * power))} {BYTE_UNITS[power]}"
 
 
 def progress(num_bytes: float, total_bytes: float, cells: int = 20) -> str:
-    """`[█████·····] 50 %, 1.2 GB of 2.4 GB`."""
+    """`[█████·····] 50 %, 1.2 GiB of 2.4 GiB`."""
     share = min(1.0, max(0.0, num_bytes / total_bytes)) if total_bytes > 0 else 1.0
     full = int(share * cells)
     return f"[{'█' * full}{'·' * (cells - full)}] {int(share * 100)} %, {size(num_bytes)} of {size(total_bytes)}"
@@ -182,7 +183,7 @@ def ending(peer_id: str) -> str:
 
 
 def plural(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def sparkline(values: Sequence[float], width: int = 24) -> str:

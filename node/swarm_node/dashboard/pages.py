@@ -15,12 +15,12 @@ from importlib import resources
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, HTTPException, Request, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from swarm_node.dashboard import charts, wording
 from swarm_node.dashboard.views import NodeView, RunDetail, ViewSource
-from swarm_node.formatting import plain
+from swarm_node.formatting import plain, plural
 from swarm_node.settings.parsers import is_run_id
 
 HEADERS = {
@@ -80,12 +80,10 @@ class Body:
 def static_files() -> dict[str, Body]:
     """Read all static files, by name: the folder is part of the package."""
     folder = resources.files("swarm_node.dashboard") / "static"
-    files = {file.name: file for file in folder.iterdir() if file.is_file()}
     return {
-        name: Body.of(file.read_bytes(), kind)
-        for name, file in files.items()
-        for suffix, kind in KINDS.items()
-        if name.endswith(suffix)
+        file.name: Body.of(file.read_bytes(), KINDS[suffix])
+        for file in folder.iterdir()
+        if (suffix := f".{file.name.rpartition('.')[2]}") in KINDS
     }
 
 
@@ -137,6 +135,7 @@ def router(source: ViewSource, has_chat: bool = False) -> APIRouter:
     for path, content in found:
         routes.add_api_route(path, pages.endpoint(content), methods=["GET", "HEAD"], response_model=None)
     routes.add_api_route("/static/{name:path}", pages.static, methods=["GET", "HEAD"], response_model=None)
+    routes.add_api_route("/{name:path}", pages.unknown, methods=["GET", "HEAD"], response_model=None)
     return routes
 
 
@@ -175,6 +174,12 @@ class _Pages:
             return self._missing(request, "This file").answer(request)
         return body.answer(request)
 
+    async def unknown(self, request: Request) -> Response:
+        """Tell a browser in a page that there is nothing at this address, and a program in JSON."""
+        if "text/html" not in request.headers.get("accept", ""):
+            raise HTTPException(404)
+        return self._missing(request, "This page").answer(request)
+
     # --- rendering ------------------------------------------------------------------------------------------------
 
     def _fresh(self, address: str) -> _Page:
@@ -188,18 +193,16 @@ class _Pages:
         return self._render(request, "missing.html", {"what": what}, status=404)
 
     def _render(self, request: Request, template: str, values: dict[str, Any], *, status: int = 200) -> Body:
-        overview = self._source.overview()
-        now = time.time()
-        shared = {
-            "overview": overview,
-            "now": now,
-            "age_s": max(0.0, now - overview.at),
-            "has_chat": self._has_chat,
-            "here": request.url.path,
-            "link": _linker(request),
+        overview, now = self._source.overview(), time.time()
+        html = self._templates.get_template(template).render(
+            overview=overview,
+            now=now,
+            age_s=max(0.0, now - overview.at),
+            has_chat=self._has_chat,
+            here=request.url.path,
+            link=_linker(request),
             **values,
-        }
-        html = self._templates.get_template(template).render(shared | values)
+        )
         return Body.of(html.encode(errors="replace"), "text/html; charset=utf-8", status)
 
     # --- the values of each page -----------------------------------------------------------------------------------
@@ -243,8 +246,8 @@ class _Pages:
                 [step.loss for step in detail.steps], beside=[step.validation_loss for step in detail.steps]
             ),
             "validated": next((step for step in reversed(detail.steps) if step.validation_loss is not None), None),
-            "phases": _newest_phases(detail),
-            "bytes_per_parameter": _newest_bytes(detail),
+            "phases": tuple((_newest(detail, "phases_s") or {}).items()),
+            "bytes_per_parameter": _newest(detail, "bytes_per_parameter"),
             "steps": paged(detail.steps[::-1], request.query_params.get("steps"), STEP_ROWS),
             "people": paged(detail.contributors, request.query_params.get("people")),
             "names": {one.peer_id: one.name for one in detail.contributors},
@@ -260,8 +263,7 @@ class _Pages:
         asked["sort"] = asked["sort"] if asked["sort"] in SORTS else "name"
         found = [node for node in self._source.nodes() if _matches(node, asked)]
         found.sort(key=SORTS[asked["sort"]])
-        rows = paged(found, request.query_params.get("page"))
-        return "nodes.html", {"asked": asked, "nodes": rows}
+        return "nodes.html", {"asked": asked, "nodes": paged(found, request.query_params.get("page"))}
 
     async def node(self, request: Request) -> Content:
         detail = await self._source.node(_name(request))
@@ -295,14 +297,10 @@ def _join_command(join_command: str, detail: RunDetail) -> str | None:
     return f"{join_command} --run {detail.run.run}" if is_open and is_run_id(detail.run.run) else None
 
 
-def _newest_phases(detail: RunDetail) -> tuple[tuple[str, float], ...]:
-    phases = next((step.phases_s for step in reversed(detail.steps) if step.phases_s), {})
-    return tuple(phases.items())
-
-
-def _newest_bytes(detail: RunDetail) -> float | None:
-    known = (step.bytes_per_parameter for step in reversed(detail.steps))
-    return next((value for value in known if value is not None), None)
+def _newest(detail: RunDetail, name: str) -> Any:
+    """Return what is known of the newest step that has it, or None."""
+    known = (getattr(step, name) for step in reversed(detail.steps))
+    return next((value for value in known if value not in (None, {})), None)
 
 
 def _linker(request: Request) -> Callable[..., str]:
@@ -330,10 +328,12 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
     )
     wording_filters = (
-        *(wording.ago, wording.clock, wording.count, wording.counted, wording.doing, wording.in_url, wording.iso),
+        *(wording.ago, wording.clock, wording.count, wording.doing, wording.in_url, wording.iso),
         *(wording.loss, wording.named, wording.num_bytes, wording.number, plain, wording.share, wording.tail),
         *(wording.duration, wording.until, _safe_url),
     )
-    environment.filters.update({function.__name__.strip("_"): function for function in wording_filters})
+    environment.filters.update(
+        {"counted": plural} | {function.__name__.strip("_"): function for function in wording_filters}
+    )
     environment.globals.update(charts=charts, UNKNOWN=wording.UNKNOWN)
     return environment

@@ -14,12 +14,11 @@ from markupsafe import Markup
 
 from swarm_node import formatting
 from swarm_node.dashboard.views import NodeView, Overview
-from swarm_node.formatting import plain
+from swarm_node.formatting import plain, plural
 
 UNKNOWN = Markup('<span class="none"><span aria-hidden="true">–</span><span class="unseen">not known</span></span>')
 MAX_NAME_CHARS = 48
 
-BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 MINUTE_S, DAY_S = 60.0, 86_400.0
 
 
@@ -40,11 +39,6 @@ def count(value: int | None) -> str:
     return UNKNOWN if value is None else f"{value:,}"
 
 
-def counted(value: int, one: str, many: str | None = None) -> str:
-    """Write a count with its noun: 1 node, 2 nodes."""
-    return f"{value:,} {one if value == 1 else many or one + 's'}"
-
-
 def loss(value: float | None) -> str:
     return UNKNOWN if value is None or not math.isfinite(value) else f"{value:.3f}"
 
@@ -57,10 +51,7 @@ def share(value: float | None) -> str:
 
 
 def num_bytes(value: float | None) -> str:
-    if value is None or not math.isfinite(value):
-        return UNKNOWN
-    power = min(int(math.log2(value) // 10), len(BYTE_UNITS) - 1) if value >= 1 else 0
-    return f"{formatting.digits(value / 2 ** (10 * power))} {BYTE_UNITS[power]}"
+    return UNKNOWN if value is None or not math.isfinite(value) else formatting.size(value)
 
 
 # --- times ------------------------------------------------------------------------------------------------------------
@@ -143,7 +134,7 @@ def situation(overview: Overview) -> str:
         return "As soon as a first one joins with the command on this page, it appears here; no need to reload."
     answering = sum(model.health != "incomplete" for model in overview.models)
     training = sum(run.state == "training" for run in overview.runs)
-    said = [f"{counted(overview.num_volunteers, 'volunteer')} {'is' if overview.num_volunteers == 1 else 'are'} here."]
+    said = [f"{plural(overview.num_volunteers, 'volunteer')} {'is' if overview.num_volunteers == 1 else 'are'} here."]
     if overview.models:
         of = "" if answering == len(overview.models) else f" of {len(overview.models)}"
         verb = "answers" if len(overview.models) == 1 else "answer"
@@ -151,8 +142,6 @@ def situation(overview: Overview) -> str:
     else:
         said.append("No model is served yet;")
     said.append(
-        f"{counted(training, 'run')} {'is' if training == 1 else 'are'} training."
-        if training
-        else "no run is training."
+        f"{plural(training, 'run')} {'is' if training == 1 else 'are'} training." if training else "no run is training."
     )
     return " ".join(said)

@@ -6,31 +6,61 @@ One worker waits for the source; every text goes to the widgets as `rich.text.Te
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from rich.text import Text
 from swarm_protocol.errors import SwarmError
 from textual import work
 from textual.app import App, ComposeResult
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.events import Resize
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Static, TabbedContent, TabPane
 
-from swarm_node.dashboard.views import ModelView, NodeView, Overview, RunView, ViewSource
+from swarm_node.dashboard.views import ViewSource
 from swarm_node.formatting import UNKNOWN, clean, rate, size
+from swarm_node.interrupts import EXIT_INTERRUPTED
 from swarm_node.top import rendering
 
 LATE_S = 15.0
 """A source that has not changed for so long has lost its network, or its dashboard is unreachable."""
 
 TABS = ("overview", "models", "runs", "nodes")
-COLUMNS = {
-    "models": ("health", "model", "blocks", "servers", "speed"),
-    "runs": ("state", "run", "step", "loss", "members", "speed"),
-    "nodes": ("state", "node", "reached", "device", "memory", "models", "runs", "version"),
+COLUMNS: Mapping[str, Mapping[str, Callable[[Any], Text]]] = {
+    "models": {
+        "health": lambda model: Text(*rendering.state(model.health)),
+        "model": lambda model: Text(clean(model.name, 40)),
+        "blocks": lambda model: Text(str(model.num_blocks)),
+        "servers": lambda model: Text(str(model.num_servers)),
+        "speed": lambda model: Text(rate(model.tokens_per_s)),
+    },
+    "runs": {
+        "state": lambda run: Text(*rendering.state(run.state)),
+        "run": lambda run: Text(clean(run.name or run.run, 40)),
+        "step": lambda run: Text(f"{run.outer_step} of {run.outer_steps}" if run.outer_steps else str(run.outer_step)),
+        "loss": lambda run: Text(UNKNOWN if run.loss is None else f"{run.loss:.3f}"),
+        "members": lambda run: Text(str(run.num_members)),
+        "speed": lambda run: Text(rate(run.tokens_per_s)),
+    },
+    "nodes": {
+        "state": lambda node: Text(*rendering.state(node.state)),
+        "node": lambda node: Text(clean(node.name, 24)),
+        "reached": lambda node: Text(node.reachability),
+        "device": lambda node: Text(clean(node.device, 28)),
+        "memory": lambda node: Text(size(node.memory_bytes)),
+        "models": lambda node: Text(clean(", ".join(node.models[:4]), 24)),
+        "runs": lambda node: Text(clean(", ".join(node.runs[:4]), 24)),
+        "version": lambda node: Text(clean(node.version, 16)),
+    },
+}
+"""The columns of each tab's table, and what they show of a view."""
+KEYS = {"models": "name", "runs": "run", "nodes": "peer_id"}
+DETAILS: Mapping[str, Callable[[Any, int], Text]] = {
+    "models": rendering.model,
+    "runs": rendering.run,
+    "nodes": rendering.node,
 }
 HELP = """\
 1 2 3 4      overview, models, runs, nodes
@@ -45,8 +75,6 @@ Every number comes from records that nodes sign; – is not known.
 
 any key closes this"""
 """Drawn as Text: the brackets of markup would vanish."""
-
-Row = tuple[str, tuple[Text, ...]]
 
 
 class HelpScreen(ModalScreen[None]):
@@ -78,6 +106,7 @@ class TopApp(App[None]):
         ("d", "dark", "Dark/light"),
         ("question_mark", "help", "Help"),
         ("q", "quit", "Quit"),
+        Binding("ctrl+c", "interrupt", show=False, priority=True),
     ]
 
     def __init__(self, source: ViewSource, *, light: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
@@ -122,6 +151,9 @@ class TopApp(App[None]):
     def action_dark(self) -> None:
         self.theme = "textual-dark" if self.theme == "textual-light" else "textual-light"
 
+    def action_interrupt(self) -> None:
+        self.exit(return_code=EXIT_INTERRUPTED)
+
     def action_help(self) -> None:
         if not isinstance(self.screen, HelpScreen):
             self.push_screen(HelpScreen())
@@ -152,111 +184,55 @@ class TopApp(App[None]):
             self._seen_s = self._clock()
         self._seen = view
         self._draw_head()
-        match self._tab:
-            case "overview":
-                self._texts["overview"].update(rendering.overview(view, self._width))
-            case "models":
-                _fill(self._tables["models"], [_model_row(each) for each in view.models])
-            case "runs":
-                _fill(self._tables["runs"], [_run_row(each) for each in view.runs])
-            case "nodes":
-                _fill(self._tables["nodes"], [_node_row(each) for each in self._source.nodes()])
+        tab = self._tabs.active
+        if tab == "overview":
+            self._texts["overview"].update(rendering.overview(view, self._width))
+        else:
+            views = self._source.nodes() if tab == "nodes" else getattr(view, tab)
+            draw = COLUMNS[tab].values()
+            _fill(self._tables[tab], {getattr(each, KEYS[tab]): [cell(each) for cell in draw] for each in views})
         self._draw_detail()
 
     def _draw_head(self) -> None:
         age_s = self._clock() - self._seen_s
-        words, style = rendering.freshness(self._seen, age_s, late_s=LATE_S)
-        self._texts["head"].update(_head(self._seen, words, style))
+        about = f" · {clean(self._seen.version, 24)} · "
+        freshness = rendering.freshness(self._seen, age_s, late_s=LATE_S)
+        self._texts["head"].update(Text.assemble((clean(self._seen.network_id, 32), "bold"), about, freshness))
 
     @work(exclusive=True, group="detail")
     async def _draw_detail(self) -> None:
         """Draw the details in a worker, because they may be fetched; a newer call replaces an older one."""
-        tab = self._tab
+        tab = self._tabs.active
         if tab in COLUMNS:
             chosen = _chosen(self._tables[tab])
             self._texts[tab].update(await self._detail(tab, chosen) if chosen else Text(f"no {tab}", "dim"))
 
     async def _detail(self, tab: str, chosen: str) -> Text:
         try:
-            if tab == "models":
-                model = self._source.model(chosen)
-                return rendering.model(model, self._width) if model else _nothing()
-            if tab == "runs":
-                run = await self._source.run(chosen)
-                return rendering.run(run, self._width) if run else _nothing()
-            node = await self._source.node(chosen)
-            return rendering.node(node, self._width) if node else _nothing()
+            found: Any = self._source.model(chosen) if tab == "models" else None
+            if tab != "models":
+                found = await (self._source.run(chosen) if tab == "runs" else self._source.node(chosen))
+            return DETAILS[tab](found, self._width) if found else Text("nothing is known of it yet, or any more", "dim")
         except SwarmError as error:
             return Text(clean(error.message, 300), "red")
-
-    @property
-    def _tab(self) -> str:
-        return self._tabs.active
 
     @property
     def _width(self) -> int:
         return max(20, self.size.width - 6)  # padding, and the bars of what scrolls
 
 
-def _head(view: Overview, words: str, style: str) -> Text:
-    name = clean(view.network_id, 32)
-    return Text.assemble((name, "bold"), f" · {clean(view.version, 24)} · ", (words, style))
-
-
-def _nothing() -> Text:
-    return Text("nothing is known of it yet, or any more", "dim")
-
-
-# --- tables -----------------------------------------------------------------------------------------------------------
-
-
-def _model_row(model: ModelView) -> Row:
-    return model.name, (
-        Text(*rendering.state(model.health)),
-        Text(clean(model.name, 40)),
-        Text(str(model.num_blocks)),
-        Text(str(model.num_servers)),
-        Text(rate(model.tokens_per_s)),
-    )
-
-
-def _run_row(run: RunView) -> Row:
-    return run.run, (
-        Text(*rendering.state(run.state)),
-        Text(clean(run.name or run.run, 40)),
-        Text(f"{run.outer_step} of {run.outer_steps}" if run.outer_steps else str(run.outer_step)),
-        Text(UNKNOWN if run.loss is None else f"{run.loss:.3f}"),
-        Text(str(run.num_members)),
-        Text(rate(run.tokens_per_s)),
-    )
-
-
-def _node_row(node: NodeView) -> Row:
-    return node.peer_id, (
-        Text(*rendering.state(node.state)),
-        Text(clean(node.name, 24)),
-        Text(node.reachability),
-        Text(clean(node.device, 28)),
-        Text(size(node.memory_bytes)),
-        Text(clean(", ".join(node.models[:4]), 24)),
-        Text(clean(", ".join(node.runs[:4]), 24)),
-        Text(clean(node.version, 16)),
-    )
-
-
-def _fill(table: DataTable[Text], rows: Sequence[Row]) -> None:
+def _fill(table: DataTable[Text], rows: Mapping[str, Sequence[Text]]) -> None:
     """Change only the cells that differ: cursor and position stay, and a thousand rows cost little."""
-    rows = list(dict(rows).items())  # a name that is there twice is shown once
-    keys = [key for key, _ in rows]
+    keys = list(rows)
     if [row.value for row in table.rows] == keys:
-        for key, cells in rows:
+        for key, cells in rows.items():
             for column, old, new in zip(table.columns, table.get_row(key), cells, strict=True):
                 if old != new:
                     table.update_cell(key, column, new, update_width=True)
         return
     chosen = _chosen(table)
     table.clear()
-    for key, cells in rows:
+    for key, cells in rows.items():
         table.add_row(*cells, key=key)
     if chosen in keys:
         table.move_cursor(row=keys.index(chosen))

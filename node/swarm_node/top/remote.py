@@ -1,4 +1,4 @@
-"""A dashboard's API as a source of views: it reads `/api/v1/overview`, and then the events of `/api/v1/events`.
+"""A dashboard's API as a source of views: it reads `/api/v1/overview` every second, and what else is looked at.
 
 One task, `follow`, owns it. While the dashboard does not answer, the last view stays and is marked as stale. Answers
 are validated against the views and limited in size; unknown fields of a newer dashboard are ignored.
@@ -7,31 +7,22 @@ are validated against the views and limited in size; unknown fields of a newer d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import TypeVar
 from urllib.parse import quote
 
 import httpx
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from swarm_protocol.errors import PeerError, PeerUnreachable, PeerViolation
 
-from swarm_node.dashboard.views import ModelDetail, NodeDetail, NodeView, Overview, RunDetail, Series, View
+from swarm_node.dashboard.views import ModelDetail, NodeDetail, NodeView, Overview, RunDetail, Series
 
-ViewT = TypeVar("ViewT", bound=View)
+T = TypeVar("T")
 
 ASK_TIMEOUT_S = 10.0
-SILENT_S = 25.0
-"""Time without data on the stream, whose heartbeat comes every 10 s, after which the connection counts as lost."""
-
-RETRY_S = 2.0
+POLL_S = 1.0
 MAX_ANSWER_BYTES = 16 * 2**20
 PAGE_NODES = 5000
-
-
-class NodePage(View):
-    """A page of `/api/v1/nodes`, which is a bare list there."""
-
-    nodes: tuple[NodeView, ...]
 
 
 class DashboardClient:
@@ -62,9 +53,19 @@ class DashboardClient:
 
     async def follow(self) -> None:
         """Keep the views fresh until cancelled. Call `start` first."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._listen(), name="dashboard events")
-            tasks.create_task(self._fetch_asked(), name="dashboard details")
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await self._wanted.wait()
+            self._wanted.clear()
+            try:
+                await self.start()
+                await self.fetch()
+                self._lost = ""
+            except PeerError as error:
+                self._lost = f"connection lost: {error.message}"
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
 
     # --- the source ---------------------------------------------------------------------------------------------------
 
@@ -104,75 +105,33 @@ class DashboardClient:
             if name:
                 self._models[name] = await self._get(f"models/{_quoted(name)}", ModelDetail)
             else:
-                found = await self._get(f"nodes?limit={PAGE_NODES}", NodePage, as_list_under="nodes")
-                self._nodes = found.nodes if found else ()
-
-    # --- the task -----------------------------------------------------------------------------------------------------
-
-    async def _listen(self) -> None:
-        while True:
-            try:
-                async for name, data in self._events():
-                    if name == "overview":
-                        self._overview, self._lost = _parsed(data, Overview, self._url), ""
-                        self._tell()
-            except PeerError as error:
-                self._lost = f"connection lost: {error.message}"
-                self._tell()
-            # a stream that ended well is opened again: a dashboard ends each after a while
-            await asyncio.sleep(RETRY_S)
-
-    async def _fetch_asked(self) -> None:
-        while True:
-            await self._wanted.wait()
-            self._wanted.clear()
-            try:
-                await self.fetch()
-            except PeerError as error:
-                self._lost = f"connection lost: {error.message}"
-            self._tell()
+                self._nodes = await self._get(f"nodes?limit={PAGE_NODES}", tuple[NodeView, ...]) or ()
 
     def _ask(self, name: str) -> None:
         if self._overview is not None and self._had_at.get(name) != self._overview.at:
             self._asked.add(name)
             self._wanted.set()
 
-    def _tell(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
     # --- HTTP ---------------------------------------------------------------------------------------------------------
 
-    async def _get(self, path: str, kind: type[ViewT], *, as_list_under: str = "") -> ViewT | None:
-        """Fetch one view; None for what the dashboard does not know. A list is read as an object's field."""
+    async def _get(self, path: str, kind: type[T]) -> T | None:
+        """Fetch views; None for what the dashboard does not know."""
         url = f"{self._url}/api/v1/{path}"
         try:
             async with self._client.stream("GET", url, timeout=ASK_TIMEOUT_S, follow_redirects=True) as answer:
-                data = await _bounded(answer, self._url)
+                data = bytearray()
+                async for piece in answer.aiter_bytes():
+                    data += piece
+                    if len(data) > MAX_ANSWER_BYTES:
+                        raise _too_large(self._url)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise self._no_dashboard(_told(error)) from error
+            told = next(iter(str(error).splitlines()), "") or type(error).__name__
+            raise self._no_dashboard(told) from error
         if answer.status_code == httpx.codes.NOT_FOUND:
             return None
         if answer.status_code != httpx.codes.OK:
             raise self._no_dashboard(f"it answered {answer.status_code}")
-        return _parsed(b'{"%s": %s}' % (as_list_under.encode(), data) if as_list_under else data, kind, self._url)
-
-    async def _events(self) -> AsyncIterator[tuple[str, bytes]]:
-        """Yield names and data of the server-sent events. Raises PeerError."""
-        url, timeout = f"{self._url}/api/v1/events", httpx.Timeout(ASK_TIMEOUT_S, read=SILENT_S)
-        try:
-            async with self._client.stream("GET", url, timeout=timeout, follow_redirects=True) as answer:
-                if answer.status_code != httpx.codes.OK:
-                    raise self._no_dashboard(f"it answered {answer.status_code}")
-                buffer = b""
-                async for piece in answer.aiter_bytes():
-                    *whole, buffer = (buffer + piece.replace(b"\r", b"")).split(b"\n\n")
-                    if len(buffer) > MAX_ANSWER_BYTES:
-                        raise _too_large(self._url)
-                    for event in whole:
-                        yield _event(event)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise self._no_dashboard(_told(error)) from error
+        return _parsed(data, kind, self._url)
 
     def _no_dashboard(self, reason: str) -> PeerUnreachable:
         return PeerUnreachable(
@@ -181,26 +140,9 @@ class DashboardClient:
         )
 
 
-async def _bounded(answer: httpx.Response, url: str) -> bytes:
-    pieces = bytearray()
-    async for piece in answer.aiter_bytes():
-        pieces += piece
-        if len(pieces) > MAX_ANSWER_BYTES:
-            raise _too_large(url)
-    return bytes(pieces)
-
-
-def _event(text: bytes) -> tuple[str, bytes]:
-    fields: dict[bytes, list[bytes]] = {}
-    for line in text.split(b"\n"):
-        name, _, value = line.partition(b":")
-        fields.setdefault(name, []).append(value.removeprefix(b" "))
-    return b"".join(fields.get(b"event", [])).decode("utf-8", "replace"), b"\n".join(fields.get(b"data", []))
-
-
-def _parsed(data: bytes, kind: type[ViewT], url: str) -> ViewT:
+def _parsed(data: bytearray, kind: type[T], url: str) -> T:
     try:
-        return kind.model_validate_json(data, extra="ignore")
+        return TypeAdapter(kind).validate_json(data, extra="ignore")
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
@@ -212,10 +154,6 @@ def _parsed(data: bytes, kind: type[ViewT], url: str) -> ViewT:
 
 def _too_large(url: str) -> PeerViolation:
     return PeerViolation(f"{url} sends more than {MAX_ANSWER_BYTES} bytes", remedy="check that --url is a dashboard's")
-
-
-def _told(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def _quoted(name: str) -> str:

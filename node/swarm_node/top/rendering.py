@@ -7,12 +7,13 @@ has fewer cells than a large model has blocks: a cell then stands for several bl
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
+from typing import ParamSpec
 
 from rich.text import Text
 
 from swarm_node.dashboard.views import (
-    ChangeEvent,
     ModelDetail,
     ModelView,
     NodeDetail,
@@ -21,7 +22,7 @@ from swarm_node.dashboard.views import (
     RunView,
     ServerView,
 )
-from swarm_node.formatting import UNKNOWN, clean, count, duration, rate, size, sparkline
+from swarm_node.formatting import UNKNOWN, clean, count, duration, plural, rate, size, sparkline
 
 FULL, PART, NONE = "█", "▒", "·"
 
@@ -34,14 +35,11 @@ def cell_spans(num_blocks: int, width: int) -> list[tuple[int, int]]:
 
 def span_row(start: int, end: int, num_blocks: int, width: int) -> str:
     """A server's blocks `[start, end)`: a full cell is served in whole, a grey one in part."""
-    return "".join(_filled(start, end, cell) for cell in cell_spans(num_blocks, width))
-
-
-def _filled(start: int, end: int, cell: tuple[int, int]) -> str:
-    covered = min(end, cell[1]) - max(start, cell[0])
-    if covered <= 0:
-        return NONE
-    return FULL if covered == cell[1] - cell[0] else PART
+    row = ""
+    for first, last in cell_spans(num_blocks, width):
+        covered = min(end, last) - max(start, first)
+        row += NONE if covered <= 0 else FULL if covered == last - first else PART
+    return row
 
 
 def replica_row(replicas: Sequence[int], width: int) -> str:
@@ -71,19 +69,27 @@ MAX_LINES = 200
 """Maximum number of servers or members in one detail: a terminal has no room for more."""
 
 Line = Text
+P = ParamSpec("P")
+
+
+def _text(lines: Callable[P, Iterator[Line]]) -> Callable[P, Text]:
+    """Let a function that yields lines return them as one text."""
+
+    @wraps(lines)
+    def joined(*args: P.args, **kwargs: P.kwargs) -> Text:
+        return Text("\n").join(lines(*args, **kwargs))
+
+    return joined
 
 
 def state(word: str) -> tuple[str, str]:
     return f"{word:<{STATE_CELLS}}", STYLES.get(word, "")
 
 
-def overview(view: Overview, width: int) -> Text:
+@_text
+def overview(view: Overview, width: int) -> Iterator[Line]:
     """Render the overview."""
-    return _joined(_overview_lines(view, width))
-
-
-def _overview_lines(view: Overview, width: int) -> Iterator[Line]:
-    nodes = f"{_plural(view.num_volunteers, 'volunteer')} among {_plural(view.num_nodes, 'node')}"
+    nodes = f"{plural(view.num_volunteers, 'volunteer')} among {plural(view.num_nodes, 'node')}"
     yield _fitted(Text(f"{nodes}: {_counted(view.nodes_by_state)}"), width)
     reached = f"reached: {_counted(view.nodes_by_reachability)}"
     turnover = f"24 h: {view.joins_24h} joined, {view.leaves_24h} left"
@@ -106,13 +112,14 @@ def _overview_lines(view: Overview, width: int) -> Iterator[Line]:
         yield Text("no run is trained", "dim")
     yield _title("NEWEST")
     for happening in view.happenings:
-        yield _happening(happening, width)
+        head = f"{_clock(happening.at)} {happening.kind:<6}"
+        yield Text.assemble((head, "dim"), clean(happening.words, max(1, width - len(head))))
     if not view.happenings:
         yield Text("nothing has changed yet", "dim")
 
 
 def _model_lines(model: ModelView, width: int) -> Iterator[Line]:
-    facts = f"{model.num_blocks} blocks, {_plural(model.num_servers, 'server')}, {rate(model.tokens_per_s)}"
+    facts = f"{model.num_blocks} blocks, {plural(model.num_servers, 'server')}, {rate(model.tokens_per_s)}"
     yield _fitted(Text.assemble(state(model.health), _name(model.name), " ", facts), width)
     cells = _map_cells(width, STATE_CELLS)
     yield Text.assemble(" " * STATE_CELLS, missing_row(model.missing, model.num_blocks, cells))
@@ -123,7 +130,7 @@ def _run_lines(run: RunView, width: int) -> Iterator[Line]:
     step = f"step {run.outer_step}" + (f" of {run.outer_steps}" if run.outer_steps else "")
     loss = UNKNOWN if run.loss is None else f"{run.loss:.3f}"
     yield _fitted(Text.assemble(state(run.state), _name(run.name or run.run), f" {step}, loss {loss}"), width)
-    facts = f"{_plural(run.num_members, 'member')}, {_agreement(run)}, {rate(run.tokens_per_s)}"
+    facts = f"{plural(run.num_members, 'member')}, {_agreement(run)}, {rate(run.tokens_per_s)}"
     bars = sparkline(run.losses, max(0, width - STATE_CELLS - 2 - len(facts)))
     yield _fitted(Text.assemble(" " * STATE_CELLS, (bars, "cyan"), "  " if bars else "", facts), width)
     yield Text(" " * STATE_CELLS + clean(run.words, max(1, width - STATE_CELLS)), "dim")
@@ -137,20 +144,12 @@ def _agreement(run: RunView) -> str:
     return f"{agree} agree" if run.num_agreeing == run.num_at_step else f"only {agree} AGREE"
 
 
-def _happening(happening: ChangeEvent, width: int) -> Line:
-    head = f"{_clock(happening.at)} {happening.kind:<6}"
-    return Text.assemble((head, "dim"), clean(happening.words, max(1, width - len(head))))
-
-
 # --- details ----------------------------------------------------------------------------------------------------------
 
 
-def model(view: ModelDetail, width: int) -> Text:
+@_text
+def model(view: ModelDetail, width: int) -> Iterator[Line]:
     """Render the map of blocks and servers, replicas per block, and the chains in use."""
-    return _joined(_model_detail_lines(view, width))
-
-
-def _model_detail_lines(view: ModelDetail, width: int) -> Iterator[Line]:
     shown, blocks = view.model, view.model.num_blocks
     yield _fitted(Text.assemble(state(shown.health), clean(shown.name, width), " · ", clean(shown.words, width)), width)
     cells = _map_cells(width, NAME_CELLS + 1)
@@ -161,11 +160,11 @@ def _model_detail_lines(view: ModelDetail, width: int) -> Iterator[Line]:
         yield _fitted(Text.assemble(" " * pad, _server_facts(server)), width)
     yield from _left_out(len(view.servers), "servers")
     if shown.weakest_block is not None:
-        weakest = f"weakest: block {shown.weakest_block}, {_plural(shown.weakest_replicas, 'server')}"
+        weakest = f"weakest: block {shown.weakest_block}, {plural(shown.weakest_replicas, 'server')}"
         yield Text(weakest, STYLES.get(shown.health, ""))
     for other in shown.other_revisions:
         whole = "whole" if other.is_whole else "incomplete"
-        servers = f"{_plural(other.num_servers, 'server')}, {whole}"
+        servers = f"{plural(other.num_servers, 'server')}, {whole}"
         yield _fitted(Text(f"also under this name: revision {clean(other.revision, 64)}, {servers}", "yellow"), width)
     for chain in view.chains:
         hops = " → ".join(f"{clean(span.name, NAME_CELLS)} {span.start}:{span.end}" for span in chain.spans)
@@ -182,12 +181,9 @@ def _server_facts(server: ServerView) -> Text:
     )
 
 
-def run(view: RunDetail, width: int) -> Text:
+@_text
+def run(view: RunDetail, width: int) -> Iterator[Line]:
     """Render the loss, the newest steps, the members, and what was refused."""
-    return _joined(_run_detail_lines(view, width))
-
-
-def _run_detail_lines(view: RunDetail, width: int) -> Iterator[Line]:
     shown = view.run
     yield _fitted(Text.assemble(state(shown.state), clean(shown.name or shown.run, width)), width)
     yield Text(clean(shown.words, width))
@@ -201,7 +197,7 @@ def _run_detail_lines(view: RunDetail, width: int) -> Iterator[Line]:
     yield _title("STEPS")
     for step in reversed(view.steps[-8:]):
         phases = ", ".join(f"{clean(name, 12)} {duration(took)}" for name, took in step.phases_s.items())
-        facts = f"step {step.outer_step}: loss {step.loss:.3f}, {_plural(step.num_members, 'member')}, {phases}"
+        facts = f"step {step.outer_step}: loss {step.loss:.3f}, {plural(step.num_members, 'member')}, {phases}"
         yield _fitted(Text(facts.removesuffix(", ")), width)
     yield _title("CONTRIBUTORS")
     for each in view.contributors[:MAX_LINES]:
@@ -215,12 +211,9 @@ def _run_detail_lines(view: RunDetail, width: int) -> Iterator[Line]:
         yield _fitted(Text(line, "yellow"), width)
 
 
-def node(view: NodeDetail, width: int) -> Text:
+@_text
+def node(view: NodeDetail, width: int) -> Iterator[Line]:
     """Render one node and its work."""
-    return _joined(_node_detail_lines(view, width))
-
-
-def _node_detail_lines(view: NodeDetail, width: int) -> Iterator[Line]:
     shown = view.node
     yield _fitted(Text.assemble(state(shown.state), clean(shown.name, width)), width)
     yield Text(clean(shown.peer_id, width), "dim")
@@ -268,10 +261,6 @@ def _name(text: str) -> str:
     return shown + " " * (NAME_CELLS - Text(shown).cell_len)
 
 
-def _plural(number: int, word: str) -> str:
-    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
-
-
 def _counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{number:,} {clean(word, 24)}" for word, number in counts.items() if number) or "none"
 
@@ -288,10 +277,6 @@ def _left_out(number: int, what: str) -> Iterator[Line]:
 def _fitted(line: Line, width: int) -> Line:
     line.truncate(max(1, width), overflow="ellipsis")
     return line
-
-
-def _joined(lines: Iterable[Line]) -> Text:
-    return Text("\n").join(lines)
 
 
 def moment(at: float) -> str:

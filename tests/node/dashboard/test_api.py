@@ -167,6 +167,20 @@ def test_refusals_are_json_in_words(source: ExampleSource, path: str, status: in
     assert answer.headers["content-type"] == "application/json"
 
 
+def test_unknown_path_is_a_page_for_a_browser_and_json_for_a_program(source: ExampleSource) -> None:
+    async def main() -> None:
+        async with visiting(source) as client:
+            page = await client.get("/nothing/here", headers={"accept": "text/html,*/*;q=0.8"})
+            assert page.status_code == 404
+            assert page.headers["content-type"] == "text/html; charset=utf-8"
+            assert "This page is not here" in page.text
+            answer = await client.get("/nothing/here")
+            assert answer.status_code == 404
+            assert "/nothing/here" in answer.json()["error"]["message"]
+
+    asyncio.run(main())
+
+
 def test_nothing_can_be_changed(source: ExampleSource) -> None:
     async def main() -> None:
         async with visiting(source) as client:

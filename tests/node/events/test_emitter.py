@@ -192,7 +192,7 @@ def test_line_that_cannot_be_written_is_let_go() -> None:
 
 
 def test_progress_and_serving_in_words() -> None:
-    assert progress(1.2e9, 2.4e9, 4) == "[██··] 50 %, 1.2 GB of 2.4 GB"
+    assert progress(1.2 * 2**30, 2.4 * 2**30, 4) == "[██··] 50 %, 1.2 GiB of 2.4 GiB"
     assert progress(0, 0, 2) == "[██] 100 %, 0 B of 0 B"
     status = ServingStatus(model="m", start=12, end=20, num_sessions=1, tokens_per_s=41.2)
     assert serving_line(status, 32) == "SERVING blocks 12:20 of 32, 41 tok/s"

@@ -27,13 +27,15 @@ class Clock:
         return self.now_s
 
 
-def driven(source: Any, drive: Drive, *, size: tuple[int, int] = (100, 40), clock: Clock | None = None) -> None:
+def driven(
+    source: Any, drive: Drive, *, size: tuple[int, int] = (100, 40), clock: Clock | None = None, code: int = 0
+) -> None:
     async def run() -> None:
         app = TopApp(source, clock=clock or Clock())
         async with app.run_test(size=size) as pilot:
             await settled(app, pilot)
             await drive(app, pilot)
-        assert app.return_code in (None, 0)
+        assert (app.return_code or 0) == code
 
     asyncio.run(run())
 
@@ -250,10 +252,11 @@ def test_detail_that_cannot_be_had_says_why_and_the_screen_goes_on() -> None:
     driven(silent, drive)
 
 
-def test_q_ends_it() -> None:
+@pytest.mark.parametrize(("key", "code"), [("q", 0), ("ctrl+c", 130)])
+def test_q_and_ctrl_c_end_it(key: str, code: int) -> None:
     async def drive(app: TopApp, pilot: Pilot[None]) -> None:
-        await pilot.press("q")
+        await pilot.press(key)
         await pilot.pause()
         assert not app.is_running
 
-    driven(swarm(1), drive)
+    driven(swarm(1), drive, code=code)

@@ -76,7 +76,7 @@ def test_real_dashboard_is_read_and_its_changes_are_heard() -> None:
 
 
 def test_dashboard_that_goes_leaves_the_last_picture_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(remote_module, "POLL_S", 0.01)
     source = swarm(8)
 
     async def scene() -> None:

@@ -53,7 +53,7 @@ def test_amounts_are_told_in_a_few_characters() -> None:
     assert [rate(each) for each in (None, 0.0, 4.13, 41.2, 999.7, 3100.0, 2.4e6)] == [
         *("–", "0 tok/s", "4.1 tok/s", "41 tok/s", "1.0k tok/s", "3.1k tok/s", "2.4M tok/s")
     ]
-    assert [size(each) for each in (0, 512, 4.8e9, 250e9)] == ["0 B", "512 B", "4.8 GB", "250 GB"]
+    assert [size(each) for each in (0, 512, 4.8e9, 250e9)] == ["0 B", "512 B", "4.47 GiB", "233 GiB"]
     assert [duration(each) for each in (-5, 0.415, 41.9, 200, 7500, 360000)] == [
         *("0 s", "415 ms", "42 s", "3 min 20 s", "2 h 5 min", "4 days")
     ]

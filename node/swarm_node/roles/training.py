@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from swarm.start_checkpoint import bringing
@@ -37,7 +38,7 @@ from swarm.training.member.trainer_events import (
 from swarm.training.round.promise import PromiseFile
 from swarm.training.round.round_state import short
 from swarm.training.run.signed_run import SignedRun
-from swarm.training.state.checkpoint import Checkpoint, load_newest
+from swarm.training.state.checkpoint import Checkpoint, discard_inner, load_newest, write_inner
 from swarm.training.state.export import export_hf
 from swarm.training.state.layout import fragment_of
 from swarm.training.state.replica_state import ReplicaState
@@ -110,6 +111,7 @@ class RunTraining:
         """Make the member from the newest checkpoint, which is not kept once the member has it, or from the run's
         start.
         """
+        await asyncio.to_thread(discard_inner, self._folder)
         resumed = await asyncio.to_thread(load_newest, self._folder)
         setup = await asyncio.to_thread(self._prepare, resumed)
         self._show(resumed.state.outer_step if resumed else 0)
@@ -307,7 +309,7 @@ class RunTraining:
     def _save_soon(self) -> None:
         """Save the newest committed state, unless it was saved already: rounds can admit the same members.
 
-        The moments are copied before the next interval changes them.
+        The moments are written before the next interval changes them.
         """
         assert self._trainer is not None
         assert self._inner is not None
@@ -317,7 +319,7 @@ class RunTraining:
         if digest == self._saved:
             return
         self._saved = digest
-        inner = self._trainer.between_intervals(self._inner.state)
+        inner = self._trainer.between_intervals(partial(_write_moments, self._folder, self._inner))
         self._saving.soon(PendingCheckpoint(state=state, certificate=certificate, digest=digest, inner=inner))
 
     def _warn(self, error: ConfigError) -> None:
@@ -332,6 +334,10 @@ class RunTraining:
             export_hf(state.theta_N, self._run.config, place, tokenizer=self._node.config.tokenizer)
         self._emit("exported", path=str(place), outer_step=state.outer_step, digest=digest)
         return place
+
+
+def _write_moments(folder: Path, inner: InnerLoop) -> Path:
+    return write_inner(folder, inner.state())
 
 
 def local_options(config: Config, device: str) -> LocalOptions:

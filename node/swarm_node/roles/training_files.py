@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,6 @@ from swarm.training.inner.optimizers import NO_MOMENTS
 from swarm.training.state.checkpoint import Checkpoint, is_kept, save_checkpoint
 from swarm.training.state.replica_state import CHUNK_BYTES, ReplicaState
 from swarm_protocol.errors import ConfigError, RoundError
-from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +34,14 @@ MAX_WAITING = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PendingCheckpoint:
-    """A committed state and its digest, to be saved. `inner` will be the inner optimizer's moments at that time."""
+    """A committed state and its digest, to be saved. `inner` will be the file that `write_inner` wrote of the inner
+    optimizer's moments at that time; the writer deletes it if it becomes part of no checkpoint.
+    """
 
     state: ReplicaState
     certificate: bytes
     digest: bytes = b""
-    inner: Future[dict[str, Tensor]]
+    inner: Future[Path]
 
 
 class CheckpointWriter:
@@ -71,7 +72,7 @@ class CheckpointWriter:
         kept = [each for each in self._waiting if self._outlives(each, snapshot)]
         for each in self._waiting:
             if each not in kept:
-                each.inner.cancel()
+                _discard(each)
         self._waiting = [*kept, snapshot]
         if len(self._waiting) > MAX_WAITING:
             self._give_up(self._waiting.pop(0))
@@ -91,7 +92,7 @@ class CheckpointWriter:
         return is_kept(step, self._keep_every) and step != newer.state.outer_step
 
     def _give_up(self, snapshot: PendingCheckpoint) -> None:
-        snapshot.inner.cancel()
+        _discard(snapshot)
         message = (
             f"the checkpoint of outer step {snapshot.state.outer_step} is not kept: the disk is slower than the run"
         )
@@ -100,30 +101,52 @@ class CheckpointWriter:
     async def _save_all(self) -> None:
         while self._waiting:
             snapshot = self._waiting.pop(0)
-            inner = await _moments(snapshot.inner)
-            found = Checkpoint(
-                state=snapshot.state, inner=inner, certificate=snapshot.certificate, digest=snapshot.digest
-            )
             try:
-                path = await asyncio.to_thread(
-                    save_checkpoint, self._folder, found, keep=self._keep, keep_every=self._keep_every
-                )
+                path = await self._save(snapshot)
             except ConfigError as error:
                 if not self._is_failing:
                     self._on_failure(error)
                 self._is_failing = True
             else:
                 self._is_failing = False
-                self._on_saved(found.state.outer_step, path)
+                self._on_saved(snapshot.state.outer_step, path)
+            finally:
+                _discard(snapshot)
+
+    async def _save(self, snapshot: PendingCheckpoint) -> Path:
+        """Raises ConfigError."""
+        found = Checkpoint(
+            state=snapshot.state,
+            inner=NO_MOMENTS,
+            inner_file=await _moments(snapshot.inner),
+            certificate=snapshot.certificate,
+            digest=snapshot.digest,
+        )
+        return await asyncio.to_thread(
+            save_checkpoint, self._folder, found, keep=self._keep, keep_every=self._keep_every
+        )
 
 
-async def _moments(inner: Future[dict[str, Tensor]]) -> Mapping[str, Tensor]:
-    """Return the moments; without them the state is still worth a checkpoint, if the worker processes have ended."""
+async def _moments(inner: Future[Path]) -> Path | None:
+    """Return the moments' file; without them the state is still worth a checkpoint, if the worker processes have
+    ended.
+    """
     try:
         return await asyncio.wrap_future(inner)
     except RoundError as error:
         logger.warning("a checkpoint is written without the inner optimizer's moments: %s", error)
-        return NO_MOMENTS
+        return None
+
+
+def _discard(snapshot: PendingCheckpoint) -> None:
+    """Delete the moments' file, if it is not part of a checkpoint, or once it is written."""
+
+    def delete(inner: Future[Path]) -> None:
+        if not inner.cancelled() and inner.exception() is None:
+            inner.result().unlink(missing_ok=True)
+
+    if not snapshot.inner.cancel():
+        snapshot.inner.add_done_callback(delete)
 
 
 class ChunkFolder:

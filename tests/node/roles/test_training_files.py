@@ -18,17 +18,16 @@ from swarm.testing import virtual_time
 from swarm.training.inner.interval import Intervals
 from swarm.training.inner.optimizers import InnerOptimizer
 from swarm.training.run.run_config import InnerConfig
-from swarm.training.state.checkpoint import Checkpoint, load_newest, steps_in
+from swarm.training.state.checkpoint import Checkpoint, load_newest, steps_in, write_inner
 from swarm.training.state.replica_state import ReplicaState
 from swarm_node.roles import training_files
 from swarm_node.roles.training_files import CheckpointWriter, ChunkFolder, PendingCheckpoint
 from swarm_protocol.errors import ConfigError, PeerUnreachable, RoundError
-from torch import Tensor
 
 
-def snapshot(step: int) -> PendingCheckpoint:
-    inner: Future[dict[str, Tensor]] = Future()
-    inner.set_result({"num_steps": torch.tensor([step])})
+def snapshot(folder: Path, step: int) -> PendingCheckpoint:
+    inner: Future[Path] = Future()
+    inner.set_result(write_inner(folder, {"num_steps": [torch.tensor([step])]}))
     state = replace(ReplicaState.initial(torch.full((10,), float(step))), outer_step=step)
     return PendingCheckpoint(state=state, certificate=b"c%d" % step, inner=inner)
 
@@ -50,10 +49,10 @@ def test_soon_while_one_is_written_skips_to_the_newest_and_always_saves_that(
     async def main() -> list[int]:
         saved: list[int] = []
         keeper = make_saving(tmp_path, saved, [])
-        keeper.soon(snapshot(1))
+        keeper.soon(snapshot(tmp_path, 1))
         assert await asyncio.to_thread(begun.wait, 20)
         for step in (2, 3, 4):
-            keeper.soon(snapshot(step))
+            keeper.soon(snapshot(tmp_path, step))
         go.set()
         await keeper.finish()
         return saved
@@ -63,6 +62,7 @@ def test_soon_while_one_is_written_skips_to_the_newest_and_always_saves_that(
     newest = load_newest(tmp_path)
     assert newest is not None
     assert (newest.state.outer_step, newest.certificate, newest.inner["num_steps"].item()) == (4, b"c4", 4)
+    assert not list(tmp_path.glob(".moments-*"))
 
 
 def test_soon_keeps_what_stays_for_good_until_its_turn_and_says_what_the_disk_was_too_slow_for(
@@ -80,10 +80,10 @@ def test_soon_keeps_what_stays_for_good_until_its_turn_and_says_what_the_disk_wa
         failed: list[ConfigError] = []
         on_saved = lambda step, _path: saved.append(step)  # noqa: E731
         keeper = CheckpointWriter(tmp_path, keep=1, keep_every=3, on_saved=on_saved, on_failure=failed.append)
-        keeper.soon(snapshot(1))
+        keeper.soon(snapshot(tmp_path, 1))
         assert await asyncio.to_thread(begun.wait, 20)
         for step in range(2, 12):
-            keeper.soon(snapshot(step))
+            keeper.soon(snapshot(tmp_path, step))
         go.set()
         await keeper.finish()
         return saved, [error.message for error in failed]
@@ -93,6 +93,7 @@ def test_soon_keeps_what_stays_for_good_until_its_turn_and_says_what_the_disk_wa
     assert saved == [1, 6, 9, 11]
     assert failed == ["the checkpoint of outer step 3 is not kept: the disk is slower than the run"]
     assert steps_in(tmp_path) == [6, 9, 11]
+    assert not list(tmp_path.glob(".moments-*"))
 
 
 def test_soon_after_one_that_could_not_be_written_saves_the_next(tmp_path: Path) -> None:
@@ -102,12 +103,13 @@ def test_soon_after_one_that_could_not_be_written_saves_the_next(tmp_path: Path)
         folder = tmp_path / "checkpoints"
         folder.write_text("in the way")
         keeper = make_saving(folder, saved, failed)
-        keeper.soon(snapshot(1))
+        keeper.soon(snapshot(tmp_path, 1))
         await keeper.finish()
         folder.unlink()
-        keeper.soon(snapshot(2))
+        keeper.soon(snapshot(tmp_path, 2))
         await keeper.finish()
         assert (saved, len(failed)) == ([2], 1)
+        assert not list(tmp_path.glob(".moments-*"))
 
     asyncio.run(main())
 
@@ -124,7 +126,7 @@ def test_soon_on_a_disk_that_stays_full_warns_once_and_again_after_it_was_freed(
                 folder.write_text("in the way")
             if step == 5:
                 folder.unlink()
-            keeper.soon(snapshot(step))
+            keeper.soon(snapshot(tmp_path, step))
             await keeper.finish()
         assert (saved, len(failed)) == ([5], 2)
         assert "no checkpoint could be written" in failed[0].message
@@ -138,10 +140,10 @@ def test_soon_without_moments_saves_the_state_and_those_of_no_step(tmp_path: Pat
     async def main() -> None:
         saved: list[int] = []
         keeper = make_saving(tmp_path, saved, [])
-        inner: Future[dict[str, Tensor]] = Future()
+        inner: Future[Path] = Future()
         inner.set_exception(RoundError("the worker processes have ended"))
         for step in (1, 2):
-            keeper.soon(replace(snapshot(step), inner=inner))
+            keeper.soon(replace(snapshot(tmp_path, step), inner=inner))
             await keeper.finish()
         assert saved == [1, 2]
 

@@ -113,7 +113,7 @@ class _DeviceWorker:
         return self._steps.loss(self._from_first(theta_N, self._num_values), torch.from_numpy(x_VT))
 
     def state(self) -> dict[str, NDArray[Any]]:
-        return {key: value.numpy() for key, value in self._steps.state().items()}
+        return {key: torch.cat(pieces).cpu().numpy() for key, pieces in self._steps.state().items()}
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         self._steps.load_state({key: torch.from_numpy(value) for key, value in state.items()})

@@ -124,12 +124,14 @@ class InnerLoop:
         x_VT = torch.cat([self._corpus.validation_batch(start, VALIDATION_WINDOWS) for start in starts])
         return self._device.loss(theta_N, x_VT) / len(x_VT)
 
-    def state(self) -> dict[str, Tensor]:
-        """What a checkpoint holds: the number of steps, and copies of the moments as flat CPU vectors."""
+    def state(self) -> dict[str, list[Tensor]]:
+        """What a checkpoint holds: the number of steps, and the moments as flat vectors, each in pieces that may lie on
+        the device. They are no copies: the next step changes them."""
         return self._device.state()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned. Raises IntegrityError if it is of another model or optimizer."""
+        """Restore what `state` returned, each vector in one piece. Raises IntegrityError if it is of another model or
+        optimizer."""
         self._device.load_state(state)
 
     def close(self) -> None:

@@ -198,7 +198,7 @@ class OneDevice:
             parameter.grad = None
         give_back()
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, list[Tensor]]:
         return self._optimizer.state()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:

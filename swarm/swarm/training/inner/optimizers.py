@@ -78,19 +78,20 @@ class InnerOptimizer:
             optimizer.step()
         self._num_steps += 1
 
-    def state(self) -> dict[str, Tensor]:
-        """What a checkpoint holds: `num_steps` (int64 [1]), and a copy of each moment as one flat fp32 CPU vector."""
-        result = {"num_steps": torch.tensor([self._num_steps])}
+    def state(self) -> dict[str, list[Tensor]]:
+        """What a checkpoint holds: `num_steps` (int64 [1]), and each moment as one flat fp32 vector. Each is given in
+        flat pieces, one for each parameter. They are no copies: the next step changes them."""
+        result = {"num_steps": [torch.tensor([self._num_steps])]}
         if self._num_steps:
             for kind, optimizer in self._optimizers.items():
                 for moment in _MOMENTS[kind]:
                     pieces = [optimizer.state[each][moment].reshape(-1) for each in self._parameters[kind].values()]
-                    result[f"{kind}.{moment}"] = torch.cat(pieces).cpu()
+                    result[f"{kind}.{moment}"] = pieces
         return result
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned. Raises IntegrityError, and changes nothing, if it is of another model or
-        optimizer."""
+        """Restore copies of what `state` returned, each in one piece. Raises IntegrityError, and changes nothing, if it
+        is of another model or optimizer."""
         num_steps = self._checked(state)
         for kind, optimizer in self._optimizers.items():
             optimizer.state.clear()

@@ -129,8 +129,8 @@ class SeveralDevices:
         losses = self._ask("loss", [(*first, share.numpy()) for first, share in zip(firsts, shares, strict=True)])
         return float(sum(losses))
 
-    def state(self) -> dict[str, Tensor]:
-        return {key: torch.from_numpy(value) for key, value in self._ask_first("state").items()}
+    def state(self) -> dict[str, list[Tensor]]:
+        return {key: [torch.from_numpy(value)] for key, value in self._ask_first("state").items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         plain = {key: value.numpy() for key, value in state.items()}

@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import json
 import logging
 import os
 import re
+import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -50,6 +53,7 @@ _DTYPES = {
 
 _NAME = re.compile(r"step-\d{13}")
 _PARTIAL = ".partial"
+_INNER_PREFIX = ".moments-"
 _DIGEST = "digest.bin"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -66,10 +70,10 @@ def header_of(tensors: Mapping[str, Tensor]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def pieces(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
-    """The bytes of CPU tensors, one after the other, in pieces."""
-    for x in tensors.values():
-        view = x.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
+def pieces(tensors: Iterable[Tensor]) -> Iterator[memoryview]:
+    """The bytes of tensors, one after the other, in pieces."""
+    for x in tensors:
+        view = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
         for start in range(0, len(view), PIECE_BYTES):
             yield view[start : start + PIECE_BYTES]
 
@@ -89,13 +93,43 @@ _MANIFEST, _STATE, _INNER, _CERTIFICATE = "manifest.bin", "state.safetensors", "
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Checkpoint:
-    """A state with what a member needs to go on from it. `inner` is what `InnerLoop.state` returned. `digest`, where it
-    is given, is the state's when it was committed. `RunMember` checks whether `certificate` proves `state`."""
+    """A state with what a member needs to go on from it. `inner` is what `InnerLoop.state` returned, each vector in one
+    piece. To save it, `inner_file` from `write_inner` may be given instead, which then becomes part of the checkpoint.
+    `digest`, where it is given, is the state's when it was committed. `RunMember` checks whether `certificate` proves
+    `state`."""
 
     state: ReplicaState
     inner: Mapping[str, Tensor]
     certificate: bytes = b""
     digest: bytes = b""
+    inner_file: Path | None = None
+
+
+def write_inner(folder: Path, inner: Mapping[str, Sequence[Tensor]]) -> Path:
+    """Write what `InnerLoop.state` returned to a new file in the folder of checkpoints, and do not flush it.
+
+    So the copy of the moments, 8 bytes a parameter, is in the system's file cache, and not in this process. Raises
+    ConfigError if the disk is full or refuses.
+    """
+    whole = {name: torch.empty(sum(map(torch.numel, x)), dtype=x[0].dtype, device="meta") for name, x in inner.items()}
+    path = folder / f"{_INNER_PREFIX}{secrets.token_hex(8)}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as file:
+            file.write(header_of(whole))
+            for piece in pieces(itertools.chain.from_iterable(inner.values())):
+                file.write(piece)
+    except OSError as error:
+        with suppress(OSError):
+            path.unlink()
+        raise _unwritten(folder, error) from error
+    return path
+
+
+def discard_inner(folder: Path) -> None:
+    """Delete what `write_inner` wrote for a process that was killed."""
+    for path in folder.glob(f"{_INNER_PREFIX}*") if folder.is_dir() else ():
+        path.unlink(missing_ok=True)
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2, keep_every: int = 0) -> Path:
@@ -166,11 +200,15 @@ def _write(folder: Path, place: Path, checkpoint: Checkpoint) -> None:
         _flush(folder)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
-        remedy = "free space there" if error.errno in _FULL else "make it writable for this user"
-        raise ConfigError(f"no checkpoint could be written to {folder}: {error}", remedy=remedy) from error
+        raise _unwritten(folder, error) from error
     except ConfigError:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def _unwritten(folder: Path, error: OSError) -> ConfigError:
+    remedy = "free space there" if error.errno in _FULL else "make it writable for this user"
+    return ConfigError(f"no checkpoint could be written to {folder}: {error}", remedy=remedy)
 
 
 def _write_files(partial: Path, checkpoint: Checkpoint) -> None:
@@ -181,8 +219,12 @@ def _write_files(partial: Path, checkpoint: Checkpoint) -> None:
             f"the state of outer step {state.outer_step} was damaged in this computer's memory, and is not saved",
             remedy="test the memory if this happens again",
         )
-    write_file(partial / _STATE, iter([header_of(tensors)]), pieces(tensors))
-    write_file(partial / _INNER, iter([header_of(checkpoint.inner)]), pieces(checkpoint.inner))
+    write_file(partial / _STATE, iter([header_of(tensors)]), pieces(tensors.values()))
+    if checkpoint.inner_file is not None:
+        checkpoint.inner_file.rename(partial / _INNER)
+        _flush(partial / _INNER)
+    else:
+        write_file(partial / _INNER, iter([header_of(checkpoint.inner)]), pieces(checkpoint.inner.values()))
     write_file(partial / _CERTIFICATE, iter([checkpoint.certificate]))
     with (partial / _INNER).open("rb") as inner:
         digest = _digest(inner, checkpoint.certificate)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.moments import whole
 from swarm.training.data.corpus_loading import ByteCorpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.one_device import LocalOptions
@@ -151,7 +152,7 @@ def test_state_of_a_new_loop_goes_on_bit_for_bit(
 ) -> None:
     first = _loop(tiny_run, tiny_corpus, theta_N)
     first.train(range(6), 3)
-    state, middle_N = first.state(), first.flat()
+    state, middle_N = whole(first.state()), first.flat()
     second = _loop(tiny_run, tiny_corpus, middle_N)
     second.load_state(state)
     for loop in (first, second):
@@ -163,7 +164,7 @@ def test_state_before_the_first_step_can_be_loaded(
     tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor
 ) -> None:
     loops = [_loop(tiny_run, tiny_corpus, theta_N) for _ in range(2)]
-    loops[1].load_state(loops[0].state())
+    loops[1].load_state(whole(loops[0].state()))
     for loop in loops:
         loop.train(range(4), 2)
     assert torch.equal(loops[0].flat(), loops[1].flat())
@@ -210,7 +211,7 @@ def test_take_in_one_fragment_goes_on_with_it_and_the_rest(
     torch.testing.assert_close(loop.flat(first), 0.5 * local_N[first] + 0.5 * theta_N[first])
     assert torch.equal(loop.flat(second), local_N[second])
     other = _loop(run, tiny_corpus, loop.flat())
-    other.load_state(loop.state())
+    other.load_state(whole(loop.state()))
     for each in (loop, other):
         each.train(range(4, 8), 2)
     assert torch.equal(loop.flat(), other.flat())
@@ -256,7 +257,7 @@ def test_train_of_a_restarted_member_goes_on_bit_for_bit_with_muon(
     uninterrupted = _loop(tiny_run, tiny_corpus, theta_N, inner)
     uninterrupted.train(range(6), 3)
     restarted = _loop(tiny_run, tiny_corpus, uninterrupted.flat(), inner)
-    restarted.load_state(uninterrupted.state())
+    restarted.load_state(whole(uninterrupted.state()))
     for loop in (uninterrupted, restarted):
         loop.train(range(6, 12), 3, done_steps=3)
     assert torch.equal(uninterrupted.flat(), restarted.flat())
@@ -298,4 +299,4 @@ def test_state_of_another_optimizer_is_refused(
     for loop in loops:
         loop.train(range(2), 1)
     with pytest.raises(IntegrityError, match="not of this model's adamw"):
-        loops[0].load_state(loops[1].state())
+        loops[0].load_state(whole(loops[1].state()))

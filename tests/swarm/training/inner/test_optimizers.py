@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.moments import whole
 from swarm.training.inner.optimizers import InnerOptimizer, schedule_factor, warmup_factor
 from swarm.training.run.run_config import InnerConfig
 from swarm_protocol.errors import IntegrityError
@@ -70,7 +71,7 @@ def test_step_frozen_parameters_stay() -> None:
     optimizer = InnerOptimizer(MUON, parameters)
     _take_steps(optimizer, {name: each for name, each in parameters.items() if each.requires_grad}, 0, 2)
     assert torch.equal(parameters["layers.0.weight"], before)
-    assert optimizer.state()["muon.momentum_buffer"].numel() == 20
+    assert whole(optimizer.state())["muon.momentum_buffer"].numel() == 20
 
 
 @pytest.mark.parametrize("config", [ADAMW, MUON], ids=["adamw", "muon"])
@@ -81,17 +82,17 @@ def test_load_state_goes_on_bit_for_bit(config: InnerConfig, num_before: int) ->
     _take_steps(optimizer, parameters, 0, num_before)
     restarted = {name: nn.Parameter(each.detach().clone()) for name, each in parameters.items()}
     successor = InnerOptimizer(config, restarted)
-    successor.load_state(optimizer.state())
+    successor.load_state(whole(optimizer.state()))
     _take_steps(optimizer, parameters, num_before, 6)
     _take_steps(successor, restarted, num_before, 6)
     assert torch.equal(_values(parameters), _values(restarted))
-    assert all(torch.equal(value, successor.state()[key]) for key, value in optimizer.state().items())
+    assert all(torch.equal(value, whole(successor.state())[key]) for key, value in whole(optimizer.state()).items())
 
 
 def test_load_state_of_a_replica_that_took_no_step_forgets_the_moments() -> None:
     parameters, fresh = _parameters(), _parameters()
     optimizer, untouched = InnerOptimizer(MUON, parameters), InnerOptimizer(MUON, fresh)
-    state = optimizer.state()
+    state = whole(optimizer.state())
     _take_steps(optimizer, parameters, 0, 3)
     for name, each in fresh.items():
         parameters[name].data.copy_(each)
@@ -109,11 +110,11 @@ def test_load_state_of_another_optimizer_is_refused_and_changes_nothing(theirs: 
     parameters = _parameters()
     optimizer = InnerOptimizer(ours, parameters)
     _take_steps(optimizer, parameters, 0, 1)
-    before = optimizer.state()
+    before = whole(optimizer.state())
     with pytest.raises(IntegrityError, match=f"these moments are not of this model's {ours.optimizer}") as caught:
-        optimizer.load_state(other.state())
+        optimizer.load_state(whole(other.state()))
     assert caught.value.remedy
-    assert all(torch.equal(value, optimizer.state()[key]) for key, value in before.items())
+    assert all(torch.equal(value, whole(optimizer.state())[key]) for key, value in before.items())
 
 
 @given(
@@ -124,7 +125,7 @@ def test_load_state_damaged_is_refused(key: str, damage: str) -> None:
     parameters = _parameters()
     optimizer = InnerOptimizer(MUON, parameters)
     _take_steps(optimizer, parameters, 0, 1)
-    state = optimizer.state()
+    state = whole(optimizer.state())
     piece = state.pop(key, torch.ones(1))
     if key == "more" or damage == "longer":
         state[key] = torch.cat([piece, piece])

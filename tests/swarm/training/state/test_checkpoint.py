@@ -17,7 +17,15 @@ import torch
 from safetensors.torch import load_file
 from swarm.training.inner.lease import Cursor, LeaseStripe
 from swarm.training.state import checkpoint as checkpoint_module
-from swarm.training.state.checkpoint import Checkpoint, load_newest, load_step, save_checkpoint, steps_in
+from swarm.training.state.checkpoint import (
+    Checkpoint,
+    discard_inner,
+    load_newest,
+    load_step,
+    save_checkpoint,
+    steps_in,
+    write_inner,
+)
 from swarm.training.state.replica_state import ReplicaState
 from swarm_protocol.errors import ConfigError, IntegrityError
 from swarm_protocol.identity import Identity
@@ -262,6 +270,34 @@ def test_save_keeps_inner_tensors_of_any_kind(tmp_path: Path, dtype: torch.dtype
     for name, x in inner.items():
         assert found.inner[name].dtype == dtype
         assert torch.equal(found.inner[name], x)
+
+
+def test_save_takes_the_file_of_moments_into_the_checkpoint(tmp_path: Path) -> None:
+    written = write_inner(tmp_path, {"num_steps": [torch.tensor([3])], "exp_avg": [torch.ones(2), torch.zeros(3)]})
+    save_checkpoint(tmp_path, replace(_checkpoint(1), inner={}, inner_file=written))
+    found = load_newest(tmp_path)
+    assert found is not None
+    assert {name: x.tolist() for name, x in found.inner.items()} == {"num_steps": [3], "exp_avg": [1, 1, 0, 0, 0]}
+    assert _names(tmp_path) == ["step-0000000000001"]
+
+
+def test_discard_inner_deletes_what_a_killed_process_left_and_no_checkpoint(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, _checkpoint(1))
+    write_inner(tmp_path, {"exp_avg": [torch.ones(2)]})
+    discard_inner(tmp_path)
+    assert _names(tmp_path) == ["step-0000000000001"]
+    discard_inner(tmp_path / "no folder yet")
+
+
+def test_write_inner_to_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(ConfigError, match=r"no checkpoint could be written .*File too large"):
+            write_inner(tmp_path, {"exp_avg": [torch.ones(10_000)]})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert _names(tmp_path) == []
 
 
 def test_save_takes_no_memory_for_a_second_copy(tmp_path: Path) -> None:

@@ -30,6 +30,9 @@ _PRIVATE_KEY_HEADER = bytes([0x08, 0x01, 0x12, 0x40])
 _PEER_ID_HEADER = bytes([0x00, 0x24, 0x08, 0x01, 0x12, 0x20])
 _PEER_ID_CHARS = 52
 
+_MAX_REMEMBERED_BYTES = 4096
+"""Length of the longest message whose valid signature is remembered: records and votes are shorter."""
+
 
 class Identity:
     """An Ed25519 key pair. `repr` shows the peer id and never the key."""
@@ -88,13 +91,25 @@ class Identity:
 
 
 def verify(peer_id: str, message: bytes, signature: bytes) -> None:
-    """Raises IntegrityError unless `signature` is that of `message` by `peer_id`."""
+    """Raises IntegrityError unless `signature` is that of `message` by `peer_id`.
+
+    Valid signatures of short messages are remembered, because several peers pass on the same record, again and again.
+    """
+    check = _check_signature_once if len(message) <= _MAX_REMEMBERED_BYTES else _check_signature
+    check(peer_id, message, signature)
+
+
+def _check_signature(peer_id: str, message: bytes, signature: bytes) -> None:
     try:
         Ed25519PublicKey.from_public_bytes(public_key_of(peer_id)).verify(signature, message)
     except (InvalidSignature, ValueError) as error:
         raise IntegrityError("the signature is not this peer's", peer_id=peer_id) from error
 
 
+_check_signature_once = lru_cache(maxsize=1024)(_check_signature)
+
+
+@lru_cache(maxsize=4096)
 def peer_id_of(public_key: bytes) -> str:
     """The peer id that embeds the 32 bytes of an Ed25519 public key."""
     if len(public_key) != KEY_BYTES:

@@ -78,14 +78,16 @@ def test_thirty_days_of_a_thousand_nodes_stay_small_and_fast(tmp_path: Path) -> 
     writing, retention, swarm = FactRecorder(limits), Retention(store, limits), Swarm()
     first = START - (DAYS + 3) * DAY_S  # three days more than are kept
     num_hours = (DAYS + 3) * 24
+    facts: list[Fact] = []
     for hour in range(num_hours):
         began = first + hour * HOUR_S
-        facts: list[Fact] = [swarm.look(began)]
+        facts.append(swarm.look(began))
         sample_every = 60 if hour >= num_hours - 48 else 3600
         facts += [samples(began + at) for at in range(0, 3600, 5 if hour >= num_hours - 2 else sample_every)]
         facts.append(swarm.step(hour, began))
-        commit(store, writing, facts)
         if hour % 12 == 11:
+            commit(store, writing, facts)
+            facts.clear()
             tidy(retention, began + HOUR_S)
     tidy(retention, START)
     used = store.used_bytes()

@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 from openai import AsyncOpenAI
 from support.plain_records import node_record
+from support.tokenizer_here import TokenizerHere
 from swarm.client import AsyncClient, UsedRevisions
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
@@ -69,8 +71,11 @@ async def gateway_swarm(
     tokenizers: TokenizerLimits | None = None,
     used: UsedRevisions | None = None,
 ) -> AsyncIterator[Swarm]:
+    """With `tokenizers`, which limit them, tokenizers are processes of their own."""
     internet = MemoryInternet()
     async with AsyncExitStack() as stack:
+        if tokenizers is None:
+            stack.enter_context(patch("swarm.client.assets_cache.TokenizerProcess", TokenizerHere))
         network = internet.network()
         membership = await stack.enter_async_context(Membership(network))
         client = await stack.enter_async_context(

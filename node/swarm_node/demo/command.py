@@ -8,6 +8,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -104,12 +105,12 @@ async def _run(plan: DemoPlan, root: Path, console: Console, emitter: Emitter) -
     reporter = Reporter(plan, state, display, emitter)
     try:
         async with Fleet(root, state, reporter.node_said) as fleet:
-            result = await stages.run(stages.Demo(plan=plan, root=root, state=state, fleet=fleet, reporter=reporter))
+            result = await stages.run(stages.Demo(plan=plan, state=state, fleet=fleet, reporter=reporter))
     finally:
         display.close()
     show_summary(console, result)
     show_next(console, result, plan.keep)
-    emitter.emit("summary", **result.as_event())
+    emitter.emit("summary", **asdict(result))
     return result
 
 
@@ -128,13 +129,8 @@ def home_root(keep: Path | None, console: Console) -> Iterator[Path]:
         yield root
     except Exception:
         console.print(f"every node's log is kept in {root}", highlight=False, markup=False)
+        keep = root
         raise
-    except BaseException:
-        _remove(root, keep)
-        raise
-    _remove(root, keep)
-
-
-def _remove(root: Path, keep: Path | None) -> None:
-    if keep is None:
-        shutil.rmtree(root, ignore_errors=True)
+    finally:
+        if keep is None:
+            shutil.rmtree(root, ignore_errors=True)

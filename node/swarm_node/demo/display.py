@@ -5,7 +5,7 @@ On a terminal the progress is a live panel, elsewhere counted lines.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -37,7 +37,11 @@ class LineDisplay:
         """Show what the nodes have reported."""
         step = self._last_step + 1
         while state.all_at(step):
-            self._say(_step_line(state, self._plan, step))
+            loss = f"{state.losses[step]:.3f}" if step in state.losses else "–"
+            self._say(
+                f"   outer step {step}/{self._plan.outer_steps}: loss {loss}, {state.tokens_per_s:,.0f} tokens/s, "
+                f"{state.bytes_per_param():.2f} bytes/parameter, state {_agreement(state, step)}"
+            )
             self._last_step, step = step, step + 1
 
     def note(self, text: str) -> None:
@@ -138,14 +142,6 @@ def _agreement(state: DemoState, step: int) -> str:
     return f"{digests[0][:12]} {'equal on' if equal else 'DIFFERS among'} {len(digests)} of {state.num_nodes} nodes"
 
 
-def _step_line(state: DemoState, plan: DemoPlan, step: int) -> str:
-    loss = f"{state.losses[step]:.3f}" if step in state.losses else "–"
-    return (
-        f"   outer step {step}/{plan.outer_steps}: loss {loss}, {state.tokens_per_s:,.0f} tokens/s, "
-        f"{state.bytes_per_param():.2f} bytes/parameter, state {_agreement(state, step)}"
-    )
-
-
 NUM_STAGES = 5
 ANSWER_STAGE = 4
 """The first stage in which the terminal shows the answer."""
@@ -220,9 +216,6 @@ class DemoSummary:
     seconds: float
     checkpoint: str
 
-    def as_event(self) -> dict[str, object]:
-        return asdict(self)
-
 
 def show_summary(console: Console, summary: DemoSummary) -> None:
     """Print the figures, one line each."""
@@ -246,12 +239,9 @@ def show_summary(console: Console, summary: DemoSummary) -> None:
 def show_next(console: Console, summary: DemoSummary, kept: Path | None) -> None:
     """Print commands to paste."""
     model = summary.checkpoint if kept else "DIR"
-    if kept:
-        text = f"\nThe trained model, a Hugging Face directory: {model}"
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-    else:
-        console.print("\nTo keep the trained model: swarm-node demo --keep DIR", highlight=False, markup=False)
+    where = f"The trained model, a Hugging Face directory: {model}"
     console.print(
+        f"\n{where if kept else 'To keep the trained model: swarm-node demo --keep DIR'}\n"
         "Your own swarm:\n"
         "  swarm-node seed --home ~/seed                            # prints its address ADDR\n"
         f"  swarm-node join --home ~/node --peers ADDR --model {model}\n"

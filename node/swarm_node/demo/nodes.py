@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -31,33 +32,18 @@ class DemoError(SwarmError):
     code = "demo"
 
 
+@dataclass(slots=True)
 class NodeProcess:
     """One `swarm-node` process. `killed`: we ended it, so its end is no error."""
 
-    def __init__(self, name: str, home: Path, log_path: Path, process: asyncio.subprocess.Process) -> None:
-        self.name = name
-        self.home = home
-        self.log_path = log_path
-        self.process = process
-        self.killed = False
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
+    name: str
+    log_path: Path
+    process: asyncio.subprocess.Process
+    killed: bool = False
 
     @property
     def ended(self) -> bool:
         return self.process.returncode is not None
-
-    def kill(self) -> None:
-        """Send SIGKILL, as a power failure would end it."""
-        self.killed = True
-        self.process.kill()
-
-    def ask_to_stop(self) -> None:
-        self.killed = True
-        if not self.ended:
-            self.process.terminate()
 
 
 class Fleet:
@@ -75,7 +61,7 @@ class Fleet:
         self.state = state
         self._on_event = on_event
         self._program = program
-        self._processes: dict[str, NodeProcess] = {}
+        self.processes: dict[str, NodeProcess] = {}
         self._changed = asyncio.Event()
         self._followers: set[asyncio.Task[None]] = set()
 
@@ -85,10 +71,11 @@ class Fleet:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        running = [process for process in self._processes.values() if not process.ended]
+        running = [process for process in self.processes.values() if not process.ended]
         try:
             for process in running:
-                process.ask_to_stop()
+                process.killed = True
+                process.process.terminate()
             waiting = [asyncio.ensure_future(process.process.wait()) for process in running]
             if waiting:
                 await asyncio.wait(waiting, timeout=STOP_GRACE_S)
@@ -101,9 +88,6 @@ class Fleet:
             # killed processes end at once, so this waits for them even when it is cancelled
             await asyncio.gather(*(process.process.wait() for process in running))
             await asyncio.gather(*self._followers, return_exceptions=True)
-
-    def __getitem__(self, name: str) -> NodeProcess:
-        return self._processes[name]
 
     async def spawn(self, name: str, command: str, *arguments: str) -> NodeProcess:
         """Start `swarm-node <command> <arguments> --json` with a home of its own."""
@@ -120,16 +104,16 @@ class Fleet:
                 start_new_session=True,
                 limit=MAX_LINE_BYTES,
             )
-        node = NodeProcess(name, home, log_path, process)
-        self._processes[name] = node
+        node = self.processes[name] = NodeProcess(name, log_path, process)
         follower = asyncio.create_task(self._follow(node), name=f"follow {name}")
         follower.add_done_callback(lambda _done: self._changed.set())
         self._followers.add(follower)
         return node
 
     def kill(self, name: str) -> None:
-        """Kill that node."""
-        self._processes[name].kill()
+        """Send SIGKILL to that node, as a power failure would end it."""
+        self.processes[name].killed = True
+        self.processes[name].process.kill()
         self.state.lose(name)
 
     async def until(self, condition: Callable[[], bool], *, within_s: float, what: str) -> None:
@@ -148,11 +132,12 @@ class Fleet:
         for follower in self._followers:
             if follower.done():
                 follower.result()
-        for node in self._processes.values():
+        for node in self.processes.values():
             if node.ended and not node.killed:
-                why = self.state.node(node.name).error
+                logged = node.log_path.read_text(errors="replace").strip().splitlines()
+                why = self.state.node(node.name).error or (logged[-1] if logged else "it said nothing")
                 raise DemoError(
-                    f"{node.name} ended early (exit {node.process.returncode}): {why or _last_line(node.log_path)}",
+                    f"{node.name} ended early (exit {node.process.returncode}): {why}",
                     remedy=f"its log is {node.log_path}",
                 )
 
@@ -178,8 +163,3 @@ def _environment() -> dict[str, str]:
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
     return kept | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-
-
-def _last_line(path: Path) -> str:
-    lines = path.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"

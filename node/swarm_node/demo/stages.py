@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from swarm_protocol.identity import Identity
 from swarm_node.demo import demo_answer
 from swarm_node.demo.demo_answer import Completion, complete
 from swarm_node.demo.demo_plan import DemoPlan
-from swarm_node.demo.demo_state import DemoState
+from swarm_node.demo.demo_state import DemoState, NodeState
 from swarm_node.demo.display import DemoSummary, Reporter
 from swarm_node.demo.nodes import DemoError, Fleet
 
@@ -24,7 +25,6 @@ class Demo:
     """The parts of a demo that its stages share."""
 
     plan: DemoPlan
-    root: Path
     state: DemoState
     fleet: Fleet
     reporter: Reporter
@@ -32,55 +32,62 @@ class Demo:
 
 async def run(demo: Demo) -> DemoSummary:
     """Run all stages, from a key to the summary. Raises DemoError."""
-    started_s = time.monotonic()
-    demo.reporter.stage(f"sign a run, start a seed and {demo.plan.num_nodes} volunteers")
-    run_path, num_parameters = await asyncio.to_thread(_write_run, demo.plan, demo.root)
-    demo.state.num_parameters = num_parameters
-    addrs = await _start_seed(demo)
-    await _start_volunteers(demo, run_path, addrs)
-    size = f"{num_parameters / 1e6:.1f}M"
+    started_s, plan, state = time.monotonic(), demo.plan, demo.state
+    demo.reporter.stage(f"sign a run, start a seed and {plan.num_nodes} volunteers")
+    run_path = demo.fleet.root / "run.toml"
+    identity = Identity.generate()
+    identity.save(demo.fleet.root / "researcher.key")
+    await asyncio.to_thread(write_run, run_path, plan.run(), identity)
+    state.num_parameters = await asyncio.to_thread(check_model, plan.run())
+    seed = await _start(demo, "seed", lambda node: bool(node.addrs))
+    demo.reporter.display.note(f"seed {seed.addrs[0]}")
+    await _start_volunteers(demo, run_path, seed.addrs)
+    size = f"{state.num_parameters / 1e6:.1f}M"
     demo.reporter.stage(f"train a byte-level Llama of {size} parameters on the standard library's source")
     tokens_per_s = await _train(demo)
-    demo.reporter.stage(f"serve it: each node takes {demo.plan.blocks_per_node} of {demo.plan.num_blocks} blocks")
+    demo.reporter.stage(f"serve it: each node takes {plan.blocks_per_node} of {plan.num_blocks} blocks")
     checkpoint, model = await _serve(demo)
-    url = await _open_gateway(demo, addrs)
+    peers = ("--peers", *seed.addrs[:1], "--port", "0")
+    gateway = await _start(demo, "gateway", lambda node: bool(node.url), *peers)
+    demo.reporter.display.note(f"gateway {gateway.url}/v1")
     demo.reporter.stage("ask for a completion through OpenAI's client, and kill a node on the way")
-    completion = await _answer(demo, url, model)
+    completion = await _answer(demo, gateway.url, model)
     demo.reporter.stage("compare with an undisturbed run on one machine")
     undisturbed = await asyncio.to_thread(
         demo_answer.complete_undisturbed,
         checkpoint,
-        demo.plan.prompt,
+        plan.prompt,
         len(completion.text.encode()),  # a token each, or fewer
-        temperature=demo.plan.temperature,
-        seed=demo.plan.sampling_seed,
+        temperature=plan.temperature,
+        seed=plan.sampling_seed,
     )
-    return _summarize(
-        demo,
-        completion,
+    return DemoSummary(
+        nodes=plan.num_nodes,
+        outer_steps=plan.outer_steps,
+        parameters=state.num_parameters,
+        loss_first=state.validation[0],
+        loss_last=state.validation[plan.outer_steps],
+        digests_equal=state.digests_equal(),
+        digest=next(iter(state.digests[plan.outer_steps].values())),
+        bytes_per_param_per_step=state.bytes_per_param(),
         tokens_per_s=tokens_per_s,
-        identical=undisturbed.startswith(completion.text),
+        failover_ms=completion.failover_ms,
+        killed=completion.killed,
+        tokens=completion.num_tokens,
+        tokens_identical=undisturbed.startswith(completion.text),
+        prompt=plan.prompt,
+        completion=completion.text,
         seconds=time.monotonic() - started_s,
-        checkpoint=checkpoint,
+        checkpoint=str(checkpoint),
     )
 
 
-def _write_run(plan: DemoPlan, root: Path) -> tuple[Path, int]:
-    """Write a run file signed by a key of its own. Returns its path and the number of the model's parameters."""
-    config = plan.run()
-    identity = Identity.generate()
-    identity.save(root / "researcher.key")
-    path = root / "run.toml"
-    write_run(path, config, identity)
-    return path, check_model(config)
-
-
-async def _start_seed(demo: Demo) -> tuple[str, ...]:
-    await demo.fleet.spawn("seed", "seed")
-    seed = demo.state.node("seed")
-    await demo.fleet.until(lambda: bool(seed.addrs), within_s=demo.plan.start_within_s, what="starting the seed")
-    demo.reporter.display.note(f"seed {seed.addrs[0]}")
-    return seed.addrs
+async def _start(demo: Demo, name: str, is_up: Callable[[NodeState], bool], *arguments: str) -> NodeState:
+    """Start the process of the command `name`, and wait until it is up."""
+    await demo.fleet.spawn(name, name, *arguments)
+    node = demo.state.node(name)
+    await demo.fleet.until(lambda: is_up(node), within_s=demo.plan.start_within_s, what=f"starting the {name}")
+    return node
 
 
 async def _start_volunteers(demo: Demo, run_path: Path, addrs: tuple[str, ...]) -> None:
@@ -106,7 +113,7 @@ async def _train(demo: Demo) -> float:
     started_s = time.monotonic()
     await demo.fleet.until(lambda: state.all_at(plan.outer_steps), within_s=plan.train_within_s, what="the training")
     if not state.digests_equal():
-        raise DemoError("the replicas differ", remedy=f"this is a bug; the logs are in {demo.root}")
+        raise DemoError("the replicas differ", remedy=f"this is a bug; the logs are in {demo.fleet.root}")
     return sum(state.num_tokens.values()) / (time.monotonic() - started_s)
 
 
@@ -125,21 +132,13 @@ async def _serve(demo: Demo) -> tuple[Path, str]:
     return Path(trainers[0].checkpoint), trainers[0].model
 
 
-async def _open_gateway(demo: Demo, addrs: tuple[str, ...]) -> str:
-    await demo.fleet.spawn("gateway", "gateway", "--peers", *addrs[:1], "--port", "0")
-    gateway = demo.state.node("gateway")
-    await demo.fleet.until(lambda: bool(gateway.url), within_s=demo.plan.start_within_s, what="starting the gateway")
-    demo.reporter.display.note(f"gateway {gateway.url}/v1")
-    return gateway.url
-
-
 async def _answer(demo: Demo, url: str, model: str) -> Completion:
     """Return the completion, during which one node of its chain is killed."""
 
     def kill(peer_id: str) -> str:
         victim = demo.state.by_peer(peer_id)
         if victim is None:
-            raise DemoError(f"the chain has a stranger, {peer_id}", remedy=f"the logs are in {demo.root}")
+            raise DemoError(f"the chain has a stranger, {peer_id}", remedy=f"the logs are in {demo.fleet.root}")
         demo.fleet.kill(victim.name)
         demo.reporter.killed(victim.name, peer_id)
         return victim.name
@@ -149,38 +148,7 @@ async def _answer(demo: Demo, url: str, model: str) -> Completion:
             completion = await complete(url, model, demo.plan, demo.reporter, kill)
     except TimeoutError:
         raise DemoError(
-            f"the answer took more than {demo.plan.answer_within_s:.0f} s", remedy=f"the logs are in {demo.root}"
+            f"the answer took more than {demo.plan.answer_within_s:.0f} s", remedy=f"the logs are in {demo.fleet.root}"
         ) from None
     demo.fleet.check()  # a complete answer does not excuse a node that failed beside it
     return completion
-
-
-def _summarize(
-    demo: Demo,
-    completion: Completion,
-    *,
-    tokens_per_s: float,
-    identical: bool,
-    seconds: float,
-    checkpoint: Path,
-) -> DemoSummary:
-    plan, state = demo.plan, demo.state
-    return DemoSummary(
-        nodes=plan.num_nodes,
-        outer_steps=plan.outer_steps,
-        parameters=state.num_parameters,
-        loss_first=state.validation[0],
-        loss_last=state.validation[plan.outer_steps],
-        digests_equal=state.digests_equal(),
-        digest=next(iter(state.digests[plan.outer_steps].values())),
-        bytes_per_param_per_step=state.bytes_per_param(),
-        tokens_per_s=tokens_per_s,
-        failover_ms=completion.failover_ms,
-        killed=completion.killed,
-        tokens=completion.num_tokens,
-        tokens_identical=identical,
-        prompt=plan.prompt,
-        completion=completion.text,
-        seconds=seconds,
-        checkpoint=str(checkpoint),
-    )

@@ -34,7 +34,7 @@ def _with_fleet(tmp_path: Path, script: str, use: Callable[[Fleet], Awaitable[No
 async def _ready(fleet: Fleet) -> int:
     node = await fleet.spawn("node-1", "join")
     await fleet.until(lambda: fleet.state.node("node-1").state == "ready", within_s=30, what="starting")
-    return node.pid
+    return node.process.pid
 
 
 def _is_gone(pid: int) -> bool:
@@ -112,7 +112,7 @@ def test_killed_node_is_no_surprise(tmp_path: Path) -> None:
     async def use(fleet: Fleet) -> None:
         await _ready(fleet)
         fleet.kill("node-1")
-        await fleet["node-1"].process.wait()
+        await fleet.processes["node-1"].process.wait()
         fleet.check()
         assert fleet.state.node("node-1").state == "killed"
 

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 from swarm.router.revisions import Revision, revisions
-from swarm.router.routing import DEFAULT_RTT_MS, Chain, NoChain, RoutingContext, find_chain, runs
+from swarm.router.routing import DEFAULT_RTT_MS, NoChain, RoutingContext, find_chain, runs
 from swarm_protocol.records import ServeRecord
 
 from swarm_node.dashboard.views import ChainView, ModelDetail, ModelView, RevisionView, ServerView, SpanView
@@ -43,11 +43,13 @@ class RecordMemo(Generic[R, V]):
     def views(self, records: Mapping[str, R]) -> dict[str, V]:
         """Return the views by peer id; forget those of peers that are not in `records`."""
         before = self._made
-        self._made = {peer_id: self._one(before.get(peer_id), peer_id, record) for peer_id, record in records.items()}
+        self._made = {
+            peer_id: made
+            if (made := before.get(peer_id)) is not None and made[0] is record
+            else (record, self._make(peer_id, record))
+            for peer_id, record in records.items()
+        }
         return {peer_id: view for peer_id, (_, view) in self._made.items()}
-
-    def _one(self, before: tuple[R, V] | None, peer_id: str, record: R) -> tuple[R, V]:
-        return before if before is not None and before[0] is record else (record, self._make(peer_id, record))
 
 
 def model_detail(
@@ -65,7 +67,12 @@ def model_detail(
     if not found:
         return None
     servers, num_blocks = found[0].servers, found[0].num_blocks
-    replicas = _replicas(servers, num_blocks)
+    changes = np.zeros(num_blocks + 1, dtype=np.int64)
+    for record in servers.values():
+        if record.state == "serving":
+            changes[record.start] += 1
+            changes[record.end] -= 1
+    replicas = np.cumsum(changes[:-1]).tolist()
     missing = found[0].missing()
     weakest = int(np.argmin(replicas))
     view = ModelView(
@@ -102,19 +109,11 @@ def _other_revisions(found: Sequence[Revision]) -> tuple[RevisionView, ...]:
 def server_view(peer_id: str, record: ServeRecord) -> ServerView:
     """Return what stays as it is until the server signs another record."""
     moves = record.next_end > 0
-    return ServerView(
+    return ServerView.of(
+        record,
         peer_id=peer_id,
         name=ending(peer_id),
         model=shown(record.model),
-        start=record.start,
-        end=record.end,
-        state=record.state,
-        queue_depth=record.queue_depth,
-        free_kv_tokens=record.free_kv_tokens,
-        prefill_ms_per_token=record.prefill_ms_per_token,
-        decode_ms_per_block=record.decode_ms_per_block,
-        tokens_per_s=record.tokens_per_s,
-        relayed=record.relayed,
         next_start=record.next_start if moves else None,
         next_end=record.next_end if moves else None,
         age_s=0.0,
@@ -124,15 +123,6 @@ def server_view(peer_id: str, record: ServeRecord) -> ServerView:
 def current_view(view: ServerView, names: Names, age_s: float) -> ServerView:
     """Return `view` with what changes from snapshot to snapshot."""
     return view.model_copy(update={"name": names.get(view.peer_id) or view.name, "age_s": age_s})
-
-
-def _replicas(servers: Mapping[str, ServeRecord], num_blocks: int) -> list[int]:
-    changes = np.zeros(num_blocks + 1, dtype=np.int64)
-    for record in servers.values():
-        if record.state == "serving":
-            changes[record.start] += 1
-            changes[record.end] -= 1
-    return [int(count) for count in np.cumsum(changes[:-1])]
 
 
 def _words(servers: Mapping[str, ServeRecord], missing: Spans, replicas: Sequence[int]) -> str:
@@ -180,7 +170,9 @@ def _chains(
         except NoChain:
             break
         used.update(hop.peer_id for hop in chain.hops)
-        found.append(_chain_view(chain, names, _assumed_ms([hop.peer_id for hop in chain.hops], servers, rtts_ms)))
+        spans = tuple(SpanView.of(hop, name=names.get(hop.peer_id) or ending(hop.peer_id)) for hop in chain.hops)
+        assumed_ms = _assumed_ms([hop.peer_id for hop in chain.hops], servers, rtts_ms)
+        found.append(ChainView(spans=spans, ms_per_token=chain.cost_ms, assumed_ms=assumed_ms))
     return tuple(found)
 
 
@@ -189,11 +181,3 @@ def _assumed_ms(chain: Sequence[str], servers: Mapping[str, ServeRecord], rtts_m
     num_assumed = sum(end not in rtts_ms for end in (chain[0], chain[-1]))
     num_assumed += sum(a not in servers[b].rtt_ms and b not in servers[a].rtt_ms for a, b in pairwise(chain))
     return num_assumed * DEFAULT_RTT_MS / 2
-
-
-def _chain_view(chain: Chain, names: Names, assumed_ms: float) -> ChainView:
-    spans = tuple(
-        SpanView(peer_id=hop.peer_id, name=names.get(hop.peer_id) or ending(hop.peer_id), start=hop.start, end=hop.end)
-        for hop in chain.hops
-    )
-    return ChainView(spans=spans, ms_per_token=chain.cost_ms, assumed_ms=assumed_ms)

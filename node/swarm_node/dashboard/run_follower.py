@@ -23,7 +23,7 @@ from swarm_protocol.records import RoundReport, TrainerRecord, ValidationReport
 
 from swarm_node.dashboard.history.facts import StepFact
 from swarm_node.dashboard.history.history import DashboardHistory, TolerantReads
-from swarm_node.dashboard.run_views import Names, RunEnd, RunFacts, RunFile, active, end_of, num_parameters, step_view
+from swarm_node.dashboard.run_views import Names, RunEnd, RunFacts, active, end_of, num_parameters, step_view
 from swarm_node.dashboard.views import RefusalView, StepView
 from swarm_node.formatting import ending, shown
 from swarm_node.network_snapshot import Listed
@@ -56,7 +56,7 @@ class FollowedRun:
     trainers: Listed[TrainerRecord]
     seen_at: float
     observer: Observer | None = None
-    file: RunFile | None = None
+    file: SignedRun | None = None
     steps: deque[StepView] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
     refusals: deque[RefusalView] = field(default_factory=lambda: deque(maxlen=MAX_REFUSALS))
     since: dict[str, float] = field(default_factory=dict)
@@ -72,7 +72,9 @@ class FollowedRun:
 
     @property
     def facts(self) -> RunFacts:
-        is_proved = self.file is not None and bool(self.steps) and self.steps[-1].outer_step >= self.file.outer_steps
+        is_proved = (
+            self.file is not None and bool(self.steps) and self.steps[-1].outer_step >= self.file.config.outer_steps
+        )
         end = None if is_proved else self.end
         return RunFacts(run=self.run_id, file=self.file, trainers=self.trainers, steps=tuple(self.steps), end=end)
 
@@ -147,13 +149,10 @@ class RunFollower:
             return False
         run.reported[peer_id] = report.outer_step
         for refusal in report.refused:
-            view = RefusalView(
-                outer_step=report.outer_step,
-                at=at,
-                peer_id=refusal.peer_id,
-                name=names.get(refusal.peer_id) or ending(refusal.peer_id),
-                by_peer_id=peer_id,
-                reason=shown(refusal.reason),
+            name = names.get(refusal.peer_id) or ending(refusal.peer_id)
+            reason = shown(refusal.reason)
+            view = RefusalView.of(
+                refusal, outer_step=report.outer_step, at=at, name=name, by_peer_id=peer_id, reason=reason
             )
             run.refusals.appendleft(view)
             self._history.record_refusal(run.run_id, view)
@@ -177,15 +176,12 @@ class RunFollower:
                 self._take_steps(run, committed)
                 run.last_problem = ""
         except SwarmError as error:
-            self._warn(run, error)
+            if error.message != run.last_problem:
+                logger.warning("cannot see where the run %s is: %s", run.run_id, error.message)
+            run.last_problem = error.message
         except Exception:
             self.num_failures += 1
             logger.exception("the dashboard failed to follow the run %s", run.run_id)
-
-    def _warn(self, run: FollowedRun, error: SwarmError) -> None:
-        if error.message != run.last_problem:
-            logger.warning("cannot see where the run %s is: %s", run.run_id, error.message)
-        run.last_problem = error.message
 
     async def _recall(self, run: FollowedRun) -> None:
         """Take what an earlier dashboard has seen. Members report their newest step again to a new one."""
@@ -209,10 +205,7 @@ class RunFollower:
                 failure = error
                 continue
             run.observer = Observer(self._network, self._membership, signed)
-            config = signed.config
-            run.file = RunFile(
-                name=config.name, signed_by=signed.peer_id, outer_steps=config.outer_steps, min_group=config.min_group
-            )
+            run.file = signed
             return
         if failure is not None:
             raise failure
@@ -246,7 +239,8 @@ class RunFollower:
             StepFact(
                 run=run.run_id,
                 group=committed.group,
-                tokens=_shares(committed),
+                # a certificate says what the group did together, so each member gets the same part
+                tokens=dict.fromkeys(committed.group, committed.num_tokens // max(1, len(committed.group))),
                 **view.model_dump(exclude={"num_members"}),
             )
         )
@@ -275,8 +269,3 @@ def _open_step(run: FollowedRun, by_step: dict[int, dict[str, T]], outer_step: i
 
 def _key(refusal: RefusalView) -> tuple[int, str, str]:
     return refusal.outer_step, refusal.peer_id, refusal.by_peer_id
-
-
-def _shares(step: CommittedStep) -> dict[str, int]:
-    """Divide a step's tokens: a certificate says what the group did together, so each member gets the same part."""
-    return dict.fromkeys(step.group, step.num_tokens // len(step.group)) if step.group else {}

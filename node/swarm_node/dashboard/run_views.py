@@ -10,6 +10,7 @@ from statistics import median
 from typing import Literal
 
 from swarm.training.member.observer import CommittedStep
+from swarm.training.run.signed_run import SignedRun
 from swarm_protocol.records import RoundReport, TrainerRecord
 
 from swarm_node.dashboard.history.facts import ContributionTotal
@@ -29,16 +30,6 @@ Trainers = Mapping[str, TrainerRecord]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunFile:
-    """What the dashboard shows of a run's signed file."""
-
-    name: str
-    signed_by: str
-    outer_steps: int
-    min_group: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnd:
     """The last outer step and its digest, as most members of the last group seen here have signed in their records."""
 
@@ -55,7 +46,7 @@ class RunFacts:
     """
 
     run: str
-    file: RunFile | None
+    file: SignedRun | None
     trainers: Listed[TrainerRecord]
     steps: Sequence[StepView]
     end: RunEnd | None = None
@@ -69,12 +60,12 @@ def run_view(facts: RunFacts, at: float) -> RunView:
     losses = tuple(step.loss for step in facts.steps[-MAX_LOSSES:])
     return RunView(
         run=shown(facts.run),
-        name=shown(facts.file.name) if facts.file else None,
-        signed_by=facts.file.signed_by if facts.file else None,
+        name=shown(facts.file.config.name) if facts.file else None,
+        signed_by=facts.file.peer_id if facts.file else None,
         state=state,
         words=_words(facts, state, members, outer_step),
         outer_step=outer_step,
-        outer_steps=facts.file.outer_steps if facts.file else None,
+        outer_steps=facts.file.config.outer_steps if facts.file else None,
         loss=losses[-1] if losses else None,
         losses=losses,
         num_members=len(members),
@@ -102,21 +93,21 @@ def active(trainers: Trainers) -> dict[str, TrainerRecord]:
     return {peer_id: record for peer_id, record in trainers.items() if record.state != "leaving"}
 
 
-def end_of(file: RunFile, group: Collection[str], trainers: Trainers) -> RunEnd | None:
+def end_of(file: SignedRun, group: Collection[str], trainers: Trainers) -> RunEnd | None:
     """Return the run's end if more than half of `group` say that they have finished with equal weights.
 
     `group` is that of the newest proved step; empty if none was seen, and then all that are there count.
     """
-    members = active(trainers)
+    members, last = active(trainers), file.config.outer_steps
     asked = group or members
     said = Counter(
         record.digest
         for peer_id, record in members.items()
-        if peer_id in asked and record.state == "finished" and record.outer_step == file.outer_steps and record.digest
+        if peer_id in asked and record.state == "finished" and record.outer_step == last and record.digest
     )
     for digest, num_members in said.most_common(1):
         if 2 * num_members > len(asked):
-            return RunEnd(outer_step=file.outer_steps, digest=digest.hex(), num_members=num_members)
+            return RunEnd(outer_step=last, digest=digest.hex(), num_members=num_members)
     return None
 
 
@@ -140,16 +131,19 @@ def step_view(
     """
     own = [report for peer_id, report in reports.items() if peer_id in step.group]
     losses = [loss for peer_id, loss in validation.items() if peer_id in step.group]
-    phases = sorted({phase for report in own for phase in report.phases_s}, key=_place)
+    # in the order in which they follow each other; those of other versions last
+    places = {
+        phase: (PHASES.index(phase) if phase in PHASES else len(PHASES), phase)
+        for each in own
+        for phase in each.phases_s
+    }
+    phases = sorted(places, key=places.__getitem__)
     follows = before is not None and before.outer_step == step.outer_step - 1
     sent = [report.bytes_sent for report in own]
-    return StepView(
-        outer_step=step.outer_step,
+    return StepView.of(
+        step,
         at=at,
-        loss=step.loss,
-        digest=step.digest,
         num_members=len(step.group),
-        num_tokens=step.num_tokens,
         seconds=max(0.0, at - before.at) if before is not None and follows else None,
         phases_s={
             shown(phase): median(report.phases_s[phase] for report in own if phase in report.phases_s)
@@ -158,11 +152,6 @@ def step_view(
         bytes_per_parameter=median(sent) / parameters if sent and parameters else None,
         validation_loss=median(losses) if losses else None,
     )
-
-
-def _place(phase: str) -> tuple[int, str]:
-    """Sort phases in the order in which they follow each other; those of other versions last."""
-    return (PHASES.index(phase) if phase in PHASES else len(PHASES)), phase
 
 
 def contributors(
@@ -226,7 +215,7 @@ def _newest(facts: RunFacts, members: Trainers) -> tuple[int, str]:
 
 
 def _state(facts: RunFacts, members: Trainers, outer_step: int) -> Literal["training", "finished", "waiting", "gone"]:
-    if facts.file is not None and outer_step >= facts.file.outer_steps:
+    if facts.file is not None and outer_step >= facts.file.config.outer_steps:
         return "finished"
     if not members:
         return "gone"
@@ -234,12 +223,12 @@ def _state(facts: RunFacts, members: Trainers, outer_step: int) -> Literal["trai
     if not states["training"] and states["finished"]:
         # a member that says it is finished has a proof of the last step, which one of the next polls brings
         return "finished" if facts.file is None else "training"
-    least = facts.file.min_group if facts.file else 1
+    least = facts.file.config.min_group if facts.file else 1
     return "training" if states["training"] >= least else "waiting"
 
 
 def _words(facts: RunFacts, state: str, members: Trainers, outer_step: int) -> str:
-    of = f" of {facts.file.outer_steps}" if facts.file else ""
+    of = f" of {facts.file.config.outer_steps}" if facts.file else ""
     if facts.end is not None:
         seen = f"; step {facts.steps[-1].outer_step} is the last whose proof was seen here" if facts.steps else ""
         said = f"{plural(facts.end.num_members, 'member')} {'says' if facts.end.num_members == 1 else 'say'}"
@@ -249,7 +238,7 @@ def _words(facts: RunFacts, state: str, members: Trainers, outer_step: int) -> s
     if state == "gone":
         return f"Nobody trains it any more: it stands at outer step {outer_step}{of}."
     if state == "waiting":
-        need = f" of the {facts.file.min_group} that it needs" if facts.file else ""
+        need = f" of the {facts.file.config.min_group} that it needs" if facts.file else ""
         ready = sum(record.state == "training" for record in members.values())
         joining = len(members) - ready
         more = f", {joining} joining" if joining else ""
@@ -264,4 +253,4 @@ def _projected_end(facts: RunFacts, at: float) -> float | None:
         return None
     first, last = recent[0], recent[-1]
     pace_s = (last.at - first.at) / (last.outer_step - first.outer_step)
-    return max(at, last.at + pace_s * (facts.file.outer_steps - last.outer_step)) if pace_s > 0 else None
+    return max(at, last.at + pace_s * (facts.file.config.outer_steps - last.outer_step)) if pace_s > 0 else None

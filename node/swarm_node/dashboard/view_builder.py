@@ -120,23 +120,19 @@ def series_samples(views: SnapshotViews) -> list[SeriesSample]:
 
 def node_view(peer_id: str, record: NodeRecord) -> NodeView:
     """Return what stays as it is until the node signs another record; `age_s` is set for each snapshot."""
-    return NodeView(
+    return NodeView.of(
+        record,
         peer_id=peer_id,
         name=shown(record.name),
         version=shown(record.version),
         device=shown(record.device),
-        state=record.state,
+        models=tuple(map(shown, record.models)),
+        runs=tuple(map(shown, record.runs)),
         reachability=reach(record.reachability, record.addrs),
-        role=record.role,
-        memory_bytes=record.memory_bytes,
-        free_memory_bytes=record.free_memory_bytes,
         prefill_tokens_per_s=record.prefill_tokens_per_s or None,
         decode_tokens_per_s=record.decode_tokens_per_s or None,
         training_tokens_per_s=record.training_tokens_per_s or None,
-        started_at=record.started_at,
         age_s=0.0,
-        models=tuple(map(shown, record.models)),
-        runs=tuple(map(shown, record.runs)),
     )
 
 

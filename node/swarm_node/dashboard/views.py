@@ -6,7 +6,7 @@ Times are Unix seconds; a `None` is "not known", never zero.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -17,6 +17,12 @@ class View(BaseModel):
     """The base of all views: frozen, and strict about its fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def of(cls, record: object, **more: Any) -> Self:
+        """Make a view of what a record or a row has under the same names, and of `more`."""
+        names = cls.model_fields.keys() - more.keys()
+        return cls(**{name: getattr(record, name) for name in names if hasattr(record, name)}, **more)
 
 
 # --- nodes ------------------------------------------------------------------------------------------------------------

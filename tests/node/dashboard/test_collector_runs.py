@@ -12,10 +12,11 @@ from swarm.network.interface import Network
 from swarm.testing import virtual_time
 from swarm.training.member.observer import CommittedStep
 from swarm.training.member.trainer_events import OuterStep, Validated
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun
 from swarm_node.dashboard.history.facts import StepFact
 from swarm_node.dashboard.run_follower import FollowedRun
-from swarm_node.dashboard.run_views import RunEnd, RunFacts, RunFile, downsampled, end_of, run_view
+from swarm_node.dashboard.run_views import RunEnd, RunFacts, downsampled, end_of, run_view
 from swarm_node.dashboard.views import RunDetail, StepView
 from swarm_node.network_snapshot import Listed
 from swarm_protocol import limits
@@ -234,11 +235,16 @@ def step(number: int, at: float = 0.0) -> StepView:
     )
 
 
+def signed(outer_steps: int) -> SignedRun:
+    config = RunConfig(name="story", outer_steps=outer_steps, min_group=2)
+    return SignedRun(config=config, peer_id="author", issued_at=1, signature=b"")
+
+
 def facts(*steps: StepView, states: tuple[str, ...] = ("training",)) -> RunFacts:
     records = {f"peer {index}": trainer_record(state=state) for index, state in enumerate(states)}
     return RunFacts(
         run="story",
-        file=RunFile(name="story", signed_by="author", outer_steps=100, min_group=2),
+        file=signed(100),
         trainers=Listed(records=records, ages_s={}),
         steps=steps,
     )
@@ -254,7 +260,7 @@ def test_run_with_too_few_members_waits() -> None:
 
 
 def test_end_of_a_run_is_what_most_of_its_last_group_say_and_no_stranger() -> None:
-    file = RunFile(name="story", signed_by="author", outer_steps=4, min_group=2)
+    file = signed(4)
     done = trainer_record(4, state="finished")
     here = {"a": done, "b": done, "c": trainer_record(3)}
     assert end_of(file, ("a", "b", "c"), here) == RunEnd(outer_step=4, digest=bytes(32).hex(), num_members=2)

@@ -86,17 +86,11 @@ def read_steps(connection: Connection, run: str, limit: int) -> tuple[StepView, 
     chosen = [kept[at].outer_step for at in evenly(is_validated, min(limit, MAX_STEPS))]
     rows = connection.execute(of_run.where(steps.c.outer_step.in_(chosen)).order_by(steps.c.outer_step)).all()
     return tuple(
-        StepView(
-            outer_step=row.outer_step,
-            at=row.at,
+        StepView.of(
+            row,
             loss=math.nan if row.loss is None else row.loss,
-            digest=row.digest,
             num_members=len(json.loads(row.members)),
-            num_tokens=row.num_tokens,
-            seconds=row.seconds,
             phases_s=json.loads(row.phases),
-            bytes_per_parameter=row.bytes_per_parameter,
-            validation_loss=row.validation_loss,
         )
         for row in rows
     )

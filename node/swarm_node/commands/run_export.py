@@ -12,12 +12,12 @@ from pathlib import Path
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.training.round.certificate import Notary
-from swarm.training.run.resume import RunSurvey, fetch_state, survey
+from swarm.training.run.resume import RunSurvey, survey
 from swarm.training.run.run_file import load_run
 from swarm.training.run.run_model import check_model
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.checkpoint import Checkpoint, load_newest, load_step, steps_in
-from swarm.training.state.export import export_hf
+from swarm.training.state.export import export_hf, fetch_state
 from swarm.training.state.replica_state import ReplicaState
 from swarm_protocol.errors import ConfigError, RoundError
 from swarm_protocol.identity import Identity

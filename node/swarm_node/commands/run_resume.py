@@ -9,7 +9,7 @@ from pathlib import Path
 from swarm.network.interface import Network
 from swarm.training.round.round_state import short
 from swarm.training.run.resume import RunSurvey, deliver, sign_order, survey
-from swarm.training.run.run_file import load_run
+from swarm.training.run.run_file import read_signed
 from swarm.training.run.signed_run import SignedRun
 from swarm_protocol.errors import ConfigError, PeerUnreachable
 from swarm_protocol.identity import Identity, check_peer_id
@@ -40,7 +40,7 @@ def resume_run(asked: ResumeRequest, config: Config, emitter: Emitter) -> int:
     PeerUnreachable if no member took the order.
     """
     diagnostics.quieten_libraries()
-    run = load_run(asked.path)
+    run = read_signed(asked.path)
     named = read_members(asked.members) if asked.members else ()
     interrupts.raise_in_command()
     return asyncio.run(_resume(run, asked, named, config, emitter))

@@ -1,4 +1,4 @@
-"""What an outsider can do with a run: find its newest certified state, fetch it, and resume the run from it.
+"""What an outsider can do with a run: find its newest certified state, and resume the run from it.
 
 The run's author can let some members go on from a state without the others: `survey` finds the state, `sign_order`
 signs an order, and `deliver` sends it. `docs/one-history.md` says what that costs if the others still train
@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import torch
 from swarm_protocol.errors import ConfigError, PeerTimeout, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Certificate, ResumeOrder, Standing, StandingRequest
@@ -21,9 +19,6 @@ from swarm.network.interface import Network
 from swarm.training.round.certificate import Notary, Proof, most_supported, whom_to_ask
 from swarm.training.round.methods import Methods
 from swarm.training.run.signed_run import SignedRun
-from swarm.training.state.replica import HashedState
-from swarm.training.state.replica_state import ReplicaState
-from swarm.training.state.state_transfer import Fetcher
 
 CALL_TIMEOUT_S = 5.0
 
@@ -130,15 +125,3 @@ async def deliver(network: Network, run: SignedRun, certificate: bytes, peers: C
         for peer in peers:
             tasks.create_task(give(peer))
     return answers
-
-
-async def fetch_state(network: Network, run: SignedRun, found: RunSurvey, num_values: int) -> ReplicaState:
-    """Fetch the surveyed state from its holders, checked against its certificate. It has `num_values` parameters.
-
-    Raises RoundError if they do not give it, for example because they have gone on.
-    """
-    with ThreadPoolExecutor(1, thread_name_prefix="swarm-fetch") as executor:
-        fetcher = Fetcher(network, Methods(run.run_id), executor)
-        blank = HashedState.of(ReplicaState.initial(torch.zeros(num_values)))
-        digest = found.proof.outcome.state_digest
-        return (await fetcher.state(digest, found.holders, [blank])).held.state

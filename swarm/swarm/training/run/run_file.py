@@ -26,7 +26,6 @@ from swarm_protocol.errors import ConfigError, IntegrityError
 from swarm_protocol.identity import Identity
 
 from swarm.training.run.run_config import ABOUT, RunConfig
-from swarm.training.run.run_model import check_model
 from swarm.training.run.signed_run import (
     MAX_RUN_FILE_BYTES,
     SignedRun,
@@ -53,7 +52,7 @@ _HEAD = """\
 
 def sign_run(config: RunConfig, identity: Identity, *, issued_at: int) -> SignedRun:
     """Sign `config` at `issued_at`, in Unix seconds. Raises ConfigError if the model cannot be built."""
-    check_model(config)
+    _check_model(config)
     return sign_mapping(config, config.to_mapping(), identity, issued_at)
 
 
@@ -103,7 +102,7 @@ def sign_file(
             text = with_value(text, table, key, value)
             mapping[table] = {**mapping[table], key: value}
     config = RunConfig.from_mapping(mapping)
-    check_model(config)
+    _check_model(config)
     issued_at = int(time.time()) if issued_at is None else issued_at
     run = sign_mapping(config, mapping, identity, issued_at)
     signed = with_signature(text, signature_table(run))
@@ -157,17 +156,28 @@ def load_run(path: Path) -> SignedRun:
     return _checked(parse_text(_read(path), path), path)
 
 
+def read_signed(path: Path) -> SignedRun:
+    """Read a signed run file without torch: raises as `load_run`, but not for a model that cannot be built."""
+    return verify_mapping(parse_text(_read(path), path), path)
+
+
 def _checked(mapping: dict[str, Any], path: Path) -> SignedRun:
     """The signed run in a file's parsed contents. Raises as `load_run`."""
     run = verify_mapping(mapping, path)
-    check_model(run.config)
+    _check_model(run.config)
     return run
 
 
 def _config_of(mapping: Mapping[str, Any]) -> RunConfig:
     config = RunConfig.from_mapping(without_signature(mapping))
-    check_model(config)
+    _check_model(config)
     return config
+
+
+def _check_model(config: RunConfig) -> None:
+    from swarm.training.run.run_model import check_model  # noqa: PLC0415 - brings torch, which edits do not need
+
+    check_model(config)
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -1,16 +1,23 @@
 """Checks of single values from a peer: text, names, addresses, numbers, digests.
 
-Each check raises ValueError with the field's name and returns the value, typed. Dataclasses call them in
-`__post_init__`; `wire.decode` turns the ValueError into PeerViolation. Peer ids are checked by
+Each check raises ValueError with the field's name and returns the value, typed. A dataclass that is `Checked` names the
+checks in the annotations of its fields; `wire.decode` turns the ValueError into PeerViolation. Peer ids are checked by
 `identity.check_peer_id`, bounds are in `limits`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from inspect import get_annotations
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from swarm_protocol import limits
+
+Check: TypeAlias = Callable[[Any, str], object]
+"""A check of a value of the field with that name."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@+-]*(/[A-Za-z0-9_][A-Za-z0-9._:@+-]*)*")
 _ADDR = re.compile(r"(/[A-Za-z0-9._:%-]+)+")
@@ -83,3 +90,139 @@ def check_count(values: object, field: str, *, max_items: int) -> None:
         raise ValueError(f"{field} is not a tuple of at most {max_items} items")
     if len(set(values)) != len(values):
         raise ValueError(f"{field} names something twice")
+
+
+# for annotations, as in `Annotated[int, whole(9)]`; what fails is looked at again by the check above that says why
+
+
+def whole(high: int, low: int = 0) -> Check:
+    """Return the check of a whole number in `[low, high]`."""
+
+    def check(value: Any, field: str) -> None:
+        if type(value) is not int or not low <= value <= high:
+            check_int(value, field, low=low, high=high)
+
+    return check
+
+
+def number(high: float, low: float = 0.0) -> Check:
+    """Return the check of a number in `[low, high]`."""
+
+    def check(value: Any, field: str) -> None:
+        if type(value) is not float or not low <= value <= high:
+            check_float(value, field, low=low, high=high)
+
+    return check
+
+
+def one_of(choices: Collection[str]) -> Check:
+    """Return the check of one of these texts."""
+    allowed = frozenset(choices)
+
+    def check(value: Any, field: str) -> None:
+        if type(value) is not str or value not in allowed:
+            check_choice(value, field, choices)
+
+    return check
+
+
+def sized(num_bytes: int) -> Check:
+    """Return the check of so many bytes."""
+
+    def check(value: Any, field: str) -> None:
+        if type(value) is not bytes or len(value) != num_bytes:
+            raise ValueError(f"{field} is not {num_bytes} bytes")
+
+    return check
+
+
+def one_line(max_chars: int, *, empty: bool = True) -> Check:
+    """Return the check of one line of printable text."""
+    return partial(check_text, max_chars=max_chars, empty=empty)
+
+
+def named(max_bytes: int) -> Check:
+    """Return the check of a name that machines use."""
+    return partial(check_name, max_bytes=max_bytes)
+
+
+def distinct(max_items: int) -> Check:
+    """Return the check of a tuple of at most so many items, no two of them equal."""
+    return partial(check_count, max_items=max_items)
+
+
+def up_to(max_items: int) -> Check:
+    """Return the check of at most so many items, which may be equal."""
+
+    def check(values: Any, field: str) -> None:
+        if len(values) > max_items:
+            raise ValueError(f"{field} has {len(values)} items, more than {max_items}")
+
+    return check
+
+
+Name: TypeAlias = Annotated[str, check_name]
+Addr: TypeAlias = Annotated[str, check_addr]
+Digest: TypeAlias = Annotated[bytes, check_digest]
+
+
+def made_function(name: str, parameters: str, lines: Sequence[str], names: Mapping[str, Any]) -> Any:
+    """Compile a function, as dataclasses make theirs. Its lines are of our classes' fields, and never a peer's text."""
+    namespace = dict(names)
+    exec("\n    ".join([f"def {name}({parameters}):", *(lines or ["pass"])]), namespace)  # noqa: S102
+    return namespace[name]
+
+
+class Checked:
+    """Base class of a frozen dataclass that checks each field as its annotation says. Raises ValueError.
+
+    `Annotated[int, whole(9)]` is a checked field, a tuple's items are checked one by one, a Literal has one of its
+    values, and None is not checked where the annotation allows it. What concerns several fields is for an own
+    `__post_init__`, which runs after these checks.
+    """
+
+    __slots__ = ()
+    __post_init__: Callable[[Any], None]
+
+    def __init_subclass__(cls) -> None:
+        own = cls.__dict__.get("__post_init__")
+        if getattr(own, "__name__", "") != "_check_fields":  # slots make a class twice
+            checks = {field: check for field, hint in hints_of(cls).items() if (check := _check_of(hint))}
+            lines = [f"check_{field}(self.{field}, {field!r})" for field in checks]
+            names = {f"check_{field}": check for field, check in checks.items()} | {"own": own}
+            lines += ["own(self)"] if own else []
+            cls.__post_init__ = made_function("_check_fields", "self", lines, names)
+
+
+def hints_of(value_type: Any) -> dict[str, Any]:
+    """Return the annotations of a class's own fields, in which names are those of its module alone."""
+    return get_annotations(value_type, locals={}, eval_str=True)
+
+
+def _check_of(hint: Any) -> Check | None:
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return one_of(inner)
+    if origin is Annotated:
+        checks = [check for check in (*hint.__metadata__, _check_of(inner[0])) if check is not None]
+        return checks[0] if len(checks) == 1 else partial(_check_all, checks=checks)
+    if origin in (Union, UnionType) and inner[1:] == (type(None),) and (check := _check_of(inner[0])):
+        return partial(_check_known, check=check)
+    if origin is tuple and inner[1:] == (Ellipsis,) and (check := _check_of(inner[0])):
+        return partial(_check_items, check=check)
+    return None
+
+
+def _check_all(value: Any, field: str, *, checks: Collection[Check]) -> None:
+    for check in checks:
+        check(value, field)
+
+
+def _check_known(value: Any, field: str, *, check: Check) -> None:
+    if value is not None:
+        check(value, field)
+
+
+def _check_items(values: Collection[Any], field: str, *, check: Check) -> None:
+    for value in values:
+        check(value, field)

@@ -7,16 +7,17 @@ received.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from swarm_protocol import limits, wire
 from swarm_protocol.checks import check_int
 from swarm_protocol.proto import session_pb2
 from swarm_protocol.rows import Data, Rows
-from swarm_protocol.sampler import Grammar, Sampler
+from swarm_protocol.sampler import Sampler
 from swarm_protocol.session_frames import (
     PAGE_KEY_BYTES,
     AllowHandover,
@@ -31,12 +32,10 @@ from swarm_protocol.session_frames import (
     SampledToken,
     SequenceEnded,
     SequenceReady,
-    SequenceRef,
     ServerLeaving,
     Spent,
     StepRequest,
     StepResult,
-    TokenDraw,
 )
 
 _Frame: TypeAlias = session_pb2.Frame
@@ -54,8 +53,8 @@ class Frames:
     def to_bytes(self) -> bytes:
         message, payloads = session_pb2.Frames(), list[Data]()
         for frame in self.frames:
-            kind, fill = _FILLS[type(frame)]
-            fill(getattr(message.frames.add(), kind), frame)
+            kind, write = _WRITERS[type(frame)]
+            write(getattr(message.frames.add(), kind), frame)
             if isinstance(frame, StepRequest | Push | StepResult) and frame.rows is not None:
                 payloads.append(frame.rows.payload)
         return wire.encode_with_payloads(message, payloads)
@@ -90,107 +89,6 @@ def _sampler_bytes(sampler: Sampler | None) -> int:
     return len(sampler.prompt_ids) + 16 * len(sampler.bias_ids) + grammar + limits.FRAME_BYTES
 
 
-# --- to protobuf; by hand, for there may be thousands a second -------------------------------------------------------
-
-
-def _fill_step(sent: _Frame.StepRequest | _Frame.Push, step: StepRequest | Push) -> None:
-    sent.sequence_id = step.sequence_id
-    sent.position = step.position
-    sent.want = step.want
-    if step.draw is not None:
-        _fill_draw(sent.draw, step.draw)
-    _fill_rows(sent.rows, step.rows)
-    if isinstance(step, Push):
-        sent.client_peer_id = step.client_peer_id  # type: ignore[union-attr]
-        sent.source_id = step.source_id  # type: ignore[union-attr]
-        sent.upstream_ms.extend(chain.from_iterable(step.upstream_ms))  # type: ignore[union-attr]
-    else:
-        sent.forward = step.forward  # type: ignore[union-attr]
-
-
-def _fill_draw(sent: _Frame.TokenDraw, draw: TokenDraw) -> None:
-    sent.SetInParent()
-    sent.temperature = draw.temperature
-    sent.top_p = draw.top_p
-    sent.top_k = draw.top_k
-    sent.seed = draw.seed
-    sent.index = draw.index
-    sent.ahead = draw.ahead
-    sent.min_p = draw.min_p
-    if draw.num_logprobs is not None:
-        sent.num_logprobs = draw.num_logprobs
-
-
-def _fill_result(sent: _Frame.StepResult, result: StepResult) -> None:
-    sent.sequence_id = result.sequence_id
-    sent.position = result.position
-    sent.compute_ms = result.compute_ms
-    sent.queue_ms = result.queue_ms
-    sent.batch_size = result.batch_size
-    sent.push_failed = result.push_failed
-    sent.codec_error = result.codec_error
-    sent.passed_on = result.passed_on
-    sent.looped = result.looped
-    sent.num_links = result.num_links
-    sent.upstream_ms.extend(chain.from_iterable(result.upstream_ms))
-    if (token := result.token) is not None:
-        sent.token.token_id = token.token_id
-        if token.logprob is not None:
-            sent.token.logprob = token.logprob
-        if token.top:
-            sent.token.top_ids.extend(token_id for token_id, _ in token.top)
-            sent.token.top_logprobs.extend(logprob for _, logprob in token.top)
-    if result.rows is not None:
-        _fill_rows(sent.rows, result.rows)
-
-
-def _fill_rows(sent: _Frame.Rows, rows: Rows) -> None:
-    sent.codec = rows.codec
-    sent.num_rows = rows.num_rows
-    sent.num_columns = rows.num_columns
-
-
-def _fill_open(sent: _Frame.OpenSequence, opened: OpenSequence) -> None:
-    sent.sequence_id, sent.session_id, sent.revision = opened.sequence_id, opened.session_id, opened.revision
-    sent.start, sent.end, sent.max_tokens = opened.start, opened.end, opened.max_tokens
-    sent.codec = opened.codec
-    sent.page_keys = b"".join(opened.page_keys)
-    if opened.previous is not None:
-        _copy(sent.previous, opened.previous)
-    if opened.next is not None:
-        _copy(sent.next, opened.next)
-    if opened.take_over is not None:
-        _copy(sent.take_over, opened.take_over)
-    if opened.sampler is not None:
-        _copy(sent.sampler, opened.sampler)
-
-
-def _copy(sent: Any, value: Any) -> None:
-    sent.CopyFrom(wire.fill(type(sent), value))
-    # a message without a set field is one that is there
-    sent.SetInParent()
-
-
-_FILLS: dict[type[Any], tuple[str, Callable[[Any, Any], None]]] = {
-    OpenSequence: ("open", _fill_open),
-    StepRequest: ("step", _fill_step),
-    LinkUpdate: ("link", _copy),
-    AllowHandover: ("hand", _copy),
-    AnswerTokens: ("drawn", _copy),
-    CloseSequence: ("close", _copy),
-    SequenceReady: ("ready", _copy),
-    StepResult: ("result", _fill_result),
-    LinkAck: ("linked", _copy),
-    SequenceEnded: ("ended", _copy),
-    ServerLeaving: ("leaving", _copy),
-    Push: ("push", _fill_step),
-    PushRefused: ("push_refused", _copy),
-}
-
-
-# --- from protobuf ---------------------------------------------------------------------------------------------------
-
-
 class _Payload:
     """Hand out the bytes that follow the header, in the order of the frames."""
 
@@ -219,79 +117,32 @@ def _frames(sent: session_pb2.Frames, data: memoryview) -> Frames:
 
 def _frame(sent: _Frame, payload: _Payload) -> Frame:
     kind = sent.WhichOneof("kind")
-    match kind:
-        case "step":
-            return _step(sent.step, payload)
-        case "push":
-            return _push(sent.push, payload)
-        case "result":
-            return _result(sent.result, payload)
-        case None:
-            raise ValueError("a frame is of no known kind")
-    frame: Frame = _BUILDS[kind](getattr(sent, kind))
-    return frame
+    if kind is None:
+        raise ValueError("a frame is of no known kind")
+    content, read = getattr(sent, kind), _READERS[kind]
+    if kind in ("step", "push"):
+        return read(content, payload.rows(content.rows))
+    if kind == "result":
+        return read(content, payload.rows(content.rows) if content.HasField("rows") else None)
+    return read(content)
 
 
-def _step(sent: _Frame.StepRequest, payload: _Payload) -> StepRequest:
-    return StepRequest(
-        sequence_id=sent.sequence_id,
-        position=sent.position,
-        want=sent.want,
-        forward=sent.forward,
-        draw=_draw(sent.draw) if sent.HasField("draw") else None,
-        rows=payload.rows(sent.rows),
-    )
+def _write_rows(sent: _Frame.Rows, rows: Rows) -> None:
+    sent.codec = rows.codec
+    sent.num_rows = rows.num_rows
+    sent.num_columns = rows.num_columns
 
 
-def _push(sent: _Frame.Push, payload: _Payload) -> Push:
-    return Push(
-        client_peer_id=sent.client_peer_id,
-        sequence_id=sent.sequence_id,
-        position=sent.position,
-        want=sent.want,
-        draw=_draw(sent.draw) if sent.HasField("draw") else None,
-        rows=payload.rows(sent.rows),
-        source_id=sent.source_id,
-        upstream_ms=_pairs(sent.upstream_ms),
-    )
+def _write_token(sent: _Frame.SampledToken, token: SampledToken) -> None:
+    sent.token_id = token.token_id
+    if token.logprob is not None:
+        sent.logprob = token.logprob
+    if token.top:
+        sent.top_ids.extend(token_id for token_id, _ in token.top)
+        sent.top_logprobs.extend(logprob for _, logprob in token.top)
 
 
-def _result(sent: _Frame.StepResult, payload: _Payload) -> StepResult:
-    return StepResult(
-        sequence_id=sent.sequence_id,
-        position=sent.position,
-        compute_ms=sent.compute_ms,
-        queue_ms=sent.queue_ms,
-        batch_size=sent.batch_size,
-        push_failed=sent.push_failed,
-        codec_error=sent.codec_error,
-        token=_sampled_token(sent.token) if sent.HasField("token") else None,
-        rows=payload.rows(sent.rows) if sent.HasField("rows") else None,
-        passed_on=sent.passed_on,
-        looped=sent.looped,
-        num_links=sent.num_links,
-        upstream_ms=_pairs(sent.upstream_ms),
-    )
-
-
-def _pairs(upstream_ms: Sequence[float]) -> tuple[Spent, ...]:
-    return tuple(zip(upstream_ms[::2], upstream_ms[1::2], strict=True))
-
-
-def _draw(sent: _Frame.TokenDraw) -> TokenDraw:
-    return TokenDraw(
-        temperature=sent.temperature,
-        top_p=sent.top_p,
-        top_k=sent.top_k,
-        seed=sent.seed,
-        index=sent.index,
-        num_logprobs=sent.num_logprobs if sent.HasField("num_logprobs") else None,
-        ahead=sent.ahead,
-        min_p=sent.min_p,
-    )
-
-
-def _sampled_token(sent: _Frame.SampledToken) -> SampledToken:
+def _read_token(sent: _Frame.SampledToken) -> SampledToken:
     return SampledToken(
         token_id=sent.token_id,
         logprob=sent.logprob if sent.HasField("logprob") else None,
@@ -299,32 +150,44 @@ def _sampled_token(sent: _Frame.SampledToken) -> SampledToken:
     )
 
 
-def _page_keys(keys: bytes) -> tuple[bytes, ...]:
+def _read_pairs(upstream_ms: Sequence[float]) -> tuple[Spent, ...]:
+    return tuple(zip(upstream_ms[::2], upstream_ms[1::2], strict=True))
+
+
+def _read_page_keys(keys: bytes) -> tuple[bytes, ...]:
     if len(keys) % PAGE_KEY_BYTES:
         raise ValueError(f"page_keys are not {PAGE_KEY_BYTES} bytes each")
     return tuple([keys[at : at + PAGE_KEY_BYTES] for at in range(0, len(keys), PAGE_KEY_BYTES)])
 
 
-_sequence_ref = wire.flat(SequenceRef)
-_sampler = wire.flat(Sampler, {"grammar": wire.flat(Grammar)})
-_BUILDS: dict[str, Callable[[Any], Any]] = {
-    "open": wire.flat(
-        OpenSequence,
-        {
-            "page_keys": _page_keys,
-            "previous": _sequence_ref,
-            "next": _sequence_ref,
-            "take_over": _sequence_ref,
-            "sampler": _sampler,
-        },
-    ),
-    "link": wire.flat(LinkUpdate, {"previous": _sequence_ref, "next": _sequence_ref}),
-    "hand": wire.flat(AllowHandover),
-    "drawn": wire.flat(AnswerTokens),
-    "close": wire.flat(CloseSequence),
-    "ready": wire.flat(SequenceReady),
-    "linked": wire.flat(LinkAck),
-    "ended": wire.flat(SequenceEnded),
-    "leaving": wire.flat(ServerLeaving),
-    "push_refused": wire.flat(PushRefused),
-}
+_KINDS: Mapping[str, type[Frame]] = MappingProxyType(
+    {
+        "open": OpenSequence,
+        "step": StepRequest,
+        "link": LinkUpdate,
+        "hand": AllowHandover,
+        "drawn": AnswerTokens,
+        "close": CloseSequence,
+        "ready": SequenceReady,
+        "result": StepResult,
+        "linked": LinkAck,
+        "ended": SequenceEnded,
+        "leaving": ServerLeaving,
+        "push": Push,
+        "push_refused": PushRefused,
+    }
+)
+_FORMS: wire.Forms = MappingProxyType(
+    {
+        "rows": wire.FieldForm(_write_rows, None),  # its numbers are among the payloads
+        "token": wire.FieldForm(_write_token, _read_token),
+        "upstream_ms": wire.FieldForm(chain.from_iterable, _read_pairs),
+        "page_keys": wire.FieldForm(b"".join, _read_page_keys),
+    }
+)
+_WRITERS: dict[type[Any], tuple[str, Callable[[Any, Any], None]]] = {}
+_READERS: dict[str, Callable[..., Frame]] = {}
+for _kind, _frame_type in _KINDS.items():
+    _descriptor = session_pb2.Frame.DESCRIPTOR.fields_by_name[_kind].message_type
+    _WRITERS[_frame_type] = _kind, wire.writer(_frame_type, _descriptor, _FORMS)
+    _READERS[_kind] = wire.reader(_frame_type, _descriptor, _FORMS)

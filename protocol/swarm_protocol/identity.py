@@ -15,6 +15,7 @@ import stat
 import tempfile
 from functools import lru_cache
 from pathlib import Path
+from typing import Annotated, TypeAlias
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -132,12 +133,16 @@ def public_key_of(peer_id: str) -> bytes:
     return key
 
 
-def check_peer_id(text: object) -> str:
+def check_peer_id(text: object, _field: str = "") -> str:
     """`text` if it is an Ed25519 peer id, 12D3KooW…. Raises ValueError."""
     if not isinstance(text, str) or len(text) != _PEER_ID_CHARS:
         raise ValueError(_not_a_peer_id(str(text)))
     public_key_of(text)
     return text
+
+
+PeerId: TypeAlias = Annotated[str, check_peer_id]
+"""The annotation of a field that is checked, see `swarm_protocol.checks.Checked`."""
 
 
 def _not_a_peer_id(text: str) -> str:

@@ -6,9 +6,11 @@ Settings of a single draw (temperature, cuts, seed) are a TokenDraw of `session_
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, TypeAlias
 
 from swarm_protocol import limits
-from swarm_protocol.checks import check_choice, check_float, check_int
+from swarm_protocol.checks import Checked, number, one_of, up_to, whole
 
 TOKEN_ID_BYTES = 4
 GRAMMAR_KINDS = ("json_schema", "lark")
@@ -22,54 +24,46 @@ def check_token_ids(value: bytes, field: str, *, most: int) -> bytes:
     return value
 
 
+TokenId: TypeAlias = Annotated[int, whole(limits.MAX_VOCAB - 1)]
+Penalty: TypeAlias = Annotated[float, number(limits.MAX_PENALTY, low=-limits.MAX_PENALTY)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grammar:
+class Grammar(Checked):
     """A constraint on the text of an answer: a JSON schema, or a grammar in llguidance's dialect of Lark."""
 
-    kind: str
+    kind: Annotated[str, one_of(GRAMMAR_KINDS)]
     text: str
 
     def __post_init__(self) -> None:
-        check_choice(self.kind, "kind of grammar", GRAMMAR_KINDS)
         num_bytes = len(self.text.encode(errors="surrogatepass"))
         if not 0 < num_bytes <= limits.MAX_GRAMMAR_BYTES:
             raise ValueError(f"the grammar has {num_bytes} bytes, and may have 1 to {limits.MAX_GRAMMAR_BYTES}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampler:
+class Sampler(Checked):
     """The penalties count the tokens of the answer so far; `repetition_penalty` counts those of `prompt_ids`, too.
 
     `end_ids` end the answer: they are not drawn among its first `min_tokens`, and with a grammar only where it is
     fulfilled. `bias_values` are added to the logits of `bias_ids`.
     """
 
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    prompt_ids: bytes = b""
-    bias_ids: tuple[int, ...] = ()
-    bias_values: tuple[float, ...] = ()
-    end_ids: tuple[int, ...] = ()
-    min_tokens: int = 0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, number(limits.MAX_REPETITION_PENALTY)] = 1.0
+    prompt_ids: Annotated[bytes, partial(check_token_ids, most=limits.MAX_VOCAB)] = b""
+    bias_ids: Annotated[tuple[TokenId, ...], up_to(limits.MAX_BIASES)] = ()
+    bias_values: tuple[Annotated[float, number(limits.MAX_BIAS, low=-limits.MAX_BIAS)], ...] = ()
+    end_ids: Annotated[tuple[TokenId, ...], up_to(limits.MAX_END_IDS)] = ()
+    min_tokens: Annotated[int, whole(limits.MAX_SESSION_TOKENS)] = 0
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
-        for field in ("presence_penalty", "frequency_penalty"):
-            check_float(getattr(self, field), field, low=-limits.MAX_PENALTY, high=limits.MAX_PENALTY)
-        check_float(self.repetition_penalty, "repetition_penalty", high=limits.MAX_REPETITION_PENALTY)
         if not self.repetition_penalty:
             raise ValueError("repetition_penalty is 0")
-        check_token_ids(self.prompt_ids, "prompt_ids", most=limits.MAX_VOCAB)
-        if not len(self.bias_ids) == len(self.bias_values) <= limits.MAX_BIASES:
+        if len(self.bias_ids) != len(self.bias_values):
             raise ValueError(f"{len(self.bias_ids)} biased tokens, and {len(self.bias_values)} biases")
-        for value in self.bias_values:
-            check_float(value, "bias_values", low=-limits.MAX_BIAS, high=limits.MAX_BIAS)
-        if len(self.end_ids) > limits.MAX_END_IDS:
-            raise ValueError(f"end_ids has {len(self.end_ids)} items, more than {limits.MAX_END_IDS}")
-        for token_id in (*self.bias_ids, *self.end_ids):
-            check_int(token_id, "a token id", high=limits.MAX_VOCAB - 1)
-        check_int(self.min_tokens, "min_tokens", high=limits.MAX_SESSION_TOKENS)
         if self.grammar is not None and not self.end_ids:
             raise ValueError("a grammar needs end_ids: nothing else can end the answer")
         if self.grammar is not None and self.min_tokens:

@@ -10,13 +10,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from swarm_protocol import limits, wire
-from swarm_protocol.checks import check_choice, check_float, check_int, check_name, check_text
-from swarm_protocol.identity import check_peer_id
+from swarm_protocol.checks import Checked, Name, check_int, check_text, number, one_of, up_to, whole
+from swarm_protocol.identity import PeerId
 from swarm_protocol.proto import forward_pb2, serving_pb2, session_pb2
 from swarm_protocol.rows import Rows
-from swarm_protocol.session_frames import check_sequence_id
+from swarm_protocol.session_frames import FirstBlock, Position, Revision, SequenceId
 
 FILES_METHOD = "serving.files"
 """A call: FilesRequest / FilesResponse. The model's name follows after a slash."""
@@ -29,23 +30,17 @@ class FilesRequest(wire.WireMessage):
     PROTO = serving_pb2.FilesRequest
     MAX_BYTES = limits.MAX_OPEN_BYTES
 
-    model: str
-
-    def __post_init__(self) -> None:
-        check_name(self.model, "model")
+    model: Name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilesResponse:
+class FilesResponse(Checked):
     """The small files of the checkpoint `revision`, by name."""
 
-    revision: str
-    files: dict[str, bytes]
+    revision: Revision
+    files: Annotated[dict[str, bytes], up_to(limits.MAX_MODEL_FILES)]
 
     def __post_init__(self) -> None:
-        check_name(self.revision, "revision", max_bytes=limits.MAX_REVISION_BYTES)
-        if len(self.files) > limits.MAX_MODEL_FILES:
-            raise ValueError(f"files has {len(self.files)} items, more than {limits.MAX_MODEL_FILES}")
         for name, payload in self.files.items():
             check_text(name, "file name", max_chars=limits.MAX_NAME_BYTES, empty=False)
             if len(payload) > limits.MAX_MODEL_FILE_BYTES:
@@ -82,15 +77,12 @@ class KvRequest(wire.WireMessage):
     PROTO = session_pb2.KvRequest
     MAX_BYTES = limits.MAX_OPEN_BYTES
 
-    client_peer_id: str
-    sequence_id: bytes
-    start: int
+    client_peer_id: PeerId
+    sequence_id: SequenceId
+    start: FirstBlock
     end: int
 
     def __post_init__(self) -> None:
-        check_peer_id(self.client_peer_id)
-        check_sequence_id(self.sequence_id)
-        check_int(self.start, "start", high=limits.MAX_BLOCKS - 1)
         check_int(self.end, "end", low=self.start + 1, high=limits.MAX_BLOCKS)
 
 
@@ -101,10 +93,7 @@ class KvHeader(wire.WireMessage):
     PROTO = session_pb2.KvHeader
     MAX_BYTES = limits.MAX_OPEN_BYTES
 
-    length: int
-
-    def __post_init__(self) -> None:
-        check_int(self.length, "length", high=limits.MAX_SESSION_TOKENS)
+    length: Position
 
 
 FORWARD_METHOD = "serving.forward"
@@ -122,24 +111,19 @@ class Compute(wire.WireMessage):
     PROTO = forward_pb2.Compute
     MAX_BYTES = limits.MAX_OPEN_BYTES
 
-    revision: str
-    start: int
+    revision: Revision
+    start: FirstBlock
     end: int
     num_sequences: int
-    num_positions: int
+    num_positions: Annotated[int, whole(limits.MAX_SESSION_TOKENS, low=1)]
     of_tokens: bool
     head: bool
-    codec: str
-    deadline_s: float
+    codec: Annotated[str, one_of(FORWARD_CODECS)]
+    deadline_s: Annotated[float, number(limits.MAX_STEP_MS / 1000)]
 
     def __post_init__(self) -> None:
-        check_name(self.revision, "revision", max_bytes=limits.MAX_REVISION_BYTES)
-        check_int(self.start, "start", high=limits.MAX_BLOCKS - 1)
         check_int(self.end, "end", low=self.start + 1 if self.start else 0, high=limits.MAX_BLOCKS)
-        check_int(self.num_positions, "num_positions", low=1, high=limits.MAX_SESSION_TOKENS)
         check_int(self.num_sequences, "num_sequences", low=1, high=limits.MAX_FORWARD_ROWS // self.num_positions)
-        check_choice(self.codec, "codec", FORWARD_CODECS)
-        check_float(self.deadline_s, "deadline_s", high=limits.MAX_STEP_MS / 1000)
         if self.of_tokens and self.start:
             raise ValueError("token ids are for the first block")
         if not (self.end or self.of_tokens):

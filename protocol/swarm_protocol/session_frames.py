@@ -8,13 +8,24 @@ them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
+from typing import Annotated, Literal, TypeAlias
 
 from swarm_protocol import limits
-from swarm_protocol.checks import check_choice, check_float, check_int, check_name
+from swarm_protocol.checks import (
+    Checked,
+    check_float,
+    check_int,
+    named,
+    number,
+    one_of,
+    sized,
+    up_to,
+    whole,
+)
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.failure_messages import decode_failure
-from swarm_protocol.identity import check_peer_id
+from swarm_protocol.identity import PeerId
 from swarm_protocol.rows import CODECS, Rows
 from swarm_protocol.sampler import Sampler, check_token_ids
 
@@ -24,72 +35,78 @@ SESSION_METHOD = "serving.lane"
 Spent: TypeAlias = tuple[float, float]
 """Milliseconds that a step was computed, and that it waited for its turn."""
 
-WANTS = ("nothing", "last", "all", "token")
 PAGE_KEY_BYTES = 16
 
 
-def check_sequence_id(value: object) -> bytes:
-    if not (isinstance(value, bytes) and len(value) == limits.SEQUENCE_ID_BYTES):
-        raise ValueError(f"sequence_id is not {limits.SEQUENCE_ID_BYTES} bytes")
-    return value
+SequenceId: TypeAlias = Annotated[bytes, sized(limits.SEQUENCE_ID_BYTES)]
+Position: TypeAlias = Annotated[int, whole(limits.MAX_SESSION_TOKENS)]
+Revision: TypeAlias = Annotated[str, named(limits.MAX_REVISION_BYTES)]
+FirstBlock: TypeAlias = Annotated[int, whole(limits.MAX_BLOCKS - 1)]
+StepMs: TypeAlias = Annotated[float, number(limits.MAX_STEP_MS)]
+TokenId: TypeAlias = Annotated[int, whole(2**31 - 1)]
+Logprob: TypeAlias = Annotated[float, number(limits.MAX_LOGPROB, low=-limits.MAX_LOGPROB)]
+PageKey: TypeAlias = Annotated[bytes, sized(PAGE_KEY_BYTES)]
+Want: TypeAlias = Literal["nothing", "last", "all", "token"]
+
+
+def check_failure(failure: bytes, field: str) -> None:
+    """Raises ValueError. The content is checked when it is decoded."""
+    if not 0 < len(failure) <= limits.MAX_FAILURE_BYTES:
+        raise ValueError(f"{field} has {len(failure)} bytes")
+
+
+def check_upstream(upstream_ms: tuple[Spent, ...], field: str) -> None:
+    """Raises ValueError. Two servers may have taken the same time."""
+    if len(upstream_ms) > limits.MAX_UPSTREAM:
+        raise ValueError(f"{field} is of {len(upstream_ms)} servers, more than {limits.MAX_UPSTREAM}")
+    for spent in upstream_ms:
+        for part_ms in spent:
+            check_float(part_ms, field, high=limits.MAX_STEP_MS)
+
+
+Failure: TypeAlias = Annotated[bytes, check_failure]
+Upstream: TypeAlias = Annotated[tuple[Spent, ...], check_upstream]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceRef:
+class SequenceRef(Checked):
     """A sequence of the same client on another peer."""
 
-    peer_id: str
-    sequence_id: bytes
-
-    def __post_init__(self) -> None:
-        check_peer_id(self.peer_id)
-        check_sequence_id(self.sequence_id)
+    peer_id: PeerId
+    sequence_id: SequenceId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenDraw:
+class TokenDraw(Checked):
     """How to draw a token: the draw at `index`, with the `num_logprobs` likeliest tokens, or None for no probabilities.
 
     `ahead` more tokens may be drawn after it without being asked for, each of them the next input.
     """
 
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int = 0
-    index: int = 0
-    num_logprobs: int | None = None
+    temperature: Annotated[float, number(limits.MAX_TEMPERATURE)] = 0.0
+    top_p: Annotated[float, number(1.0)] = 1.0
+    top_k: Annotated[int, whole(2**31 - 1)] = 0
+    seed: Annotated[int, whole(2**63 - 1, low=-(2**63) + 1)] = 0
+    index: Position = 0
+    num_logprobs: Annotated[int, whole(limits.MAX_LOGPROBS)] | None = None
     ahead: int = 0
-    min_p: float = 0.0
+    min_p: Annotated[float, number(1.0)] = 0.0
 
     def __post_init__(self) -> None:
-        check_float(self.temperature, "temperature", high=limits.MAX_TEMPERATURE)
-        check_float(self.min_p, "min_p", high=1.0)
-        check_float(self.top_p, "top_p", high=1.0)
         if not self.top_p:
             raise ValueError("top_p is 0")
-        check_int(self.top_k, "top_k", high=2**31 - 1)
-        check_int(self.seed, "seed", low=-(2**63) + 1, high=2**63 - 1)
-        check_int(self.index, "index", high=limits.MAX_SESSION_TOKENS)
-        if self.num_logprobs is not None:
-            check_int(self.num_logprobs, "num_logprobs", high=limits.MAX_LOGPROBS)
         check_int(self.ahead, "ahead", high=limits.MAX_SESSION_TOKENS - self.index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampledToken:
+class SampledToken(Checked):
     """The token that was drawn. `logprob` is its natural logarithmic probability if asked for, `top` the likeliest."""
 
-    token_id: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
+    token_id: TokenId
+    logprob: Logprob | None = None
+    top: Annotated[tuple[tuple[int, float], ...], up_to(limits.MAX_LOGPROBS)] = ()
 
     def __post_init__(self) -> None:
-        check_int(self.token_id, "token_id", high=2**31 - 1)
-        if self.logprob is not None:
-            check_float(self.logprob, "logprob", low=-limits.MAX_LOGPROB, high=limits.MAX_LOGPROB)
-        if len(self.top) > limits.MAX_LOGPROBS:
-            raise ValueError(f"top has {len(self.top)} items, more than {limits.MAX_LOGPROBS}")
         for token_id, logprob in self.top:
             check_int(token_id, "top_ids", high=2**31 - 1)
             check_float(logprob, "top_logprobs", low=-limits.MAX_LOGPROB, high=limits.MAX_LOGPROB)
@@ -99,7 +116,7 @@ class SampledToken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenSequence:
+class OpenSequence(Checked):
     """Ask for a sequence on blocks `[start, end)` with room for `max_tokens`, whose outputs are sent in `codec`.
 
     `page_keys` name the full pages of the prompt that the server may still hold. `take_over`: begin with that
@@ -107,125 +124,95 @@ class OpenSequence:
     Answered by SequenceReady or SequenceEnded.
     """
 
-    sequence_id: bytes
-    session_id: str
-    revision: str
-    start: int
+    sequence_id: SequenceId
+    session_id: Annotated[str, named(limits.MAX_SESSION_ID_BYTES)]
+    revision: Revision
+    start: FirstBlock
     end: int
-    max_tokens: int
-    codec: str = "raw"
-    page_keys: tuple[bytes, ...] = ()
+    max_tokens: Annotated[int, whole(limits.MAX_SESSION_TOKENS, low=1)]
+    codec: Annotated[str, one_of(CODECS)] = "raw"
+    page_keys: Annotated[tuple[PageKey, ...], up_to(limits.MAX_PAGE_KEYS)] = ()
     previous: SequenceRef | None = None
     next: SequenceRef | None = None
     take_over: SequenceRef | None = None
     sampler: Sampler | None = None
 
     def __post_init__(self) -> None:
-        check_sequence_id(self.sequence_id)
-        check_name(self.session_id, "session_id", max_bytes=limits.MAX_SESSION_ID_BYTES)
-        check_name(self.revision, "revision", max_bytes=limits.MAX_REVISION_BYTES)
-        check_int(self.start, "start", high=limits.MAX_BLOCKS - 1)
         check_int(self.end, "end", low=self.start + 1, high=limits.MAX_BLOCKS)
-        check_int(self.max_tokens, "max_tokens", low=1, high=limits.MAX_SESSION_TOKENS)
-        check_choice(self.codec, "codec", CODECS)
-        if len(self.page_keys) > limits.MAX_PAGE_KEYS:
-            raise ValueError(f"page_keys has {len(self.page_keys)} items, more than {limits.MAX_PAGE_KEYS}")
-        if any(len(key) != PAGE_KEY_BYTES for key in self.page_keys):
-            raise ValueError(f"a page key is not {PAGE_KEY_BYTES} bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepRequest:
+class StepRequest(Checked):
     """Run these rows, the first one at `position`. Answered by StepResult.
 
     `want` says which outputs the client needs. `forward`: it needs all of them, and so does the next server if one is
     linked.
     """
 
-    sequence_id: bytes
-    position: int
-    want: str
+    sequence_id: SequenceId
+    position: Position
+    want: Want
     forward: bool = False
     draw: TokenDraw | None = None
     rows: Rows
 
     def __post_init__(self) -> None:
-        check_sequence_id(self.sequence_id)
-        _check_ask(self.position, self.want, self.draw)
+        _check_draw(self.want, self.draw)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkUpdate:
+class LinkUpdate(Checked):
     """Take pushes from `previous` and push to `next` from now on; None stands for no server. LinkAck answers it.
 
     The last server pushes the tokens that it draws to the first one or, if it is the first one itself, to the same
     sequence.
     """
 
-    sequence_id: bytes
+    sequence_id: SequenceId
     previous: SequenceRef | None = None
     next: SequenceRef | None = None
 
-    def __post_init__(self) -> None:
-        check_sequence_id(self.sequence_id)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllowHandover:
+class AllowHandover(Checked):
     """Allow `to_peer_id` to fetch the sequence's keys and values."""
 
-    sequence_id: bytes
-    to_peer_id: str
-
-    def __post_init__(self) -> None:
-        check_sequence_id(self.sequence_id)
-        check_peer_id(self.to_peer_id)
+    sequence_id: SequenceId
+    to_peer_id: PeerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerTokens:
+class AnswerTokens(Checked):
     """The answer's tokens so far, for a sequence with a sampler that takes the answer over. Not answered.
 
     `token_ids` are 4 bytes each, little-endian.
     """
 
-    sequence_id: bytes
-    token_ids: bytes
-
-    def __post_init__(self) -> None:
-        check_sequence_id(self.sequence_id)
-        check_token_ids(self.token_ids, "token_ids", most=limits.MAX_SESSION_TOKENS)
+    sequence_id: SequenceId
+    token_ids: Annotated[bytes, partial(check_token_ids, most=limits.MAX_SESSION_TOKENS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CloseSequence:
+class CloseSequence(Checked):
     """Free the sequence. Not answered."""
 
-    sequence_id: bytes
-
-    def __post_init__(self) -> None:
-        check_sequence_id(self.sequence_id)
+    sequence_id: SequenceId
 
 
 # --- from a server to a client ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceReady:
+class SequenceReady(Checked):
     """The sequence is open and holds `length` positions; the first step may begin at any of them."""
 
-    sequence_id: bytes
-    max_step_tokens: int
-    length: int = 0
-
-    def __post_init__(self) -> None:
-        check_sequence_id(self.sequence_id)
-        check_int(self.max_step_tokens, "max_step_tokens", low=1, high=limits.MAX_STEP_TOKENS)
-        check_int(self.length, "length", high=limits.MAX_SESSION_TOKENS)
+    sequence_id: SequenceId
+    max_step_tokens: Annotated[int, whole(limits.MAX_STEP_TOKENS, low=1)]
+    length: Position = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
+class StepResult(Checked):
     """The sequence holds `position` positions; `rows` are the outputs of the last ones, hidden states or logits, as
     wanted.
 
@@ -236,57 +223,40 @@ class StepResult:
     LinkUpdates the sequence had received when it passed these rows on.
     """
 
-    sequence_id: bytes
-    position: int
-    compute_ms: float = 0.0
-    queue_ms: float = 0.0
-    batch_size: int = 0
+    sequence_id: SequenceId
+    position: Position
+    compute_ms: StepMs = 0.0
+    queue_ms: StepMs = 0.0
+    batch_size: Annotated[int, whole(limits.MAX_QUEUE_DEPTH)] = 0
     push_failed: bool = False
-    codec_error: float = 0.0
+    codec_error: Annotated[float, number(1.0)] = 0.0
     token: SampledToken | None = None
     rows: Rows | None = None
     passed_on: bool = False
     looped: bool = False
-    num_links: int = 0
-    upstream_ms: tuple[Spent, ...] = ()
+    num_links: Annotated[int, whole(limits.MAX_LINKS)] = 0
+    upstream_ms: Upstream = ()
 
     def __post_init__(self) -> None:
-        check_sequence_id(self.sequence_id)
-        check_int(self.position, "position", high=limits.MAX_SESSION_TOKENS)
-        _check_upstream(self.upstream_ms)
-        check_float(self.compute_ms, "compute_ms", high=limits.MAX_STEP_MS)
-        check_float(self.queue_ms, "queue_ms", high=limits.MAX_STEP_MS)
-        check_int(self.batch_size, "batch_size", high=limits.MAX_QUEUE_DEPTH)
-        check_float(self.codec_error, "codec_error", high=1.0)
-        check_int(self.num_links, "num_links", high=limits.MAX_LINKS)
         if self.rows is not None and self.rows.num_rows > self.position:
             raise ValueError(f"{self.rows.num_rows} rows of {self.position} positions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkAck:
+class LinkAck(Checked):
     """The sequence has received `num_links` LinkUpdates. It held inputs up to `position` before the last of them."""
 
-    sequence_id: bytes
-    num_links: int
-    position: int
-
-    def __post_init__(self) -> None:
-        check_sequence_id(self.sequence_id)
-        check_int(self.num_links, "num_links", low=1, high=limits.MAX_LINKS)
-        check_int(self.position, "position", high=limits.MAX_SESSION_TOKENS)
+    sequence_id: SequenceId
+    num_links: Annotated[int, whole(limits.MAX_LINKS, low=1)]
+    position: Position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceEnded:
+class SequenceEnded(Checked):
     """There is no such sequence, or none any more. `failure` says why, see `swarm_protocol.failure_messages`."""
 
-    sequence_id: bytes
-    failure: bytes
-
-    def __post_init__(self) -> None:
-        check_sequence_id(self.sequence_id)
-        _check_failure(self.failure)
+    sequence_id: SequenceId
+    failure: Failure
 
     def error(self, sender: str) -> SwarmError:
         """Decode the failure. Raises PeerViolation if it is none."""
@@ -294,20 +264,17 @@ class SequenceEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerLeaving:
+class ServerLeaving(Checked):
     """The server takes no new sequences and ends those of this connection after `within_s`."""
 
-    within_s: float
-
-    def __post_init__(self) -> None:
-        check_float(self.within_s, "within_s", high=limits.MAX_RETRY_AFTER_S)
+    within_s: Annotated[float, number(limits.MAX_RETRY_AFTER_S)]
 
 
 # --- from a server to the next one -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Push:
+class Push(Checked):
     """A StepRequest from the server before, with what the client wants; or a drawn token from the last server to the
     first.
 
@@ -315,37 +282,27 @@ class Push:
     nearest last, as far as they are known.
     """
 
-    client_peer_id: str
-    sequence_id: bytes
-    position: int
-    want: str
+    client_peer_id: PeerId
+    sequence_id: SequenceId
+    position: Position
+    want: Want
     draw: TokenDraw | None = None
     rows: Rows
-    source_id: bytes
-    upstream_ms: tuple[Spent, ...] = ()
+    source_id: SequenceId
+    upstream_ms: Upstream = ()
 
     def __post_init__(self) -> None:
-        check_peer_id(self.client_peer_id)
-        check_sequence_id(self.sequence_id)
-        check_sequence_id(self.source_id)
-        _check_upstream(self.upstream_ms)
-        _check_ask(self.position, self.want, self.draw)
+        _check_draw(self.want, self.draw)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PushRefused:
+class PushRefused(Checked):
     """What was pushed to this sequence from `position` on was not taken."""
 
-    client_peer_id: str
-    sequence_id: bytes
-    position: int
-    failure: bytes
-
-    def __post_init__(self) -> None:
-        check_peer_id(self.client_peer_id)
-        check_sequence_id(self.sequence_id)
-        check_int(self.position, "position", high=limits.MAX_SESSION_TOKENS)
-        _check_failure(self.failure)
+    client_peer_id: PeerId
+    sequence_id: SequenceId
+    position: Position
+    failure: Failure
 
     def error(self, sender: str) -> SwarmError:
         """Decode the failure. Raises PeerViolation if it is none."""
@@ -369,22 +326,6 @@ Frame: TypeAlias = (
 )
 
 
-def _check_ask(position: int, want: str, draw: TokenDraw | None) -> None:
-    check_int(position, "position", high=limits.MAX_SESSION_TOKENS)
-    check_choice(want, "want", WANTS)
+def _check_draw(want: Want, draw: TokenDraw | None) -> None:
     if (want == "token") != (draw is not None):
         raise ValueError("a token is wanted where it is said which, and only there")
-
-
-def _check_upstream(upstream_ms: tuple[Spent, ...]) -> None:
-    # two servers may have taken the same time
-    if len(upstream_ms) > limits.MAX_UPSTREAM:
-        raise ValueError(f"upstream_ms is of {len(upstream_ms)} servers, more than {limits.MAX_UPSTREAM}")
-    for spent in upstream_ms:
-        for part_ms in spent:
-            check_float(part_ms, "upstream_ms", high=limits.MAX_STEP_MS)
-
-
-def _check_failure(failure: bytes) -> None:
-    if not 0 < len(failure) <= limits.MAX_FAILURE_BYTES:
-        raise ValueError(f"failure has {len(failure)} bytes")

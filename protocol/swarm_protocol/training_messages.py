@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from swarm_protocol import limits, wire
@@ -103,7 +102,6 @@ class Ready(wire.WireMessage):
 
     PROTO = training_pb2.Ready
     MAX_BYTES = limits.MAX_READY_BYTES
-    NESTED = MappingProxyType({"voted": wire.flat(Outcome)})
 
     run: str
     step: int
@@ -174,7 +172,6 @@ class Group(wire.WireMessage):
 
     PROTO = training_pb2.Group
     MAX_BYTES = limits.MAX_READY_BYTES
-    NESTED = MappingProxyType({"members": wire.flat(Contribution), "resumes": wire.flat(Outcome)})
 
     run: str
     step: int
@@ -248,7 +245,6 @@ class Vote(wire.WireMessage):
 
     PROTO = training_pb2.Vote
     MAX_BYTES = limits.MAX_VOTE_BYTES
-    NESTED = MappingProxyType({"outcome": wire.flat(Outcome)})
 
     run: str
     step: int

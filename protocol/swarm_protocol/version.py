@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
+from typing import Annotated, TypeAlias
 
 from swarm_protocol import limits, wire
-from swarm_protocol.checks import check_float, check_int, check_name, check_text
+from swarm_protocol.checks import check_name, number, one_line, whole
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.proto import hello_pb2
 
@@ -21,33 +22,25 @@ def software_version() -> str:
     return metadata.version("swarm-node")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
-    """The greeting of both sides of a connection. `sent_at` is the sender's clock in Unix seconds; 0 means unknown."""
-
-    network_id: str
-    protocol_version: int = PROTOCOL_VERSION
-    software_version: str
-    sent_at: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_network_id(self.network_id)
-        check_int(self.protocol_version, "protocol_version", low=1, high=2**31 - 1)
-        check_text(self.software_version, "software_version", max_chars=limits.MAX_VERSION_CHARS)
-        check_float(self.sent_at, "sent_at", high=limits.MAX_TIME_S)
-
-    def to_bytes(self) -> bytes:
-        return wire.encode(wire.fill(hello_pb2.Hello, self))
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Hello:
-        """Raises PeerViolation."""
-        return wire.decode(data, hello_pb2.Hello, wire.flat(cls), max_bytes=limits.MAX_HELLO_BYTES)
-
-
-def check_network_id(network_id: object) -> str:
+def check_network_id(network_id: object, _field: str = "") -> str:
     """A name of at most MAX_NETWORK_ID_BYTES. Raises ValueError."""
     return check_name(network_id, "network id", max_bytes=limits.MAX_NETWORK_ID_BYTES)
+
+
+NetworkId: TypeAlias = Annotated[str, check_network_id]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello(wire.WireMessage):
+    """The greeting of both sides of a connection. `sent_at` is the sender's clock in Unix seconds; 0 means unknown."""
+
+    PROTO = hello_pb2.Hello
+    MAX_BYTES = limits.MAX_HELLO_BYTES
+
+    network_id: NetworkId
+    protocol_version: Annotated[int, whole(2**31 - 1, low=1)] = PROTOCOL_VERSION
+    software_version: Annotated[str, one_line(limits.MAX_VERSION_CHARS)]
+    sent_at: Annotated[float, number(limits.MAX_TIME_S)] = 0.0
 
 
 def check_hello(ours: Hello, theirs: Hello, peer_id: str) -> None:

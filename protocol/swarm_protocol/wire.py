@@ -4,17 +4,17 @@ Every message that stands alone on the wire is one version byte and then a proto
 dataclass whose fields have the message's names. To add one:
 
 1. write it in `proto/<topic>.proto` and run `make proto`;
-2. write the dataclass in `<topic>_messages.py`, checking each field in `__post_init__` with `swarm_protocol.checks`
-   against bounds in `swarm_protocol.limits` (ValueError otherwise);
-3. derive it from `WireMessage`, which has `to_bytes` and `from_bytes`, and say what these need
+2. write the dataclass in `<topic>_messages.py`, naming in the annotation of each field its check of
+   `swarm_protocol.checks`, with a bound in `swarm_protocol.limits`;
+3. derive it from `WireMessage`, which checks it and has `to_bytes` and `from_bytes`, and say what these need
 
        PROTO = topic_pb2.Vote
        MAX_BYTES = limits.MAX_VOTE_BYTES
 
 4. give an example in `tests/protocol/<topic>_examples.py`: property tests and the fuzzer run over `decoders.py` there.
 
-`fill` and `flat` carry scalars, repeated scalars (tuple), maps (dict), optional scalars (None when absent), and
-messages in messages, one or repeated, each with the `build` of its own: `flat(cls, {"chunks": flat(ChunkRef)})`.
+`writer` and `reader` carry scalars, repeated scalars (tuple), maps (dict), optional scalars (None when absent), and
+messages in messages, one or repeated, where the field's annotation names their dataclass.
 
 Unknown protobuf fields are ignored, in signed records too: the signature covers the bytes as they were sent, and no
 reader encodes a record again, so an older node goes on working beside a newer one. What an older reader would misread
@@ -27,15 +27,16 @@ more than MAX_MESSAGE_VALUES values is refused before it is parsed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar, get_args
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from swarm_protocol import limits
+from swarm_protocol.checks import Checked, hints_of, made_function
 from swarm_protocol.errors import PeerViolation
 
 MESSAGE_VERSION = 1
@@ -43,8 +44,6 @@ _LENGTH_BYTES = 4
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
-
-_NONE: Mapping[str, Callable[[Any], Any]] = MappingProxyType({})
 
 
 def encode(message: Message) -> bytes:
@@ -102,46 +101,118 @@ def decode_with_payload(
     return decode(data[:1] + data[start:end], message_type, build_both, max_bytes=max_header_bytes)
 
 
-def fill(message_type: type[M], value: Any) -> M:
-    """The protobuf message with the fields of the dataclass instance `value`; None leaves a field absent."""
-    return message_type(**_contents(value))
+@dataclass(frozen=True, slots=True)
+class FieldForm:
+    """A field that is something else in its message than in its dataclass.
 
-
-def flat(value_type: Callable[..., T], builds: Mapping[str, Callable[[Any], Any]] = _NONE) -> Callable[[Message], T]:
-    """A `build` for a dataclass whose fields are those of the message, one to one.
-
-    `builds` has, for each field that holds messages, what makes a value of one.
+    `write(sent, value)` puts a value that is not None into the field's message; `read` makes one of what is there. Of a
+    repeated field, `write` returns what it is to hold. Without `read` the value is given to the decoder by name.
     """
 
-    def build(message: Message) -> T:
-        return value_type(
-            **{
-                name: _built(message, name, builds.get(name), has_presence=has_presence)
-                for name, has_presence in _message_fields(message.DESCRIPTOR)
-            }
-        )
-
-    return build
+    write: Callable[..., Any]
+    read: Callable[[Any], Any] | None
 
 
-class WireMessage:
-    """Base class of a frozen dataclass whose fields are those of a message that stands alone on the wire.
+Forms: TypeAlias = Mapping[str, FieldForm]
+_NONE: Forms = MappingProxyType({})
 
-    `NESTED` has a `build` for each field that holds messages, see `flat`.
-    """
+
+def writer(value_type: type[Any], descriptor: Any, forms: Forms = _NONE) -> Callable[[Any, Any], None]:
+    """Return `write(sent, value)`, which fills a message with a dataclass instance; None leaves a field absent."""
+    lines, names = [], dict[str, Any]()
+    inner = _inner_types(value_type)
+    for field in descriptor.fields:
+        name, form, is_known = field.name, forms.get(field.name), f"if value.{field.name} is not None: "
+        if form is not None:
+            names[f"write_{name}"] = form.write
+        elif name in inner:
+            names[f"write_{name}"] = writer(inner[name], field.message_type)
+        if field.is_repeated and name in inner:
+            lines.append(f"for each in value.{name}: write_{name}(sent.{name}.add(), each)")
+        elif field.is_repeated:
+            content = f"value.{name}" if form is None else f"write_{name}(value.{name})"
+            lines.append(f"sent.{name}.{'update' if _is_map(field) else 'extend'}({content})")
+        elif field.message_type is not None:
+            lines.append(f"{is_known}write_{name}(sent.{name}, value.{name})")
+        elif form is not None:
+            lines.append(f"sent.{name} = write_{name}(value.{name})")
+        else:
+            lines.append(f"{is_known if field.has_presence else ''}sent.{name} = value.{name}")
+    if not any(line.startswith("sent.") and " = " in line for line in lines):
+        lines.append("sent.SetInParent()")  # a message of which no field is set is there, too
+    write: Callable[[Any, Any], None] = made_function("write", "sent, value", lines, names)
+    return write
+
+
+def reader(value_type: Callable[..., T], descriptor: Any, forms: Forms = _NONE) -> Callable[..., T]:
+    """Return a function that makes a `value_type` of a message that has its fields, one to one."""
+    arguments, given, names = list[str](), list[str](), {"value_type": value_type, "tuple": tuple, "dict": dict}
+    inner = _inner_types(value_type)
+    for field in descriptor.fields:
+        name, form = field.name, forms.get(field.name)
+        content = f"sent.{name}"
+        if form is not None and form.read is None:
+            given.append(name)
+            content = name
+        elif form is not None:
+            names[f"read_{name}"] = form.read
+            content = f"read_{name}(sent.{name})"
+        elif name in inner:
+            names[f"read_{name}"] = reader(inner[name], field.message_type)
+            read_one = f"read_{name}({'each' if field.is_repeated else content})"
+            content = f"tuple([{read_one} for each in {content}])" if field.is_repeated else read_one
+        elif field.is_repeated:
+            content = f"dict({content})" if _is_map(field) else f"tuple({content})"
+        if field.has_presence and name not in given:
+            content += f" if sent.HasField({name!r}) else None"
+        arguments.append(f"{name}={content}")
+    lines = [f"return value_type({', '.join(arguments)})"]
+    read: Callable[..., T] = made_function("read", ", ".join(["sent", *given]), lines, names)
+    return read
+
+
+def _is_map(field: Any) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
+
+
+def _inner_types(value_type: Any) -> dict[str, type[Any]]:
+    """Return the dataclasses that the annotations of a dataclass's fields name."""
+    hints = hints_of(value_type) if is_dataclass(value_type) else {}
+    return {name: inner for name, hint in hints.items() if (inner := _dataclass_in(hint))}
+
+
+def _dataclass_in(hint: Any) -> type[Any] | None:
+    """Return the dataclass that an annotation names, alone, as one of a tuple, or beside None."""
+    if isinstance(hint, type) and is_dataclass(hint):
+        return hint
+    return next((found for inner in get_args(hint) if (found := _dataclass_in(inner))), None)
+
+
+class WireMessage(Checked):
+    """Base class of a frozen dataclass whose fields are those of a message that stands alone on the wire."""
 
     __slots__ = ()
     PROTO: ClassVar[type[Message]]
     MAX_BYTES: ClassVar[int]
-    NESTED: ClassVar[Mapping[str, Callable[[Any], Any]]] = _NONE
 
     def to_bytes(self) -> bytes:
-        return encode(fill(self.PROTO, self))
+        message_type: Any = type(self)
+        message = self.PROTO()
+        _codec(message_type)[0](message, self)
+        return encode(message)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Raises PeerViolation."""
-        return decode(data, cls.PROTO, flat(cls, cls.NESTED), max_bytes=cls.MAX_BYTES)
+        message_type: Any = cls
+        found: Self = decode(data, cls.PROTO, _codec(message_type)[1], max_bytes=cls.MAX_BYTES)
+        return found
+
+
+@cache
+def _codec(message_type: Any) -> tuple[Callable[[Any, Any], None], Callable[[Any], Any]]:
+    descriptor = message_type.PROTO.DESCRIPTOR
+    return writer(message_type, descriptor), reader(message_type, descriptor)
 
 
 def _check_num_values(data: bytes, message_type: type[Message]) -> None:
@@ -149,45 +220,6 @@ def _check_num_values(data: bytes, message_type: type[Message]) -> None:
     # each value takes a byte at least, so a short message has few
     if len(data) > most and count_values(data, 1, message_type.DESCRIPTOR, most=most) > most:
         raise ValueError(f"it has more than {most} values")
-
-
-# what every message of a type has in common is looked up once: a node reads and writes hundreds a second
-
-
-@cache
-def _value_fields(value_type: type) -> tuple[str, ...]:
-    """The names of a dataclass's fields; none for another type."""
-    return tuple(field.name for field in fields(value_type)) if is_dataclass(value_type) else ()
-
-
-@cache
-def _message_fields(descriptor: Any) -> tuple[tuple[str, bool], ...]:
-    """The names of a message's fields, and whether each can be absent."""
-    return tuple((field.name, field.has_presence) for field in descriptor.fields)
-
-
-def _contents(value: Any) -> Any:
-    if isinstance(value, str | bytes):
-        return value
-    if isinstance(value, tuple):
-        return [_contents(item) for item in value]
-    value_type: Any = type(value)
-    if names := _value_fields(value_type):
-        return {name: _contents(getattr(value, name)) for name in names}
-    return value
-
-
-def _built(message: Message, name: str, build: Callable[[Any], Any] | None, *, has_presence: bool) -> Any:
-    if has_presence and not message.HasField(name):
-        return None
-    value = getattr(message, name)
-    if isinstance(value, str | bytes):
-        return value if build is None else build(value)
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, Sequence):
-        return tuple(value) if build is None else tuple(build(item) for item in value)
-    return value if build is None else build(value)
 
 
 # wire types; the two of groups are not in proto3, and refused

@@ -126,7 +126,7 @@ def test_relay_page_has_the_limits_and_statuses() -> None:
 
 
 WORDS: dict[str, tuple[Any, ...]] = {
-    "sessions": (*session_frames.WANTS, *rows.CODECS, rows.TOKENS, *sampler.GRAMMAR_KINDS),
+    "sessions": (*get_args(session_frames.Want), *rows.CODECS, rows.TOKENS, *sampler.GRAMMAR_KINDS),
     "rounds": (*get_args(training_messages.OpeningKind), *get_args(training_messages.ReplyKind)),
     "records": tuple(
         word

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm_protocol import limits, wire
 from swarm_protocol.errors import PeerViolation
-from swarm_protocol.proto import control_pb2, failure_pb2, hello_pb2, records_pb2
+from swarm_protocol.proto import dht_pb2, failure_pb2, hello_pb2, records_pb2, session_pb2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +30,12 @@ class Flat:
             raise ValueError("outer_step is unlucky")
 
 
+READ = wire.reader(Flat, records_pb2.TrainerRecord.DESCRIPTOR)
+WRITE = wire.writer(Flat, records_pb2.TrainerRecord.DESCRIPTOR)
+
+
 def decode_flat(data: bytes, max_bytes: int = 1000) -> Flat:
-    return wire.decode(data, records_pb2.TrainerRecord, wire.flat(Flat), max_bytes=max_bytes)
+    return wire.decode(data, records_pb2.TrainerRecord, READ, max_bytes=max_bytes)
 
 
 @given(
@@ -45,7 +50,9 @@ def decode_flat(data: bytes, max_bytes: int = 1000) -> Flat:
     )
 )
 def test_flat_value_round_trips(value: Flat) -> None:
-    data = wire.encode(wire.fill(records_pb2.TrainerRecord, value))
+    message = records_pb2.TrainerRecord()
+    WRITE(message, value)
+    data = wire.encode(message)
     assert decode_flat(data, max_bytes=10_000) == value
 
 
@@ -78,27 +85,42 @@ def test_decode_ignores_fields_that_this_version_does_not_know() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inner:
-    model: str
-    start: int
-    end: int
-    num_sessions: int
-    tokens_per_s: float
+    peer_id: str
+    addrs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outer:
-    serving: Inner | None
-    addrs: tuple[str, ...]
+    records: tuple[bytes, ...]
+    peers: tuple[Inner, ...]
 
 
-@pytest.mark.parametrize("inner", [None, Inner(model="m", start=1, end=2, num_sessions=0, tokens_per_s=0.5)])
-def test_messages_in_messages_round_trip(inner: Inner | None) -> None:
-    value = Outer(serving=inner, addrs=("/ip4/1.2.3.4",))
-    sent = wire.fill(control_pb2.StatusReply, value)
-    build = wire.flat(
-        lambda **found: Outer(serving=found["serving"], addrs=found["addrs"]), {"serving": wire.flat(Inner)}
-    )
-    assert wire.decode(wire.encode(sent), control_pb2.StatusReply, build, max_bytes=1000) == value
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optional:
+    sequence_id: bytes
+    previous: Ref | None
+    next: Ref | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ref:
+    peer_id: str
+    sequence_id: bytes
+
+
+@pytest.mark.parametrize(
+    ("message_type", "value"),
+    [
+        (dht_pb2.Found, Outer(records=(), peers=())),
+        (dht_pb2.Found, Outer(records=(b"r",), peers=(Inner(peer_id=""), Inner(peer_id="a", addrs=("/ip4/1.2.3.4",))))),
+        (session_pb2.Frame.LinkUpdate, Optional(sequence_id=b"", previous=None, next=Ref(peer_id="", sequence_id=b""))),
+    ],
+)
+def test_messages_in_messages_round_trip(message_type: Any, value: Any) -> None:
+    sent, descriptor = message_type(), message_type.DESCRIPTOR
+    wire.writer(type(value), descriptor)(sent, value)
+    read = wire.reader(type(value), descriptor)
+    assert wire.decode(wire.encode(sent), message_type, read, max_bytes=1000) == value
 
 
 def test_decode_refuses_what_would_fill_the_memory_before_parsing_it() -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused, PeerViolation
 from swarm_protocol.rows import Rows
-from swarm_protocol.session_frames import Push, Spent, StepRequest, TokenDraw
+from swarm_protocol.session_frames import Push, Spent, StepRequest, TokenDraw, Want
 from torch import Tensor
 
 from swarm.serving.engine.sequence import EngineSequence
@@ -88,7 +88,7 @@ class CheckedStep:
     position: int
     x: Tensor
     num_rows: int
-    want: str
+    want: Want
     draw: TokenDraw | None
     passes_on: bool
     upstream_ms: tuple[Spent, ...]

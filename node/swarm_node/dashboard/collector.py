@@ -122,8 +122,6 @@ class Collector:
     def num_bugs(self) -> int:
         return self._num_bugs + self._runs.num_failures
 
-    # --- polling ----------------------------------------------------------------------------------------------------
-
     async def run_forever(self) -> NoReturn:
         """Poll until cancelled."""
         loop = asyncio.get_running_loop()
@@ -223,8 +221,6 @@ class Collector:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    # --- what everyone is shown: `views.ViewSource` -----------------------------------------------------------------
-
     def overview(self) -> Overview:
         return self._overview
 
@@ -306,9 +302,6 @@ class Collector:
 
     async def _files(self, run: str) -> tuple[CheckpointFile, ...]:
         return () if self._checkpoints is None else await asyncio.to_thread(self._checkpoints.files, run)
-
-
-# --- running it -------------------------------------------------------------------------------------------------------
 
 
 def daemon_collector(node: Node) -> AbstractAsyncContextManager[Collector]:

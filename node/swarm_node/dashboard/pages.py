@@ -180,8 +180,6 @@ class _Pages:
             raise HTTPException(404)
         return self._missing(request, "This page").answer(request)
 
-    # --- rendering ------------------------------------------------------------------------------------------------
-
     def _fresh(self, address: str) -> _Page:
         second = (int(time.monotonic()), self._source.overview().at)
         if second != self._second or len(self._pages) >= MAX_RENDERED:
@@ -204,8 +202,6 @@ class _Pages:
             **values,
         )
         return Body.of(html.encode(errors="replace"), "text/html; charset=utf-8", status)
-
-    # --- the values of each page -----------------------------------------------------------------------------------
 
     async def overview(self, _request: Request) -> Content:
         overview = self._source.overview()
@@ -273,9 +269,6 @@ class _Pages:
 
     async def chat(self, _request: Request) -> Content:
         return "try.html", {}
-
-
-# --- parts ------------------------------------------------------------------------------------------------------------
 
 
 def _name(request: Request) -> str:

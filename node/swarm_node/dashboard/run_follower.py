@@ -121,8 +121,6 @@ class RunFollower:
                 oldest.job.cancel()
             del self.runs[oldest.run_id]
 
-    # --- what the records say ---------------------------------------------------------------------------------------
-
     def _take_records(self, run: FollowedRun, trainers: Listed[TrainerRecord], names: Names, at: float) -> None:
         run.trainers, run.seen_at = trainers, at
         run.since = {peer_id: run.since.get(peer_id, at) for peer_id in active(trainers.records)}
@@ -161,8 +159,6 @@ class RunFollower:
             return False
         reports[peer_id] = report
         return True
-
-    # --- what the members prove -------------------------------------------------------------------------------------
 
     async def _follow(self, run: FollowedRun) -> None:
         try:

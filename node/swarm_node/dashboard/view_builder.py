@@ -115,9 +115,6 @@ def series_samples(views: SnapshotViews) -> list[SeriesSample]:
     return [SeriesSample(name=name, unit=unit, value=float(value)) for name, unit, value in values if value is not None]
 
 
-# --- nodes ------------------------------------------------------------------------------------------------------------
-
-
 def node_view(peer_id: str, record: NodeRecord) -> NodeView:
     """Return what stays as it is until the node signs another record; `age_s` is set for each snapshot."""
     return NodeView.of(
@@ -178,8 +175,6 @@ def uptime_share(presence: Iterable[PresenceView], at: float) -> float | None:
     there_s = sum(max(0.0, until - since) for since, until in periods)
     return min(1.0, there_s / (at - first)) if at > first else None
 
-
-# --- what has changed -------------------------------------------------------------------------------------------------
 
 SETTLE_S = 10.0
 """The time from the first snapshot in which a node's lookups find all that are there.

@@ -25,9 +25,6 @@ class View(BaseModel):
         return cls(**{name: getattr(record, name) for name in names if hasattr(record, name)}, **more)
 
 
-# --- nodes ------------------------------------------------------------------------------------------------------------
-
-
 class NodeView(View):
     """One node, as its newest signed record says. Speeds are tokens a second of a probe, None: not measured."""
 
@@ -66,9 +63,6 @@ class NodeDetail(View):
     rounds: int
     serving: tuple[ServerView, ...]
     training: tuple[ContributorView, ...]
-
-
-# --- models -----------------------------------------------------------------------------------------------------------
 
 
 class ServerView(View):
@@ -141,9 +135,6 @@ class ModelDetail(View):
     servers: tuple[ServerView, ...]  # by start, then end
     replicas: tuple[int, ...]  # per block
     chains: tuple[ChainView, ...]  # the cheapest, then others without a common server
-
-
-# --- runs -------------------------------------------------------------------------------------------------------------
 
 
 class StepView(View):
@@ -221,9 +212,6 @@ class RunDetail(View):
     refusals: tuple[RefusalView, ...]  # newest first, at most 100
     contributors: tuple[ContributorView, ...]  # most tokens first
     checkpoint: tuple[CheckpointFile, ...]
-
-
-# --- the whole --------------------------------------------------------------------------------------------------------
 
 
 class ChangeEvent(View):

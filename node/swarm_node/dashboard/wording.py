@@ -22,9 +22,6 @@ MAX_NAME_CHARS = 48
 MINUTE_S, DAY_S = 60.0, 86_400.0
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------
-
-
 def number(value: float | None) -> str:
     """Write three significant digits: 0.41, 3.2, 58, 3.1k, 2.4M."""
     if value is None or not math.isfinite(value):
@@ -52,9 +49,6 @@ def share(value: float | None) -> str:
 
 def num_bytes(value: float | None) -> str:
     return UNKNOWN if value is None or not math.isfinite(value) else formatting.size(value)
-
-
-# --- times ------------------------------------------------------------------------------------------------------------
 
 
 def duration(seconds: float | None) -> str:
@@ -87,9 +81,6 @@ def iso(at: float) -> str:
         return ""
 
 
-# --- names and texts --------------------------------------------------------------------------------------------------
-
-
 def tail(peer_id: str) -> str:
     """Return the end of a peer id: its beginning is the same for all."""
     return "…" + plain(peer_id)[-8:]
@@ -102,9 +93,6 @@ def named(name: str | None, peer_id: str) -> str:
 
 def in_url(text: str) -> str:
     return quote(text, safe="", errors="replace")
-
-
-# --- sentences --------------------------------------------------------------------------------------------------------
 
 
 def doing(node: NodeView) -> str:

@@ -134,9 +134,6 @@ async def until_gone(receive: Receive, answering: Coroutine[Any, Any, Response])
         watching.cancel()
 
 
-# --- generations ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationBatch:
     """A request as both endpoints pass it on: `request.n` choices for each of `prompts`.
@@ -257,8 +254,6 @@ def _trace(generations: Sequence[Generation]) -> Trace:
         return generations[0].trace()
     return {"choices": [generation.trace() for generation in generations]}
 
-
-# --- several generations as one sequence ------------------------------------------------------------------------------
 
 _Queue = asyncio.Queue[IndexedToken | Exception | None]
 

@@ -97,8 +97,6 @@ def _same(value: object, other: object) -> bool:
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
-# --- fields -----------------------------------------------------------------------------------------------------------
-
 INT64 = 2**63
 
 Text = Annotated[str, Field(max_length=http_limits.MAX_PROMPT_CHARS)]

@@ -43,9 +43,6 @@ def json_response(value: BaseModel, status: int = 200) -> Response:
     return Response(as_json(value), status_code=status, media_type="application/json")
 
 
-# --- answers ----------------------------------------------------------------------------------------------------------
-
-
 # Nested dictionaries are validated in one go: several times faster than a constructor for each object, which counts
 # because each token is a chunk.
 
@@ -200,9 +197,6 @@ def _finite(logprob: float | None) -> float:
     return max(logprob, http_limits.LEAST_LOGPROB) if math.isfinite(logprob) else http_limits.LEAST_LOGPROB
 
 
-# --- our own objects --------------------------------------------------------------------------------------------------
-
-
 class ServedRevision(BaseModel):
     revision: str
     num_servers: int
@@ -245,9 +239,6 @@ class TokenList(BaseModel):
 
 class Detokenized(BaseModel):
     prompt: str
-
-
-# --- what `/openapi.json` says ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,9 +121,6 @@ def _num_begun(text: str) -> int:
     return next((n for n in range(len(OPENING) - 1, 0, -1) if text.endswith(OPENING[:n])), 0)
 
 
-# --- the grammar of answers that have to call tools -------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallableTool:
     """`arguments` is the JSON schema of what the tool is called with."""

@@ -212,8 +212,6 @@ class RunTraining:
         await asyncio.sleep(QUICK_S)
         self._node.emitter.say("  waiting for the step that is under way; Ctrl-C again ends it now")
 
-    # --- reports ----------------------------------------------------------------------------------------------------
-
     def _tell(self, event: TrainingEvent) -> None:
         self._report_start(event)
         self._measure(event)
@@ -303,8 +301,6 @@ class RunTraining:
             loss=loss,
             tokens_per_s=tokens_per_s,
         )
-
-    # --- what is kept -----------------------------------------------------------------------------------------------
 
     def _save_soon(self) -> None:
         """Save the newest committed state, unless it was saved already: rounds can admit the same members.

@@ -142,8 +142,6 @@ class TopApp(App[None]):
         self.set_interval(1.0, self._draw_head)
         self.action_show("overview")
 
-    # --- what the keys do ---------------------------------------------------------------------------------------------
-
     def action_show(self, tab: str) -> None:
         self._tabs.active = tab
         (self._tables[tab] if tab in COLUMNS else self._overview).focus()
@@ -157,8 +155,6 @@ class TopApp(App[None]):
     def action_help(self) -> None:
         if not isinstance(self.screen, HelpScreen):
             self.push_screen(HelpScreen())
-
-    # --- when to draw -------------------------------------------------------------------------------------------------
 
     @work(group="source")
     async def _follow(self) -> None:
@@ -174,8 +170,6 @@ class TopApp(App[None]):
 
     def on_data_table_row_highlighted(self) -> None:
         self._draw_detail()
-
-    # --- drawing ------------------------------------------------------------------------------------------------------
 
     def _draw(self) -> None:
         """Draw the tab that is shown; the others are drawn when they are."""

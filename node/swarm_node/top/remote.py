@@ -67,8 +67,6 @@ class DashboardClient:
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
 
-    # --- the source ---------------------------------------------------------------------------------------------------
-
     def overview(self) -> Overview:
         assert self._overview is not None, "start comes first"
         return self._overview.model_copy(update={"stale": self._lost}) if self._lost else self._overview
@@ -111,8 +109,6 @@ class DashboardClient:
         if self._overview is not None and self._had_at.get(name) != self._overview.at:
             self._asked.add(name)
             self._wanted.set()
-
-    # --- HTTP ---------------------------------------------------------------------------------------------------------
 
     async def _get(self, path: str, kind: type[T]) -> T | None:
         """Fetch views; None for what the dashboard does not know."""

@@ -144,9 +144,6 @@ def _agreement(run: RunView) -> str:
     return f"{agree} agree" if run.num_agreeing == run.num_at_step else f"only {agree} AGREE"
 
 
-# --- details ----------------------------------------------------------------------------------------------------------
-
-
 @_text
 def model(view: ModelDetail, width: int) -> Iterator[Line]:
     """Render the map of blocks and servers, replicas per block, and the chains in use."""
@@ -236,9 +233,6 @@ def node(view: NodeDetail, width: int) -> Iterator[Line]:
     for each in view.training[:MAX_LINES]:
         facts = f"step {each.outer_step}, {rate(each.tokens_per_s)}"
         yield _fitted(Text.assemble("trains ", _name(each.run), " ", facts), width)
-
-
-# --- pieces -----------------------------------------------------------------------------------------------------------
 
 
 def freshness(view: Overview, age_s: float, *, late_s: float) -> tuple[str, str]:

@@ -101,8 +101,6 @@ class DashboardHistory:
         """Wait at most `wait_s` until all that was recorded is written, or given up; return whether it is."""
         return await asyncio.to_thread(self._writer.queue.wait_empty, wait_s)
 
-    # --- recording ----------------------------------------------------------------------------------------------------
-
     def record_nodes(self, peer_ids: Iterable[str], at: float) -> None:
         """Record all nodes that are there at `at`; who came and who left since the last time follows from it."""
         self._put(PresenceFact(at, frozenset(peer_ids)), at)
@@ -126,8 +124,6 @@ class DashboardHistory:
             self._writer.queue.put(fact)
         else:
             self._writer.queue.drop(1)
-
-    # --- reading ------------------------------------------------------------------------------------------------------
 
     async def presence(self, peer_id: str) -> tuple[PresenceView, ...]:
         """Return the newest 30 days, oldest first, at most 500."""

@@ -84,8 +84,6 @@ class FactRecorder:
         self._samples(connection, [fact for fact in facts if isinstance(fact, SamplesFact)])
         return self._num_dropped
 
-    # --- who is there -------------------------------------------------------------------------------------------------
-
     def _presence(self, connection: Connection, seen: PresenceFact) -> None:
         if self._present is None:
             self._looked_at = connection.scalar(select(collector.c.looked_at))
@@ -114,8 +112,6 @@ class FactRecorder:
         present.update(came)
         self._looked_at = seen.at
         _replace(connection, collector, ["id"], {"id": 1, "looked_at": seen.at})
-
-    # --- numbers over time --------------------------------------------------------------------------------------------
 
     def _samples(self, connection: Connection, facts: Sequence[SamplesFact]) -> None:
         sums: dict[tuple[str, int, int], list[float]] = defaultdict(list)
@@ -146,8 +142,6 @@ class FactRecorder:
         for name in taken:
             _replace(connection, series, ["name"], {"name": name, "unit": units[name]})
         return known | _known_numbers(connection, series, "name", taken)
-
-    # --- runs ---------------------------------------------------------------------------------------------------------
 
     def _step(self, connection: Connection, step: StepFact) -> None:
         run = _run(connection, step.run, step.at)

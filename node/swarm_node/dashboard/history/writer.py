@@ -166,8 +166,6 @@ class HistoryWriter:
         """Report that a read found the file damaged."""
         self._suspicion = problem
 
-    # --- the thread ---------------------------------------------------------------------------------------------------
-
     def _run(self) -> None:
         try:
             self._use(self._opened())
@@ -236,8 +234,6 @@ class HistoryWriter:
             self._tidy_at = time.monotonic() + self._timing.tidy_s
         if self._tidying is not None and next(self._tidying, self) is self:
             self._tidying = None
-
-    # --- when the database fails --------------------------------------------------------------------------------------
 
     def _failed(self, error: Exception, unwritten: Sequence[Fact]) -> None:
         self._tidying = None

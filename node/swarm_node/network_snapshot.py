@@ -54,14 +54,6 @@ MAX_LISTINGS = 8
 LookupKey = tuple[Literal["serve", "train"], str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Poll:
-    """`problems` says what could not be looked up; the snapshot then has the last listing."""
-
-    snapshot: NetworkSnapshot
-    problems: tuple[str, ...]
-
-
 class NetworkPoller:
     def __init__(self, network: Network, membership: Membership) -> None:
         self._network = network
@@ -71,8 +63,11 @@ class NetworkPoller:
         self._asked: dict[LookupKey, int] = {}
         self._num_polls = 0
 
-    async def poll(self) -> Poll:
-        """Take a snapshot. Raises SwarmError if the nodes cannot be looked up."""
+    async def poll(self) -> tuple[NetworkSnapshot, tuple[str, ...]]:
+        """Take a snapshot, and say what could not be looked up: of that it has the last listing.
+
+        Raises SwarmError if the nodes cannot be looked up.
+        """
         self._num_polls += 1
         found = await self._membership.nodes()
         nodes = {peer_id: record for peer_id, record in found.items() if record.role != "visitor"}
@@ -83,7 +78,7 @@ class NetworkPoller:
             asking = [tasks.create_task(self._list(key), name=f"look up {key[1]}") for key in due]
         self._servers = {name: each for name, each in self._servers.items() if ("serve", name) in self._asked}
         self._trainers = {name: each for name, each in self._trainers.items() if ("train", name) in self._asked}
-        return Poll(snapshot=self._snapshot(nodes), problems=tuple(task.result() for task in asking if task.result()))
+        return self._snapshot(nodes), tuple(task.result() for task in asking if task.result())
 
     def _keys(self, nodes: Mapping[str, NodeRecord]) -> list[LookupKey]:
         models = _most_named((record.models for record in nodes.values()), MAX_MODELS)

@@ -35,20 +35,13 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """One piece of a bar; `kind` is a CSS class."""
+    """One piece of a bar, or a column; `kind` is a CSS class."""
 
     x: float
     width: float
     kind: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    x: float
-    width: float
-    y: float
-    height: float
-    kind: str
+    y: float = 0.0
+    height: float = HEIGHT
 
 
 def curve(
@@ -134,16 +127,16 @@ def shares(parts: Iterable[tuple[str, float]]) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
-def columns(replicas: Sequence[int]) -> tuple[Column, ...]:
+def columns(replicas: Sequence[int]) -> tuple[Segment, ...]:
     """Return a column for the servers of each block. A block without one is marked over the whole height."""
     most = max(replicas, default=0) or 1
     width = WIDTH / max(len(replicas), 1)
-    drawn: list[Column] = []
+    drawn: list[Segment] = []
     for i, value in enumerate(replicas):
         height = HEIGHT * (value / most if value else 1.0)
         kind = "none" if not value else "thin" if value == 1 else "good"
         drawn.append(
-            Column(x=i * width + width * 0.06, width=width * 0.88, y=HEIGHT - height, height=height, kind=kind)
+            Segment(x=i * width + width * 0.06, width=width * 0.88, y=HEIGHT - height, height=height, kind=kind)
         )
     return tuple(drawn)
 

@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -45,7 +44,6 @@ from swarm_node.dashboard.view_builder import (
 )
 from swarm_node.dashboard.views import (
     ChangeEvent,
-    CheckpointFile,
     ContributorView,
     ModelDetail,
     NodeDetail,
@@ -54,10 +52,9 @@ from swarm_node.dashboard.views import (
     RefusalView,
     RunDetail,
     Series,
-    ServerView,
 )
 from swarm_node.formatting import shown
-from swarm_node.network_snapshot import Listed, NetworkPoller, NetworkSnapshot, Poll
+from swarm_node.network_snapshot import Listed, NetworkPoller, NetworkSnapshot
 from swarm_node.node import Node
 from swarm_node.roles.seed import join_command
 from swarm_node.settings.config import Config
@@ -73,12 +70,6 @@ GONE_S = 24 * 3600.0
 """How long a node that went is still listed, as gone."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _GoneNode:
-    view: NodeView
-    heard_at: float
 
 
 class Collector:
@@ -107,7 +98,7 @@ class Collector:
         self._changed = asyncio.Event()
         self.num_failed_polls = 0
         self._num_bugs = 0
-        self._gone: dict[str, _GoneNode] = {}
+        self._gone: dict[str, tuple[NodeView, float]] = {}  # with the time at which it was heard of last
         self._turnover = Turnover(joins=0, leaves=0)
         self._recent_changes: tuple[ChangeEvent, ...] = ()
         self._recalling: asyncio.Task[None] | None = None
@@ -137,7 +128,7 @@ class Collector:
 
     async def _poll(self, tasks: asyncio.TaskGroup) -> None:
         try:
-            await self._take(await self._poller.poll(), tasks)
+            await self._take(*await self._poller.poll(), tasks)
         except SwarmError as error:
             self.num_failed_polls += 1
             logger.warning("the dashboard cannot look at the network: %s", error)
@@ -148,8 +139,7 @@ class Collector:
             logger.exception("the dashboard failed to look at the network")
             self._publish("the dashboard failed to look at the network; its log says why")
 
-    async def _take(self, poll: Poll, tasks: asyncio.TaskGroup) -> None:
-        snapshot = poll.snapshot
+    async def _take(self, snapshot: NetworkSnapshot, problems: tuple[str, ...], tasks: asyncio.TaskGroup) -> None:
         names = {peer_id: shown(record.name) for peer_id, record in snapshot.nodes.records.items()}
         self._runs.take(tasks, snapshot.runs, names, snapshot.at)
         facts = tuple(run.facts for run in self._runs.runs.values())
@@ -159,24 +149,23 @@ class Collector:
         self._record(views, snapshot.at)
         if self._recalling is None or self._recalling.done():
             self._recalling = tasks.create_task(self._recall(), name="dashboard history")
-        for problem in poll.problems:
+        for problem in problems:
             logger.warning("the dashboard's picture is older than it should be: %s", problem)
-        self._publish("; ".join(map(shown, poll.problems)))
+        self._publish("; ".join(map(shown, problems)))
 
     def _keep_gone(self, views: SnapshotViews, at: float) -> None:
         """Keep the nodes that were there before, and are not any more."""
         for peer_id in self._views.nodes.keys() - views.nodes.keys():
             view = self._views.nodes[peer_id]
-            gone_view = view.model_copy(update={"state": "gone"})
-            self._gone[peer_id] = _GoneNode(gone_view, self._snapshot.at - view.age_s)
+            self._gone[peer_id] = view.model_copy(update={"state": "gone"}), self._snapshot.at - view.age_s
         self._gone = {
-            peer_id: gone
-            for peer_id, gone in self._gone.items()
-            if peer_id not in views.nodes and at - gone.heard_at < GONE_S
+            peer_id: (view, heard_at)
+            for peer_id, (view, heard_at) in self._gone.items()
+            if peer_id not in views.nodes and at - heard_at < GONE_S
         }
         while len(self._gone) > MAX_GONE:
             del self._gone[next(iter(self._gone))]
-        gone = (each.view.model_copy(update={"age_s": max(0.0, at - each.heard_at)}) for each in self._gone.values())
+        gone = (view.model_copy(update={"age_s": max(0.0, at - heard_at)}) for view, heard_at in self._gone.values())
         listed = sorted((*views.nodes.values(), *gone), key=lambda node: (node.name, node.peer_id))
         self._nodes = {node.peer_id: node for node in listed}
 
@@ -252,7 +241,7 @@ class Collector:
             steps=steps,
             refusals=refusals[:MAX_REFUSALS],
             contributors=contributors(facts, await self._totals(run), self._names(), since, self._snapshot.at),
-            checkpoint=await self._files(run),
+            checkpoint=() if self._checkpoints is None else await asyncio.to_thread(self._checkpoints.files, run),
         )
 
     async def node(self, peer_id: str) -> NodeDetail | None:
@@ -268,7 +257,11 @@ class Collector:
             uptime_share=uptime_share(presence, self._snapshot.at),
             tokens_trained=total.tokens,
             rounds=total.rounds,
-            serving=self._serving(peer_id),
+            serving=tuple(
+                current_view(server_view(peer_id, listed.records[peer_id]), self._names(), listed.age_s(peer_id))
+                for _, listed in sorted(self._snapshot.models.items())
+                if peer_id in listed.records
+            ),
             training=await self._training(peer_id),
         )
 
@@ -277,13 +270,6 @@ class Collector:
 
     async def wait_changed(self) -> None:
         await self._changed.wait()
-
-    def _serving(self, peer_id: str) -> tuple[ServerView, ...]:
-        return tuple(
-            current_view(server_view(peer_id, listed.records[peer_id]), self._names(), listed.age_s(peer_id))
-            for _, listed in sorted(self._snapshot.models.items())
-            if peer_id in listed.records
-        )
 
     async def _training(self, peer_id: str) -> tuple[ContributorView, ...]:
         name, at = self._names().get(peer_id), self._snapshot.at
@@ -299,9 +285,6 @@ class Collector:
 
     def _names(self) -> dict[str, str]:
         return {peer_id: node.name for peer_id, node in self._nodes.items()}
-
-    async def _files(self, run: str) -> tuple[CheckpointFile, ...]:
-        return () if self._checkpoints is None else await asyncio.to_thread(self._checkpoints.files, run)
 
 
 def daemon_collector(node: Node) -> AbstractAsyncContextManager[Collector]:

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TextIO
 
 from swarm_protocol.errors import SwarmError
@@ -36,14 +35,6 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _REPEATED_AT = frozenset(10**power for power in range(1, 10))
 
 
-@dataclass(frozen=True, slots=True)
-class _Complaint:
-    """The reason of the last complaint, without its numbers, and how often it came in a row."""
-
-    reason: str
-    number: int
-
-
 class Emitter:
     """Prints events. With `json` they go to stdout and the lines for people to stderr; else stdout stays empty."""
 
@@ -52,7 +43,7 @@ class Emitter:
         self._out = out or sys.stdout
         self._err = err or sys.stderr
         self._line = LiveLine(self._err)
-        self._complaints: dict[str, _Complaint] = {}
+        self._complaints: dict[str, tuple[str, int]] = {}  # the last reason, and how often it came in a row
         self._listeners: list[Listener] = []
 
     @contextmanager
@@ -105,9 +96,9 @@ class Emitter:
     def _counted(self, event: str, reason: str, text: str) -> str:
         """Return `text`, or for a repeated complaint an empty text but for the 10th, 100th… time."""
         same = _NUMBER.sub("#", reason)  # texts that differ only in a number are the same to a reader
-        last = self._complaints.get(event)
-        number = last.number + 1 if last and last.reason == same else 1
-        self._complaints[event] = _Complaint(same, number)
+        last, number = self._complaints.get(event, ("", 0))
+        number = number + 1 if last == same else 1
+        self._complaints[event] = same, number
         if number == 1:
             return text
         return f"{text} ({number} times by now)" if number in _REPEATED_AT else ""

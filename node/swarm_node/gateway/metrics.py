@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
 
 from openai.types import CompletionUsage
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -64,14 +63,9 @@ class Metrics:
                 self._replayed_tokens.inc(0 if replay["was_handed_over"] else replay["num_tokens"])
                 self._failover.observe(replay["failover_ms"] / 1000)
 
-    @contextmanager
-    def request(self) -> Iterator[RequestTimes]:
+    def request(self) -> RequestTimes:
         """Time one request while the context lasts."""
-        times = RequestTimes(self)
-        try:
-            yield times
-        finally:
-            times.end()
+        return RequestTimes(self)
 
 
 class RequestTimes:
@@ -95,7 +89,10 @@ class RequestTimes:
             self._metrics.next_token.observe(now_s - self._last_s[index])
         self._last_s[index] = now_s
 
-    def end(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         (self._metrics.running if self._last_s else self._metrics.waiting).dec()
         self._metrics.whole.observe(time.perf_counter() - self._begun_s)
 

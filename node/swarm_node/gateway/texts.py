@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from contextlib import closing
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import Request
@@ -120,23 +121,24 @@ class Texts:
 
     async def embed(self, body: EmbeddingRequest, request: Request) -> Response:
         """Embed one text or several: the mean of the last hidden states, scaled to length 1."""
-        with self._gate.slots(1):
-            return await until_gone(request.receive, self._embed(body, request.scope.get(ALLOWANCE)))
+        return await self._answered(request, self._embed(body, request.scope.get(ALLOWANCE)))
 
     async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
         """Return the tokens of a text, or of messages by the model's chat template."""
-        with self._gate.slots(1):
-            return await until_gone(request.receive, self._tokenize(body))
+        return await self._answered(request, self._tokenize(body))
 
     async def detokenize(self, body: DetokenizeRequest, request: Request) -> Response:
         """Return the text of tokens, without special ones."""
-        with self._gate.slots(1):
-            return await until_gone(request.receive, self._detokenize(body))
+        return await self._answered(request, self._detokenize(body))
+
+    async def _answered(self, request: Request, answering: Coroutine[Any, Any, Response]) -> Response:
+        with closing(answering), self._gate.slots(1):
+            return await until_gone(request.receive, answering)
 
     async def _embed(self, body: EmbeddingRequest, allowance: Allowance | None) -> Response:
         await self._models.check_served(body.model)
         async with asyncio.timeout(http_limits.GENERATION_TIMEOUT_S):
-            inputs = [await self._token_ids(body.model, given) for given in body.input]
+            inputs = [await self._client.tokenize(Prompt(prompt=given), model=body.model) for given in body.input]
             num_tokens = sum(map(len, inputs))
             reserved = allowance.reserve(num_tokens) if allowance else 0
             try:
@@ -168,9 +170,6 @@ class Texts:
     async def _detokenize(self, body: DetokenizeRequest) -> Response:
         await self._models.find(body.model)
         return json_response(Detokenized(prompt=await self._client.decode(body.tokens, model=body.model)))
-
-    async def _token_ids(self, model: str, given: str | list[int]) -> Sequence[int]:
-        return await self._client.tokenize(Prompt(prompt=given), model=model)
 
 
 def _embeddings(body: EmbeddingRequest, vectors: Sequence[Any], num_tokens: int) -> bytes:

@@ -133,12 +133,6 @@ MAX_NAMED = 3
 """How many of these a message names, the newest."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Postponed:
-    until: float
-    reason: str
-
-
 class HelperRole:
     """A role that takes work until it is asked to leave."""
 
@@ -147,7 +141,7 @@ class HelperRole:
 
     def __init__(self, config: Config) -> None:
         self.computes = config.device != "cpu" or config.probe != "off"
-        self._postponed: dict[str, _Postponed] = {}
+        self._postponed: dict[str, tuple[float, str]] = {}  # until when, and why
         self._reported = ""
         self._num_taken = 0
 
@@ -168,13 +162,13 @@ class HelperRole:
 
     async def _find_needs(self, node: Node, poller: NetworkPoller) -> list[Need]:
         try:
-            found = await poller.poll()
+            snapshot, _ = await poller.poll()
         except SwarmError:  # no node answers yet, or any more: the next poll may find some
             return []
         now = asyncio.get_running_loop().time()
-        self._postponed = {name: each for name, each in self._postponed.items() if each.until > now}
+        self._postponed = {name: each for name, each in self._postponed.items() if each[0] > now}
         kinds = {"models": ModelNeed, "runs": RunNeed, "any": ModelNeed | RunNeed}[node.config.take]
-        wanted = [need for need in needs(found.snapshot, node.network.peer_id) if isinstance(need, kinds)]
+        wanted = [need for need in needs(snapshot, node.network.peer_id) if isinstance(need, kinds)]
         return [need for need in wanted if need.name not in self._postponed]
 
     async def _help(self, node: Node, need: Need) -> bool:
@@ -207,12 +201,12 @@ class HelperRole:
     def _postpone(self, name: str, reason: str, seconds: float) -> None:
         if len(self._postponed) >= MAX_POSTPONED:
             del self._postponed[next(iter(self._postponed))]
-        self._postponed[name] = _Postponed(asyncio.get_running_loop().time() + seconds, reason)
+        self._postponed[name] = (asyncio.get_running_loop().time() + seconds, reason)
 
     def _report_waiting(self, node: Node) -> None:
         node.activity.state = "idle"
         newest = list(self._postponed.items())[-MAX_NAMED:]
-        reasons = "; ".join(f"{name}: {each.reason}" for name, each in newest)
+        reasons = "; ".join(f"{name}: {reason}" for name, (_, reason) in newest)
         if num_more := len(self._postponed) - len(newest):
             reasons += f"; and {num_more} more"
         reported = reasons or "nobody serves a model or trains a run that this node could help with"

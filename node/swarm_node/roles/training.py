@@ -10,7 +10,7 @@ import asyncio
 import shutil
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -59,6 +59,7 @@ QUICK_S = 1.0
 """Time after which a wait is reported."""
 
 _EVENTS = {
+    OuterStep: "outer_step",
     StateFetched: "state_fetched",
     RoundAborted: "round_aborted",
     RunResumed: "run_resumed",
@@ -99,7 +100,11 @@ class RunTraining:
         trainer = self._trainer = await self._make_trainer()
         try:
             self._node.activity.waits = self._with_waiting
-            with self._node.metrics.reading(lambda: read_trainer(trainer)), self._recorded():
+            name = self._node.config.name
+            with (
+                self._node.metrics.reading(lambda: read_trainer(trainer)),
+                recorded(self._node.emitter, self._node.config.tensorboard, self._run.run_id, name),
+            ):
                 yield
         finally:
             try:
@@ -135,10 +140,6 @@ class RunTraining:
                 ),
             ),
         )
-
-    def _recorded(self) -> AbstractContextManager[None]:
-        node = self._node
-        return recorded(node.emitter, node.config.tensorboard, self._run.run_id, node.config.name)
 
     async def finish(self) -> Path | None:
         """Train until the run's last outer step is committed. Returns the model's directory; None if the node leaves
@@ -227,21 +228,19 @@ class RunTraining:
             case IntervalFailed():
                 message = f"this node brings nothing to outer step {event.step}: {event.reason}"
                 self._node.emitter.emit("warning", message=message, remedy="")
-            case OuterStep():
-                fragment = fragment_of(event.step, self._run.config.fragments)
-                self._emit("outer_step", fragment=fragment, **asdict(event))
-            case StateFetched() | RoundAborted() | Validated():
-                self._emit(_EVENTS[type(event)], **asdict(event))
-            case RunResumed():
-                self._emit(_EVENTS[type(event)], **asdict(event))
-                self._saved = b""  # the same state, and another certificate
-                self._save_soon()
             case Admitted():
                 # a member that votes from a state has to find it again when it is started anew
                 self._save_soon()
+            case _:
+                fragments = self._run.config.fragments
+                of = {"fragment": fragment_of(event.step, fragments)} if isinstance(event, OuterStep) else {}
+                self._emit(_EVENTS[type(event)], **of, **asdict(event))
         if isinstance(event, OuterStep):
             self._show(event.step, loss=event.loss, tokens_per_s=event.tokens_per_s)
             self._say(event.step, event.tokens_per_s)
+            self._save_soon()
+        elif isinstance(event, RunResumed):
+            self._saved = b""  # the same state, and another certificate
             self._save_soon()
 
     def _measure(self, event: TrainingEvent) -> None:

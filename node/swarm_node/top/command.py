@@ -15,7 +15,7 @@ from swarm_protocol.errors import ConfigError
 
 from swarm_node import diagnostics, interrupts
 from swarm_node.commands.command_options import Flags
-from swarm_node.dashboard.views import Overview, ViewSource
+from swarm_node.dashboard.views import ViewSource
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import clean
 from swarm_node.settings.config import Config
@@ -44,7 +44,8 @@ def run(flags: Flags) -> int:
 
 
 async def _show(config: Config, emitter: Emitter, *, is_live: bool) -> int:
-    async with _opened(config, with_models=not (is_live or emitter.json)) as source:
+    with_models = not (is_live or emitter.json)
+    async with _remote(config.url, with_models=with_models) if config.url else _direct(config) as source:
         if is_live:
             # textual takes half a second to import, and nothing else needs it
             from swarm_node.top.app import TopApp  # noqa: PLC0415
@@ -57,16 +58,6 @@ async def _show(config: Config, emitter: Emitter, *, is_live: bool) -> int:
             return 0
         emitter.result(await snapshot_text(source, shutil.get_terminal_size((PIPE_COLUMNS, 0)).columns))
         return 0
-
-
-@asynccontextmanager
-async def _opened(config: Config, *, with_models: bool) -> AsyncIterator[ViewSource]:
-    if config.url:
-        async with _remote(config.url, with_models=with_models) as source:
-            yield source
-    else:
-        async with _direct(config) as source:
-            yield source
 
 
 @asynccontextmanager
@@ -121,7 +112,9 @@ def is_light(colorfgbg: str) -> bool:
 async def snapshot_text(source: ViewSource, width: int) -> str:
     """Return the overview and the details of the first models and runs, in lines of `width`."""
     view = source.overview()
-    parts = [_head(view), rendering.overview(view, width).plain]
+    stale = f" · STALE: {clean(view.stale, 120)}" if view.stale else ""
+    swarm = f"network {clean(view.network_id, 64)} · version {clean(view.version, 32)}"
+    parts = [f"{swarm} · as of {rendering.moment(view.at)}{stale}", rendering.overview(view, width).plain]
     for model in view.models[:MAX_DETAILS]:
         if (model_detail := source.model(model.name)) is not None:
             parts.append(rendering.model(model_detail, width).plain)
@@ -129,9 +122,3 @@ async def snapshot_text(source: ViewSource, width: int) -> str:
         if (run_detail := await source.run(run.run)) is not None:
             parts.append(rendering.run(run_detail, width).plain)
     return "\n\n".join("\n".join(line.rstrip() for line in part.splitlines()) for part in parts)
-
-
-def _head(view: Overview) -> str:
-    stale = f" · STALE: {clean(view.stale, 120)}" if view.stale else ""
-    swarm = f"network {clean(view.network_id, 64)} · version {clean(view.version, 32)}"
-    return f"{swarm} · as of {rendering.moment(view.at)}{stale}"

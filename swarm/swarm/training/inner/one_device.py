@@ -1,8 +1,9 @@
 """A replica's weights, gradient and moments on one device, and the inner steps that change them.
 
-Blocks; one call at a time. The parameters are views of one flat vector on the device, their gradients of another one,
-so a fragment is a slice here too, and averaging a gradient over devices is one call. The gradient has memory only
-during an interval, since a round needs as much for the pseudo-gradient.
+Blocks; one call at a time. The parameters are views of one flat vector on the device, so a fragment is a slice here
+too. Where several devices share a step, their gradients are views of another one, so that one call sums them. Of a
+device alone, each parameter's gradient takes memory that activations have just left. Gradients have memory only during
+an interval, since a round needs as much for the pseudo-gradient.
 
 Shapes: B windows of a step, T tokens a window, N values of the flat vector, F of the slice of it that a fragment is,
 M = N + 1.
@@ -96,16 +97,12 @@ def next_token_loss(model: nn.Module, x_BT: Tensor) -> Tensor:
     return cross_entropy(logits_BTV.flatten(0, 1).float(), x_BT[:, 1:].flatten())
 
 
-def alone(gradient_M: Tensor) -> None:
-    """The sum over all devices of a replica with one device: nothing to do."""
-
-
 class OneDevice:
     """Takes over `model`. It trains in fp32 and without dropout, which draws from torch's global generator, so that a
     step could not be repeated.
 
-    `add_up` replaces a vector by its sum over all devices of the replica. Raises ConfigError if the options do not fit
-    the model.
+    `add_up` replaces a vector by its sum over all devices of the replica; None: this is the only one. Raises
+    ConfigError if the options do not fit the model.
     """
 
     def __init__(
@@ -117,7 +114,7 @@ class OneDevice:
         fragments: int = 1,
         local: LocalOptions = ONE_CPU,
         loss: LossFunction = next_token_loss,
-        add_up: Callable[[Tensor], None] = alone,
+        add_up: Callable[[Tensor], None] | None = None,
     ) -> None:
         check_fits(local, model)
         self._config = config
@@ -163,12 +160,13 @@ class OneDevice:
         changes nothing, if the loss or the gradient is not finite.
         """
         loss_share = self._gradient(x_BT, num_windows or len(x_BT))
-        gradient_M = self._gradient_M
-        assert gradient_M is not None
-        gradient_M[-1] = loss_share
-        self._add_up(gradient_M)
+        if self._add_up is not None:
+            assert self._gradient_M is not None
+            self._gradient_M[-1] = loss_share
+            self._add_up(self._gradient_M)
+            loss_share = self._gradient_M[-1]
         norm = nn.utils.clip_grad_norm_(self._parameters, self._config.clip_norm).item()
-        loss = gradient_M[-1].item()
+        loss = loss_share.item()
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise RoundError(
                 f"training diverged: the loss is {loss}, the norm of the gradient {norm}",
@@ -214,7 +212,12 @@ class OneDevice:
             parameter.data = pieces[name]
 
     def _clear_gradient(self) -> None:
-        """Make the parameters' gradients views of zeros: [N + 1], whose last value is free."""
+        """Free the gradients; where there are several devices, make them views of zeros: [N + 1], whose last value is
+        free."""
+        if self._add_up is None:
+            for parameter in self._parameters:
+                parameter.grad = None
+            return
         if self._gradient_M is not None:
             self._gradient_M.zero_()
             return
@@ -251,6 +254,9 @@ class OneDevice:
             share = loss if len(part_BT) == num_windows else loss * (len(part_BT) / num_windows)
             share.backward()  # type: ignore[no-untyped-call]
             total += share.detach()
+        for parameter in self._parameters:
+            if parameter.grad is None:  # the loss does not depend on it: weight decay still applies
+                parameter.grad = torch.zeros_like(parameter)
         return total
 
 

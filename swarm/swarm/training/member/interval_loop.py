@@ -87,14 +87,18 @@ class IntervalLoop:
     def adopted(self, *, fetched: bool) -> None:
         """There is a new committed state. It is `fetched` if it does not follow from the former one by a round's
         result."""
-        # a pseudo-gradient takes 4 bytes a parameter, and its round may have needed it again until now
-        for step in [step for step in self._offers if step <= self._context.replica.outer_step]:
-            del self._offers[step]
+        self.drop_offers(self._context.replica.outer_step)
         if self._awaited == self._context.replica.outer_step and not fetched:
             self._awaited = None
             self._committed.set()
         else:
             self.begin()
+
+    def drop_offers(self, outer_step: int) -> None:
+        """Free the pseudo-gradients of all rounds up to that of `outer_step`, 4 bytes a parameter each. The rounds can
+        need them again until it is sure that this member goes on from there."""
+        for step in [step for step in self._offers if step <= outer_step]:
+            del self._offers[step]
 
     async def offer(self, step: int) -> IntervalOffer:
         """Return what interval `step` contributes to its round, once it has ended; the same for each call."""

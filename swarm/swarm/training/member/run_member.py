@@ -322,6 +322,8 @@ class RunMember:
         proof = await context.check(await self._drive(driver, context))
         if (late := driver.lost(proof)) is not None:
             self._on_late(late)
+        if not proof.is_order and (proposal := context.replica.proposal(proof.outcome)) is not None:
+            intervals.drop_offers(proposal.manifest.outer_step)  # before the new state takes memory
         reached = await self._reach(context, proof, {})
         await settle(context, terms.step, reached.proof if reached else None)
         await self._faults.reached("round.applied")

@@ -1,12 +1,13 @@
 """One member's copy of the run: the committed state, what proves it, and what may be committed next.
 
-A reduction's parts make a proposal: `apply_outer_step` on a copy of the committed state. When a certificate names the
-proposal's outcome, `adopt` makes it the committed state. Tensors that others may be reading never change.
+A reduction's parts make a proposal: `apply_outer_step` on the committed state, frame by frame. Of the state that this
+leads to only the manifest is kept, since a state takes 8 bytes a parameter. When a certificate names the proposal's
+outcome, `make` makes the state from the parts again, with the same bits, and `adopt` commits it. Tensors that others
+may be reading never change.
 
-The parts of the last rounds are kept for members that are late, and the former state if a peer had begun to fetch it:
-a state takes 8 bytes a parameter, as much as the local model with its gradient. `RunMember` owns the replica. Proposals
-are computed in threads, one at a time, and taken in on the event loop. If the caller is cancelled, its proposal is
-dropped, however long the thread goes on.
+The parts of the last rounds are kept for members that are late, and the former state if a peer had begun to fetch it.
+`RunMember` owns the replica. Proposals are computed in threads, one at a time, and taken in on the event loop. If the
+caller is cancelled, its proposal is dropped, however long the thread goes on.
 
 Shapes: N values of the flat parameter vector, F of the fragment that a step moves.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
@@ -31,7 +33,7 @@ from swarm.training.inner.lease import Lease, admitted, committed, index_of, lea
 from swarm.training.round.certificate import CertificateHistory, Proof, Rank
 from swarm.training.run.run_config import OuterConfig, RunConfig
 from swarm.training.state.layout import fragment_of
-from swarm.training.state.replica_state import Manifest, ReplicaState
+from swarm.training.state.replica_state import Manifest, ReplicaState, StateHasher
 
 _BLOCK_VALUES = 1 << 16  # the temporary fits a core's cache, whatever the size of the model
 
@@ -85,6 +87,15 @@ class HashedState:
         return self.manifest.digest()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Proposal:
+    """The manifest of a state that may follow the committed one, and the contributions that lead to it."""
+
+    manifest: Manifest
+    origin: Group
+    parts: tuple[Data, ...]
+
+
 class Replica:
     """`proof` certifies `current`; it is None for a run's initial state, and for one from a checkpoint.
 
@@ -104,7 +115,7 @@ class Replica:
         self.history = CertificateHistory(config.succession, (proof,) if proof else ())
         self._former: tuple[bytes, HashedState] | None = None
         self._is_fetched = False  # whether a peer has asked for the committed state
-        self._proposals: dict[Outcome, HashedState] = {}
+        self._proposals: dict[Outcome, Proposal] = {}
         self._parts: dict[bytes, tuple[Data, ...]] = {}
         self._computing = asyncio.Lock()
 
@@ -163,7 +174,7 @@ class Replica:
     async def propose(
         self, executor: Executor, origin_digest: bytes, origin: Group, parts: tuple[Data, ...]
     ) -> Outcome:
-        """Apply `origin`'s contributions, reduced to `parts`, to a copy of the committed state, and keep the result.
+        """Compute what `origin`'s contributions, reduced to `parts`, make of the committed state; keep the manifest.
 
         The caller must not change `parts` afterwards. Raises RoundError, and IntegrityError for parts that cannot be
         decoded.
@@ -171,17 +182,17 @@ class Replica:
         base = self.current
         await self._computing.acquire()
         try:
-            work = asyncio.get_running_loop().run_in_executor(executor, self._following, base, origin, parts)
+            work = asyncio.get_running_loop().run_in_executor(executor, self._foresee, base, origin, parts)
         except BaseException:
             self._computing.release()
             raise
         # cancelling does not stop the thread: the next proposal waits until this one has ended
         work.add_done_callback(lambda _: self._computing.release())
-        held, digests = await asyncio.shield(work)
+        manifest, digests = await asyncio.shield(work)
         if base is not self.current:
             raise RoundError("another state has been committed meanwhile")
-        outcome = Outcome(origin_digest=origin_digest, part_digests=digests, state_digest=held.digest)
-        self._proposals[outcome] = held
+        outcome = Outcome(origin_digest=origin_digest, part_digests=digests, state_digest=manifest.digest())
+        self._proposals[outcome] = Proposal(manifest=manifest, origin=origin, parts=parts)
         self._parts[origin_digest] = parts
         while len(self._proposals) > NUM_PROPOSALS:
             del self._proposals[next(iter(self._proposals))]
@@ -189,45 +200,82 @@ class Replica:
             del self._parts[next(iter(self._parts))]
         return outcome
 
-    def _following(
-        self, base: HashedState, origin: Group, parts: tuple[Data, ...]
-    ) -> tuple[HashedState, tuple[bytes, ...]]:
-        """The state after `base`, and the digests of `parts`. Blocks."""
+    async def make(self, executor: Executor, proposal: Proposal) -> HashedState:
+        """Return the state that `proposal`, which must follow from the committed one, leads to."""
+        loop = asyncio.get_running_loop()
+        state = await loop.run_in_executor(executor, self._made, self.current.state, proposal)
+        return HashedState(state=state, manifest=proposal.manifest)
+
+    def _foresee(self, base: HashedState, origin: Group, parts: tuple[Data, ...]) -> tuple[Manifest, tuple[bytes, ...]]:
+        """The manifest of the state after `base`, and the digests of `parts`. Blocks."""
         digests = tuple(hashlib.sha256(part).digest() for part in parts)
         if parts:
-            return HashedState.of(self._stepped(base.state, origin, parts)), digests
+            return self._manifest_after(base.state, origin, parts), digests
         # nobody has trained: the round admits the members, and nothing else changes
         stripes = admitted(base.state.stripes, origin.roster)
-        following = replace(base.state, roster=origin.roster, stripes=stripes)
-        return HashedState(
-            state=following, manifest=replace(base.manifest, roster=origin.roster, stripes=stripes)
-        ), digests
+        return replace(base.manifest, roster=origin.roster, stripes=stripes), digests
 
-    def _stepped(self, state: ReplicaState, origin: Group, parts: tuple[Data, ...]) -> ReplicaState:
-        """The state after one outer step. It decodes frame by frame, so the mean never exists as a whole."""
-        copy, step = state.copy(), state.outer_step + 1
-        fragment = self.fragment(step)
-        theta_F, momentum_F = copy.theta_N[fragment], copy.momentum_N[fragment]
-        for frame, delta_F in decoded_frames(origin, parts, get_codec(self.config.codec)):
-            apply_outer_step(theta_F[frame], momentum_F[frame], delta_F, self.config.outer)
-            if not all(math.isfinite(magnitude(x_F[frame])) for x_F in (theta_F, momentum_F)):
-                raise RoundError("the group's pseudo-gradient leads to a state that is not finite")
+    def _manifest_after(self, state: ReplicaState, origin: Group, parts: tuple[Data, ...]) -> Manifest:
+        step = state.outer_step + 1
+        fragment, hasher = self.fragment(step), StateHasher(state.theta_N.numel())
+        hasher.add(state.theta_N[: fragment.start], state.momentum_N[: fragment.start])
+        for _, theta_F, momentum_F in self._stepped_frames(state, origin, parts):
+            hasher.add(theta_F, momentum_F)
+        hasher.add(state.theta_N[fragment.stop :], state.momentum_N[fragment.stop :])
         used = {member.peer_id: member.num_samples for member in origin.members if member.num_tokens}
         try:
             stripes = committed(state.stripes, step, origin.roster, self.config.samples_per_interval, used)
         except ValueError as error:
             raise RoundError(f"a group's members used what they had no lease for: {error}") from error
-        return replace(copy, outer_step=step, stripes=stripes, roster=origin.roster)
+        return Manifest(
+            outer_step=step,
+            stripes=stripes,
+            roster=origin.roster,
+            num_values=state.theta_N.numel(),
+            chunk_digests=hasher.chunk_digests(),
+        )
 
-    def proposal(self, outcome: Outcome) -> HashedState | None:
+    def _made(self, state: ReplicaState, proposal: Proposal) -> ReplicaState:
+        """Blocks."""
+        manifest, theta_N, momentum_N = proposal.manifest, state.theta_N, state.momentum_N
+        if proposal.parts:
+            theta_N, momentum_N = torch.empty_like(theta_N), torch.empty_like(momentum_N)
+            fragment = self.fragment(manifest.outer_step)
+            for unchanged in (slice(0, fragment.start), slice(fragment.stop, None)):
+                theta_N[unchanged], momentum_N[unchanged] = state.theta_N[unchanged], state.momentum_N[unchanged]
+            for place, theta_F, momentum_F in self._stepped_frames(state, proposal.origin, proposal.parts):
+                theta_N[place], momentum_N[place] = theta_F, momentum_F
+        return ReplicaState(
+            outer_step=manifest.outer_step,
+            stripes=manifest.stripes,
+            roster=manifest.roster,
+            theta_N=theta_N,
+            momentum_N=momentum_N,
+        )
+
+    def _stepped_frames(
+        self, state: ReplicaState, origin: Group, parts: tuple[Data, ...]
+    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Yield each frame of the fragment in turn: its place in the flat vector, and its theta and momentum after the
+        outer step. Neither the mean nor the new state exists as a whole."""
+        start = self.fragment(state.outer_step + 1).start
+        for frame, delta_F in decoded_frames(origin, parts, get_codec(self.config.codec)):
+            place = slice(start + frame.start, start + frame.stop)
+            theta_F, momentum_F = state.theta_N[place].clone(), state.momentum_N[place].clone()
+            apply_outer_step(theta_F, momentum_F, delta_F, self.config.outer)
+            if not all(math.isfinite(magnitude(x_F)) for x_F in (theta_F, momentum_F)):
+                raise RoundError("the group's pseudo-gradient leads to a state that is not finite")
+            yield place, theta_F, momentum_F
+
+    def proposal(self, outcome: Outcome) -> Proposal | None:
         return self._proposals.get(outcome)
 
-    def differing(self, outcome: Outcome) -> HashedState | None:
-        """This member's own state from the same parts, where it is another state than the outcome's."""
-        for mine, held in self._proposals.items():
+    def differing(self, outcome: Outcome) -> Proposal | None:
+        """What this member makes of the same parts, where that is another state than the outcome's."""
+        for mine, proposal in self._proposals.items():
             same_parts = (mine.origin_digest, mine.part_digests) == (outcome.origin_digest, outcome.part_digests)
             if same_parts and mine != outcome:
-                return held
+                return proposal
         return None
 
     def parts_of(self, origin_digest: bytes) -> tuple[Data, ...]:

@@ -7,7 +7,7 @@ canonical byte string (theta, then momentum, both fp32, little-endian as on ever
 A manifest's bytes are the length of the head as 4 bytes little-endian; the head, canonical JSON; and 32 bytes of digest
 for each chunk. Hashing takes about 0.6 ms a chunk: do it off the event loop.
 
-The tensors belong to one task, which alone may change them, and only while nobody reads chunks: others get a `copy`.
+The tensors of a state that others may read do not change.
 Shapes: N values of the flat parameter vector.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -159,9 +159,6 @@ class ReplicaState:
         """How many samples all outer steps so far have used."""
         return sum(stripe.cursor.num_committed for stripe in self.stripes)
 
-    def copy(self) -> ReplicaState:
-        return replace(self, theta_N=self.theta_N.clone(), momentum_N=self.momentum_N.clone())
-
     def manifest(self) -> Manifest:
         """Hash all chunks. Equal states have equal manifests. Blocks."""
         num_chunks = -(-8 * self.theta_N.numel() // CHUNK_BYTES)
@@ -181,6 +178,57 @@ class ReplicaState:
             raise IndexError(f"the state has no chunk {index}")
         split = len(theta)
         return bytes(theta[start:stop]) + bytes(momentum[max(0, start - split) : max(0, stop - split)])
+
+
+class StateHasher:
+    """Hashes the chunks of a state that is given piece by piece, each piece of theta with that of momentum."""
+
+    def __init__(self, num_values: int) -> None:
+        # the chunk in which theta ends has momentum's first bytes, which come before theta's last ones
+        num_shared = -4 * num_values % CHUNK_BYTES
+        self._shared = bytearray()
+        self._num_shared = min(num_shared, 4 * num_values)
+        self._theta, self._momentum = _ChunkHasher(), _ChunkHasher()
+
+    def add(self, theta_C: Tensor, momentum_C: Tensor) -> None:
+        """The next values of both, or none."""
+        if not theta_C.numel():
+            return
+        self._theta.add(_bytes_of(theta_C))
+        momentum = _bytes_of(momentum_C)
+        num_missing = self._num_shared - len(self._shared)
+        self._shared += momentum[:num_missing]
+        self._momentum.add(momentum[num_missing:])
+
+    def chunk_digests(self) -> tuple[bytes, ...]:
+        """Those of `ReplicaState.manifest`, once all values are there."""
+        self._theta.add(memoryview(self._shared))
+        return (*self._theta.finish(), *self._momentum.finish())
+
+
+class _ChunkHasher:
+    """Hashes a row of chunks, the last of which may be shorter."""
+
+    def __init__(self) -> None:
+        self._digests: list[bytes] = []
+        self._chunk, self._size = hashlib.sha256(), 0
+
+    def add(self, data: memoryview) -> None:
+        while len(data):
+            piece = data[: CHUNK_BYTES - self._size]
+            self._chunk.update(piece)
+            self._size, data = self._size + len(piece), data[len(piece) :]
+            if self._size == CHUNK_BYTES:
+                self._end_chunk()
+
+    def finish(self) -> list[bytes]:
+        if self._size:
+            self._end_chunk()
+        return self._digests
+
+    def _end_chunk(self) -> None:
+        self._digests.append(self._chunk.digest())
+        self._chunk, self._size = hashlib.sha256(), 0
 
 
 class Assembly:

@@ -29,7 +29,7 @@ from swarm.network.interface import EndOfStream
 from swarm.network.membership import Membership
 from swarm.training.round.certificate import Proof, most_supported, whom_to_ask
 from swarm.training.round.round_context import CALL_TIMEOUT_S, RoundContext, follows
-from swarm.training.state.replica import NUM_PARTS, HashedState, Replica
+from swarm.training.state.replica import NUM_PARTS, HashedState
 from swarm.training.state.state_transfer import FetchedState
 
 logger = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ async def reach(
 
 
 async def _obtain(context: RoundContext, proof: Proof, records: Mapping[str, TrainerRecord]) -> SyncResult:
-    if (held := _mine(context.replica, proof)) is not None:
+    if (held := await _mine(context, proof)) is not None:
         return SyncResult(proof=proof, held=held)
     others = [peer for peer, record in records.items() if record.digest == proof.outcome.state_digest]
     donors = [peer for peer in dict.fromkeys((*proof.voters, *others)) if peer != context.network.peer_id][:MAX_DONORS]
@@ -132,17 +132,19 @@ async def _obtain(context: RoundContext, proof: Proof, records: Mapping[str, Tra
     own = [replica.current]
     if (damaged := replica.differing(proof.outcome)) is not None:
         logger.warning("this member's copy of outer step %d is damaged: repairing what differs", proof.outer_step)
-        own.insert(0, damaged)
+        own.insert(0, await replica.make(context.executor, damaged))
         replica.num_mismatches += 1
     fetched = await context.fetcher.state(proof.outcome.state_digest, donors, own)
     return SyncResult(proof=proof, held=fetched.held, fetched=fetched)
 
 
-def _mine(replica: Replica, proof: Proof) -> HashedState | None:
-    """The state, if this member has it already."""
-    if not proof.is_order:
-        return replica.proposal(proof.outcome)
-    return replica.current if proof.outcome.state_digest == replica.digest else None
+async def _mine(context: RoundContext, proof: Proof) -> HashedState | None:
+    """The state, if this member has it already, or what makes it."""
+    replica = context.replica
+    if proof.is_order:
+        return replica.current if proof.outcome.state_digest == replica.digest else None
+    proposal = replica.proposal(proof.outcome)
+    return None if proposal is None else await replica.make(context.executor, proposal)
 
 
 async def _by_parts(context: RoundContext, proof: Proof, donors: list[str]) -> SyncResult | None:
@@ -170,10 +172,10 @@ async def rebuild(context: RoundContext, proof: Proof, holders: Sequence[str]) -
     """
     parts = await context.fetcher.parts(proof.origin, proof.outcome, holders, context.codec)
     mine = await context.replica.propose(context.executor, proof.outcome.origin_digest, proof.origin, parts)
-    held = context.replica.proposal(proof.outcome)
-    if held is None:
+    proposal = context.replica.proposal(proof.outcome)
+    if proposal is None:
         raise SwarmError(f"they lead to {mine.state_digest.hex()[:12]} here")
-    return held, sum(map(len, parts))
+    return await context.replica.make(context.executor, proposal), sum(map(len, parts))
 
 
 async def catch_up(context: RoundContext, proof: Proof, holders: Sequence[str]) -> FetchedState | None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from support.training_swarm import config
+from swarm.training.allreduce.parts import part_frames
 from swarm.training.data.corpus import stream
 from swarm.training.inner.lease import admitted
 from swarm.training.run.run_config import OuterConfig
@@ -133,6 +134,38 @@ def test_propose_from_a_state_that_is_no_longer_the_committed_one_is_refused(
         assert not replica._proposals
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("bounds", [(0, 300_000), (0, 100_000, 300_000)])
+def test_make_gives_the_state_of_the_proposals_manifest(executor: ThreadPoolExecutor, bounds: tuple[int, ...]) -> None:
+    """More than a chunk of theta and than a frame, of one fragment and of the second of two."""
+    outer_step, initial = len(bounds) - 2, ReplicaState.initial(_known(0, bounds[-1]))
+    stripes = admitted(initial.stripes, (PEER,))
+    state = replace(initial, outer_step=outer_step, stripes=stripes, roster=(PEER,), momentum_N=_known(1, bounds[-1]))
+    replica = Replica(config(), HashedState.of(state), bounds=bounds)
+    fragment = replica.fragment(outer_step + 1)
+    delta_F = _known(2, fragment.stop - fragment.start) * 0.01
+    group = replace(GROUP, step=outer_step + 1, part_values=(delta_F.numel(),))
+    codec = get_codec("int8")
+    frames = [delta_F[frame] for frame in part_frames(group, 0)]
+    part = b"".join(map(codec.encode, frames))
+
+    async def main() -> HashedState:
+        outcome = await replica.propose(executor, bytes(32), group, (part,))
+        proposal = replica.proposal(outcome)
+        assert proposal is not None
+        assert proposal.manifest.digest() == outcome.state_digest
+        return await replica.make(executor, proposal)
+
+    before = replica.digest
+    made = asyncio.run(main())
+    assert made.state.manifest() == made.manifest
+    assert replica.current.state.manifest().digest() == before
+    theta_F, momentum_F = state.theta_N[fragment].clone(), state.momentum_N[fragment].clone()
+    decoded_F = torch.cat([codec.decode(codec.encode(x_C), x_C.numel()) for x_C in frames])
+    apply_outer_step(theta_F, momentum_F, decoded_F, config().outer)
+    assert torch.equal(made.state.theta_N[fragment], theta_F)
+    assert torch.equal(made.state.momentum_N[fragment], momentum_F)
 
 
 OUTER = OuterConfig(learning_rate=0.7, momentum=0.9)

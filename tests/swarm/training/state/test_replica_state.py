@@ -11,7 +11,14 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from swarm.training.inner.lease import Cursor, LeaseStripe
-from swarm.training.state.replica_state import CHUNK_BYTES, MAX_MANIFEST_BYTES, Assembly, Manifest, ReplicaState
+from swarm.training.state.replica_state import (
+    CHUNK_BYTES,
+    MAX_MANIFEST_BYTES,
+    Assembly,
+    Manifest,
+    ReplicaState,
+    StateHasher,
+)
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import Identity
 
@@ -61,6 +68,10 @@ def test_assembly_of_a_state_of_any_size_is_that_state(num_values: int) -> None:
     assert _equal(_assembled(state).finish(), state)
 
 
+def _copy() -> ReplicaState:
+    return replace(STATE, theta_N=STATE.theta_N.clone(), momentum_N=STATE.momentum_N.clone())
+
+
 @pytest.mark.parametrize("index", [-1, 3, 1 << 40])
 def test_chunk_that_there_is_not_raises_index_error(index: int) -> None:
     with pytest.raises(IndexError):
@@ -68,13 +79,13 @@ def test_chunk_that_there_is_not_raises_index_error(index: int) -> None:
 
 
 def test_manifest_equal_states_have_equal_digests() -> None:
-    assert STATE.copy().manifest() == MANIFEST
+    assert _copy().manifest() == MANIFEST
     assert _state().manifest().digest() == MANIFEST.digest()
 
 
 @given(place=st.integers(0, 2 * NUM_VALUES - 1), bit=st.integers(0, 31))
 def test_manifest_any_flipped_bit_changes_the_digest(place: int, bit: int) -> None:
-    state = STATE.copy()
+    state = _copy()
     tensor = state.theta_N if place < NUM_VALUES else state.momentum_N
     tensor.view(torch.int32)[place % NUM_VALUES] ^= (1 << bit) if bit < 31 else -(1 << 31)
     assert state.manifest().digest() != MANIFEST.digest()
@@ -85,11 +96,16 @@ def test_manifest_other_step_lane_or_roster_changes_the_digest() -> None:
     assert len({state.manifest().digest() for state in (STATE, *others)}) == 4
 
 
-def test_copy_does_not_follow_its_original() -> None:
-    original = STATE.copy()
-    copy = original.copy()
-    original.theta_N.zero_()
-    assert _equal(copy, STATE)
+@pytest.mark.parametrize("num_values", [1, 1000, CHUNK_BYTES // 8, CHUNK_BYTES // 4, CHUNK_BYTES // 4 + 1, NUM_VALUES])
+@pytest.mark.parametrize("piece_values", [999_983, 1 << 16, 70_001])
+def test_hasher_gives_the_chunks_of_the_manifest_whatever_the_pieces(num_values: int, piece_values: int) -> None:
+    state, hasher = _state(num_values=num_values), StateHasher(num_values)
+    for theta_C, momentum_C in zip(
+        state.theta_N.split(piece_values), state.momentum_N.split(piece_values), strict=True
+    ):
+        hasher.add(theta_C, momentum_C)
+        hasher.add(theta_C[:0], momentum_C[:0])
+    assert hasher.chunk_digests() == state.manifest().chunk_digests
 
 
 @given(order=st.permutations(range(len(CHUNKS))))
@@ -131,7 +147,7 @@ def test_assembly_with_chunks_missing_does_not_finish() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_assembly_values_not_finite_do_not_finish(bad: float) -> None:
-    state = STATE.copy()
+    state = _copy()
     state.momentum_N[5] = bad
     assembly = _assembled(state)
     with pytest.raises(IntegrityError, match="not finite"):
@@ -139,7 +155,7 @@ def test_assembly_values_not_finite_do_not_finish(bad: float) -> None:
 
 
 def test_assembly_reuse_of_a_diverged_state_leaves_just_the_chunk_that_differs() -> None:
-    diverged = STATE.copy()
+    diverged = _copy()
     diverged.momentum_N[0] += 1.0
     assembly = Assembly(MANIFEST)
     assembly.reuse(diverged)

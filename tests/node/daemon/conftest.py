@@ -17,6 +17,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.forked_node import ForkedNode
+from swarm_node import cli
 from swarm_node.events import event_contract
 
 COMMAND = (str(Path(sys.executable).with_name("swarm-node")),)
@@ -68,6 +70,31 @@ def run_node(*arguments: object, command: tuple[str, ...] = COMMAND, timeout_s: 
     return Answer(code=done.returncode, events=parsed(done.stdout.splitlines()), err=done.stderr, seconds=seconds)
 
 
+RunHere = Callable[..., Answer]
+
+
+@pytest.fixture
+def run_here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[RunHere]:
+    """`run_node` in this process, which has imported everything, for commands that end by themselves.
+
+    Tests that use `run_node` show that a started program returns the same exit code.
+    """
+    for name in [name for name in os.environ if name.startswith("SWARM_")]:
+        monkeypatch.delenv(name)
+    on_interrupt = signal.getsignal(signal.SIGINT)
+
+    def run(*arguments: object) -> Answer:
+        capfd.readouterr()
+        since = time.monotonic()
+        code = cli.run([*map(str, arguments), "--json"])
+        seconds = time.monotonic() - since
+        told = capfd.readouterr()
+        return Answer(code=code, events=parsed(told.out.splitlines()), err=told.err, seconds=seconds)
+
+    yield run
+    signal.signal(signal.SIGINT, on_interrupt)
+
+
 def parsed(lines: list[str]) -> list[Event]:
     events = [json.loads(line) for line in lines]
     assert [problem for event in events for problem in event_contract.problems(event)] == []
@@ -75,21 +102,24 @@ def parsed(lines: list[str]) -> list[Event]:
 
 
 class Node:
-    """A daemon in a process of its own."""
+    """A daemon in a process of its own, a fork of another where that is asked for."""
 
-    def __init__(self, *arguments: object, home: Path, command: tuple[str, ...] = COMMAND) -> None:
+    def __init__(
+        self, *arguments: object, home: Path, command: tuple[str, ...] = COMMAND, is_forked: bool = False
+    ) -> None:
         self.home = home
         self.events: list[Event] = []
         self._lines: queue.Queue[str] = queue.Queue()
         self.err_path = home.with_name(f"{home.name}.err")
-        with self.err_path.open("w") as err:
-            self.process = subprocess.Popen(
-                [*command, *map(str, arguments), "--home", str(home), "--json"],
-                env=environment(),
-                stdout=subprocess.PIPE,
-                stderr=err,
-                text=True,
-            )
+        given = [*map(str, arguments), "--home", str(home), "--json"]
+        self.process: ForkedNode | subprocess.Popen[str]
+        if is_forked:
+            self.process = ForkedNode(given, environment=environment(), err_path=self.err_path)
+        else:
+            with self.err_path.open("w") as err:
+                self.process = subprocess.Popen(
+                    [*command, *given], env=environment(), stdout=subprocess.PIPE, stderr=err, text=True
+                )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -177,11 +207,14 @@ StartNode = Callable[..., Node]
 
 @pytest.fixture
 def start_node(tmp_path: Path) -> Iterator[StartNode]:
-    """Starts daemons, each with a home of its own name, and ends them after the test."""
+    """Starts daemons, each with a home of its own name, and ends them after the test.
+
+    Where `is_forked`, they share what torch and transformers take to import: for nodes that train or serve.
+    """
     nodes: list[Node] = []
 
-    def start(*arguments: object, home: str = "home", command: tuple[str, ...] = COMMAND) -> Node:
-        nodes.append(Node(*arguments, home=tmp_path / home, command=command))
+    def start(*arguments: object, home: str = "home", is_forked: bool = False) -> Node:
+        nodes.append(Node(*arguments, home=tmp_path / home, is_forked=is_forked))
         return nodes[-1]
 
     yield start

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.free_ports import free_port
 
-from .conftest import Node, Seed, run_node
+from .conftest import Node, RunHere, Seed, run_node
 
 UNKNOWN = "12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"
 NOBODY = f"/ip4/127.0.0.1/tcp/1/p2p/{UNKNOWN}"
@@ -51,10 +51,10 @@ JOIN = ("join", "--take", "nothing", "--network-id", "tests", "--probe", "off", 
     ],
 )
 def test_start_with_impossible_settings_says_what_to_do(
-    arguments: tuple[str, ...], expected: str, tmp_path: Path
+    arguments: tuple[str, ...], expected: str, run_here: RunHere, tmp_path: Path
 ) -> None:
     home = () if arguments[0] == "demo" else ("--home", tmp_path / "home")
-    answer = run_node(*arguments, *home)
+    answer = run_here(*arguments, *home)
     assert expected in answer.error
     assert answer.code == 1
 
@@ -68,8 +68,10 @@ def test_start_with_impossible_settings_says_what_to_do(
         (("demo", "--bogus"), "--bogus → see swarm-node demo --help"),
     ],
 )
-def test_wrong_usage_exits_2_and_points_to_the_help(arguments: tuple[str, ...], expected: str) -> None:
-    answer = run_node(*arguments)
+def test_wrong_usage_exits_2_and_points_to_the_help(
+    arguments: tuple[str, ...], expected: str, run_here: RunHere
+) -> None:
+    answer = run_here(*arguments)
     assert answer.code == 2
     assert expected in answer.error
 
@@ -82,8 +84,10 @@ def test_wrong_usage_exits_2_and_points_to_the_help(arguments: tuple[str, ...], 
         ("gateway", "/proc/x", "/proc/x"),
     ],
 )
-def test_start_in_a_home_that_cannot_be_written_says_so(command: str, home: str, expected: str) -> None:
-    answer = run_node(command, "--home", home)
+def test_start_in_a_home_that_cannot_be_written_says_so(
+    command: str, home: str, expected: str, run_here: RunHere
+) -> None:
+    answer = run_here(command, "--home", home)
     assert f"cannot use the home directory {expected}" in answer.error
     assert answer.code == 1
 
@@ -150,10 +154,12 @@ def test_start_with_an_identity_open_to_others_is_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("option", ["--data", "--tokenizer"])
-def test_join_with_data_that_is_not_there_says_so_before_anything_of_the_network(option: str, tmp_path: Path) -> None:
+def test_join_with_data_that_is_not_there_says_so_before_anything_of_the_network(
+    option: str, run_here: RunHere, tmp_path: Path
+) -> None:
     run = tmp_path / "run.toml"
     run.write_text("")
-    answer = run_node("join", "--run", run, option, "/no/such", "--home", tmp_path / "home")
+    answer = run_here("join", "--run", run, option, "/no/such", "--home", tmp_path / "home")
     assert f"/no/such is not there → give {option} a path that is" in answer.error
     assert answer.code == 1
     assert not (tmp_path / "home").exists()

@@ -44,7 +44,7 @@ def test_join_alone_waits_then_trains_the_run_that_comes(lone_seed: str, start_n
     mapped = {each.path for each in psutil.Process(helper.process.pid).memory_maps()}
     assert not [path for path in mapped if "libtorch" in path], "a node that waits does without"
     run = written_run(tmp_path, outer_steps=2)
-    member = start_node(*JOIN, "--peers", lone_seed, "--run", run, home="member")
+    member = start_node(*JOIN, "--peers", lone_seed, "--run", run, home="member", is_forked=True)
     assert step(helper, "looks").endswith("has only 1 member")
     finished = [node.wait_for("run_finished", timeout_s=100) for node in (helper, member)]
     assert finished[0]["digest"] == finished[1]["digest"]
@@ -58,9 +58,9 @@ def test_join_alone_waits_then_trains_the_run_that_comes(lone_seed: str, start_n
 @pytest.mark.usefixtures("hub")
 def test_join_alone_serves_the_blocks_that_nobody_has(lone_seed: str, start_node: StartNode) -> None:
     model = ("--model", "someone/tiny", "--dtype", "bfloat16", "--blocks", "0:4")
-    server = start_node(*JOIN, "--peers", lone_seed, *model, home="server")
+    server = start_node(*JOIN, "--peers", lone_seed, *model, home="server", is_forked=True)
     told = server.wait_for("serving", timeout_s=100)
-    helper = start_node(*JOIN, "--peers", lone_seed, home="helper")
+    helper = start_node(*JOIN, "--peers", lone_seed, home="helper", is_forked=True)
     assert step(helper, "looks") == "2 of the 6 blocks of tiny have no server"
     serving = helper.wait_for("serving", timeout_s=100)
     assert serving["start"] <= 4  # type: ignore[operator]

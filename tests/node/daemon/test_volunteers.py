@@ -19,7 +19,7 @@ from swarm.training.run.run_file import load_run, write_run
 from swarm.training.state.checkpoint import load_newest
 from swarm_protocol.identity import Identity
 
-from .conftest import Node, Seed, StartNode, run_node, wait_until
+from .conftest import Node, RunHere, Seed, StartNode, run_node, wait_until
 
 JOIN = ("join", "--network-id", "tests", "--probe", "off", "--device", "cpu", "--threads", "1")
 DEFAULT_DATA = DataConfig()
@@ -47,15 +47,15 @@ def named(node: Node, name: str) -> list[dict[str, object]]:
 
 @pytest.mark.timeout(240)
 def test_join_trains_a_run_that_can_be_watched_and_then_serves_it(
-    seed: Seed, start_node: StartNode, tmp_path: Path
+    seed: Seed, start_node: StartNode, run_here: RunHere, tmp_path: Path
 ) -> None:
     run = written_run(tmp_path, outer_steps=2)
     serve = ("--then-serve", "--max-blocks", "2")
-    first = start_node(*JOIN, "--peers", seed.addr, "--run", run, *serve, home="a")
+    first = start_node(*JOIN, "--peers", seed.addr, "--run", run, *serve, home="a", is_forked=True)
     while first.wait_for("step", timeout_s=100)["title"] != "warm-up":
         pass
     # a member that has heard of the run gets its file from the first one
-    second = start_node(*JOIN, "--peers", seed.addr, "--run", load_run(run).run_id, *serve, home="b")
+    second = start_node(*JOIN, "--peers", seed.addr, "--run", load_run(run).run_id, *serve, home="b", is_forked=True)
     nodes = [first, second]
     serving = [node.wait_for("serving", timeout_s=150) for node in nodes]
     steps = [[(event["step"], event["digest"]) for event in named(node, "outer_step")] for node in nodes]
@@ -80,7 +80,7 @@ def test_join_trains_a_run_that_can_be_watched_and_then_serves_it(
     assert status["state"] == "serving"
     assert isinstance(status["serving"], dict)
     assert status["serving"]["model"] == finished[0]["run"]
-    watched = run_node("run", "watch", run_id, "--network-id", "tests", "--peers", seed.addr)
+    watched = run_here("run", "watch", run_id, "--network-id", "tests", "--peers", seed.addr)
     assert watched.code == 0
     assert [event["event"] for event in watched.events] == [
         *("watching", "members", "validated", "committed", "run_finished"),
@@ -100,7 +100,7 @@ def test_join_trains_a_run_that_can_be_watched_and_then_serves_it(
 @pytest.mark.timeout(240)
 def test_join_after_being_killed_resumes_from_its_checkpoint(seed: Seed, start_node: StartNode, tmp_path: Path) -> None:
     run = written_run(tmp_path, outer_steps=200, num_nodes=1)
-    node = start_node(*JOIN, "--peers", seed.addr, "--run", run, "--metrics", "127.0.0.1:0", home="a")
+    node = start_node(*JOIN, "--peers", seed.addr, "--run", run, "--metrics", "127.0.0.1:0", home="a", is_forked=True)
     while node.wait_for("checkpoint", timeout_s=100)["outer_step"] == 0:
         pass
     measured = scraped(str(named(node, "metrics")[0]["url"]))
@@ -114,7 +114,7 @@ def test_join_after_being_killed_resumes_from_its_checkpoint(seed: Seed, start_n
     notary = Notary(identity=Identity.generate(), network_id="tests", run=load_run(run).run_id)
     proof = notary.check_certificate(checkpoint.certificate, time.time())
     assert proof.outcome.state_digest == checkpoint.state.manifest().digest()
-    again = start_node(*JOIN, "--peers", seed.addr, "--run", run, home="a")
+    again = start_node(*JOIN, "--peers", seed.addr, "--run", run, home="a", is_forked=True)
     resumed = int(str(again.wait_for("training", timeout_s=100)["outer_step"]))
     assert resumed >= kept
     assert int(str(again.wait_for("outer_step")["step"])) == resumed + 1
@@ -147,7 +147,7 @@ def test_join_trains_on_a_folder_of_its_own_and_says_how_far_tokenizing_is(
     for index in range(40):
         (books / f"{index}.txt").write_text(f"Es waren {index} mal ein König und eine Königin. " * 40)
     recording = ("--tensorboard", tmp_path / "curves", "--name", "attic")
-    node = start_node(*JOIN, "--peers", seed.addr, "--run", run, "--data", books, *recording, home="a")
+    node = start_node(*JOIN, "--peers", seed.addr, "--run", run, "--data", books, *recording, home="a", is_forked=True)
     told = node.wait_for("tokenizing", timeout_s=100)
     while told["share"] != 1.0:
         told = node.wait_for("tokenizing")
@@ -164,21 +164,23 @@ def test_join_trains_on_a_folder_of_its_own_and_says_how_far_tokenizing_is(
     assert [each.step for each in drawn.Scalars("loss/validation")] == [0, 2]
     assert f"tokens are kept in {told['folder']}, for every home" in node.err_path.read_text()
     assert any(Path(str(told["folder"])).glob("*.tokens"))
-    other = start_node(*JOIN, "--peers", seed.addr, "--run", run, "--data", books, home="b")
+    other = start_node(*JOIN, "--peers", seed.addr, "--run", run, "--data", books, home="b", is_forked=True)
     other.wait_for("training", timeout_s=100)
     assert named(other, "tokenizing") == [], "every home on a machine shares them"
 
 
-def test_join_without_the_data_that_the_run_asks_for_says_what_to_name(seed: Seed, tmp_path: Path) -> None:
+def test_join_without_the_data_that_the_run_asks_for_says_what_to_name(
+    seed: Seed, run_here: RunHere, tmp_path: Path
+) -> None:
     run = written_run(tmp_path, outer_steps=2, data=DataConfig(source="files"))
-    answer = run_node(*JOIN, "--peers", seed.addr, "--run", run, "--home", tmp_path / "home")
+    answer = run_here(*JOIN, "--peers", seed.addr, "--run", run, "--home", tmp_path / "home")
     assert "trains on each member's own files → name a file or folder: --data PATH" in answer.error
     assert answer.code == 1
 
 
 @pytest.mark.timeout(240)
 def test_join_trains_a_checkpoint_further_and_refuses_another_one(
-    seed: Seed, start_node: StartNode, tmp_path: Path
+    seed: Seed, start_node: StartNode, run_here: RunHere, tmp_path: Path
 ) -> None:
     base, other = (write_model(tmp_path / name, FAMILIES["llama-tied"](), index) for index, name in enumerate("ab"))
     model = model_settings(open_model(base).config)
@@ -188,27 +190,27 @@ def test_join_trains_a_checkpoint_further_and_refuses_another_one(
     digest = pin_of(config, CheckpointSource(place=base, cache=tmp_path)).digest
     write_run(tmp_path / "run.toml", replace(config, start=replace(config.start, digest=digest)), Identity.generate())
     joining = (*JOIN, "--peers", seed.addr, "--run", tmp_path / "run.toml")
-    refused = run_node(*joining, "--start", other, "--home", tmp_path / "refused")
+    refused = run_here(*joining, "--start", other, "--home", tmp_path / "refused")
     assert refused.code == 1
     assert "other weights than those that the run starts from" in refused.error
-    node = start_node(*joining, "--start", base, home="first")
+    node = start_node(*joining, "--start", base, home="first", is_forked=True)
     assert node.wait_for("run_finished", timeout_s=100)["outer_step"] == 1
     where = ("--home", node.home, "--network-id", "tests", "--out", tmp_path / "exported")
-    exported = run_node("run", "export", load_run(tmp_path / "run.toml").run_id, *where)
+    exported = run_here("run", "export", load_run(tmp_path / "run.toml").run_id, *where)
     assert [event["event"] for event in exported.events] == ["exported"]
     assert open_model(tmp_path / "exported").num_blocks == open_model(base).num_blocks
 
 
-def test_join_with_a_run_that_was_changed_says_so(seed: Seed, tmp_path: Path) -> None:
+def test_join_with_a_run_that_was_changed_says_so(seed: Seed, run_here: RunHere, tmp_path: Path) -> None:
     run = written_run(tmp_path, outer_steps=2)
     run.write_text(run.read_text().replace("outer_steps = 2", "outer_steps = 3"))
-    answer = run_node(*JOIN, "--peers", seed.addr, "--run", run, "--home", tmp_path / "home")
+    answer = run_here(*JOIN, "--peers", seed.addr, "--run", run, "--home", tmp_path / "home")
     assert "is not what its author signed" in answer.error
     assert answer.code == 1
 
 
-def test_doctor_beside_a_seed_finds_all_well(seed: Seed, tmp_path: Path) -> None:
-    answer = run_node("doctor", "--network-id", "tests", "--peers", seed.addr, "--home", tmp_path)
+def test_doctor_beside_a_seed_finds_all_well(seed: Seed, run_here: RunHere, tmp_path: Path) -> None:
+    answer = run_here("doctor", "--network-id", "tests", "--peers", seed.addr, "--home", tmp_path)
     found = {str(event["check"]): event["result"] for event in answer.events}
     assert list(found) == [
         *("versions", "libp2p", "home", "disk", "clock", "ports", "gpu", "seeds", "reachability"),
@@ -218,8 +220,8 @@ def test_doctor_beside_a_seed_finds_all_well(seed: Seed, tmp_path: Path) -> None
     wait_until(lambda: seed.node.process.poll() is None, "the seed goes on")
 
 
-def test_doctor_of_another_network_fails_with_the_remedy(seed: Seed, tmp_path: Path) -> None:
-    answer = run_node("doctor", "--network-id", "others", "--peers", seed.addr, "--home", tmp_path)
+def test_doctor_of_another_network_fails_with_the_remedy(seed: Seed, run_here: RunHere, tmp_path: Path) -> None:
+    answer = run_here("doctor", "--network-id", "others", "--peers", seed.addr, "--home", tmp_path)
     [failed] = [event for event in answer.events if event["result"] == "fail"]
     assert failed["check"] == "seeds"
     assert "same network id" in str(failed["remedy"])

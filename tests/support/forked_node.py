@@ -1,0 +1,82 @@
+"""`swarm-node` processes that are forks of one which has imported what a node that computes needs.
+
+Importing torch and transformers takes five seconds of the processor, which each started program spends anew. All else
+is as in a started one: a process with its own arguments, environment, output and signals. What a program imports by
+itself, and when, only a started one shows.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from typing import IO, Any
+
+_FORKING = multiprocessing.get_context("forkserver")
+_FORKING.set_forkserver_preload(
+    ["swarm_node.roles.volunteer", "swarm_node.roles.training", "transformers.models.llama.modeling_llama"]
+)
+
+
+class ForkedNode:
+    """A process with as much of subprocess.Popen's interface as tests use. Its standard output is `stdout`."""
+
+    def __init__(self, arguments: Sequence[str], *, environment: Mapping[str, str], err_path: Path) -> None:
+        reading, writing = os.pipe()
+        self.stdout: IO[str] = os.fdopen(reading)
+        self._process = _FORKING.Process(target=_run, args=(arguments, environment, err_path, _Sent(writing)))
+        self._process.start()
+        os.close(writing)
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code. Raises subprocess.TimeoutExpired."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("swarm-node", timeout or 0.0)
+        return self._process.exitcode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class _Sent:
+    """A file descriptor that is another process's own once it arrives there."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __reduce__(self) -> Any:
+        return _arrived, (DupFd(self._descriptor),)
+
+
+def _arrived(sent: Any) -> int:
+    descriptor: int = sent.detach()
+    return descriptor
+
+
+def _run(arguments: Sequence[str], environment: Mapping[str, str], err_path: Path, out: int) -> None:
+    os.dup2(out, 1)
+    os.close(out)
+    with err_path.open("w") as err:
+        os.dup2(err.fileno(), 2)
+    sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", closefd=False) for descriptor in (1, 2))
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["swarm-node", *arguments]
+    from swarm_node.__main__ import main  # noqa: PLC0415 - the process that starts forks needs nothing of it
+
+    main()

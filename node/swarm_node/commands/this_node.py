@@ -8,13 +8,13 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from swarm_protocol.control_messages import ServingStatus, StatusReply, TrainingStatus
+from swarm_protocol.control_messages import StatusReply, TrainingStatus
 from swarm_protocol.errors import ConfigError, PeerTimeout
 from swarm_protocol.identity import Identity
 
 from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
-from swarm_node.formatting import duration, reach
+from swarm_node.formatting import duration, plural, reach
 from swarm_node.storage.home import Home
 
 if TYPE_CHECKING:
@@ -85,17 +85,16 @@ def text(reply: StatusReply) -> str:
         "node": f"{reply.name}  {reply.peer_id}",
         "state": f"{reply.state}, up {duration(reply.uptime_s)}",
         "training": _training(reply.training) if reply.training else "",
-        "serving": _serving(reply.serving) if reply.serving else "",
-        "network": _network(reply),
+        "serving": f"blocks {serving.start}:{serving.end} of {serving.model}, {serving.num_sessions} sessions, "
+        f"{serving.tokens_per_s:.1f} tokens/s"
+        if (serving := reply.serving)
+        else "",
+        "network": f"{reply.network_id}, {plural(reply.num_peers, 'node')} live, "
+        f"reachability {reach(reply.reachability, reply.addrs)}",
         "address": "\n           ".join(reply.addrs) or "none yet",
         "process": f"pid {reply.pid}, {reply.memory_bytes / 2**20:.0f} MiB, version {reply.version}",
     }
     return "\n".join(f"{title:<10} {line}" for title, line in lines.items() if line)
-
-
-def _network(reply: StatusReply) -> str:
-    nodes = "1 node" if reply.num_peers == 1 else f"{reply.num_peers} nodes"
-    return f"{reply.network_id}, {nodes} live, reachability {reach(reply.reachability, reply.addrs)}"
 
 
 def _training(training: TrainingStatus) -> str:
@@ -105,8 +104,3 @@ def _training(training: TrainingStatus) -> str:
     waits = training.waits_for and training.waits_s >= 1
     waiting = f"waits for {training.waits_for} since {duration(training.waits_s)}"
     return f"{training.run}, {step}{loss}, {waiting if waits else f'{training.tokens_per_s:.0f} tokens/s here'}"
-
-
-def _serving(serving: ServingStatus) -> str:
-    blocks = f"blocks {serving.start}:{serving.end} of {serving.model}"
-    return f"{blocks}, {serving.num_sessions} sessions, {serving.tokens_per_s:.1f} tokens/s"

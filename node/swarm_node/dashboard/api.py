@@ -58,12 +58,8 @@ def router(source: ViewSource, live: Live, checkpoints: Checkpoints | None = Non
     ):
         answers: dict[int | str, dict[str, Any]] = {200: {"model": model}, **_failures(400, 404)}
         routes.add_api_route(path, endpoint, methods=["GET"], response_model=None, responses=answers)
-    events = {
-        "text/event-stream": {
-            "schema": {"type": "string", "description": EVENTS},
-            "itemSchema": {"oneOf": [_event("overview", _OVERVIEW), _event("heartbeat", _HEARTBEAT)]},
-        }
-    }
+    items = {"oneOf": [_event("overview", _OVERVIEW), _event("heartbeat", _HEARTBEAT)]}
+    events = {"text/event-stream": {"schema": {"type": "string", "description": EVENTS}, "itemSchema": items}}
     routes.add_api_route(
         "/events",
         api.events,

@@ -107,10 +107,11 @@ def verdict(overview: Overview) -> tuple[str, str]:
     broken = [model for model in overview.models if model.health == "incomplete"]
     if not overview.num_volunteers:
         return "none", "No volunteer is here yet"
-    if broken and len(broken) == len(overview.models):
-        return "bad", "The swarm cannot answer yet"
     if broken:
-        return "thin", "The swarm answers, but not for every model"
+        is_all = len(broken) == len(overview.models)
+        return (
+            ("bad", "The swarm cannot answer yet") if is_all else ("thin", "The swarm answers, but not for every model")
+        )
     if any(model.health == "thin" for model in overview.models):
         return "thin", "The swarm works, and could use a hand"
     return "good", "The swarm is healthy"
@@ -129,7 +130,5 @@ def situation(overview: Overview) -> str:
         said.append(f"{answering}{of} {'model' if len(overview.models) == 1 else 'models'} {verb} questions;")
     else:
         said.append("No model is served yet;")
-    said.append(
-        f"{plural(training, 'run')} {'is' if training == 1 else 'are'} training." if training else "no run is training."
-    )
-    return " ".join(said)
+    runs = f"{plural(training, 'run')} {'is' if training == 1 else 'are'}" if training else "no run is"
+    return f"{' '.join(said)} {runs} training."

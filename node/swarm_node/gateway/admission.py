@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swarm_node.gateway import http_limits
@@ -80,9 +81,8 @@ def _bearer(headers: Mapping[bytes, bytes]) -> str:
 
 def _with_rates(send: Send, allowance: Allowance) -> Send:
     async def send_with_rates(message: Message) -> None:
-        if message["type"] == "http.response.start" and (headers := allowance.headers()):
-            written = [(name.encode(), value.encode()) for name, value in headers.items()]
-            message = {**message, "headers": [*message.get("headers", ()), *written]}
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message).update(allowance.headers())
         await send(message)
 
     return send_with_rates

@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from openai.types import CompletionUsage
 from pydantic import BaseModel
@@ -41,6 +41,8 @@ from swarm_node.metrics.otel_traces import NO_TRACES, Traces
 TRACE_HEADER = "x-swarm-trace"
 CLIENT_GONE = 499
 """nginx's status for a client that has left."""
+
+T = TypeVar("T")
 
 IndexedToken = tuple[int, Token]
 """A token with the index of its choice."""
@@ -74,10 +76,7 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, unless the client leaves first."""
-        async with asyncio.TaskGroup() as group:
-            answering = group.create_task(self._answer(scope, receive, send))
-            watching = group.create_task(cancel_on_disconnect(receive, answering))
-            answering.add_done_callback(lambda _done: watching.cancel())
+        await until_gone(receive, self._answer(scope, receive, send))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         trace_id = self._builder.head.id
@@ -120,8 +119,8 @@ class GenerationResponse(Response):
         await events.end(DONE)
 
 
-async def until_gone(receive: Receive, answering: Coroutine[Any, Any, Response]) -> Response:
-    """Return the response. If the client leaves before it is there, `answering` is cancelled and the body is empty."""
+async def until_gone(receive: Receive, answering: Coroutine[Any, Any, T]) -> T | Response:
+    """Return what `answering` does. If the client leaves before, that is cancelled, and the response has no body."""
     task = asyncio.create_task(answering)
     watching = asyncio.create_task(cancel_on_disconnect(receive, task))
     try:

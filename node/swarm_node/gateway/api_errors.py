@@ -62,12 +62,9 @@ def _from_swarm(error: SwarmError) -> HttpError:
 
 
 def _from_route(error: Exception, request: Request) -> HttpError:
-    match error:
-        case RequestValidationError():
-            return _from_validation(error)
-        case HTTPException():
-            return _from_http(error, request)
-    return from_exception(error)
+    if isinstance(error, RequestValidationError):
+        return _from_validation(error)
+    return _from_http(error, request) if isinstance(error, HTTPException) else from_exception(error)
 
 
 def _from_validation(error: RequestValidationError) -> HttpError:

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 
 from fastapi import FastAPI
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from swarm.client import AsyncClient
 from swarm.client.request import Prompt
 
@@ -65,7 +65,8 @@ def create_app(client: AsyncClient, options: GatewayOptions | None = None) -> Fa
         ("/health", gateway.health, "GET", responses.HEALTH),
         ("/metrics", gateway.show_metrics, "GET", responses.METRICS),
     ):
-        app.add_api_route(path, endpoint, methods=[method], response_class=doc.response_class, responses=doc.responses)
+        kind = PlainTextResponse if doc is responses.METRICS else JSONResponse
+        app.add_api_route(path, endpoint, methods=[method], response_class=kind, responses=doc)
     return app
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import Response
 from openai.types import Completion, CompletionChoice, CompletionUsage, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.completion_usage import PromptTokensDetails
@@ -241,30 +241,25 @@ class Detokenized(BaseModel):
     prompt: str
 
 
-@dataclass(frozen=True, slots=True)
-class RouteDoc:
-    """A route's answers by status, and the class of the usual one."""
-
-    responses: dict[int | str, dict[str, Any]]
-    response_class: type[Response] = JSONResponse
-
+Responses = dict[int | str, dict[str, Any]]
+"""A route's answers by status."""
 
 OF_HTTP = (400, 408, 413, 415)
 """The statuses for no HTTP, and for a body that comes too slowly, is too large or is not declared as JSON."""
 
 
-def _failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def _failures(*statuses: int) -> Responses:
     return {status: {"model": ErrorBody} for status in sorted({*OF_HTTP, 401, 429, 500, *statuses})}
 
 
-def _streamed(whole: type[BaseModel], chunk: type[BaseModel]) -> RouteDoc:
+def _streamed(whole: type[BaseModel], chunk: type[BaseModel]) -> Responses:
     events = {"text/event-stream": {"schema": {"type": "string", "description": f"events of {chunk.__name__}"}}}
     answered = {"model": whole, "description": "the answer, or with `stream` its events", "content": events}
-    return RouteDoc({200: answered, **_failures(404, 503)})
+    return {200: answered, **_failures(404, 503)}
 
 
-def _plain(model: type[BaseModel], *failures: int) -> RouteDoc:
-    return RouteDoc({200: {"model": model}, **_failures(503, *failures)})
+def _plain(model: type[BaseModel], *failures: int) -> Responses:
+    return {200: {"model": model}, **_failures(503, *failures)}
 
 
 MODELS = _plain(ModelList)
@@ -274,6 +269,6 @@ CHAT = _streamed(ChatCompletion, ChatCompletionChunk)
 EMBEDDINGS = _plain(CreateEmbeddingResponse, 404)
 TOKENS = _plain(TokenList, 404)
 TEXT = _plain(Detokenized, 404)
-TRACE = RouteDoc(_failures(404))
-HEALTH = RouteDoc({**_failures(), 200: {"model": GatewayHealth}, 503: {"model": GatewayHealth}})
-METRICS = RouteDoc(_failures(), PlainTextResponse)
+TRACE = _failures(404)
+HEALTH = {**_failures(), 200: {"model": GatewayHealth}, 503: {"model": GatewayHealth}}
+METRICS = _failures()

@@ -52,7 +52,13 @@ class KnownHosts:
         given = Headers(scope=scope).getlist("host") if scope["type"] == "http" else []
         for host in given:
             if not self._knows(host):
-                await _refusal(host)(scope, receive, send)
+                refusal = HttpError(
+                    MISDIRECTED,
+                    f"this server does not answer to the name {clean(host, MAX_HOST_CHARS)}",
+                    remedy="if it is its own, name it in --allowed-hosts (SWARM_ALLOWED_HOSTS, allowed_hosts)",
+                    code="unknown_host",
+                )
+                await refusal(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -76,15 +82,6 @@ def _cannot_be_owned(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _refusal(host: str) -> HttpError:
-    return HttpError(
-        MISDIRECTED,
-        f"this server does not answer to the name {clean(host, MAX_HOST_CHARS)}",
-        remedy="if it is its own, name it in --allowed-hosts (SWARM_ALLOWED_HOSTS, allowed_hosts)",
-        code="unknown_host",
-    )
 
 
 class TrustedProxies:

@@ -11,21 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    generate_latest,
-)
+import prometheus_client as prometheus
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from swarm_node.metrics.metric_contract import METRICS, MetricSpec
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
+CONTENT_TYPE = prometheus.CONTENT_TYPE_LATEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +37,22 @@ class Registry:
     """The metrics of one daemon. Raises AssertionError for a metric, kind or label that the contract does not have."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
+        self._registry = prometheus.CollectorRegistry()
         self._sources = _Sources()
         self._registry.register(self._sources)
-        ProcessCollector(registry=self._registry)
+        prometheus.ProcessCollector(registry=self._registry)
 
-    def counter(self, name: str) -> Counter:
+    def counter(self, name: str) -> prometheus.Counter:
         spec = _spec(name, "counter")
-        return Counter(name, spec.about, tuple(spec.labels), registry=self._registry)
+        return prometheus.Counter(name, spec.about, tuple(spec.labels), registry=self._registry)
 
-    def gauge(self, name: str) -> Gauge:
+    def gauge(self, name: str) -> prometheus.Gauge:
         spec = _spec(name, "gauge")
-        return Gauge(name, spec.about, tuple(spec.labels), registry=self._registry)
+        return prometheus.Gauge(name, spec.about, tuple(spec.labels), registry=self._registry)
 
-    def histogram(self, name: str) -> Histogram:
+    def histogram(self, name: str) -> prometheus.Histogram:
         spec = _spec(name, "histogram")
-        return Histogram(name, spec.about, tuple(spec.labels), buckets=spec.buckets, registry=self._registry)
+        return prometheus.Histogram(name, spec.about, tuple(spec.labels), buckets=spec.buckets, registry=self._registry)
 
     @contextmanager
     def reading(self, source: ReadingSource) -> Iterator[None]:
@@ -73,7 +65,7 @@ class Registry:
 
     def exposition(self) -> bytes:
         """The text that Prometheus reads."""
-        return generate_latest(self._registry)
+        return prometheus.generate_latest(self._registry)
 
 
 class _Sources(Collector):

@@ -14,15 +14,7 @@ from typing import TYPE_CHECKING
 import psutil
 from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 from swarm.network.traffic import PEER_CLASSES
-from swarm.training.member.trainer_events import (
-    IntervalDone,
-    IntervalFailed,
-    OuterStep,
-    RoundAborted,
-    StateFetched,
-    TrainingEvent,
-    Validated,
-)
+from swarm.training.member import trainer_events as events
 from swarm_protocol.records import RoundReport
 from swarm_protocol.version import software_version
 
@@ -137,21 +129,21 @@ class TrainerMetrics:
         self._fetched = registry.counter("swarm_trainer_fetched_bytes_total")
         registry.gauge("swarm_trainer_num_outer_steps").set(num_outer_steps)
 
-    def count(self, event: TrainingEvent) -> None:
+    def count(self, event: events.TrainingEvent) -> None:
         match event:
-            case IntervalDone():
+            case events.IntervalDone():
                 self._tokens.inc(event.num_tokens)
                 self._tokens_per_s.set(event.tokens_per_s)
-            case IntervalFailed():
+            case events.IntervalFailed():
                 self._failed.inc()
-            case RoundAborted():
+            case events.RoundAborted():
                 self._aborted.inc()
-            case StateFetched():
+            case events.StateFetched():
                 self._outer_step.set(event.step)
                 self._fetched.inc(event.num_bytes)
-            case Validated():
+            case events.Validated():
                 self._validation_loss.set(event.loss)
-            case OuterStep():
+            case events.OuterStep():
                 self._commit(event)
             case _:
                 pass
@@ -162,7 +154,7 @@ class TrainerMetrics:
             self._phase_s.labels(phase).observe(seconds)
         self._refusals.inc(len(report.refused))
 
-    def _commit(self, event: OuterStep) -> None:
+    def _commit(self, event: events.OuterStep) -> None:
         self._committed.inc()
         self._outer_step.set(event.step)
         self._loss.set(event.loss)

@@ -21,20 +21,9 @@ from swarm.training.data.tokenizing import PreparationStopped
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import TrainingSetup, prepare
 from swarm.training.inner.one_device import LocalOptions
+from swarm.training.member import trainer_events as events
 from swarm.training.member.linger import let_others_finish
 from swarm.training.member.run_member import RunMember, RunMemberOptions
-from swarm.training.member.trainer_events import (
-    Admitted,
-    ContributionLate,
-    IntervalDone,
-    IntervalFailed,
-    OuterStep,
-    RoundAborted,
-    RunResumed,
-    StateFetched,
-    TrainingEvent,
-    Validated,
-)
 from swarm.training.round.promise import PromiseFile
 from swarm.training.round.round_state import short
 from swarm.training.run.signed_run import SignedRun
@@ -59,11 +48,11 @@ QUICK_S = 1.0
 """Time after which a wait is reported."""
 
 _EVENTS = {
-    OuterStep: "outer_step",
-    StateFetched: "state_fetched",
-    RoundAborted: "round_aborted",
-    RunResumed: "run_resumed",
-    Validated: "validated",
+    events.OuterStep: "outer_step",
+    events.StateFetched: "state_fetched",
+    events.RoundAborted: "round_aborted",
+    events.RunResumed: "run_resumed",
+    events.Validated: "validated",
 }
 _LATE = {True: "came {late_s:.1f} s after the round's group was formed", False: "was still computed"}
 _MAX_NAMED = 8
@@ -213,52 +202,52 @@ class RunTraining:
         await asyncio.sleep(QUICK_S)
         self._node.emitter.say("  waiting for the step that is under way; Ctrl-C again ends it now")
 
-    def _tell(self, event: TrainingEvent) -> None:
+    def _tell(self, event: events.TrainingEvent) -> None:
         self._report_start(event)
         self._measure(event)
         match event:
-            case IntervalDone():
+            case events.IntervalDone():
                 self._say(event.step, event.tokens_per_s)
                 fields = asdict(event)
                 del fields["num_steps"]
                 self._emit("interval", **fields)
-            case ContributionLate():
+            case events.ContributionLate():
                 when = _LATE[event.late_s is not None].format(late_s=event.late_s)
                 self._emit("contribution_late", when=when, **asdict(event))
-            case IntervalFailed():
+            case events.IntervalFailed():
                 message = f"this node brings nothing to outer step {event.step}: {event.reason}"
                 self._node.emitter.emit("warning", message=message, remedy="")
-            case Admitted():
+            case events.Admitted():
                 # a member that votes from a state has to find it again when it is started anew
                 self._save_soon()
             case _:
                 fragments = self._run.config.fragments
-                of = {"fragment": fragment_of(event.step, fragments)} if isinstance(event, OuterStep) else {}
+                of = {"fragment": fragment_of(event.step, fragments)} if isinstance(event, events.OuterStep) else {}
                 self._emit(_EVENTS[type(event)], **of, **asdict(event))
-        if isinstance(event, OuterStep):
+        if isinstance(event, events.OuterStep):
             self._show(event.step, loss=event.loss, tokens_per_s=event.tokens_per_s)
             self._say(event.step, event.tokens_per_s)
             self._save_soon()
-        elif isinstance(event, RunResumed):
+        elif isinstance(event, events.RunResumed):
             self._saved = b""  # the same state, and another certificate
             self._save_soon()
 
-    def _measure(self, event: TrainingEvent) -> None:
+    def _measure(self, event: events.TrainingEvent) -> None:
         assert self._trainer is not None
         self._metrics.count(event)
         report = self._trainer.report
-        if isinstance(event, RoundAborted):
+        if isinstance(event, events.RoundAborted):
             self._node.traces.round_aborted(event, time.time())
-        elif isinstance(event, OuterStep) and report is not None:
+        elif isinstance(event, events.OuterStep) and report is not None:
             self._metrics.report(report)
             self._node.traces.outer_step(self._run.run_id, event, report.phases_s, time.time())
 
-    def _report_start(self, event: TrainingEvent) -> None:
+    def _report_start(self, event: events.TrainingEvent) -> None:
         """Report the start at the first event, which means that the member has the state."""
         if self._begun:
             return
         self._begun = True
-        has_step = isinstance(event, StateFetched | Validated | RunResumed)
+        has_step = isinstance(event, events.StateFetched | events.Validated | events.RunResumed)
         self._node.activity.state = "training"
         step = event.step if has_step else event.step - 1
         self._node.steps.done("training", f"from outer step {step} of {self._run.config.outer_steps}")

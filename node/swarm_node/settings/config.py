@@ -27,30 +27,7 @@ from swarm.network.multiaddr import check_announce_addr, check_listen_addr
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 
-from swarm_node.settings.parsers import (
-    Endpoint,
-    HubId,
-    ModelPin,
-    RunId,
-    one_of,
-    parse_bool,
-    parse_device,
-    parse_endpoint,
-    parse_host_name,
-    parse_model,
-    parse_network_id,
-    parse_node_name,
-    parse_path,
-    parse_peer,
-    parse_pin,
-    parse_proxy,
-    parse_run,
-    parse_size,
-    parse_span,
-    parse_url,
-    seconds,
-    whole_number,
-)
+from swarm_node.settings import parsers
 
 ENV_PREFIX = "SWARM_"
 CONFIG_FILE = "SWARM_CONFIG"
@@ -99,7 +76,7 @@ def _setting(
 
 
 def _switch(*, default: bool = False) -> Any:
-    return _setting(default, parse_bool, "", example="true")
+    return _setting(default, parsers.parse_bool, "", example="true")
 
 
 def default_home() -> Path:
@@ -126,63 +103,63 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    home: Path = _setting(default_home, parse_path, "DIR", example="~/swarm")
+    home: Path = _setting(default_home, parsers.parse_path, "DIR", example="~/swarm")
     """The node's directory: identity, control socket, cache, checkpoints, log."""
-    name: str = _setting(_host_name, parse_node_name, "NAME", example="attic")
+    name: str = _setting(_host_name, parsers.parse_node_name, "NAME", example="attic")
     """Name that others see. Default: this machine's."""
-    network_id: str = _setting("swarm", parse_network_id, "ID")
+    network_id: str = _setting("swarm", parsers.parse_network_id, "ID")
     """Network to be part of; others are not spoken to."""
-    peers: tuple[str, ...] = _setting((), parse_peer, "ADDR…", many=True)
+    peers: tuple[str, ...] = _setting((), parsers.parse_peer, "ADDR…", many=True)
     """Address of a peer to join through, as `seed` prints it. Not needed where peers are remembered."""
-    url: str = _setting("", parse_url, "URL", example="http://127.0.0.1:8000")
+    url: str = _setting("", parsers.parse_url, "URL", example="http://127.0.0.1:8000")
     """Dashboard to read from, instead of peers."""
     listen: tuple[str, ...] = _setting(("/ip4/127.0.0.1/tcp/0",), check_listen_addr, "ADDR", many=True)
     """Address to listen on; port 0: any free one; 0.0.0.0: for all to reach."""
     announce: tuple[str, ...] = _setting((), check_announce_addr, "ADDR", many=True)
     """Address to tell others instead of the one listened on."""
-    relay: str = _setting("auto", one_of("auto", "use", "none"), "WHEN")
+    relay: str = _setting("auto", parsers.one_of("auto", "use", "none"), "WHEN")
     """Be reached through a seed: auto (unless all is local), use or none."""
-    run: Path | RunId | None = _setting(None, parse_run, "RUN", example="run.toml")
+    run: Path | parsers.RunId | None = _setting(None, parsers.parse_run, "RUN", example="run.toml")
     """Train this run: its signed file, or its id, for which its members give the file."""
     then_serve: bool = _switch()
     """Once the run is finished, serve its result."""
-    model: Path | HubId | None = _setting(None, parse_model, "MODEL", example="~/models/story")
+    model: Path | parsers.HubId | None = _setting(None, parsers.parse_model, "MODEL", example="~/models/story")
     """Serve blocks of this Hugging Face model: a directory, or OWNER/NAME[@REVISION] on a hub."""
-    take: Take = _setting("any", one_of(*get_args(Take)), "WHAT")
+    take: Take = _setting("any", parsers.one_of(*get_args(Take)), "WHAT")
     """What to help with where neither a run nor a model is named: any, models, runs or nothing."""
     dtype: Dtype = _setting(
         "float32",
-        one_of(*get_args(Dtype), synonyms={"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}),
+        parsers.one_of(*get_args(Dtype), synonyms={"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}),
         "DTYPE",
     )
     """Weights as they are held: float32, bfloat16, float16, or int8 or int4 that compute in bfloat16. Servers of
     different ones answer differently."""
-    blocks: tuple[int, int] | None = _setting(None, parse_span, "START:END", example="0:8")
+    blocks: tuple[int, int] | None = _setting(None, parsers.parse_span, "START:END", example="0:8")
     """Serve exactly this half-open span of blocks."""
-    max_blocks: int = _setting(0, whole_number(0, 4096), "N", example="8")
+    max_blocks: int = _setting(0, parsers.whole_number(0, 4096), "N", example="8")
     """Serve at most so many blocks; 0: no limit."""
-    max_memory: int = _setting(0, parse_size, "SIZE", example="6GiB")
+    max_memory: int = _setting(0, parsers.parse_size, "SIZE", example="6GiB")
     """At most this much memory while it serves, the program's own included; 0: most of what is free."""
-    device: str = _setting("auto", one_of("auto", "cpu", "cuda", "mps"), "DEVICE")
+    device: str = _setting("auto", parsers.one_of("auto", "cpu", "cuda", "mps"), "DEVICE")
     """Where to compute: auto, cpu, cuda or mps."""
-    threads: int = _setting(0, whole_number(0, 4096), "N", example="4")
+    threads: int = _setting(0, parsers.whole_number(0, 4096), "N", example="4")
     """CPU threads to compute with; 0: all cores."""
-    probe: str = _setting("auto", one_of("auto", "fresh", "off"), "WHEN")
+    probe: str = _setting("auto", parsers.one_of("auto", "fresh", "off"), "WHEN")
     """Measure speed: auto (once), fresh or off."""
-    keep_checkpoints: int = _setting(2, whole_number(1, 1000), "N")
+    keep_checkpoints: int = _setting(2, parsers.whole_number(1, 1000), "N")
     """Checkpoints to keep of each run."""
-    keep_every: int = _setting(0, whole_number(0, 10_000_000), "N", example="100")
+    keep_every: int = _setting(0, parsers.whole_number(0, 10_000_000), "N", example="100")
     """Keep the checkpoint of every N-th outer step for good, for run export; 0: of none."""
-    data: Path | None = _setting(None, parse_path, "PATH", example="~/books")
+    data: Path | None = _setting(None, parsers.parse_path, "PATH", example="~/books")
     """What to train on where the run leaves that to its members: a file, or a folder of text, .jsonl, .parquet or
     .arrow files. Its tokens are kept in ~/.cache/swarm/tokens (XDG_CACHE_HOME) for all homes of this user."""
-    tokenizer: Path | None = _setting(None, parse_path, "PATH", example="~/models/story")
+    tokenizer: Path | None = _setting(None, parsers.parse_path, "PATH", example="~/models/story")
     """The tokenizer of a run that leaves that to its members: a tokenizer.json, or its directory."""
-    start: Path | None = _setting(None, parse_path, "DIR", example="~/models/story")
+    start: Path | None = _setting(None, parsers.parse_path, "DIR", example="~/models/story")
     """This machine's copy of the checkpoint that the run starts from: a Hugging Face model directory."""
-    devices: tuple[str, ...] = _setting((), parse_device, "DEVICES", many=True, example="cuda:0,cuda:1")
+    devices: tuple[str, ...] = _setting((), parsers.parse_device, "DEVICES", many=True, example="cuda:0,cuda:1")
     """Train on these together, as one member: cuda:0,cuda:1, or cpu for each process that is wanted."""
-    micro_batch: int = _setting(0, whole_number(0, 1 << 16), "N", example="1")
+    micro_batch: int = _setting(0, parsers.whole_number(0, 1 << 16), "N", example="1")
     """Samples that training computes at a time; 0: a whole batch."""
     autocast: bool = _switch()
     """Train with matrix products in bfloat16; weights stay fp32."""
@@ -190,47 +167,51 @@ class Config(BaseModel):
     """Train in less memory: compute activations again for the gradient."""
     compile: bool = _switch()
     """Train a model that torch has compiled; pays in long runs."""
-    tensorboard: Path | None = _setting(None, parse_path, "DIR", example="~/curves")
+    tensorboard: Path | None = _setting(None, parsers.parse_path, "DIR", example="~/curves")
     """Write the run's curves there as TensorBoard's event files: in a folder for each run and node."""
     host: str = _setting("127.0.0.1", str, "HOST")
     """Address for HTTP to listen on; 0.0.0.0: for all to reach."""
-    port: int = _setting(8000, whole_number(0, 65535), "PORT")
+    port: int = _setting(8000, parsers.whole_number(0, 65535), "PORT")
     """Port for HTTP to listen on; 0: any free one."""
-    allowed_hosts: tuple[str, ...] = _setting((), parse_host_name, "NAME…", many=True, example="swarm.example.org")
+    allowed_hosts: tuple[str, ...] = _setting(
+        (), parsers.parse_host_name, "NAME…", many=True, example="swarm.example.org"
+    )
     """Public name that HTTP is asked for by, as through a proxy; *.NAME: those right below it; *: any. Others than
     these, addresses and names without a dot are refused."""
-    trusted_proxies: tuple[str, ...] = _setting((), parse_proxy, "ADDR…", many=True, example="127.0.0.1")
+    trusted_proxies: tuple[str, ...] = _setting((), parsers.parse_proxy, "ADDR…", many=True, example="127.0.0.1")
     """Address or network of a proxy in front, whose X-Forwarded-For or Forwarded header says who asks. From others
     these headers are ignored."""
-    api_keys: Path | None = _setting(None, parse_path, "FILE", example="keys.txt")
+    api_keys: Path | None = _setting(None, parsers.parse_path, "FILE", example="keys.txt")
     """Ask for keys: lines of `name key [requests_per_min] [tokens_per_min]`, read again when they change."""
     open_to_all: bool = _switch()
     """Let others than this machine in without a key."""
-    requests_per_min: int | None = _setting(None, whole_number(0, 10**9), "N", example="60")
+    requests_per_min: int | None = _setting(None, parsers.whole_number(0, 10**9), "N", example="60")
     """Requests a minute for a key without its own, or for each address; 0: no limit. Default: 600 where others come in
     without a key."""
-    tokens_per_min: int = _setting(0, whole_number(0, 10**9), "N", example="100000")
+    tokens_per_min: int = _setting(0, parsers.whole_number(0, 10**9), "N", example="100000")
     """The same for tokens, of prompts and answers; 0: no limit."""
-    pin_model: tuple[ModelPin, ...] = _setting((), parse_pin, "MODEL@REVISION", many=True, example="story@1a2b3c4d5e6f")
+    pin_model: tuple[parsers.ModelPin, ...] = _setting(
+        (), parsers.parse_pin, "MODEL@REVISION", many=True, example="story@1a2b3c4d5e6f"
+    )
     """Use only that revision of a model, whatever else is served under its name; as `swarm-node models` shows it."""
     dashboard: bool = _switch(default=True)
     """Show the network at /, to whoever reaches the gateway."""
     history: str = _setting("", str, "FILE|URL", example="postgresql+pg8000://user@host/swarm")
     """What the dashboard remembers in: a file, or a database such as postgresql+pg8000://user@host/swarm. Default:
     history.sqlite in the home."""
-    checkpoints: Path | None = _setting(None, parse_path, "DIR", example="~/swarm/checkpoints")
+    checkpoints: Path | None = _setting(None, parsers.parse_path, "DIR", example="~/swarm/checkpoints")
     """Let visitors of the dashboard download what lies here, in a folder for each run, named by its id."""
     tethered: bool = _switch()
     """Leave at once when standard input ends: whoever started this node is gone."""
-    drain_s: float = _setting(30.0, seconds(0, 3600), "SECONDS")
+    drain_s: float = _setting(30.0, parsers.seconds(0, 3600), "SECONDS")
     """Time that work in flight gets to finish when leaving."""
-    metrics: Endpoint | None = _setting(None, parse_endpoint, "HOST:PORT", example="127.0.0.1:9401")
+    metrics: parsers.Endpoint | None = _setting(None, parsers.parse_endpoint, "HOST:PORT", example="127.0.0.1:9401")
     """Answer Prometheus there, under /metrics; port 0: any free one. Default: nothing listens."""
-    otlp: str = _setting("", parse_url, "URL", example="http://127.0.0.1:4318")
+    otlp: str = _setting("", parsers.parse_url, "URL", example="http://127.0.0.1:4318")
     """Send traces of requests and rounds to this OpenTelemetry collector, by OTLP over HTTP."""
-    log_format: str = _setting("human", one_of("human", "json"), "FORMAT")
+    log_format: str = _setting("human", parsers.one_of("human", "json"), "FORMAT")
     """Log lines: human or json."""
-    log_level: str = _setting("info", one_of("debug", "info", "warning", "error"), "LEVEL")
+    log_level: str = _setting("info", parsers.one_of("debug", "info", "warning", "error"), "LEVEL")
     """Least severe log lines that are kept."""
     origins: Mapping[str, str] = Field(default_factory=dict, repr=False)
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Literal
 
@@ -34,6 +34,7 @@ from swarm_protocol.version import software_version
 from swarm_node import diagnostics, interrupts
 from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
+from swarm_node.formatting import plural
 from swarm_node.machine import reachability
 from swarm_node.network_visit import visiting
 from swarm_node.settings.config import Config
@@ -47,11 +48,16 @@ def run(flags: Flags) -> int:
     diagnostics.quieten_libraries()
     logging.getLogger("swarm").setLevel(logging.CRITICAL)  # a finding says it better
     emitter = Emitter(json=flags.json)
-    worst = 0
+    code = 0
     for finding in _findings(config):
-        worst = max(worst, int(finding.result == "fail"))
-        _tell(emitter, finding)
-    return worst
+        code = 1 if finding.result == "fail" else code
+        if emitter.json:
+            emitter.emit("finding", **asdict(finding))
+            continue
+        emitter.result(f"{_MARKS[finding.result]} {finding.check:<13} {finding.message}")
+        if finding.remedy:
+            emitter.result(f"  → {finding.remedy}")
+    return code
 
 
 def _findings(config: Config) -> Iterable[Finding]:
@@ -59,17 +65,6 @@ def _findings(config: Config) -> Iterable[Finding]:
         yield from check(config)
     interrupts.raise_in_command()
     yield from asyncio.run(check_network(config))
-
-
-def _tell(emitter: Emitter, finding: Finding) -> None:
-    if emitter.json:
-        emitter.emit(
-            "finding", check=finding.check, result=finding.result, message=finding.message, remedy=finding.remedy
-        )
-        return
-    emitter.result(f"{_MARKS[finding.result]} {finding.check:<13} {finding.message}")
-    if finding.remedy:
-        emitter.result(f"  → {finding.remedy}")
 
 
 Result = Literal["ok", "warn", "fail"]
@@ -149,12 +144,9 @@ def check_disk(config: Config) -> Iterable[Finding]:
     while not os.path.exists(path):  # noqa: PTH110 (Path.exists raises where one may not look)
         path = path.parent
     free_bytes = shutil.disk_usage(path).free
-    message = f"{free_bytes / 2**30:.1f} GiB free for {config.home}"
-    if free_bytes >= LOW_DISK_BYTES:
-        return [Finding("disk", "ok", message)]
-    result: Result = "warn" if free_bytes >= NO_DISK_BYTES else "fail"
-    remedy = "free some space, or choose another disk with --home"
-    return [Finding("disk", result, message, remedy)]
+    result: Result = "ok" if free_bytes >= LOW_DISK_BYTES else "warn" if free_bytes >= NO_DISK_BYTES else "fail"
+    remedy = "" if result == "ok" else "free some space, or choose another disk with --home"
+    return [Finding("disk", result, f"{free_bytes / 2**30:.1f} GiB free for {config.home}", remedy)]
 
 
 def check_clock(_config: Config) -> Iterable[Finding]:
@@ -216,19 +208,16 @@ async def check_network(config: Config) -> Iterable[Finding]:
     if not config.peers:
         remedy = "give --peers the address of a seed"
         return [Finding("seeds", "warn", "no seed was named, so none was asked", remedy)]
+    # the node's own addresses, or the same with free ports where its daemon already uses them
+    listen = config.listen
+    if Home(config.home).owner() is not None:
+        listen = tuple("/".join([*addr.split("/")[:4], "0", *addr.split("/")[5:]]) for addr in config.listen)
     try:
-        async with visiting(config, listen=_listen(config), announce=config.announce) as (network, membership):
+        async with visiting(config, listen=listen, announce=config.announce) as (network, membership):
             return await _look_around(config, network, membership)
     except SwarmError as error:
         about = "clock" if "clock" in error.message else "seeds"
         return [Finding(about, "fail", error.message, error.remedy)]
-
-
-def _listen(config: Config) -> tuple[str, ...]:
-    """Return the node's own addresses, or the same with free ports where its daemon already uses them."""
-    if Home(config.home).owner() is None:
-        return config.listen
-    return tuple("/".join([*addr.split("/")[:4], "0", *addr.split("/")[5:]]) for addr in config.listen)
 
 
 async def _look_around(config: Config, network: Libp2pNetwork, membership: Membership) -> Iterable[Finding]:
@@ -255,9 +244,7 @@ async def _look_around(config: Config, network: Libp2pNetwork, membership: Membe
         remedy="" if found == "public" else "forward a port to this machine, and name it with --listen and --announce",
     )
     return [
-        Finding(
-            "seeds", "ok", f"joined {config.network_id}, which has {num_nodes} node{'' if num_nodes == 1 else 's'}"
-        ),
+        Finding("seeds", "ok", f"joined {config.network_id}, which has {plural(num_nodes, 'node')}"),
         Finding("clock", "ok", f"within {limits.MAX_CLOCK_SKEW_S:.0f} s of the seeds'"),
         reached,
     ]

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.router.block_budget import COMFORTABLE_SESSIONS
-from swarm.router.planner import PlacementPlan, PlannedNode, PlannedSpan, plan
+from swarm.router.planner import PlacementPlan, PlannedNode, plan
 from swarm.router.routing import format_spans
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
@@ -77,23 +77,20 @@ def _emit(emitter: Emitter, model: str, num_blocks: int, found: PlacementPlan) -
         "plan",
         model=model,
         num_blocks=num_blocks,
-        nodes=[_fields(taken) for taken in found.taken],
+        nodes=[
+            {
+                "name": taken.name,
+                **dict(zip(("start", "end"), taken.span or (None, None), strict=True)),
+                "kv_tokens": taken.kv_tokens,
+                "reason": taken.reason,
+            }
+            for taken in found.taken
+        ],
         lacking=[{"start": low, "end": high, "memory_bytes": limit_for(size)} for (low, high), size in found.lacking],
         tokens_per_s=found.tokens_per_s,
         chain=[{"name": hop.peer_id, "start": hop.start, "end": hop.end, "ms": hop.cost_ms} for hop in hops],
         chain_ms=found.chain.cost_ms if found.chain else None,
     )
-
-
-def _fields(taken: PlannedSpan) -> dict[str, object]:
-    start, end = taken.span or (None, None)
-    return {
-        "name": taken.name,
-        "start": start,
-        "end": end,
-        "kv_tokens": taken.kv_tokens,
-        "reason": taken.reason,
-    }
 
 
 def _lines(model: str, num_blocks: int, found: PlacementPlan) -> Iterator[str]:
@@ -143,54 +140,58 @@ def read_nodes(path: Path, num_blocks: int) -> list[PlannedNode]:
     if len(entries) > MAX_NODES:
         raise ConfigError(f"{path} names {len(entries)} nodes, more than {MAX_NODES}", remedy="plan for fewer")
     nodes = [_node(entry, f"node {index + 1} in {path}", num_blocks) for index, entry in enumerate(entries)]
-    _check_names(nodes, path)
+    names = [node.name for node in nodes]
+    for node in nodes:
+        if names.count(node.name) > 1 or node.name == CLIENT:
+            what = f"{path} has two nodes, or the client, under the name {node.name!r}"
+            raise ConfigError(what, remedy="rename one")
+        _refuse_unknown(node.rtt_ms, (*names, CLIENT), f"rtt of {node.name} in {path}")
     return nodes
 
 
 def _node(entry: Mapping[str, Any], where: str, num_blocks: int) -> PlannedNode:
     _refuse_unknown(entry, _KEYS, where)
-    name = _text(entry, "name", where)
+    name, memory = entry.get("name"), entry.get("memory")
+    for key, value in (("name", name), ("memory", memory)):
+        if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+            raise ConfigError(f"{where} has no {key}", remedy=f"write {_SHORTEST}")
     try:
-        parse_node_name(name)
-        memory_bytes = parse_size(_text(entry, "memory", where))
+        parse_node_name(str(name))
+        memory_bytes = parse_size(str(memory))
     except ValueError as error:
         raise ConfigError(f"name or memory of {where} {error}", remedy='write memory = "24GiB"') from error
     if not 0 < memory_bytes <= limits.MAX_MEMORY_BYTES:
         raise ConfigError(f"memory of {where} is {memory_bytes} bytes", remedy='write what it has, as "24GiB"')
     if ("decode_ms_per_block" in entry) == ("tokens_per_s" in entry):
         raise ConfigError(f"{where} needs decode_ms_per_block or tokens_per_s", remedy="give one of them")
+
+    def number(key: str, value: Any, high: float, *, above_zero: bool = False) -> float:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and 0 <= value <= high and not (above_zero and value == 0):
+            return float(value)
+        low = "above 0" if above_zero else "from 0"
+        raise ConfigError(f"{key} of {where} is {value!r}", remedy=f"write a number {low} to {high:g}")
+
     if "tokens_per_s" in entry:
-        tokens_per_s = _number(entry["tokens_per_s"], "tokens_per_s", where, limits.MAX_TOKENS_PER_S, above_zero=True)
+        tokens_per_s = number("tokens_per_s", entry["tokens_per_s"], limits.MAX_TOKENS_PER_S, above_zero=True)
         decode_ms = min(1000 / (tokens_per_s * num_blocks), limits.MAX_BLOCK_MS)
     else:
-        decode_ms = _number(
-            entry["decode_ms_per_block"], "decode_ms_per_block", where, limits.MAX_BLOCK_MS, above_zero=True
-        )
-    prefill_ms = _number(entry.get("prefill_ms_per_token", 0), "prefill_ms_per_token", where, limits.MAX_BLOCK_MS)
+        decode_ms = number("decode_ms_per_block", entry["decode_ms_per_block"], limits.MAX_BLOCK_MS, above_zero=True)
     relayed, rtts = entry.get("relayed", False), entry.get("rtt", {})
     if not isinstance(relayed, bool) or not isinstance(rtts, dict):
         raise ConfigError(
             f"relayed or rtt of {where} is of the wrong kind", remedy="write relayed = true, rtt = { attic = 1.2 }"
         )
-    rtt_ms = {other: _number(rtt, f"rtt.{other}", where, limits.MAX_RTT_MS) for other, rtt in rtts.items()}
+    rtt_ms = {other: number(f"rtt.{other}", rtt, limits.MAX_RTT_MS) for other, rtt in rtts.items()}
     return PlannedNode(
-        name=name,
+        name=str(name),
         memory_bytes=memory_bytes,
         decode_ms=decode_ms,
-        prefill_ms=prefill_ms,
+        prefill_ms=number("prefill_ms_per_token", entry.get("prefill_ms_per_token", 0), limits.MAX_BLOCK_MS),
         relayed=relayed,
         client_rtt_ms=rtt_ms.pop(CLIENT, None),
         rtt_ms=rtt_ms,
     )
-
-
-def _check_names(nodes: Sequence[PlannedNode], path: Path) -> None:
-    names = [node.name for node in nodes]
-    for name in names:
-        if names.count(name) > 1 or name == CLIENT:
-            raise ConfigError(f"{path} has two nodes, or the client, under the name {name!r}", remedy="rename one")
-    for node in nodes:
-        _refuse_unknown(node.rtt_ms, (*names, CLIENT), f"rtt of {node.name} in {path}")
 
 
 def _refuse_unknown(given: Mapping[str, Any], known: Sequence[str], where: str) -> None:
@@ -202,24 +203,3 @@ def _refuse_unknown(given: Mapping[str, Any], known: Sequence[str], where: str) 
                 f"{where} has the unknown key {key!r}",
                 remedy=f"did you mean {close[0]}?" if close else f"known are {listed}",
             )
-
-
-def _text(entry: Mapping[str, Any], key: str, where: str) -> str:
-    value = entry.get(key)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"{where} has no {key}", remedy=f"write {_SHORTEST}")
-    return value
-
-
-def _number(value: Any, key: str, where: str, high: float, *, above_zero: bool = False) -> float:
-    if (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and 0 <= value <= high
-        and not (above_zero and value == 0)
-    ):
-        return float(value)
-    low = "above 0" if above_zero else "from 0"
-    raise ConfigError(f"{key} of {where} is {value!r}", remedy=f"write a number {low} to {high:g}")

@@ -91,20 +91,12 @@ def cpu_name() -> str:
 def machine_memory() -> tuple[int, int]:
     """Free and total bytes. A container's own limit counts, where there is one."""
     found = psutil.virtual_memory()
-    limit = _container_limit()
-    if limit is None:
-        return found.available, found.total
-    limit_bytes, used_bytes = limit
-    return min(found.available, max(0, limit_bytes - used_bytes)), min(found.total, limit_bytes)
-
-
-def _container_limit() -> tuple[int, int] | None:
-    """The memory limit and use of our cgroup (version 2), in bytes."""
-    root = Path("/sys/fs/cgroup")
+    cgroup = Path("/sys/fs/cgroup")  # version 2
     try:
-        return int((root / "memory.max").read_text()), int((root / "memory.current").read_text())
+        limit_bytes, used_bytes = (int((cgroup / f"memory.{what}").read_text()) for what in ("max", "current"))
     except (OSError, ValueError):  # no such file, or "max"
-        return None
+        return found.available, found.total
+    return min(found.available, max(0, limit_bytes - used_bytes)), min(found.total, limit_bytes)
 
 
 WORKING_BYTES = 96 * 2**20

@@ -56,7 +56,9 @@ def find_source(model: Path | HubId, home: Home, on_progress: OnProgress) -> Mod
     if isinstance(model, Path):
         return ModelSource(model, lambda _start, _end: None)
     with _maybe_mistyped(model):
-        found = find_model(model.model_id, _cache(home), revision=model.revision, endpoint=_endpoint())
+        found = find_model(
+            model.model_id, _cache(home), revision=model.revision, endpoint=os.environ.get("HF_ENDPOINT")
+        )
 
     def fetch_blocks(start: int, end: int) -> None:
         download_blocks(found, start, end, on_progress)
@@ -74,16 +76,14 @@ def check_served(model: Path | HubId, home: Home, blocks: tuple[int, int] | None
     if isinstance(model, Path):
         return check_directory(model, blocks)
     with _maybe_mistyped(model):
-        directory = find_config(model.model_id, _cache(home), revision=model.revision, endpoint=_endpoint())
+        directory = find_config(
+            model.model_id, _cache(home), revision=model.revision, endpoint=os.environ.get("HF_ENDPOINT")
+        )
     return check_directory(directory, blocks)
 
 
 def _cache(home: Home) -> Path:
     return home.cache / "models"
-
-
-def _endpoint() -> str | None:
-    return os.environ.get("HF_ENDPOINT")
 
 
 @contextmanager
@@ -92,9 +92,8 @@ def _maybe_mistyped(model: HubId) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(
-            error.message, remedy=f"{error.remedy}; there is no directory {model.model_id} here either"
-        ) from error
+        remedy = f"{error.remedy}; there is no directory {model.model_id} here either"
+        raise ConfigError(error.message, remedy=remedy) from error
 
 
 class ProgressReports:

@@ -69,6 +69,14 @@ def check_source(start: StartConfig, place: Path | None) -> None:
         raise ConfigError(f"the run starts from no checkpoint, so {place} means nothing", remedy="leave out --start")
 
 
+def no_copy() -> ConfigError:
+    """Return the refusal of a run whose checkpoint each member has to have, and which is not here."""
+    return ConfigError(
+        "the run starts from a checkpoint of which each member has its own copy",
+        remedy="name its directory: --start DIR",
+    )
+
+
 def bringing(run: RunConfig, source: CheckpointSource) -> Callable[[], Tensor]:
     """Return a function that returns the weights that the run starts from, fp32 on the CPU, [N].
 
@@ -108,10 +116,7 @@ def _directory(run: RunConfig, source: CheckpointSource) -> Path:
     if source.place is not None:
         return source.place
     if not start.is_on_hub:
-        raise ConfigError(
-            "the run starts from a checkpoint of which each member has its own copy",
-            remedy="name its directory: --start DIR",
-        )
+        raise no_copy()
     endpoint = os.environ.get("HF_ENDPOINT")
     found = find_model(start.checkpoint, source.cache, revision=start.revision or "main", endpoint=endpoint)
     files = open_model(found.directory)

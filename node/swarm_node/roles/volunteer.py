@@ -15,7 +15,7 @@ from pathlib import Path
 
 from swarm.serving.model.model_files import hub_revision, open_model
 from swarm.serving.server.server_options import DTYPES, Dtype
-from swarm.start_checkpoint import check_source
+from swarm.start_checkpoint import check_source, no_copy
 from swarm.training.data.corpus_loading import check_meaning
 from swarm.training.data.local_data import LocalData
 from swarm.training.data.tokenizer import own_tokenizer
@@ -24,6 +24,7 @@ from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import load_run
 from swarm.training.run.run_model import check_model, refuse_module_run
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.checkpoint import steps_in
 from swarm_protocol.errors import ConfigError
 
 from swarm_node.formatting import size
@@ -35,6 +36,9 @@ from swarm_node.roles.training import RunTraining, local_options
 from swarm_node.settings.config import Config
 from swarm_node.settings.parsers import HubId, RunId, parse_model
 from swarm_node.storage.home import Home
+
+NUM_LOOKS, LOOK_S = 5, 1.0
+"""How often, and how long apart, members of a run are looked for whose records may just be on their way."""
 
 
 class VolunteerRole:
@@ -77,6 +81,7 @@ class VolunteerRole:
 
 async def train(node: Node, run: SignedRun, why: str) -> None:
     """Train `run` to its end, and then serve its result if the settings say so. Raises SwarmError."""
+    await _check_start(node, run)
     keep_copy(node.home, run)
     node.steps.done("takes", f"run {run.run_id}, signed by {run.peer_id}: {why}")
     node.steps.done("schedule", schedule_of(run.config))
@@ -90,6 +95,22 @@ async def train(node: Node, run: SignedRun, why: str) -> None:
                 await ModelServing(node, directory, run.run_id, numbered=False).until_leaving()
             else:
                 await training.let_others_finish()
+
+
+async def _check_start(node: Node, run: SignedRun) -> None:
+    """Refuse a run that nobody has begun, and whose checkpoint is not here: before data and model are prepared.
+
+    A member that joins others gets the state from them. Raises ConfigError.
+    """
+    start = run.config.start
+    is_own = bool(start.checkpoint) and not start.is_on_hub
+    if not is_own or node.config.start is not None or steps_in(node.home.checkpoints / run.run_id):
+        return
+    for _ in range(NUM_LOOKS):
+        if (await node.membership.trainers(run.run_id)).keys() - {node.network.peer_id}:
+            return
+        await asyncio.sleep(LOOK_S)
+    raise no_copy()
 
 
 def check_run(run: RunConfig, config: Config) -> None:

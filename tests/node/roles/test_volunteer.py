@@ -115,6 +115,20 @@ def test_a_run_that_is_not_for_this_node_says_why(run: RunConfig, reason: str, t
     in_a_network(scene, tmp_path, told)
 
 
+def test_first_member_without_the_checkpoint_of_its_run_is_refused_before_it_prepares(
+    told: Config, tmp_path: Path
+) -> None:
+    run = sign_run(replace(RUN, start=StartConfig(checkpoint="local")), Identity(bytes(32)), issued_at=1)
+
+    async def scene(node: Node, _other: Network, others: Membership) -> None:
+        with pytest.raises(ConfigError, match="each member has its own copy"):
+            await volunteer._check_start(node, run)
+        others.announce(TrainerRecord(run=run.run_id, outer_step=0, state="training"))
+        await volunteer._check_start(node, run)
+
+    in_a_network(scene, tmp_path, told)
+
+
 def test_a_node_without_work_waits_takes_what_comes_and_leaves_alone_what_fails(
     told: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,7 +43,6 @@ Position: TypeAlias = Annotated[int, whole(limits.MAX_SESSION_TOKENS)]
 Revision: TypeAlias = Annotated[str, named(limits.MAX_REVISION_BYTES)]
 FirstBlock: TypeAlias = Annotated[int, whole(limits.MAX_BLOCKS - 1)]
 StepMs: TypeAlias = Annotated[float, number(limits.MAX_STEP_MS)]
-TokenId: TypeAlias = Annotated[int, whole(2**31 - 1)]
 Logprob: TypeAlias = Annotated[float, number(limits.MAX_LOGPROB, low=-limits.MAX_LOGPROB)]
 PageKey: TypeAlias = Annotated[bytes, sized(PAGE_KEY_BYTES)]
 Want: TypeAlias = Literal["nothing", "last", "all", "token"]
@@ -102,7 +101,7 @@ class TokenDraw(Checked):
 class SampledToken(Checked):
     """The token that was drawn. `logprob` is its natural logarithmic probability if asked for, `top` the likeliest."""
 
-    token_id: TokenId
+    token_id: Annotated[int, whole(2**31 - 1)]
     logprob: Logprob | None = None
     top: Annotated[tuple[tuple[int, float], ...], up_to(limits.MAX_LOGPROBS)] = ()
 
@@ -110,9 +109,6 @@ class SampledToken(Checked):
         for token_id, logprob in self.top:
             check_int(token_id, "top_ids", high=2**31 - 1)
             check_float(logprob, "top_logprobs", low=-limits.MAX_LOGPROB, high=limits.MAX_LOGPROB)
-
-
-# --- from a client ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,9 +195,6 @@ class CloseSequence(Checked):
     sequence_id: SequenceId
 
 
-# --- from a server to a client ---------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceReady(Checked):
     """The sequence is open and holds `length` positions; the first step may begin at any of them."""
@@ -268,9 +261,6 @@ class ServerLeaving(Checked):
     """The server takes no new sequences and ends those of this connection after `within_s`."""
 
     within_s: Annotated[float, number(limits.MAX_RETRY_AFTER_S)]
-
-
-# --- from a server to the next one -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,7 @@ import pytest
 import torch
 from bench.report import Report
 from swarm.serving.engine.engine import Engine
-from swarm.serving.model.batch import Batch, Want
-from swarm.serving.model.kv_pool import KVPool, KVShape
+from swarm.serving.model.kv_pool import Batch, KVPool, KVShape, Want
 from swarm.serving.sampling.sampling import Pick
 from swarm.serving.server.server_options import ServerOptions
 from swarm_protocol.session_frames import TokenDraw

@@ -24,8 +24,7 @@ from support.tiny_models import FAMILIES, local_tokens, write_model
 from swarm.client import AsyncClient
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
-from swarm.serving.model.batch import PAGE_TOKENS
-from swarm.serving.model.kv_pool import KVPool, KVShape
+from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, KVShape
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.span_server import SpanServer
 

@@ -17,8 +17,7 @@ import pytest
 import torch
 from bench.report import Report, aim
 from bench.test_bench_prefill import NUM_BLOCKS, VOCAB, write_model
-from swarm.serving.model.batch import PAGE_TOKENS, Batch, Slice, Want
-from swarm.serving.model.kv_pool import KVPool
+from swarm.serving.model.kv_pool import PAGE_TOKENS, Batch, KVPool, Slice, Want
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.quantization import Bits
 from swarm.serving.model.span import Span

@@ -19,7 +19,7 @@ from bench.process_memory import children, peak_bytes
 from bench.report import Report
 from support.serving_fleet import serving_fleet
 from swarm.client import AsyncClient
-from swarm.serving.model.batch import PAGE_TOKENS
+from swarm.serving.model.kv_pool import PAGE_TOKENS
 
 pytestmark = [
     pytest.mark.bench,

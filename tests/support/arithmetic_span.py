@@ -13,8 +13,7 @@ import torch
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.sequence import EngineSequence
 from swarm.serving.engine.span_speed import SpanSpeed
-from swarm.serving.model.batch import PAGE_TOKENS, Batch, Want
-from swarm.serving.model.kv_pool import KVPool, KVShape
+from swarm.serving.model.kv_pool import PAGE_TOKENS, Batch, KVPool, KVShape, Want
 from swarm.serving.sampling.sampling import Pick
 from swarm.serving.server.server_options import ServerOptions
 from swarm.testing import virtual_time

@@ -18,8 +18,9 @@ import torch
 from support.arithmetic_span import NUM_BLOCKS, NUM_PAGES, REVISION, Sums, rows_of, sums_of
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.serving.engine.engine import Engine
-from swarm.serving.server.connection_server import ConnectionServer, ServedSpan
+from swarm.serving.server.connection_server import ConnectionServer
 from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.server.server_session import ServedSpan
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 from swarm.testing import virtual_time
 from swarm.testing.faults import Fault, FaultScript

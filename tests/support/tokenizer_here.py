@@ -1,4 +1,4 @@
-"""A tokenizer without its process, for tests of hundreds of clients; `test_tokenizer_process` has real ones."""
+"""A tokenizer without its process, for tests of hundreds of clients; `test_model_assets` has real ones."""
 
 from __future__ import annotations
 

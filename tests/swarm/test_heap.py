@@ -12,8 +12,7 @@ import pytest
 import torch
 from swarm.heap import _MADV_POPULATE_WRITE, make_resident, uncollected
 from swarm.serving.model import kv_pool
-from swarm.serving.model.batch import PAGE_TOKENS
-from swarm.serving.model.kv_pool import KVPool, KVShape
+from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, KVShape
 
 
 def can_ask() -> bool:

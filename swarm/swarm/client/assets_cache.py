@@ -14,9 +14,15 @@ from swarm_protocol.records import ServeRecord
 
 from swarm.child_process import ChildProcess
 from swarm.network.interface import Network
-from swarm.serving.model.model_assets import ModelAssets, fetch_files, open_assets
+from swarm.serving.model.model_assets import (
+    ModelAssets,
+    TokenizerLimits,
+    TokenizerProcess,
+    fetch_files,
+    open_assets,
+    start_child,
+)
 from swarm.serving.session.known_servers import PeerHealth
-from swarm.serving.tokenizer.tokenizer_process import TokenizerLimits, TokenizerProcess, start_child
 
 MAX_MODELS = 8
 

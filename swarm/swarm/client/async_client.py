@@ -17,12 +17,11 @@ from swarm.client.request import GenerationRequest, Prompt, TextClient, check_fi
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.router.routing import NoChain
-from swarm.serving.model.model_assets import Message, ModelAssets
+from swarm.serving.model.model_assets import Message, ModelAssets, TokenizerLimits
 from swarm.serving.session.generate import Token, generate, sampler_for
 from swarm.serving.session.known_servers import ClientState
 from swarm.serving.session.session import Session, SessionOptions
 from swarm.serving.session.trace import Trace
-from swarm.serving.tokenizer.tokenizer_process import TokenizerLimits
 from swarm.temporary_folder import temporary_folder
 
 if TYPE_CHECKING:

@@ -237,9 +237,6 @@ def sole_spans(servers: Mapping[str, ServeRecord], num_blocks: int, peer_id: str
     return runs(~is_served_B[slice(*span)], span[0])
 
 
-# --- who counts where -----------------------------------------------------------------------------------------------
-
-
 def _cover_of(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity) -> Coverage:
     """Return the coverage by all but `me` and the proposals.
 
@@ -277,9 +274,6 @@ def _rtts(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity) -> 
     return rtt_B
 
 
-# --- which window ---------------------------------------------------------------------------------------------------
-
-
 def _with(cover: Coverage, me: Capacity, span: Span) -> CoverageSummary:
     return cover.health(beside=(span, tokens_per_s(me.block_ms, span[1] - span[0])))
 
@@ -310,9 +304,6 @@ def _best(cover: Coverage, me: Capacity, rtt_B: Floats, keep: Span = (0, 0)) -> 
         if health.slowest < MIN_GAIN * found.slowest:
             best, health = span, found
     return best
-
-
-# --- in words -------------------------------------------------------------------------------------------------------
 
 
 def _worth(now: CoverageSummary, then: CoverageSummary, current: Span, span: Span) -> str:

@@ -19,8 +19,7 @@ from swarm_protocol.errors import SessionError
 from swarm_protocol.session_frames import SampledToken
 from torch import Tensor
 
-from swarm.serving.model.batch import Batch, Slice, Want
-from swarm.serving.model.kv_pool import KVPool
+from swarm.serving.model.kv_pool import Batch, KVPool, Slice, Want
 from swarm.serving.sampling.drawing import pick_all
 from swarm.serving.sampling.sampling import Pick
 

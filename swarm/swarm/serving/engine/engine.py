@@ -15,15 +15,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SwarmError
+from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
 
 from swarm.serving.engine.compute import BatchPiece, PieceResult, RunnableSpan, compute, needed
 from swarm.serving.engine.page_allocator import RETRY_AFTER_S, Admission, PageAllocator, PageKeys, PageTable
 from swarm.serving.engine.scheduler import BatchPlan, Scheduler
 from swarm.serving.engine.sequence import EngineSequence, SequenceStep, StepOutput
 from swarm.serving.engine.span_speed import PREFILL_TOKENS, ObservedSpeed, SpanSpeed, StepCost
-from swarm.serving.model.batch import PAGE_TOKENS, Slice, Want
-from swarm.serving.model.kv_pool import KVPool, Prefault
+from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, Prefault, Slice, Want
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.wire.page_keys import KEY_BYTES
 
@@ -87,8 +86,6 @@ class Engine:
         self._has_ended = False
         self._thread = thread or ThreadPoolExecutor(1, thread_name_prefix="swarm-engine")
 
-    # --- what others see --------------------------------------------------------------------------------------------
-
     @property
     def num_waiting(self) -> int:
         """Sequences whose step is not done."""
@@ -120,9 +117,6 @@ class Engine:
         """Compute nothing more; with `wait`, block until what runs in the thread has ended. After `run` has."""
         self._prefault.close(wait=wait)
         self._thread.shutdown(wait=wait, cancel_futures=True)
-
-    # --- sequences
-    # ------------------------------------------------------------------------------------------------------
 
     def open(
         self, *, client: str, start: int, end: int, max_tokens: int, page_keys: Sequence[bytes] = ()
@@ -196,8 +190,6 @@ class Engine:
             self.pages.release(sequence.page_table)
         sequence.end(error)
 
-    # --- the task ---------------------------------------------------------------------------------------------------
-
     async def run(self) -> None:
         """Run until cancelled. Every sequence is ended then, and also when a defect ends the engine."""
         try:
@@ -218,8 +210,6 @@ class Engine:
 
     async def _pass(self) -> None:
         loop = asyncio.get_running_loop()
-        for late in self._scheduler.expire(loop.time()):
-            self._fail_late(late)
         plan = self._scheduler.plan(self._cost.prefill_tokens(is_alone=len(self._sequences) <= 1))
         if not plan.parts:
             self._ready.clear()
@@ -233,13 +223,6 @@ class Engine:
         computed, pass_ms = await self.in_thread(compute, self.span, self.pool, pieces, plan.parts[0][0].blocks)
         self._running = frozenset()
         self._deliver(plan, computed, pass_ms, (loop.time() - began_s) * 1000)
-
-    def _fail_late(self, step: SequenceStep) -> None:
-        error = PeerTimeout("the server did not get to a step before its deadline")
-        if step.begun_s is not None:
-            self.end(step.sequence, error)
-        elif not step.future.done():
-            step.future.set_exception(error)
 
     def _piece(self, step: SequenceStep, num_tokens: int, now_s: float) -> BatchPiece:
         if step.begun_s is None:

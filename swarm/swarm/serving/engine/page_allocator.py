@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from swarm_protocol.errors import PeerRefused
 
-from swarm.serving.model.batch import PAGE_TOKENS
+from swarm.serving.model.kv_pool import PAGE_TOKENS
 from swarm.serving.wire.page_keys import PageKeyChain, root_key
+
+if TYPE_CHECKING:
+    from swarm.serving.engine.sequence import EngineSequence
 
 RETRY_AFTER_S = 5.0
 """A typical answer takes some seconds, and then its pages are free."""
@@ -192,16 +195,6 @@ class PageKeys:
             self._num_named += 1
 
 
-class SequenceHolder(Protocol):
-    """The part of an open sequence that admission uses."""
-
-    @property
-    def client(self) -> str: ...
-
-    @property
-    def num_pages(self) -> int: ...
-
-
 class Admission:
     """Share a server of `max_sequences` and `num_pages` among the peers that ask for sessions.
 
@@ -217,7 +210,7 @@ class Admission:
         self._waiting = ""
         self._waits_until_s = 0.0
 
-    def check(self, client: str, num_pages: int, held: Collection[SequenceHolder], *, now_s: float) -> None:
+    def check(self, client: str, num_pages: int, held: Collection[EngineSequence], *, now_s: float) -> None:
         """Check that the client may have another sequence of `num_pages` beside those `held`, if there is room.
 
         Raises PeerRefused.
@@ -237,7 +230,7 @@ class Admission:
                 retry_after_s=RETRY_AFTER_S,
             )
 
-    def refused(self, client: str, num_pages: int, held: Collection[SequenceHolder], *, now_s: float) -> PeerRefused:
+    def refused(self, client: str, num_pages: int, held: Collection[EngineSequence], *, now_s: float) -> PeerRefused:
         """Return the refusal for a client for whom there is no room now. If it has no sequence here, it counts as
         waiting."""
         if all(sequence.client != client for sequence in held):

@@ -14,7 +14,6 @@ Decisions only: no clock, no tasks, no tensors. The engine calls it in its loop,
 from __future__ import annotations
 
 import itertools
-import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -29,12 +28,11 @@ MAX_REMEMBERED = 1024
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SchedulableStep:
-    """One step of a sequence: `num_tokens` are left to compute in `blocks`, [start, end), until `deadline_s`."""
+    """One step of a sequence: `num_tokens` are left to compute in `blocks`, [start, end)."""
 
     client: str
     blocks: tuple[int, int]
     num_tokens: int
-    deadline_s: float = math.inf
     turn: int = 0
 
     @property
@@ -110,13 +108,6 @@ class Scheduler(Generic[W]):
             client.works.pop(work, None)
             if not client.works:
                 del self._clients[work.client]
-
-    def expire(self, now_s: float) -> list[W]:
-        """Remove and return what is past its deadline."""
-        late = [work for client in self._clients.values() for work in client.works if work.deadline_s <= now_s]
-        for work in late:
-            self.remove(work)
-        return late
 
     def plan(self, budget_tokens: int) -> BatchPlan[W]:
         """Choose what runs next, with at most `budget_tokens`, at least one, of prompts. Steps stay until they are

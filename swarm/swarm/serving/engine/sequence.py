@@ -6,24 +6,23 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation, SessionError, SwarmError
 from swarm_protocol.session_frames import SampledToken
 from torch import Tensor
 
-from swarm.serving.engine.compute import PieceResult, RunnableSpan
-from swarm.serving.engine.page_allocator import RETRY_AFTER_S, PageAllocator, PageKeys, PageTable
+from swarm.serving.engine.compute import PieceResult
+from swarm.serving.engine.page_allocator import RETRY_AFTER_S, PageKeys, PageTable
 from swarm.serving.engine.scheduler import SchedulableStep
-from swarm.serving.model.batch import PAGE_TOKENS, Want
-from swarm.serving.model.kv_pool import KVPool
+from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, Want
 from swarm.serving.sampling.sampling import Pick
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from swarm.serving.engine.engine import Engine
 
 EXPORT_BYTES = 2**20
 """About so much of a cache is read at once, between two steps of the others."""
@@ -61,19 +60,6 @@ class SequenceStep(SchedulableStep):
     outputs: list[Tensor] = field(default_factory=list)
 
 
-class SequenceOwner(Protocol):
-    """The part of the engine that a sequence uses."""
-
-    span: RunnableSpan
-    pool: KVPool
-    pages: PageAllocator
-
-    def submit(self, step: SequenceStep) -> None: ...
-    def end(self, sequence: EngineSequence, error: SwarmError) -> None: ...
-    def withdraw(self, step: SequenceStep) -> None: ...
-    async def in_thread(self, work: Callable[..., T], *arguments: object) -> T: ...
-
-
 class EngineSequence:
     """`length` positions are held, at most `max_tokens`. Once `ended`, every call raises that error.
 
@@ -83,7 +69,7 @@ class EngineSequence:
 
     def __init__(
         self,
-        owner: SequenceOwner,
+        owner: Engine,
         client: str,
         blocks: tuple[int, int],
         max_tokens: int,
@@ -138,18 +124,15 @@ class EngineSequence:
         self.length = position
         self._names.begin(num_pages)
 
-    async def step(
-        self, x: Tensor, want: Want, pick: Pick | None = None, *, deadline_s: float = math.inf
-    ) -> StepOutput:
+    async def step(self, x: Tensor, want: Want, pick: Pick | None = None) -> StepOutput:
         """Append the rows of `x` (int64 ids [T] before block 0, else float [T, H]) and give what is wanted of them.
 
         `want` says which outputs to return: hidden states [T, H] or [1, H], after the last block logits [T, V] or [1,
         V]. With `pick` the next token is picked as well. One step at a time. Cancelling it takes it from the queue; if
-        some of its rows have run the sequence is closed, since its content is not known then. `deadline_s` is of the
-        loop's clock.
+        some of its rows have run the sequence is closed, since its content is not known then.
 
-        Raises PeerViolation for what does not fit, PeerTimeout after the deadline, SessionError if it cannot be
-        computed, or the error that ended the sequence.
+        Raises PeerViolation for what does not fit, SessionError if it cannot be computed, or the error that ended the
+        sequence.
         """
         self._check_open()
         assert self.is_idle, "a sequence does one thing at a time"
@@ -159,7 +142,6 @@ class EngineSequence:
             client=self.client,
             blocks=self.blocks,
             num_tokens=x.shape[0],
-            deadline_s=deadline_s,
             sequence=self,
             x=x,
             tokens=tokens,
@@ -209,8 +191,6 @@ class EngineSequence:
         if self.ended is None:
             self.on_ended = None
             self._owner.end(self, SessionError("the session is closed"))
-
-    # --- hand-over --------------------------------------------------------------------------------------------------
 
     async def export(self, start: int, end: int) -> AsyncGenerator[bytes, None]:
         """Yield what its pages hold of blocks [start, end), for `adopt` on a server of these blocks: the layout, then
@@ -284,8 +264,6 @@ class EngineSequence:
     @property
     def _page_bytes(self) -> int:
         return self._owner.pool.bytes_of_page(*self._blocks_in_pool)
-
-    # --- checks -----------------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
         if self.ended is not None:

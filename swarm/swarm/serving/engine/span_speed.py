@@ -15,8 +15,7 @@ from statistics import median
 
 import torch
 
-from swarm.serving.model.batch import PAGE_TOKENS, Batch, Slice, Want
-from swarm.serving.model.kv_pool import KVPool
+from swarm.serving.model.kv_pool import PAGE_TOKENS, Batch, KVPool, Slice, Want
 from swarm.serving.model.span import STEPS, Span, worthwhile
 
 PREFILL_TOKENS = 64

@@ -28,8 +28,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, softmax
 from transformers import AttentionInterface, Cache
 
-from swarm.serving.model.batch import PAGE_TOKENS, Slice
-from swarm.serving.model.kv_pool import KVPool, KVShape
+from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, KVShape, Slice
 
 SHORT_TOKENS = 128
 """Decodes over no more positions share one padded call on a CPU."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import mmap
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import EllipsisType
@@ -18,36 +17,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from swarm_protocol.errors import ConfigError, IntegrityError
 from torch import Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorEntry:
-    """`kind` is the file's word for its numbers, as "BF16". `offset` in bytes is from the file's beginning."""
-
-    kind: str
-    shape: tuple[int, ...]
-    offset: int
-
-    @property
-    def num_values(self) -> int:
-        return math.prod(self.shape)
-
-
-def read_header(path: Path) -> Mapping[str, TensorEntry]:
-    """Return all tensors of a file, by name. Raises IntegrityError for a truncated file or none of this kind."""
-    try:
-        with safe_open(path, framework="pt"), path.open("rb") as file:  # the library checks sizes and offsets
-            header_bytes = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(header_bytes))
-    except (SafetensorError, OSError, ValueError) as error:
-        raise IntegrityError(f"{path} is damaged: {one_line(error)}", remedy="download it again") from error
-    header.pop("__metadata__", None)
-    return {
-        name: TensorEntry(
-            kind=entry["dtype"], shape=tuple(entry["shape"]), offset=8 + header_bytes + entry["data_offsets"][0]
-        )
-        for name, entry in header.items()
-    }
 
 
 def one_line(error: BaseException) -> str:
@@ -74,17 +43,28 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """`tensor[...]` reads it, as from the slices of the safetensors library. `offset` is from the file's beginning."""
+    """`tensor[...]` reads it, as from the slices of the safetensors library. `offset` is from the file's beginning.
+
+    `kind` is the file's word for its numbers, as "BF16".
+    """
 
     path: Path
     name: str
-    dtype: torch.dtype
+    kind: str
     shape: tuple[int, ...]
     offset: int
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return _DTYPES[self.kind]
+
+    @property
+    def num_values(self) -> int:
+        return math.prod(self.shape)
+
     def __getitem__(self, everything: EllipsisType) -> Tensor:
         """Raises IntegrityError if the file has become shorter, or is gone."""
-        num_bytes = math.prod(self.shape) * self.dtype.itemsize
+        num_bytes = self.num_values * self.dtype.itemsize
         if not num_bytes:
             return torch.empty(self.shape, dtype=self.dtype)
         # pages of its own, which go back to the system with the tensor: a heap would keep them
@@ -100,6 +80,29 @@ class StoredTensor:
         return torch.frombuffer(memory, dtype=self.dtype).reshape(self.shape)
 
 
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """Return all tensors of a file, by name, of whatever kind. Raises IntegrityError for a truncated file or none of
+    this kind."""
+    try:
+        with safe_open(path, framework="pt"), path.open("rb") as file:  # the library checks sizes and offsets
+            header_bytes = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(header_bytes))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise IntegrityError(f"{path} is damaged: {one_line(error)}", remedy="download it again") from error
+    header.pop("__metadata__", None)
+    begin = 8 + header_bytes
+    return {
+        name: StoredTensor(
+            path=path,
+            name=name,
+            kind=entry["dtype"],
+            shape=tuple(entry["shape"]),
+            offset=begin + entry["data_offsets"][0],
+        )
+        for name, entry in header.items()
+    }
+
+
 def stored_tensors(path: Path) -> dict[str, StoredTensor]:
     """Return all tensors of a file, by name; only its header is read.
 
@@ -108,7 +111,4 @@ def stored_tensors(path: Path) -> dict[str, StoredTensor]:
     header = read_header(path)
     if unknown := {entry.kind for entry in header.values()} - _DTYPES.keys():
         raise ConfigError(f"{path} holds numbers of kind {min(unknown)}", remedy="serve a checkpoint in bf16 or fp32")
-    return {
-        name: StoredTensor(path=path, name=name, dtype=_DTYPES[entry.kind], shape=entry.shape, offset=entry.offset)
-        for name, entry in header.items()
-    }
+    return header

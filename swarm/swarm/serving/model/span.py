@@ -21,11 +21,10 @@ from swarm_protocol.errors import ConfigError
 from torch import Tensor, nn
 
 from swarm.serving.model.attention import RAGGED, GatheredCache, PoolCache, RaggedCache, ShapeRecorder
-from swarm.serving.model.batch import Batch, Slice, Want
-from swarm.serving.model.cut import block_list
 from swarm.serving.model.fused_decode import FusedBlocks, fused_blocks
-from swarm.serving.model.kv_pool import KVPool, KVShape
+from swarm.serving.model.kv_pool import Batch, KVPool, KVShape, Slice, Want
 from swarm.serving.model.shape import context_tokens
+from swarm.serving.model.weights import block_list
 
 STEPS = (1, 16)
 """Numbers of rows for which it is found out: one session's next token, and many sessions'."""

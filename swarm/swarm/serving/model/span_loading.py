@@ -17,8 +17,7 @@ import torch
 from swarm_protocol.errors import ConfigError
 from torch import Tensor
 
-from swarm.serving.model.batch import PAGE_TOKENS, Batch, Slice, Want
-from swarm.serving.model.kv_pool import KVPool
+from swarm.serving.model.kv_pool import PAGE_TOKENS, Batch, KVPool, Slice, Want
 from swarm.serving.model.model_files import ModelFiles
 from swarm.serving.model.packing import pack_linears
 from swarm.serving.model.quantization import Bits

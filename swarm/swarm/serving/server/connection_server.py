@@ -33,13 +33,18 @@ from swarm_protocol.session_frames import (
 )
 
 from swarm.network.interface import EndOfStream, Network, Stream
-from swarm.serving.engine.engine import Engine
-from swarm.serving.grammar.grammar_masks import GrammarPool
 from swarm.serving.server.forwarder import Forwarder
-from swarm.serving.server.result_batcher import FlushTimer
 from swarm.serving.server.server_options import ServerOptions
-from swarm.serving.server.server_session import ServerSession, SharedServices, hand_over, refuse_push, take_over
-from swarm.serving.server.session_inbox import Backpressure, ModelSizes
+from swarm.serving.server.server_session import (
+    ServedSpan,
+    ServerSession,
+    SharedServices,
+    hand_over,
+    refuse_push,
+    take_over,
+)
+from swarm.serving.server.session_inbox import Backpressure
+from swarm.serving.server.session_outputs import FlushTimer
 from swarm.serving.server.session_sampler import SessionSampler
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 
@@ -61,16 +66,6 @@ REQUEST_S = 10.0
 
 Refusal = Literal["busy", "never", "violation", "lanes"]
 """Why a session was not opened: not now, not here at all, against the rules; or too many connections."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedSpan:
-    """What new sessions are opened on. Without `grammars` no session may have one."""
-
-    engine: Engine
-    revision: str
-    max_step_tokens: int
-    grammars: GrammarPool | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -131,8 +126,6 @@ class ConnectionServer:
         finally:
             for state in self._states:
                 state.connection.end()
-
-    # --- handlers ---------------------------------------------------------------------------------------------------
 
     async def serve(self, peer_id: str, stream: Stream) -> None:
         """Serve a connection. Raises PeerRefused where there are too many, and the error that ended it."""
@@ -200,8 +193,6 @@ class ConnectionServer:
         session = self.sessions.get((request.client_peer_id, request.sequence_id))
         await hand_over(session, request, peer_id, stream, self._options.faults)
 
-    # --- frames -----------------------------------------------------------------------------------------------------
-
     def _on_frame(self, frame: Frame, state: _ConnectionState) -> None:
         """Raises PeerViolation for a frame that no peer may send to a server."""
         connection = state.connection
@@ -262,27 +253,13 @@ class ConnectionServer:
         except SwarmError:
             sequence.close()
             raise
-        sizes = ModelSizes(
-            num_blocks=span.num_blocks,
-            hidden_size=span.hidden_size,
-            vocab_size=span.vocab_size,
-            max_step_tokens=offer.max_step_tokens,
-        )
 
         def closed(session: ServerSession) -> None:
             del self.sessions[connection.peer_id, wanted.sequence_id]
             state.sessions.discard(session)
             self._on_changed()
 
-        return ServerSession(
-            connection,
-            wanted,
-            sequence,
-            sizes,
-            self._services,
-            sampler=sampler,
-            on_closed=closed,
-        )
+        return ServerSession(connection, wanted, sequence, offer, self._services, sampler=sampler, on_closed=closed)
 
     async def _run_session(self, session: ServerSession, wanted: OpenSequence) -> None:
         if _must_prepare(wanted):
@@ -316,8 +293,6 @@ class ConnectionServer:
             raise
         finally:
             limiter.end(source.peer_id, session.client, rests=is_in_vain)
-
-    # --- when sessions must go ----------------------------------------------------------------------------------------
 
     def leave(self, sessions: Collection[ServerSession], within_s: float) -> None:
         """Ask the clients of these sessions to go elsewhere."""

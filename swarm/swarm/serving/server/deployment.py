@@ -16,9 +16,8 @@ from swarm_protocol.serving_messages import FilesResponse
 from swarm.heap import give_back
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.span_speed import PREFILL_TOKENS, SpanSpeed, measure, step_again_ms
-from swarm.serving.model.batch import PAGE_TOKENS
 from swarm.serving.model.family_check import check_config
-from swarm.serving.model.kv_pool import KVPool
+from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span import Span
 from swarm.serving.model.span_loading import load_span

@@ -1,7 +1,7 @@
 """The server's side of one session: what its client and the server before it send, run in order and passed on.
 
 A client that breaks the rules loses its session. What another server pushes wrongly is refused to that server, and
-leaves the session as it was. `session_inbox` checks and holds the steps that wait, `session_link` knows the next
+leaves the session as it was. `session_inbox` checks and holds the steps that wait, `session_outputs` knows the next
 server, the engine's sequence computes, and `connection_server` owns connections and sessions. `run` is the task that
 owns a session.
 
@@ -39,13 +39,14 @@ from swarm_protocol.session_frames import (
 )
 
 from swarm.network.interface import EndOfStream, FaultHook, Network, Stream
+from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.sequence import EngineSequence, StepOutput
-from swarm.serving.model.batch import Want
+from swarm.serving.grammar.grammar_masks import GrammarPool
+from swarm.serving.model.kv_pool import Want
 from swarm.serving.sampling.sampling import Pick
 from swarm.serving.server.forwarder import Forwarder
-from swarm.serving.server.result_batcher import FlushTimer, ResultBatcher
-from swarm.serving.server.session_inbox import Backpressure, CheckedStep, ModelSizes, SessionInbox
-from swarm.serving.server.session_link import SessionLink
+from swarm.serving.server.session_inbox import Backpressure, CheckedStep, SessionInbox
+from swarm.serving.server.session_outputs import FlushTimer, ResultBatcher, SessionLink
 from swarm.serving.server.session_sampler import SessionSampler
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 from swarm.serving.wire.tensor_stream import rows_of
@@ -62,6 +63,16 @@ MESSAGE_S = 10.0
 
 TAKE_OVER_S = 120.0
 """Time for all of it. The client gives up earlier if it knows better."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedSpan:
+    """What new sessions are opened on. Without `grammars` no session may have one."""
+
+    engine: Engine
+    revision: str
+    max_step_tokens: int
+    grammars: GrammarPool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +96,7 @@ class ServerSession:
         connection: MultiplexedConnection,
         opened: OpenSequence,
         sequence: EngineSequence,
-        sizes: ModelSizes,
+        served: ServedSpan,
         services: SharedServices,
         *,
         sampler: SessionSampler | None,
@@ -102,9 +113,16 @@ class ServerSession:
         self.previous = opened.previous
         self.is_closed = False
         self._codec = opened.codec
-        self._sizes = sizes
+        self._served = served
         self._faults = services.faults
-        self._inbox = SessionInbox(self.client, sequence, sizes, opened.codec, services.backpressure)
+        self._inbox = SessionInbox(
+            self.client,
+            sequence,
+            served.engine.span,
+            opened.codec,
+            services.backpressure,
+            max_step_tokens=served.max_step_tokens,
+        )
         self._link = SessionLink(
             services.forwarder,
             self.client,
@@ -123,9 +141,7 @@ class ServerSession:
     @property
     def is_last(self) -> bool:
         """Whether this is the session of the model's last block."""
-        return self.sequence.blocks[1] == self._sizes.num_blocks
-
-    # --- frames -----------------------------------------------------------------------------------------------------
+        return self.sequence.blocks[1] == self._served.engine.span.num_blocks
 
     def take_step(self, step: StepRequest) -> None:
         """Take a step from the client. One that breaks the rules ends the session."""
@@ -170,13 +186,11 @@ class ServerSession:
             raise PeerRefused("the session is not open yet", retry_after_s=1.0)
         self._inbox.take(frame, passes_on=passes_on, upstream_ms=upstream_ms)
 
-    # --- the task ---------------------------------------------------------------------------------------------------
-
     def ready(self) -> None:
         """Accept steps from now on, and tell the client."""
         self._is_ready = True
         ready = SequenceReady(
-            sequence_id=self.sequence_id, max_step_tokens=self._sizes.max_step_tokens, length=self.sequence.length
+            sequence_id=self.sequence_id, max_step_tokens=self._served.max_step_tokens, length=self.sequence.length
         )
         self.connection.send(ready)
 
@@ -260,8 +274,6 @@ class ServerSession:
             sequence_id=self.sequence_id, position=self._answered, push_failed=True, num_links=self._link.num_links
         )
         self.connection.send(failed)
-
-    # --- its end ----------------------------------------------------------------------------------------------------
 
     def leave(self) -> None:
         """Send every result at once from now on: the client is to go elsewhere, and needs them for that."""

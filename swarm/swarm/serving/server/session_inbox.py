@@ -17,6 +17,7 @@ from swarm_protocol.rows import Rows
 from swarm_protocol.session_frames import Push, Spent, StepRequest, TokenDraw, Want
 from torch import Tensor
 
+from swarm.serving.engine.compute import RunnableSpan
 from swarm.serving.engine.sequence import EngineSequence
 from swarm.serving.wire.tensor_stream import hidden_of, tokens_of
 
@@ -69,16 +70,6 @@ class Backpressure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSizes:
-    """The sizes of the model that a session checks frames against, and the longest step that its server takes."""
-
-    num_blocks: int
-    hidden_size: int
-    vocab_size: int
-    max_step_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedStep:
     """A step that fits the session. `passes_on`: all its outputs are wanted, here and by the next server.
 
@@ -95,17 +86,27 @@ class CheckedStep:
 
 
 class SessionInbox:
-    """The steps of one session that wait for their turn. Hidden states arrive in `codec`.
+    """The steps of one session on `span` that wait for their turn, of `max_step_tokens` at most.
+
+    Hidden states arrive in `codec`.
 
     Each step taken out by `next` is given back to the backpressure by `finish`; `close` drops those that still wait.
     """
 
     def __init__(
-        self, client: str, sequence: EngineSequence, sizes: ModelSizes, codec: str, backpressure: Backpressure
+        self,
+        client: str,
+        sequence: EngineSequence,
+        span: RunnableSpan,
+        codec: str,
+        backpressure: Backpressure,
+        *,
+        max_step_tokens: int,
     ) -> None:
         self._client = client
         self._sequence = sequence
-        self._sizes = sizes
+        self._span = span
+        self._max_step_tokens = max_step_tokens
         self._codec = codec
         self._backpressure = backpressure
         self._expected: int | None = None  # the length after all that waits; None before the first step
@@ -164,16 +165,16 @@ class SessionInbox:
         self._steps.clear()
 
     def _check_size(self, rows: Rows, position: int, want: str) -> None:
-        num_rows, sizes = rows.num_rows, self._sizes
-        if num_rows > sizes.max_step_tokens:
-            raise PeerViolation(f"a step of {num_rows} tokens, and this server takes {sizes.max_step_tokens}")
+        num_rows, span = rows.num_rows, self._span
+        if num_rows > self._max_step_tokens:
+            raise PeerViolation(f"a step of {num_rows} tokens, and this server takes {self._max_step_tokens}")
         if position + num_rows > self._sequence.max_tokens:
             raise PeerViolation(f"{position + num_rows} tokens, and the session reserved {self._sequence.max_tokens}")
-        is_last = self._sequence.blocks[1] == sizes.num_blocks
-        if is_last and want == "all" and 4 * num_rows * sizes.vocab_size > limits.MAX_MESSAGE_BYTES // 2:
+        is_last = self._sequence.blocks[1] == span.num_blocks
+        if is_last and want == "all" and 4 * num_rows * span.vocab_size > limits.MAX_MESSAGE_BYTES // 2:
             raise PeerViolation(f"the logits of {num_rows} tokens are too large for one message")
 
     def _decoded(self, rows: Rows) -> Tensor:
         if self._sequence.blocks[0] == 0:
-            return tokens_of(rows, self._sizes.vocab_size)
-        return hidden_of(rows, self._codec, self._sizes.hidden_size)
+            return tokens_of(rows, self._span.vocab_size)
+        return hidden_of(rows, self._codec, self._span.hidden_size)

@@ -21,12 +21,12 @@ from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.serving.engine.engine import EngineLoad
 from swarm.serving.grammar.grammar_masks import GrammarPool
-from swarm.serving.model.batch import PAGE_TOKENS
-from swarm.serving.server.connection_server import ConnectionServer, ServedSpan
+from swarm.serving.model.kv_pool import PAGE_TOKENS
+from swarm.serving.server.connection_server import ConnectionServer
 from swarm.serving.server.deployment import Deployment
 from swarm.serving.server.forward_server import ForwardServer, ForwardSpan
 from swarm.serving.server.server_options import ServerOptions
-from swarm.serving.server.server_session import ServerSession
+from swarm.serving.server.server_session import ServedSpan, ServerSession
 from swarm.serving.server.span_announcer import ServedNow, SpanAnnouncer
 
 logger = logging.getLogger(__name__)
@@ -66,8 +66,6 @@ class SpanServer:
         self._ended = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._main: asyncio.Task[None] | None = None
-
-    # --- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Load, measure, serve and announce. Raises ConfigError or IntegrityError, and then nothing is left behind.
@@ -230,9 +228,6 @@ class SpanServer:
         self.connections.end(self.sessions, _leaving())
         self.announcer.withdraw()
 
-    # --- what is announced ------------------------------------------------------------------------------------------
-    # ----------------------------------------------------------------------------------------------
-
     @property
     def record(self) -> ServeRecord:
         """The record that is announced now. Only while started."""
@@ -284,8 +279,6 @@ class SpanServer:
     def _sessions_changed(self) -> None:
         self.announcer.changed()
         self._ended.set()
-
-    # --- what others ask for ----------------------------------------------------------------------------------------
 
     def _offered(self) -> ServedSpan:
         """Return what new sessions are opened on. Raises PeerRefused."""

@@ -134,8 +134,6 @@ class SpanVolunteer:
             if self.server is not None:
                 await self.server.close()
 
-    # --- which blocks -----------------------------------------------------------------------------------------------
-
     async def _decide(self, able: Capability) -> PlacementDecision:
         files, revision = able.files, able.revision
         capacity = await self._with_links(able.capacity, revision)
@@ -180,8 +178,6 @@ class SpanVolunteer:
             source=able.files.source,
         )
         self._membership.announce(record)
-
-    # --- a better span ----------------------------------------------------------------------------------------------
 
     async def _keep_watch(self, server: SpanServer, able: Capability | None) -> None:
         """Search at moments that differ by node, and again before switching. A node whose blocks were given stays."""

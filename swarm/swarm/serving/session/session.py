@@ -1,9 +1,9 @@
 """One client's stateful inference over a chain of servers that may change under it.
 
-`Session` takes requests. `SessionRunner` carries out what `session_state` decides (connections, searches, deadlines)
-and reports to it what servers say. Everything happens in callbacks of one event loop, without waiting: a result that a
-connection delivers is answered with the next steps before the connection reads on. Only opening connections and looking
-for servers take tasks, which `close` ends. The last server samples.
+`Session` takes requests, carries out what `session_state` decides (connections, searches, deadlines), and reports to it
+what servers say. Everything happens in callbacks of one event loop, without waiting: a result that a connection
+delivers is answered with the next steps before the connection reads on. Only opening connections and looking for
+servers take tasks, which end with the session. The last server samples.
 """
 
 from __future__ import annotations
@@ -104,7 +104,6 @@ class Session:
     ) -> None:
         trace.session_id = uuid4().hex
         trace.codec = options.codec
-        self._max_tokens = max_tokens
         self._num_tokens = 0
         self._messages = SessionMessages(
             model,
@@ -114,7 +113,7 @@ class Session:
             codec=options.codec,
             sampler=sampler,
         )
-        finder = RouteFinder(
+        self._finder = RouteFinder(
             KnownServers(membership, servers, model=model.name, revision=model.revision),
             state.health,
             max_tokens=max_tokens,
@@ -124,61 +123,9 @@ class Session:
         num_rows = MAX_STEP_BYTES // row_bytes(options.codec, model.hidden_size)
         max_step_tokens = max(1, min(options.max_step_tokens, num_rows))
         self._state = SessionState(model.num_blocks, self._messages.new_buffer, max_step_tokens=max_step_tokens)
-        self._runner = SessionRunner(
-            self._state, self._messages, state, finder, max_replay_bytes=options.max_replay_bytes, trace=trace
-        )
-
-    async def __aenter__(self) -> Session:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for block, buffer in self._state.pipeline.buffers.items():
-            self._messages.keep(block, buffer)
-        await self._runner.close()
-
-    async def next_token(self, tokens: Sequence[int], draw: TokenDraw, *, ahead: int = 0) -> SampledToken:
-        """Append tokens; the last server draws the one that follows them, and `ahead` more for `next_tokens`."""
-        self._num_tokens += len(tokens) + ahead
-        if not tokens or self._num_tokens > self._max_tokens:
-            raise ConfigError(
-                f"{self._num_tokens} tokens after {len(tokens) + ahead} more, and the session has room for "
-                f"{self._max_tokens}",
-                remedy="ask about one token or more, and open a session with room for all",
-            )
-        self._messages.draw = draw
-        return await self._runner.ask(self._messages.append_tokens(tokens), ahead=ahead)
-
-    async def next_tokens(
-        self, tokens: Sequence[int], draw: TokenDraw, num_tokens: int
-    ) -> AsyncGenerator[SampledToken, None]:
-        """Append tokens; the servers draw those that follow, each at the index after that of the one before.
-
-        Servers do not wait for the caller. Unless all tokens were taken, only leaving the session is valid.
-        """
-        yield await self.next_token(tokens, draw, ahead=num_tokens - 1)
-        for _ in range(num_tokens - 1):
-            yield await self._runner.next_answer()
-
-
-class SessionRunner:
-    """Run one client session. After `Fail`, or once `ask` was cancelled, only `close` is valid."""
-
-    def __init__(
-        self,
-        state: SessionState,
-        messages: SessionMessages,
-        client: ClientState,
-        finder: RouteFinder,
-        *,
-        max_replay_bytes: int,
-        trace: Trace,
-    ) -> None:
-        self._state = state
-        self._messages = messages
-        self._pool = client.connections
-        self._health = client.health
-        self._finder = finder
-        self._max_replay_bytes = max_replay_bytes
+        self._pool = state.connections
+        self._health = state.health
+        self._max_replay_bytes = options.max_replay_bytes
         self._trace = trace
         self._loop = asyncio.get_running_loop()
         self._connections: dict[Stage, ClientConnection] = {}
@@ -193,15 +140,43 @@ class SessionRunner:
         self._waiting: asyncio.Future[None] | None = None
         self._pauses: list[tuple[Replay, float]] = []
 
-    async def ask(self, rows: bytes, *, ahead: int = 0) -> SampledToken:
-        """Append rows and return the token that follows; `ahead` more come after it. Raises NoChain, SessionError."""
+    async def __aenter__(self) -> Session:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for block, buffer in self._state.pipeline.buffers.items():
+            self._messages.keep(block, buffer)
+        await self._close()
+
+    async def next_token(self, tokens: Sequence[int], draw: TokenDraw, *, ahead: int = 0) -> SampledToken:
+        """Append tokens; the last server draws the one that follows them, and `ahead` more for `next_tokens`."""
+        self._num_tokens += len(tokens) + ahead
+        if not tokens or self._num_tokens > self._messages.max_tokens:
+            raise ConfigError(
+                f"{self._num_tokens} tokens after {len(tokens) + ahead} more, and the session has room for "
+                f"{self._messages.max_tokens}",
+                remedy="ask about one token or more, and open a session with room for all",
+            )
         if self._state.error is not None:
             raise self._state.error
         assert not self._answers, "tokens of the last request were not taken"
+        self._messages.draw = draw
+        rows = self._messages.append_tokens(tokens)
         self._carry_out(self._state.ask(rows, self._loop.time(), ahead=ahead))
-        return await self.next_answer()
+        return await self._next_answer()
 
-    async def next_answer(self) -> SampledToken:
+    async def next_tokens(
+        self, tokens: Sequence[int], draw: TokenDraw, num_tokens: int
+    ) -> AsyncGenerator[SampledToken, None]:
+        """Append tokens; the servers draw those that follow, each at the index after that of the one before.
+
+        Servers do not wait for the caller. Unless all tokens were taken, only leaving the session is valid.
+        """
+        yield await self.next_token(tokens, draw, ahead=num_tokens - 1)
+        for _ in range(num_tokens - 1):
+            yield await self._next_answer()
+
+    async def _next_answer(self) -> SampledToken:
         """Return the token that is answered next. Raises NoChain, SessionError."""
         if not self._answers:
             if self._state.error is not None:
@@ -210,8 +185,7 @@ class SessionRunner:
             await self._waiting
         return self._answers.popleft()
 
-    async def close(self) -> None:
-        """Free the chain."""
+    async def _close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._todo.clear()

@@ -1,1 +1,1 @@
-"""Tokenizers and chat templates of strangers, in a process that can be killed: `process` runs it, `worker` is it."""
+"""Tokenizers and chat templates of strangers: the process that can be killed, and tables to decode with."""

@@ -24,7 +24,7 @@ from support.arithmetic_span import (
 )
 from swarm.serving.engine.engine import Engine, EngineLoad
 from swarm.serving.engine.sequence import EngineSequence
-from swarm.serving.model.batch import PAGE_TOKENS, Want
+from swarm.serving.model.kv_pool import PAGE_TOKENS, Want
 from swarm.serving.sampling.drawing import pick
 from swarm.serving.sampling.sampling import Pick
 from swarm.serving.wire.page_keys import page_keys

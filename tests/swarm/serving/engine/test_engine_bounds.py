@@ -22,7 +22,7 @@ from support.arithmetic_span import (
 )
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.span_speed import PREFILL_TOKENS, SpanSpeed
-from swarm.serving.model.batch import PAGE_TOKENS, Batch, Want
+from swarm.serving.model.kv_pool import PAGE_TOKENS, Batch, Want
 from swarm.serving.wire.page_keys import page_keys
 from swarm_protocol.errors import PeerRefused, SwarmError
 

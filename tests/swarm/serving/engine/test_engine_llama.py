@@ -12,7 +12,7 @@ import pytest
 from support.arithmetic_span import GREEDY, REVISION, ids
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.sequence import EngineSequence
-from swarm.serving.model.batch import PAGE_TOKENS, Want
+from swarm.serving.model.kv_pool import PAGE_TOKENS, Want
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span import Span
 from swarm.serving.model.span_loading import load_span

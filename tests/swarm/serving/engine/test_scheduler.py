@@ -27,10 +27,8 @@ class Machine:
     def __post_init__(self) -> None:
         self.scheduler: Scheduler[SchedulableStep] = Scheduler(max_batch=self.max_batch)
 
-    def add(
-        self, client: str, num_tokens: int = 1, blocks: tuple[int, int] = ALL, deadline_s: float = 1e9
-    ) -> SchedulableStep:
-        work = SchedulableStep(client=client, blocks=blocks, num_tokens=num_tokens, deadline_s=deadline_s)
+    def add(self, client: str, num_tokens: int = 1, blocks: tuple[int, int] = ALL) -> SchedulableStep:
+        work = SchedulableStep(client=client, blocks=blocks, num_tokens=num_tokens)
         self.scheduler.add(work)
         self.waits[work] = 0
         return work
@@ -138,14 +136,6 @@ def test_plan_many_ranges_gain_a_client_nothing() -> None:
     for _ in range(40):
         machine.step()
     assert machine.served["b"] == machine.served["a"] == 20 * BUDGET
-
-
-def test_expire_takes_what_is_late_and_only_that() -> None:
-    machine = Machine()
-    late, early = machine.add("a", 5, deadline_s=10.0), machine.add("b", 5, deadline_s=20.0)
-    assert machine.scheduler.expire(9.9) == []
-    assert machine.scheduler.expire(10.0) == [late]
-    assert machine.scheduler.plan(BUDGET).parts == ((early, 5),)
 
 
 def test_remove_what_is_cancelled_is_not_planned() -> None:

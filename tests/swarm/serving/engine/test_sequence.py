@@ -22,13 +22,13 @@ from support.arithmetic_span import (
 )
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.sequence import EngineSequence, StepOutput
-from swarm.serving.model.batch import PAGE_TOKENS, Batch, Want
+from swarm.serving.model.kv_pool import PAGE_TOKENS, Batch, Want
 from swarm.serving.sampling.sampling import Pick
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.wire.page_keys import page_keys
 from swarm.testing import virtual_time
 from swarm.testing.leaks import no_leaks
-from swarm_protocol.errors import IntegrityError, PeerRefused, PeerTimeout, PeerViolation, SessionError
+from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation, SessionError
 from torch import Tensor
 
 # --- room -------------------------------------------------------------------------------------------------------------
@@ -195,35 +195,6 @@ def test_engine_pass_that_fails_is_tried_sequence_by_sequence() -> None:
             sequence.close()
 
     with_engine(work, span=Sums(on_run=fail))
-
-
-def test_engine_deadline_takes_a_step_from_the_queue_and_leaves_its_sequence() -> None:
-    async def work(engine: Engine, span: Sums) -> None:
-        now_s = asyncio.get_running_loop().time()
-        busy, late = (engine.open(client=client, start=0, end=4, max_tokens=200) for client in "ab")
-        running = asyncio.create_task(busy.step(ids(*prompt_of(90)), Want.NOTHING))
-        await asyncio.sleep(0.01)
-        with pytest.raises(PeerTimeout):
-            await late.step(ids(1), Want.LAST, deadline_s=now_s + 0.05)
-        assert late.length == 0
-        assert (await late.step(ids(1), Want.LAST, deadline_s=now_s + 1000)).output is not None
-        await running
-        busy.close()
-        late.close()
-
-    with_engine(work, compute_s=0.1)
-
-
-def test_engine_deadline_of_a_step_half_done_ends_its_sequence() -> None:
-    async def work(engine: Engine, span: Sums) -> None:
-        now_s = asyncio.get_running_loop().time()
-        sequence = engine.open(client="a", start=0, end=4, max_tokens=200)
-        with pytest.raises(PeerTimeout):
-            await sequence.step(ids(*prompt_of(90)), Want.NOTHING, deadline_s=now_s + 0.25)
-        assert len(span.batches) == 3
-        assert engine.num_sequences == 0
-
-    with_engine(work, compute_s=0.1, max_step_tokens=16)
 
 
 # --- cancelling -------------------------------------------------------------------------------------------------------

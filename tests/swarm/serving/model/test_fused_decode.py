@@ -8,9 +8,8 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from swarm.serving.model import fused_decode, fused_kernels
-from swarm.serving.model.batch import PAGE_TOKENS, Batch, Slice, Want
-from swarm.serving.model.kv_pool import KVPool
+from swarm.serving.model import fused_decode
+from swarm.serving.model.kv_pool import PAGE_TOKENS, Batch, KVPool, Slice, Want
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.packing import PackedLinear, can_pack
 from swarm.serving.model.span import Span
@@ -275,7 +274,7 @@ def test_load_with_parts_that_are_something_else_is_not_fused(
 def test_kernels_without_a_library_that_numba_needs_are_none(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(fused_kernels, "load", Mock(side_effect=OSError("no libllvmlite")))
+    monkeypatch.setattr(fused_decode, "_compiled_kernels", Mock(side_effect=OSError("no libllvmlite")))
     assert fused_decode.kernels.__wrapped__() is None
     assert "no libllvmlite" in caplog.text
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from support.arithmetic_span import NUM_BLOCKS, Sums, generate, prompt_of, with_engine
 from swarm.serving.engine.engine import Engine
-from swarm.serving.model.batch import PAGE_TOKENS
-from swarm.serving.model.kv_pool import KVPool, KVShape, Prefault
+from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, KVShape, Prefault
 from swarm_protocol.errors import ConfigError, IntegrityError
 
 SHAPES = [

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from swarm.serving.model.batch import Batch, Slice, Want
+from swarm.serving.model.kv_pool import Batch, Slice, Want
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.quantization import Bits, Int8Linear
 from swarm.serving.model.span import Span

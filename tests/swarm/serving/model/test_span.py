@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from swarm.serving.model import cut
-from swarm.serving.model.batch import Batch, Slice, Want
-from swarm.serving.model.kv_pool import KVPool
+from swarm.serving.model import weights
+from swarm.serving.model.kv_pool import Batch, KVPool, Slice, Want
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.safetensors_reader import StoredTensor
 from swarm.serving.model.span import Span
@@ -165,7 +164,7 @@ def test_load_family_whose_ends_cannot_be_told_apart_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Any
 ) -> None:
     """As these were, had nobody read their code."""
-    monkeypatch.setattr(cut, "_BEFORE_BLOCKS", {})
+    monkeypatch.setattr(weights, "_BEFORE_BLOCKS", {})
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="where it cannot be split"):
         load_span(open_model(tmp_path), 0, 1)

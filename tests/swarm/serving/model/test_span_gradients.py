@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from swarm.serving.model.batch import Batch, Slice, Want
+from swarm.serving.model.kv_pool import Batch, Slice, Want
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span import Span
 from swarm.serving.model.span_loading import load_span

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from swarm.serving.model import cut, span_loading
+from swarm.serving.model import span_loading, weights
 from swarm.serving.model.attention import GatheredCache
-from swarm.serving.model.batch import PAGE_TOKENS, Batch, Slice, Want
-from swarm.serving.model.kv_pool import KVPool
+from swarm.serving.model.kv_pool import PAGE_TOKENS, Batch, KVPool, Slice, Want
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span import Span
 from swarm.serving.model.span_loading import load_span
@@ -318,7 +317,7 @@ def test_load_of_a_family_that_is_cut_wrongly_is_refused_by_every_span_of_it(
     """Also by one whose own blocks compute rightly."""
     config = OPTConfig(vocab_size=256, hidden_size=32, num_hidden_layers=4, ffn_dim=64, num_attention_heads=4)
     directory = write_config(tmp_path / "model", config)
-    monkeypatch.setattr(cut, "_BEFORE_BLOCKS", {("opt", "final_layer_norm"): True})
+    monkeypatch.setattr(weights, "_BEFORE_BLOCKS", {("opt", "final_layer_norm"): True})
     load_span(open_model(directory), 1, 2)
     with pytest.raises(ConfigError, match="opt gives other answers in parts than whole"):
         load(directory, 1, 2, ServerOptions())

@@ -26,7 +26,7 @@ from support.served_chain import (
     token_rows,
     with_servers,
 )
-from swarm.serving.model.batch import PAGE_TOKENS
+from swarm.serving.model.kv_pool import PAGE_TOKENS
 from swarm.serving.server.connection_server import IDLE_CONNECTION_S, MAX_CONNECTIONS_PER_PEER, SILENT_S
 from swarm.serving.server.session_inbox import MAX_INBOX
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream

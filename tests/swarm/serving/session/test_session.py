@@ -237,7 +237,7 @@ def test_session_server_that_dies_during_prefill(index: int, delay_s: float) -> 
                 asyncio.get_running_loop().call_later(delay_s, strike)
                 spare = {w.servers[peer_id] for peer_id in list(w.servers)[3:]}
                 # so that those who die are those who are used
-                session._runner._finder._known.servers = {
+                session._finder._known.servers = {
                     server.network.peer_id: record
                     for server in w.servers.values()
                     if server not in spare

@@ -6,7 +6,7 @@ import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.serving.model.batch import PAGE_TOKENS
+from swarm.serving.model.kv_pool import PAGE_TOKENS
 from swarm.serving.wire.page_keys import KEY_BYTES, PageKeyChain, page_keys, root_key
 
 TOKENS = list(range(100, 100 + 5 * PAGE_TOKENS))

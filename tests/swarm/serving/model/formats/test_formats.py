@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.quantized_models import KINDS, write_quantized
 from support.tiny_models import write_model
-from swarm.serving.model.batch import Batch, Slice, Want
 from swarm.serving.model.family_check import check_directory
+from swarm.serving.model.kv_pool import Batch, Slice, Want
 from swarm.serving.model.model_files import ModelFiles, open_model, weight_sizes
 from swarm.serving.model.safetensors_reader import StoredTensor
 from swarm.serving.model.span import Span

@@ -6,7 +6,14 @@ import pytest
 from support.site_pages import written
 from swarm.network import framing, unread_budget
 from swarm.network.dht import record_dht, record_storage, routing_table
-from swarm.network.libp2p import calls, libp2p_stream
+from swarm.network.libp2p import (
+    calls,
+    path_watch,
+    reconnection,
+    sent_frames,
+    stream_resume,
+    stream_server,
+)
 from swarm.network.relay import relay
 from swarm.serving.server import connection_server, forward_server, session_inbox, session_outputs
 from swarm.serving.session import pipeline, session_state
@@ -27,7 +34,25 @@ SAID = [
     ("transport.md", f"the last piece of a message, at most {framing.CHUNK_BYTES // MIB} MiB"),
     ("transport.md", f"Each side begins with a credit of {framing.WINDOW_BYTES // MIB} MiB"),
     ("transport.md", f"A piece costs its length and {framing.FRAME_COST_BYTES} bytes"),
-    ("transport.md", f"at most {libp2p_stream.MAX_STREAMS_PER_PEER} streams of one peer"),
+    ("transport.md", f"at most {stream_server.MAX_STREAMS_PER_PEER} streams of one peer"),
+    ("transport.md", f"{stream_resume.ID_BYTES} random bytes, the id of the stream"),
+    ("transport.md", f"(within {stream_server.OPENING_TIMEOUT_S:.0f} seconds)"),
+    ("transport.md", f"since the last one have cost {framing.ACK_BYTES // MIB} MiB"),
+    ("transport.md", f"without a connection for {reconnection.HOLD_S:.0f} seconds"),
+    (
+        "transport.md",
+        f"at most {stream_resume.MAX_HELD_PER_PEER} streams of one peer and {stream_resume.MAX_HELD:,} in all",
+    ),
+    ("transport.md", f"and for {reconnection.GRACE_S:.0f} seconds if the other side closed it"),
+    ("transport.md", f"not reached within {reconnection.YIELD_S} seconds"),
+    (
+        "transport.md",
+        f"for each peer ({sent_frames.PEER_BYTES // MIB} MiB) and for all ({sent_frames.HOST_BYTES // MIB}",
+    ),
+    ("transport.md", f"nothing came for {path_watch.SILENT_S:.0f} second"),
+    ("transport.md", f"Without an echo within {path_watch.ECHO_S:.0f} seconds"),
+    ("transport.md", f"up to {path_watch.MAX_ECHO_S:.0f} seconds"),
+    ("transport.md", f"after {path_watch.KEEP_ALIVE_S:.0f} seconds of silence"),
     ("transport.md", f"the largest message and {(unread_budget.PEER_BYTES - limits.MAX_MESSAGE_BYTES) // MIB} MiB"),
     ("transport.md", f"({unread_budget.HOST_BYTES // MIB} MiB)"),
     ("relay.md", f"within | {relay.OPENING_TIMEOUT_S:.0f} s |"),

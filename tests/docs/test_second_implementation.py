@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm.network import framing
+from swarm.network.libp2p import stream_resume
 from swarm.serving.sampling.drawing import pick
 from swarm.serving.wire.page_keys import page_keys
 from swarm.training.allreduce.parts import part_sizes
@@ -84,10 +85,17 @@ def test_identity_page_describes_what_a_run_files_signature_covers_and_its_id() 
 def test_transport_page_describes_the_frames_of_a_stream() -> None:
     assert framing.frame(framing.Kind.DATA, b"abc") == struct.pack(">BI", 1, 3) + b"abc"
     assert framing.credit(4 * 2**20) == struct.pack(">BI", 2, 4 * 2**20)
+    assert framing.acknowledgement(7) == struct.pack(">BI", 6, 7)
+    assert framing.body_bytes(framing.Kind.ACK, 7) == 0
     kinds = [(int(kind), len(piece)) for kind, piece in framing.pieces(bytes(2**20 + 5))]
     assert kinds == [(0, 2**20), (1, 5)]
     assert framing.cost(0) == 256
     assert framing.WINDOW_BYTES == 4 * 2**20
+
+
+def test_transport_page_describes_how_a_stream_is_resumed() -> None:
+    assert stream_resume.REQUEST.pack(bytes(range(16)), 7) == bytes(range(16)) + struct.pack(">Q", 7)
+    assert stream_resume.ANSWER.pack(1, 0) == b"\x01" + bytes(8)
 
 
 @pytest.mark.parametrize("peer_id", PEERS)

@@ -23,14 +23,20 @@ from swarm_protocol.identity import Identity
 
 
 class World(Protocol):
-    a: Network
-    b: Network
+    @property
+    def a(self) -> Network: ...
+
+    @property
+    def b(self) -> Network: ...
 
     def name(self) -> str:
         """A method or key that nothing else uses."""
 
     async def spawn(self, *, alone: bool = False) -> Network:
         """One more node; `alone`: the first of a network of its own. Whoever spawns it closes it."""
+
+    async def replace_path(self) -> None:
+        """Break what carries bytes between `a` and `b`; another path is there at once."""
 
 
 Case = Callable[[World], Coroutine[Any, Any, None]]
@@ -50,6 +56,9 @@ class MemoryWorld:
     async def spawn(self, *, alone: bool = False) -> Network:
         return self._internet.network(network_id="alone" if alone else "test")
 
+    async def replace_path(self) -> None:
+        self._internet.replace_path(self.a.peer_id, self.b.peer_id)
+
 
 def run_in_memory(case: Case) -> None:
     async def main() -> None:
@@ -65,8 +74,8 @@ class Libp2pWorld:
     def __init__(self, folder: Path) -> None:
         self._names = itertools.count()
         self._folder = folder
-        self.a: Network
-        self.b: Network
+        self.a: Libp2pNetwork
+        self.b: Libp2pNetwork
 
     async def open(self) -> None:
         self.a = await self.spawn(alone=True)
@@ -79,7 +88,14 @@ class Libp2pWorld:
     def name(self) -> str:
         return f"n{next(self._names)}"
 
-    async def spawn(self, *, alone: bool = False) -> Network:
+    async def replace_path(self) -> None:
+        async def is_connected() -> bool:
+            return self.b.peer_id in await self.a._host.connected_peers()
+
+        await eventually(is_connected)
+        await self.a._host.control.disconnect(self.b.peer_id)
+
+    async def spawn(self, *, alone: bool = False) -> Libp2pNetwork:
         peers = () if alone else await self.a.addrs()
         return await libp2p_node(self._folder / self.name(), peers=peers)
 
@@ -102,7 +118,7 @@ class RelayedWorld(Libp2pWorld):
         counts = self.relay.relay_counts
         return (counts.reservations, counts.circuits) == (0, 0)
 
-    async def spawn(self, *, alone: bool = False) -> Network:
+    async def spawn(self, *, alone: bool = False) -> Libp2pNetwork:
         if alone:
             return await super().spawn(alone=True)
         peers = await self.relay.addrs()

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fswarm_protocol/proto/p2pd.proto\x12\nswarm.p2pd\"\xbf\x02\n\x07Request\x12&\n\x04type\x18\x01 \x02(\x0e\x32\x18.swarm.p2pd.Request.Type\x12+\n\x07\x63onnect\x18\x02 \x01(\x0b\x32\x1a.swarm.p2pd.ConnectRequest\x12\x31\n\nstreamOpen\x18\x03 \x01(\x0b\x32\x1d.swarm.p2pd.StreamOpenRequest\x12\x37\n\rstreamHandler\x18\x04 \x01(\x0b\x32 .swarm.p2pd.StreamHandlerRequest\"s\n\x04Type\x12\x0c\n\x08IDENTIFY\x10\x00\x12\x0b\n\x07\x43ONNECT\x10\x01\x12\x0f\n\x0bSTREAM_OPEN\x10\x02\x12\x12\n\x0eSTREAM_HANDLER\x10\x03\x12\x0e\n\nLIST_PEERS\x10\x05\x12\x1b\n\x17PERSISTENT_CONN_UPGRADE\x10\t\"-\n\x0e\x43onnectRequest\x12\x0c\n\x04peer\x18\x01 \x02(\x0c\x12\r\n\x05\x61\x64\x64rs\x18\x02 \x03(\x0c\"0\n\x11StreamOpenRequest\x12\x0c\n\x04peer\x18\x01 \x02(\x0c\x12\r\n\x05proto\x18\x02 \x03(\t\"E\n\x14StreamHandlerRequest\x12\x0c\n\x04\x61\x64\x64r\x18\x01 \x02(\x0c\x12\r\n\x05proto\x18\x02 \x03(\t\x12\x10\n\x08\x62\x61lanced\x18\x03 \x02(\x08\"\xcd\x01\n\x08Response\x12\'\n\x04type\x18\x01 \x02(\x0e\x32\x19.swarm.p2pd.Response.Type\x12(\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x19.swarm.p2pd.ErrorResponse\x12.\n\x08identify\x18\x04 \x01(\x0b\x32\x1c.swarm.p2pd.IdentifyResponse\x12#\n\x05peers\x18\x06 \x03(\x0b\x32\x14.swarm.p2pd.PeerInfo\"\x19\n\x04Type\x12\x06\n\x02OK\x10\x00\x12\t\n\x05\x45RROR\x10\x01\"\x1c\n\rErrorResponse\x12\x0b\n\x03msg\x18\x01 \x02(\t\"-\n\x10IdentifyResponse\x12\n\n\x02id\x18\x01 \x02(\x0c\x12\r\n\x05\x61\x64\x64rs\x18\x02 \x03(\x0c\"%\n\x08PeerInfo\x12\n\n\x02id\x18\x01 \x02(\x0c\x12\r\n\x05\x61\x64\x64rs\x18\x02 \x03(\x0c\"7\n\nStreamInfo\x12\x0c\n\x04peer\x18\x01 \x02(\x0c\x12\x0c\n\x04\x61\x64\x64r\x18\x02 \x02(\x0c\x12\r\n\x05proto\x18\x03 \x02(\t\"\x88\x02\n\x1bPersistentConnectionRequest\x12\x0e\n\x06\x63\x61llId\x18\x01 \x02(\x0c\x12=\n\x0f\x61\x64\x64UnaryHandler\x18\x02 \x01(\x0b\x32\".swarm.p2pd.AddUnaryHandlerRequestH\x00\x12\x31\n\tcallUnary\x18\x03 \x01(\x0b\x32\x1c.swarm.p2pd.CallUnaryRequestH\x00\x12\x36\n\runaryResponse\x18\x04 \x01(\x0b\x32\x1d.swarm.p2pd.CallUnaryResponseH\x00\x12$\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x12.swarm.p2pd.CancelH\x00\x42\t\n\x07message\"\x84\x02\n\x1cPersistentConnectionResponse\x12\x0e\n\x06\x63\x61llId\x18\x01 \x02(\x0c\x12:\n\x11\x63\x61llUnaryResponse\x18\x02 \x01(\x0b\x32\x1d.swarm.p2pd.CallUnaryResponseH\x00\x12\x37\n\x0frequestHandling\x18\x03 \x01(\x0b\x32\x1c.swarm.p2pd.CallUnaryRequestH\x00\x12.\n\x0b\x64\x61\x65monError\x18\x04 \x01(\x0b\x32\x17.swarm.p2pd.DaemonErrorH\x00\x12$\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x12.swarm.p2pd.CancelH\x00\x42\t\n\x07message\"9\n\x16\x41\x64\x64UnaryHandlerRequest\x12\r\n\x05proto\x18\x01 \x02(\t\x12\x10\n\x08\x62\x61lanced\x18\x02 \x02(\x08\"=\n\x10\x43\x61llUnaryRequest\x12\x0c\n\x04peer\x18\x01 \x02(\x0c\x12\r\n\x05proto\x18\x02 \x02(\t\x12\x0c\n\x04\x64\x61ta\x18\x03 \x02(\x0c\"B\n\x11\x43\x61llUnaryResponse\x12\x12\n\x08response\x18\x01 \x01(\x0cH\x00\x12\x0f\n\x05\x65rror\x18\x02 \x01(\x0cH\x00\x42\x08\n\x06result\"\x08\n\x06\x43\x61ncel\"\x1e\n\x0b\x44\x61\x65monError\x12\x0f\n\x07message\x18\x01 \x01(\t')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fswarm_protocol/proto/p2pd.proto\x12\nswarm.p2pd\"\x83\x03\n\x07Request\x12&\n\x04type\x18\x01 \x02(\x0e\x32\x18.swarm.p2pd.Request.Type\x12+\n\x07\x63onnect\x18\x02 \x01(\x0b\x32\x1a.swarm.p2pd.ConnectRequest\x12\x31\n\nstreamOpen\x18\x03 \x01(\x0b\x32\x1d.swarm.p2pd.StreamOpenRequest\x12\x37\n\rstreamHandler\x18\x04 \x01(\x0b\x32 .swarm.p2pd.StreamHandlerRequest\x12\x31\n\ndisconnect\x18\x07 \x01(\x0b\x32\x1d.swarm.p2pd.DisconnectRequest\"\x83\x01\n\x04Type\x12\x0c\n\x08IDENTIFY\x10\x00\x12\x0b\n\x07\x43ONNECT\x10\x01\x12\x0f\n\x0bSTREAM_OPEN\x10\x02\x12\x12\n\x0eSTREAM_HANDLER\x10\x03\x12\x0e\n\nLIST_PEERS\x10\x05\x12\x0e\n\nDISCONNECT\x10\x07\x12\x1b\n\x17PERSISTENT_CONN_UPGRADE\x10\t\"-\n\x0e\x43onnectRequest\x12\x0c\n\x04peer\x18\x01 \x02(\x0c\x12\r\n\x05\x61\x64\x64rs\x18\x02 \x03(\x0c\"0\n\x11StreamOpenRequest\x12\x0c\n\x04peer\x18\x01 \x02(\x0c\x12\r\n\x05proto\x18\x02 \x03(\t\"E\n\x14StreamHandlerRequest\x12\x0c\n\x04\x61\x64\x64r\x18\x01 \x02(\x0c\x12\r\n\x05proto\x18\x02 \x03(\t\x12\x10\n\x08\x62\x61lanced\x18\x03 \x02(\x08\"!\n\x11\x44isconnectRequest\x12\x0c\n\x04peer\x18\x01 \x02(\x0c\"\xcd\x01\n\x08Response\x12\'\n\x04type\x18\x01 \x02(\x0e\x32\x19.swarm.p2pd.Response.Type\x12(\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x19.swarm.p2pd.ErrorResponse\x12.\n\x08identify\x18\x04 \x01(\x0b\x32\x1c.swarm.p2pd.IdentifyResponse\x12#\n\x05peers\x18\x06 \x03(\x0b\x32\x14.swarm.p2pd.PeerInfo\"\x19\n\x04Type\x12\x06\n\x02OK\x10\x00\x12\t\n\x05\x45RROR\x10\x01\"\x1c\n\rErrorResponse\x12\x0b\n\x03msg\x18\x01 \x02(\t\"-\n\x10IdentifyResponse\x12\n\n\x02id\x18\x01 \x02(\x0c\x12\r\n\x05\x61\x64\x64rs\x18\x02 \x03(\x0c\"%\n\x08PeerInfo\x12\n\n\x02id\x18\x01 \x02(\x0c\x12\r\n\x05\x61\x64\x64rs\x18\x02 \x03(\x0c\"7\n\nStreamInfo\x12\x0c\n\x04peer\x18\x01 \x02(\x0c\x12\x0c\n\x04\x61\x64\x64r\x18\x02 \x02(\x0c\x12\r\n\x05proto\x18\x03 \x02(\t\"\x88\x02\n\x1bPersistentConnectionRequest\x12\x0e\n\x06\x63\x61llId\x18\x01 \x02(\x0c\x12=\n\x0f\x61\x64\x64UnaryHandler\x18\x02 \x01(\x0b\x32\".swarm.p2pd.AddUnaryHandlerRequestH\x00\x12\x31\n\tcallUnary\x18\x03 \x01(\x0b\x32\x1c.swarm.p2pd.CallUnaryRequestH\x00\x12\x36\n\runaryResponse\x18\x04 \x01(\x0b\x32\x1d.swarm.p2pd.CallUnaryResponseH\x00\x12$\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x12.swarm.p2pd.CancelH\x00\x42\t\n\x07message\"\x84\x02\n\x1cPersistentConnectionResponse\x12\x0e\n\x06\x63\x61llId\x18\x01 \x02(\x0c\x12:\n\x11\x63\x61llUnaryResponse\x18\x02 \x01(\x0b\x32\x1d.swarm.p2pd.CallUnaryResponseH\x00\x12\x37\n\x0frequestHandling\x18\x03 \x01(\x0b\x32\x1c.swarm.p2pd.CallUnaryRequestH\x00\x12.\n\x0b\x64\x61\x65monError\x18\x04 \x01(\x0b\x32\x17.swarm.p2pd.DaemonErrorH\x00\x12$\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x12.swarm.p2pd.CancelH\x00\x42\t\n\x07message\"9\n\x16\x41\x64\x64UnaryHandlerRequest\x12\r\n\x05proto\x18\x01 \x02(\t\x12\x10\n\x08\x62\x61lanced\x18\x02 \x02(\x08\"=\n\x10\x43\x61llUnaryRequest\x12\x0c\n\x04peer\x18\x01 \x02(\x0c\x12\r\n\x05proto\x18\x02 \x02(\t\x12\x0c\n\x04\x64\x61ta\x18\x03 \x02(\x0c\"B\n\x11\x43\x61llUnaryResponse\x12\x12\n\x08response\x18\x01 \x01(\x0cH\x00\x12\x0f\n\x05\x65rror\x18\x02 \x01(\x0cH\x00\x42\x08\n\x06result\"\x08\n\x06\x43\x61ncel\"\x1e\n\x0b\x44\x61\x65monError\x12\x0f\n\x07message\x18\x01 \x01(\t')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,39 +32,41 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'swarm_protocol.proto.p2pd_p
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_REQUEST']._serialized_start=48
-  _globals['_REQUEST']._serialized_end=367
-  _globals['_REQUEST_TYPE']._serialized_start=252
-  _globals['_REQUEST_TYPE']._serialized_end=367
-  _globals['_CONNECTREQUEST']._serialized_start=369
-  _globals['_CONNECTREQUEST']._serialized_end=414
-  _globals['_STREAMOPENREQUEST']._serialized_start=416
-  _globals['_STREAMOPENREQUEST']._serialized_end=464
-  _globals['_STREAMHANDLERREQUEST']._serialized_start=466
-  _globals['_STREAMHANDLERREQUEST']._serialized_end=535
-  _globals['_RESPONSE']._serialized_start=538
-  _globals['_RESPONSE']._serialized_end=743
-  _globals['_RESPONSE_TYPE']._serialized_start=718
-  _globals['_RESPONSE_TYPE']._serialized_end=743
-  _globals['_ERRORRESPONSE']._serialized_start=745
-  _globals['_ERRORRESPONSE']._serialized_end=773
-  _globals['_IDENTIFYRESPONSE']._serialized_start=775
-  _globals['_IDENTIFYRESPONSE']._serialized_end=820
-  _globals['_PEERINFO']._serialized_start=822
-  _globals['_PEERINFO']._serialized_end=859
-  _globals['_STREAMINFO']._serialized_start=861
-  _globals['_STREAMINFO']._serialized_end=916
-  _globals['_PERSISTENTCONNECTIONREQUEST']._serialized_start=919
-  _globals['_PERSISTENTCONNECTIONREQUEST']._serialized_end=1183
-  _globals['_PERSISTENTCONNECTIONRESPONSE']._serialized_start=1186
-  _globals['_PERSISTENTCONNECTIONRESPONSE']._serialized_end=1446
-  _globals['_ADDUNARYHANDLERREQUEST']._serialized_start=1448
-  _globals['_ADDUNARYHANDLERREQUEST']._serialized_end=1505
-  _globals['_CALLUNARYREQUEST']._serialized_start=1507
-  _globals['_CALLUNARYREQUEST']._serialized_end=1568
-  _globals['_CALLUNARYRESPONSE']._serialized_start=1570
-  _globals['_CALLUNARYRESPONSE']._serialized_end=1636
-  _globals['_CANCEL']._serialized_start=1638
-  _globals['_CANCEL']._serialized_end=1646
-  _globals['_DAEMONERROR']._serialized_start=1648
-  _globals['_DAEMONERROR']._serialized_end=1678
+  _globals['_REQUEST']._serialized_end=435
+  _globals['_REQUEST_TYPE']._serialized_start=304
+  _globals['_REQUEST_TYPE']._serialized_end=435
+  _globals['_CONNECTREQUEST']._serialized_start=437
+  _globals['_CONNECTREQUEST']._serialized_end=482
+  _globals['_STREAMOPENREQUEST']._serialized_start=484
+  _globals['_STREAMOPENREQUEST']._serialized_end=532
+  _globals['_STREAMHANDLERREQUEST']._serialized_start=534
+  _globals['_STREAMHANDLERREQUEST']._serialized_end=603
+  _globals['_DISCONNECTREQUEST']._serialized_start=605
+  _globals['_DISCONNECTREQUEST']._serialized_end=638
+  _globals['_RESPONSE']._serialized_start=641
+  _globals['_RESPONSE']._serialized_end=846
+  _globals['_RESPONSE_TYPE']._serialized_start=821
+  _globals['_RESPONSE_TYPE']._serialized_end=846
+  _globals['_ERRORRESPONSE']._serialized_start=848
+  _globals['_ERRORRESPONSE']._serialized_end=876
+  _globals['_IDENTIFYRESPONSE']._serialized_start=878
+  _globals['_IDENTIFYRESPONSE']._serialized_end=923
+  _globals['_PEERINFO']._serialized_start=925
+  _globals['_PEERINFO']._serialized_end=962
+  _globals['_STREAMINFO']._serialized_start=964
+  _globals['_STREAMINFO']._serialized_end=1019
+  _globals['_PERSISTENTCONNECTIONREQUEST']._serialized_start=1022
+  _globals['_PERSISTENTCONNECTIONREQUEST']._serialized_end=1286
+  _globals['_PERSISTENTCONNECTIONRESPONSE']._serialized_start=1289
+  _globals['_PERSISTENTCONNECTIONRESPONSE']._serialized_end=1549
+  _globals['_ADDUNARYHANDLERREQUEST']._serialized_start=1551
+  _globals['_ADDUNARYHANDLERREQUEST']._serialized_end=1608
+  _globals['_CALLUNARYREQUEST']._serialized_start=1610
+  _globals['_CALLUNARYREQUEST']._serialized_end=1671
+  _globals['_CALLUNARYRESPONSE']._serialized_start=1673
+  _globals['_CALLUNARYRESPONSE']._serialized_end=1739
+  _globals['_CANCEL']._serialized_start=1741
+  _globals['_CANCEL']._serialized_end=1749
+  _globals['_DAEMONERROR']._serialized_start=1751
+  _globals['_DAEMONERROR']._serialized_end=1781
 # @@protoc_insertion_point(module_scope)

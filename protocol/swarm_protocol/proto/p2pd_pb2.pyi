@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Request(_message.Message):
-    __slots__ = ("type", "connect", "streamOpen", "streamHandler")
+    __slots__ = ("type", "connect", "streamOpen", "streamHandler", "disconnect")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         IDENTIFY: _ClassVar[Request.Type]
@@ -16,22 +16,26 @@ class Request(_message.Message):
         STREAM_OPEN: _ClassVar[Request.Type]
         STREAM_HANDLER: _ClassVar[Request.Type]
         LIST_PEERS: _ClassVar[Request.Type]
+        DISCONNECT: _ClassVar[Request.Type]
         PERSISTENT_CONN_UPGRADE: _ClassVar[Request.Type]
     IDENTIFY: Request.Type
     CONNECT: Request.Type
     STREAM_OPEN: Request.Type
     STREAM_HANDLER: Request.Type
     LIST_PEERS: Request.Type
+    DISCONNECT: Request.Type
     PERSISTENT_CONN_UPGRADE: Request.Type
     TYPE_FIELD_NUMBER: _ClassVar[int]
     CONNECT_FIELD_NUMBER: _ClassVar[int]
     STREAMOPEN_FIELD_NUMBER: _ClassVar[int]
     STREAMHANDLER_FIELD_NUMBER: _ClassVar[int]
+    DISCONNECT_FIELD_NUMBER: _ClassVar[int]
     type: Request.Type
     connect: ConnectRequest
     streamOpen: StreamOpenRequest
     streamHandler: StreamHandlerRequest
-    def __init__(self, type: _Optional[_Union[Request.Type, str]] = ..., connect: _Optional[_Union[ConnectRequest, _Mapping]] = ..., streamOpen: _Optional[_Union[StreamOpenRequest, _Mapping]] = ..., streamHandler: _Optional[_Union[StreamHandlerRequest, _Mapping]] = ...) -> None: ...
+    disconnect: DisconnectRequest
+    def __init__(self, type: _Optional[_Union[Request.Type, str]] = ..., connect: _Optional[_Union[ConnectRequest, _Mapping]] = ..., streamOpen: _Optional[_Union[StreamOpenRequest, _Mapping]] = ..., streamHandler: _Optional[_Union[StreamHandlerRequest, _Mapping]] = ..., disconnect: _Optional[_Union[DisconnectRequest, _Mapping]] = ...) -> None: ...
 
 class ConnectRequest(_message.Message):
     __slots__ = ("peer", "addrs")
@@ -58,6 +62,12 @@ class StreamHandlerRequest(_message.Message):
     proto: _containers.RepeatedScalarFieldContainer[str]
     balanced: bool
     def __init__(self, addr: _Optional[bytes] = ..., proto: _Optional[_Iterable[str]] = ..., balanced: _Optional[bool] = ...) -> None: ...
+
+class DisconnectRequest(_message.Message):
+    __slots__ = ("peer",)
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    peer: bytes
+    def __init__(self, peer: _Optional[bytes] = ...) -> None: ...
 
 class Response(_message.Message):
     __slots__ = ("type", "error", "identify", "peers")

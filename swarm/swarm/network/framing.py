@@ -4,8 +4,9 @@
 
 `MORE` and `DATA` carry pieces of a message, `MORE` full ones of CHUNK_BYTES and `DATA` the last, so that a message
 has no more pieces than its bytes need. `CREDIT` has no body: its length is how much more the other side may send.
-`FINISH` ends one direction; `END` and `FAILURE` end both, the latter with
-the bytes of `swarm_protocol.failure_messages`.
+`FINISH` ends one direction; `END` and `FAILURE` end both, the latter with the bytes of
+`swarm_protocol.failure_messages`. `ACK` has no body: its length is how many more frames have come, which the other side
+need not keep any longer; it is the one kind that is neither counted nor sent again.
 Pure: knows bytes and bounds, not sockets.
 
 Credit, and not only the transport's own back-pressure, bounds what is in flight: a receiver that may never stop reading
@@ -41,7 +42,11 @@ class Kind(IntEnum):
     FINISH = 3
     FAILURE = 4
     END = 5
+    ACK = 6
 
+
+ACK_BYTES = 2**20
+"""Frames are acknowledged when they have cost this much, and else once a second."""
 
 _MAX_LENGTH = {
     Kind.MORE: CHUNK_BYTES,
@@ -50,6 +55,7 @@ _MAX_LENGTH = {
     Kind.FINISH: 0,
     Kind.FAILURE: limits.MAX_FAILURE_BYTES,
     Kind.END: 0,
+    Kind.ACK: 2**16,
 }
 
 
@@ -63,6 +69,15 @@ def frame(kind: Kind, body: bytes = b"") -> bytes:
 
 def credit(num_bytes: int) -> bytes:
     return HEADER.pack(Kind.CREDIT, num_bytes)
+
+
+def acknowledgement(num_frames: int) -> bytes:
+    return HEADER.pack(Kind.ACK, num_frames)
+
+
+def body_bytes(kind: Kind, length: int) -> int:
+    """Return how many bytes follow a header."""
+    return 0 if kind in (Kind.CREDIT, Kind.ACK) else length
 
 
 def pieces(message: bytes) -> Iterator[tuple[Kind, memoryview]]:

@@ -89,6 +89,14 @@ def is_private(addr: str) -> bool:
     return version in ("ip4", "ip6") and any(ip in network for network in _PRIVATE)
 
 
+def tcp_place(addr: str) -> tuple[str, int] | None:
+    """Return the host and port to which TCP alone connects; None if the address leads there in another way."""
+    match _split(addr):
+        case [(_, host), ("tcp", port)]:
+            return host, int(port)
+    return None
+
+
 @lru_cache(maxsize=4096)
 def _is_dialable(addr: str) -> bool:
     try:

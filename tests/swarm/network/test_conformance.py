@@ -567,6 +567,92 @@ def test_message_over_the_limit_raises_value_error(run: Run) -> None:
     run(case)
 
 
+@pytest.mark.parametrize("num_bytes", [10, 300_000, 5 * MIB])
+def test_messages_arrive_once_and_in_order_though_the_path_is_replaced_again_and_again(
+    run: Run, num_bytes: int
+) -> None:
+    async def case(world: World) -> None:
+        method = world.name()
+        await world.a.serve_stream(method, echo_stream)
+        messages = [index.to_bytes(8, "big") + bytes([index]) * num_bytes for index in range(24)]
+
+        async def send(stream: Stream) -> None:
+            for index, message in enumerate(messages):
+                async with asyncio.TaskGroup() as both:
+                    if index % 6 == 3:
+                        both.create_task(world.replace_path())
+                    both.create_task(stream.send(message))
+            await stream.finish()
+
+        async with world.b.stream(world.a.peer_id, method, timeout_s=20) as stream, asyncio.TaskGroup() as tasks:
+            await stream.send(b"first")  # the other side knows of the stream
+            assert await stream.receive() == b"first"
+            tasks.create_task(send(stream))
+            for message in messages:
+                assert await stream.receive() == message
+            with pytest.raises(EndOfStream):
+                await stream.receive()
+
+    run(case)
+
+
+def test_idle_stream_goes_on_after_its_path_was_replaced(run: Run) -> None:
+    async def case(world: World) -> None:
+        method = world.name()
+        await world.a.serve_stream(method, echo_stream)
+        async with world.b.stream(world.a.peer_id, method, timeout_s=5) as stream:
+            for message in (b"before", b"after", b"and after"):
+                await stream.send(message)
+                assert await stream.receive() == message
+                await world.replace_path()
+
+    run(case)
+
+
+def test_failure_of_a_handler_arrives_though_the_path_is_replaced(run: Run) -> None:
+    async def case(world: World) -> None:
+        async def fail(_peer_id: str, stream: Stream) -> None:
+            await stream.send(await stream.receive())
+            await stream.receive()
+            await stream.send(b"last")
+            raise SessionError("no more", session_id="s")
+
+        method = world.name()
+        await world.a.serve_stream(method, fail)
+        async with world.b.stream(world.a.peer_id, method, timeout_s=5) as stream:
+            await stream.send(b"first")
+            assert await stream.receive() == b"first"
+            await world.replace_path()
+            await stream.send(b"go")
+            assert await stream.receive() == b"last"
+            with pytest.raises(SessionError, match="no more"):
+                await stream.receive()
+
+    run(case)
+
+
+def test_call_under_way_fails_when_its_path_is_replaced_and_the_next_one_succeeds(run: Run) -> None:
+    async def case(world: World) -> None:
+        hanging, hang, method = Hanging(), world.name(), world.name()
+        await world.a.serve(hang, hanging.unary)
+        await world.a.serve(method, echo)
+        call = asyncio.create_task(world.b.call(world.a.peer_id, hang, b"", timeout_s=30))
+        await soon(hanging.running)
+        await world.replace_path()
+        with pytest.raises(PeerUnreachable):
+            await call
+        await soon(hanging.cancelled)
+
+        async def is_answered() -> bool:
+            with contextlib.suppress(PeerUnreachable):  # the old path may be the first to be tried
+                return await world.b.call(world.a.peer_id, method, b"again", timeout_s=5) == b"again"
+            return False
+
+        await eventually(is_answered)
+
+    run(case)
+
+
 # --- records ----------------------------------------------------------------------------------------------------------
 
 

@@ -189,6 +189,10 @@ class RecordDht:
             await self._take_in(search, place, self._storage.get(place))
         return list(search.records.values()), bool(search.answered) or not search.peers
 
+    def known_addrs(self, peer_id: str) -> Sequence[str]:
+        """Return the addresses that `peer_id` told this node; none if it is not in the routing table."""
+        return self._book.of(peer_id)
+
     async def find_addrs(self, peer_id: str) -> AsyncGenerator[Sequence[str], None]:
         """Yield addresses of `peer_id`: what it told this node, then what it told the nodes nearest to its id.
 

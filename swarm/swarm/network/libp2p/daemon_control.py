@@ -81,6 +81,11 @@ class Control:
         request = p2pd_pb2.ConnectRequest(peer=peer_id_bytes(peer_id), addrs=[addr_bytes(addr) for addr in addrs])
         await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=request))
 
+    async def disconnect(self, peer_id: str) -> None:
+        """Close every connection to a peer, and so every stream. Succeeds also if there is none."""
+        request = p2pd_pb2.DisconnectRequest(peer=peer_id_bytes(peer_id))
+        await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.DISCONNECT, disconnect=request))
+
     async def connected_peers(self) -> dict[str, tuple[str, ...]]:
         """The peers with an open connection, and the remote addresses of these connections."""
         response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))

@@ -7,7 +7,8 @@ This is the only place where errors of the daemon become PeerUnreachable, PeerRe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from swarm_protocol.errors import ConfigError, PeerRefused, PeerUnreachable, Sta
 from swarm_protocol.version import check_network_id
 
 from swarm.network.interface import NotServed, too_many_calls
+from swarm.network.libp2p import sent_frames
 from swarm.network.libp2p.daemon_control import Control, ControlError
 from swarm.network.libp2p.p2pd_process import Daemon, DaemonOptions
 from swarm.network.libp2p.unary_connection import (
@@ -73,7 +75,10 @@ class Host:
         self.peer_id = peer_id
         self.traffic = Traffic()
         self.unread = UnreadBudget()
+        self.unacknowledged = UnreadBudget(max_peer_bytes=sent_frames.PEER_BYTES, max_host_bytes=sent_frames.HOST_BYTES)
+        self._num_calls: Counter[str] = Counter()
         self.find_addrs: FindAddrs = _nowhere
+        self.known_addrs: Callable[[str], Sequence[str]] = lambda _peer_id: ()  # found without asking anybody
 
     @classmethod
     async def start(cls, options: DaemonOptions) -> Host:
@@ -114,13 +119,26 @@ class Host:
 
         Raises PeerUnreachable, PeerRefused (it works on too many calls of ours) or NotServed.
         """
+        self._num_calls[peer_id] += 1
         try:
             self.traffic.sent(peer_id, len(request))
             response = await self._dialling(peer_id, addrs, lambda: self.unary.call(peer_id, protocol, request))
         except (ControlError, UnaryConnectionClosed, RemoteCallError) as error:
             raise translate(error, peer_id) from None
+        finally:
+            self._num_calls[peer_id] -= 1
+            if not self._num_calls[peer_id]:
+                del self._num_calls[peer_id]
         self.traffic.received(peer_id, len(response))
         return response
+
+    def called_peers(self) -> Collection[str]:
+        """The peers whose answer to a call is waited for."""
+        return self._num_calls.keys()
+
+    def num_calls(self, peer_id: str) -> int:
+        """Return how many calls with a peer are under way, its own included."""
+        return self._num_calls[peer_id] + self.unary.num_calls(peer_id)
 
     async def serve(self, protocol: str, answer: UnaryAnswer) -> None:
         """Raises PeerUnreachable if the daemon has ended."""

@@ -27,7 +27,7 @@ from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.interface import NotServed, Stream, StreamHandler, UnaryHandler
 from swarm.network.libp2p.calls import TOKEN_BYTES, Calls
 from swarm.network.libp2p.host import Host, Libp2pOptions
-from swarm.network.libp2p.libp2p_stream import Libp2pStream, StreamServer
+from swarm.network.libp2p.libp2p_stream import Libp2pStream
 from swarm.network.libp2p.network_entry import (
     CHECK_S,
     HELLO,
@@ -39,6 +39,11 @@ from swarm.network.libp2p.network_entry import (
     method_prefix,
     start_host,
 )
+from swarm.network.libp2p.path_watch import PathWatch
+from swarm.network.libp2p.reconnection import Reconnector
+from swarm.network.libp2p.sent_frames import SentFrames
+from swarm.network.libp2p.stream_resume import Resumption, new_id, reopening
+from swarm.network.libp2p.stream_server import StreamServer
 from swarm.network.relay.relay import NO_RELAY, Relay, RelayCounts, RelayLimits, Reservations
 from swarm.network.traffic import Traffic
 
@@ -61,6 +66,7 @@ class Libp2pNetwork:
         self._calls = Calls(host, self._open_unbounded)
         self._relay_limits = RelayLimits() if options.relay == "serve" else NO_RELAY
         self._reservations = Reservations(host, [relay.peer_id for relay in options.relays_used(identity.peer_id)])
+        self._watch = PathWatch(host, Reconnector(host), self._kept_peers)
         self._entry = NetworkEntry()
         self._methods: set[tuple[str, str]] = set()
         self._published: dict[str, Envelope] = {}
@@ -181,27 +187,61 @@ class Libp2pNetwork:
                     raise await explain_refusal(self._host, peer_id, self._network_id, method) from None
         except TimeoutError:
             raise PeerTimeout(f"{method!r} was not opened within {timeout_s:g} s", peer_id=peer_id) from None
-        opened = Libp2pStream(
-            reader, writer, peer_id=peer_id, timeout_s=timeout_s, traffic=self._host.traffic, unread=self._host.unread
-        )
-        async with _pumped(opened) as stream:
+        async with self._opened(reader, writer, peer_id, timeout_s=timeout_s) as stream:
             yield stream
 
     @contextlib.asynccontextmanager
     async def _open_unbounded(self, peer_id: str, protocol: str, max_bytes: int) -> AsyncIterator[Stream]:
         """Open a stream without a deadline of its own: a call has one deadline for everything."""
         reader, writer = await self._host.open_stream(peer_id, protocol)
+        async with self._opened(reader, writer, peer_id, timeout_s=None, max_message_bytes=max_bytes) as stream:
+            yield stream
+
+    @contextlib.asynccontextmanager
+    async def _opened(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        peer_id: str,
+        *,
+        timeout_s: float | None,
+        max_message_bytes: int = limits.MAX_MESSAGE_BYTES,
+    ) -> AsyncIterator[Stream]:
+        stream_id = new_id()
+        writer.write(stream_id)
+        reconnect = reopening(self._host, self._watch.reconnector, self._name("resume", ""), peer_id, stream_id)
         stream = Libp2pStream(
             reader,
             writer,
             peer_id=peer_id,
-            timeout_s=None,
+            timeout_s=timeout_s,
             traffic=self._host.traffic,
             unread=self._host.unread,
-            max_message_bytes=max_bytes,
+            resumption=Resumption(sent=SentFrames(peer_id, self._host.unacknowledged), reconnect=reconnect),
+            max_message_bytes=max_message_bytes,
         )
-        async with _pumped(stream):
-            yield stream
+        pump = asyncio.create_task(stream.pump())
+        try:
+            with self._watch.watching(stream):
+                yield stream
+        finally:
+            pump.cancel()
+            await asyncio.wait((pump,))
+            stream.leave()
+
+    async def replace_path(self, peer_id: str, *, timeout_s: float) -> None:
+        """Dial `peer_id` anew, at a moment when no small call with it is under way: its streams go on over the best
+        path that there is now. Raises PeerUnreachable, or PeerTimeout (also if there was no such moment)."""
+        self._check_open()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._watch.replace(peer_id)
+        except TimeoutError:
+            raise PeerTimeout(f"no new path within {timeout_s:g} s", peer_id=peer_id) from None
+
+    def _kept_peers(self) -> set[str]:
+        """The peers that keep this node reachable, and those through which others find it."""
+        return {*self._reservations.held, *(seed.peer_id for seed in self._seeds)}
 
     async def serve(self, method: str, handler: UnaryHandler) -> None:
         self._claim("call", method)
@@ -293,19 +333,21 @@ class Libp2pNetwork:
         raise self._host.daemon.failure()
 
     async def _enter(self, tasks: asyncio.TaskGroup) -> None:
-        self._streams = StreamServer(self._host, tasks)
+        self._streams = StreamServer(self._host, tasks, self._watch, self._name("resume", ""))
         self._relay = Relay(self._host, tasks, self._relay_limits)
         await self._streams.start()
         await self._relay.start()
         validator = RecordValidator(self._network_id, self.now)
         self._dht = await RecordDht.create(self._host, self._name("dht", ""), validator)
         self._host.find_addrs = self._dht.find_addrs
+        self._host.known_addrs = self._dht.known_addrs
         await self._streams.serve(self._name("parcel", ""), self._calls.hand_out_parcel, max_message_bytes=TOKEN_BYTES)
         await self._host.serve(HELLO, hello_answer(self._network_id))
         remembered = [contact for contact in self._options.remembered if contact.peer_id != self.peer_id]
         self._entry = entry = await join(
             self._host, self._seeds, remembered, self._network_id, may_be_first=self._options.may_be_first
         )
+        tasks.create_task(self._watch.run())
         tasks.create_task(self._reservations.run())
         await self._reservations.wait_answered(entry.peer_ids)
         self._dht.own_addrs = to_announce(await self._own_addrs())
@@ -371,15 +413,3 @@ class Libp2pNetwork:
 
 def _relay_of(addr: str) -> str:
     return addr.partition("/p2p/")[2].partition("/")[0]
-
-
-@contextlib.asynccontextmanager
-async def _pumped(stream: Libp2pStream) -> AsyncIterator[Libp2pStream]:
-    pump = asyncio.create_task(stream.pump())
-    try:
-        yield stream
-        stream.close()
-    finally:
-        stream.abort()
-        pump.cancel()
-        await asyncio.wait((pump,))

@@ -1,37 +1,31 @@
-"""Streams of messages over byte streams of the libp2p daemon: framing, credit, deadlines, typed failures, accepting.
+"""A stream of messages over byte streams of the libp2p daemon: framing, credit, deadlines, typed failures, moving.
 
 `Libp2pStream.pump` is the one task that reads; the opener or acceptor of the stream owns it. It never stops reading
 for longer than one turn of the loop (credit bounds what it may be sent), so the other side's leaving is noticed at
-once. An operation that need not wait takes no timer and no turn of the loop. `StreamServer` accepts streams and runs
-their handlers in the task group that it is given. Protocol names belong to `libp2p_network`, bytes to
-`stream_buffers`.
+once. An operation that need not wait takes no timer and no turn of the loop.
+
+A stream outlives the connection below it: when its byte stream ends without END or FAILURE, `pump` asks the `Reconnect`
+that it was given for another one, and both sides send again what the other has not received. How such a byte stream is
+found belongs to `stream_resume`, what is kept for it to `sent_frames`, bytes to `stream_buffers`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-from collections import Counter, deque
+from collections import deque
 from typing import cast
 
 from swarm_protocol import limits
-from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
+from swarm_protocol.errors import PeerError, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.failure_messages import decode_failure, encode_failure
-from swarm_protocol.proto import p2pd_pb2
 
 from swarm.network import framing
 from swarm.network.framing import Kind
-from swarm.network.interface import EndOfStream, StreamHandler, too_long
-from swarm.network.libp2p.daemon_control import BACKLOG, ControlError, read_message
-from swarm.network.libp2p.host import Host
-from swarm.network.libp2p.stream_buffers import StreamBuffers
-from swarm.network.multiaddr import peer_id_text
+from swarm.network.interface import EndOfStream, too_long
+from swarm.network.libp2p.stream_buffers import Leaving, StreamBuffers
+from swarm.network.libp2p.stream_resume import Resumption
 from swarm.network.traffic import Traffic
 from swarm.network.unread_budget import UnreadBudget
-
-logger = logging.getLogger(__name__)
-
 
 _GRANT_BYTES = framing.WINDOW_BYTES // 4
 """Credit goes back in steps of this size: often enough that the sender never waits in a steady flow."""
@@ -39,11 +33,8 @@ _GRANT_BYTES = framing.WINDOW_BYTES // 4
 _COPY_BYTES = 2**14
 """Up to here copying a message behind its header costs less than to write from two places."""
 
-OPENING_TIMEOUT_S = 5.0
 LINGER_S = 5.0
-"""Time that a caller has to leave after its handler has returned, so that the last messages still arrive."""
-MAX_STREAMS_PER_PEER = 256
-"""Each costs two open files and a task. What all of them hold unread is `unread_budget`'s to bound."""
+"""Time for the last frames to reach the other side, and for a caller to leave once its handler has returned."""
 
 
 class Libp2pStream:
@@ -56,11 +47,13 @@ class Libp2pStream:
         timeout_s: float | None,
         traffic: Traffic | None = None,
         unread: UnreadBudget | None = None,
+        resumption: Resumption | None = None,
         max_message_bytes: int = limits.MAX_MESSAGE_BYTES,
     ) -> None:
         """`timeout_s` None: sending and receiving wait for as long as the other side is there.
 
-        `traffic` is counted, and what waits to be received is charged to `unread`.
+        `traffic` is counted, and what waits to be received is charged to `unread`. Without `resumption` the
+        stream ends with its connection.
         """
         self._reader = reader
         self._writer = writer
@@ -69,6 +62,12 @@ class Libp2pStream:
         self._timeout_s = timeout_s
         self._traffic = traffic or Traffic()
         self._unread = unread or UnreadBudget()
+        self._sent = resumption.sent if resumption else None
+        self._reconnect = resumption.reconnect if resumption else None
+        self._num_received = self._num_acknowledged = 0  # frames
+        self._unacknowledged_cost = 0
+        self._coming_cost = 0  # charged for a frame that is not whole yet
+        self._noted_progress = (0, 0)
         self._max_message_bytes = max_message_bytes
         self._received: deque[tuple[Kind, bytes]] = deque()
         self._partial: list[bytes] = []
@@ -80,6 +79,7 @@ class Libp2pStream:
         self._taken_bytes = 0  # taken by receive, to be granted in the next step
         self._changed = asyncio.Event()  # wakes receive
         self._granted = asyncio.Event()  # wakes send
+        self._attached = asyncio.Event()  # wakes who waits for another byte stream
         self._remote_finished = False
         self._finished = False
         self._error: SwarmError | None = None
@@ -124,15 +124,17 @@ class Libp2pStream:
         if self._finished or self._is_over:
             return
         self._finished = True
-        self._writer.write(framing.frame(Kind.FINISH))
+        self._put(framing.frame(Kind.FINISH))
         await self._drain()
 
     # --- what the owner of the stream does --------------------------------------------------------------------------
 
     async def pump(self) -> None:
-        """Read until the other side leaves or breaks the protocol. Never raises but CancelledError."""
+        """Read until the other side leaves for good or breaks the protocol. Never raises but CancelledError."""
         try:
             await self._wire.run(self._reader, cast("asyncio.Transport", self._writer.transport))
+            while await self._resume():
+                await self._wire.run(self._reader, cast("asyncio.Transport", self._writer.transport))
             self._fail(PeerUnreachable("the peer left the stream", peer_id=self.peer_id))
         except PeerViolation as violation:
             violation.peer_id = self.peer_id
@@ -142,23 +144,46 @@ class Libp2pStream:
         """Tell the other side that this side has ended, and why if it failed."""
         if not self._is_over:
             last = framing.frame(Kind.END) if error is None else framing.frame(Kind.FAILURE, encode_failure(error))
-            self._writer.write(last)
+            self._put(last)
             self._finished = True
             await self._drain()
 
-    def close(self) -> None:
-        """Close the stream. Bytes already sent still leave; nothing more is received."""
+    def leave(self) -> None:
+        """Tell the other side that nobody is here any more, and close. Bytes already sent still leave; nothing more is
+        received. Only after `pump` has ended."""
         self._over()
-        self._writer.close()
+        if not self._wire.is_lost:
+            self._writer.write(framing.frame(Kind.END))
+            Leaving(self._writer, LINGER_S)
 
     def abort(self) -> None:
         self._over()
         self._writer.transport.abort()
 
-    def give_way(self, refusal: PeerRefused) -> None:
+    def break_off(self) -> None:
+        """End the byte stream below, so that the stream goes on over another one."""
+        self._writer.transport.abort()
+
+    @property
+    def is_carried(self) -> bool:
+        """Return whether there is a byte stream on which more can come."""
+        return self._error is None and not self._wire.is_lost
+
+    def acknowledge(self) -> bool:
+        """Tell the other side what has come if it has not been told, and return whether anything has come since the
+        last call. To be called about once a second: an idle peer then keeps nothing, and one whose long frame is under
+        way sees that the path works."""
+        progress = (self._num_received, self._wire.num_partial)
+        if progress == self._noted_progress:
+            return False
+        self._noted_progress = progress
+        self._write_acknowledgement()
+        return True
+
+    def give_way(self, refusal: PeerError) -> None:
         """Tell the other side why nothing more is taken, and drop what is unread; what still comes is not kept."""
         if not self._is_over:
-            self._writer.write(framing.frame(Kind.FAILURE, encode_failure(refusal)))
+            self._put(framing.frame(Kind.FAILURE, encode_failure(refusal)))
             self._finished = True
         self._has_given_way = True
         self._wire.drop_body()
@@ -186,9 +211,16 @@ class Libp2pStream:
         if self._remote_finished:
             raise PeerViolation("the peer sent data after it had finished")
         self._unread_bytes += framing.cost(length)
+        self._coming_cost = framing.cost(length)
         return not self._has_given_way and self._unread.charge(self, framing.cost(length))
 
     def _accept(self, kind: Kind, length: int, body: bytes) -> None:
+        self._coming_cost = 0
+        if kind == Kind.ACK:
+            if self._sent is not None:
+                self._sent.acknowledge(length)
+            return
+        self._count_frame(len(body))
         match kind:
             case Kind.MORE | Kind.DATA if self._has_given_way:
                 pass  # a short one, of which some was here already
@@ -204,21 +236,69 @@ class Libp2pStream:
                 self._remote_finished = True
             case Kind.FAILURE:
                 self._fail(decode_failure(body, self.peer_id))
+                self._wire.stop()
             case Kind.END:
                 self._remote_finished = True
                 self._fail(PeerUnreachable("the peer has ended the stream", peer_id=self.peer_id))
+                self._wire.stop()
         self._changed.set()
+
+    def _count_frame(self, num_bytes: int) -> None:
+        self._num_received += 1
+        self._unacknowledged_cost += framing.cost(num_bytes)
+        if self._unacknowledged_cost >= framing.ACK_BYTES:
+            self._write_acknowledgement()
+
+    def _write_acknowledgement(self) -> None:
+        if self._sent is not None and self.is_carried:
+            self._writer.write(framing.acknowledgement(self._num_received - self._num_acknowledged))
+            self._num_acknowledged = self._num_received
+            self._unacknowledged_cost = 0
 
     @property
     def _is_over(self) -> bool:
-        # a lost connection becomes an error in the pump's next turn, and must not be written to before
-        return self._error is not None or self._wire.is_lost
+        # a lost connection may become an error in the pump's next turn
+        return self._error is not None or (self._wire.is_lost and not self._may_resume)
+
+    @property
+    def _may_resume(self) -> bool:
+        return self._reconnect is not None and self._sent is not None and self._sent.is_complete
+
+    async def _resume(self) -> bool:
+        """Go on over another byte stream, and return whether there is one."""
+        if self._error is not None or not self._may_resume:
+            return False
+        assert self._reconnect is not None
+        assert self._sent is not None
+        self._writer.transport.abort()
+        self._wire.is_lost = True  # nothing is written until there is another one
+        self._unread_bytes -= self._coming_cost  # the frame comes again from its beginning
+        self._unread.release(self, self._coming_cost)
+        self._coming_cost = 0
+        try:
+            resumed = await self._reconnect(self._num_received)
+        except PeerError:
+            return False
+        if self._error is not None or not self._sent.is_complete:  # it changed meanwhile
+            resumed.writer.transport.abort()
+            return False
+        self._reader, self._writer = resumed.reader, resumed.writer
+        self._wire = StreamBuffers(self._check_frame, self._accept)
+        self._num_acknowledged = self._num_received
+        self._unacknowledged_cost = 0
+        for frame in self._sent.after(resumed.num_received):
+            self._writer.writelines(frame)
+        self._attached.set()
+        return True
 
     def _fail(self, error: SwarmError) -> None:
         if self._error is None:
             self._error = error
+        if self._sent is not None:
+            self._sent.drop()
         self._changed.set()
         self._granted.set()
+        self._attached.set()
 
     def _send_at_once(self, message: bytes) -> bool:
         """Send without waiting if possible, which is the usual case, and return whether it was done."""
@@ -243,16 +323,36 @@ class Libp2pStream:
         header = framing.HEADER.pack(kind, len(piece))
         self._traffic.sent(self.peer_id, len(piece))
         if len(piece) <= _COPY_BYTES:
-            self._writer.write(header + piece)
+            self._put(header + piece)
         else:
-            self._writer.writelines((header, piece))
+            self._put(header, piece)
+
+    def _put(self, *frame: bytes | memoryview) -> None:
+        """Write a frame, or keep it until there is a byte stream again."""
+        if self._sent is not None and self._sent.is_complete:
+            frame = self._sent.add(frame)
+        if not self._wire.is_lost:
+            self._writer.writelines(frame)
 
     async def _drain(self) -> None:
-        try:
-            await self._wire.drained()
-        except ConnectionError:
-            # the pump may yet find the other side's reason in what it sent before it left
-            raise self._error or PeerUnreachable("the peer left the stream", peer_id=self.peer_id) from None
+        """Wait until the system has taken what was written, over whichever byte stream."""
+        while True:
+            wire = self._wire
+            try:
+                await wire.drained()
+            except ConnectionError:
+                if self._error is None and self._may_resume:
+                    await self._other_than(wire)
+                    continue
+                # the pump may yet find the other side's reason in what it sent before it left
+                raise self._error or PeerUnreachable("the peer left the stream", peer_id=self.peer_id) from None
+            return
+
+    async def _other_than(self, wire: StreamBuffers) -> None:
+        """Wait until there is another byte stream than that of `wire`, or will never be."""
+        while self._wire is wire and self._error is None:
+            self._attached.clear()
+            await self._attached.wait()
 
     def _take_message(self) -> bytes | None:
         """The next one, or None if it is not there yet. Raises what `receive` does, once there is nothing more."""
@@ -289,101 +389,9 @@ class Libp2pStream:
     def _grant(self, num_bytes: int) -> None:
         self._taken_bytes += num_bytes
         if self._taken_bytes >= _GRANT_BYTES and not self._is_over:
-            self._writer.write(framing.credit(self._taken_bytes))
+            self._put(framing.credit(self._taken_bytes))
             self._unread_bytes -= self._taken_bytes
             self._taken_bytes = 0
 
     def _timed_out(self, what: str) -> PeerTimeout:
         return PeerTimeout(f"the peer {what} within {self._timeout_s} s", peer_id=self.peer_id)
-
-
-class StreamServer:
-    def __init__(self, host: Host, tasks: asyncio.TaskGroup) -> None:
-        self._host = host
-        self._tasks = tasks
-        self._handlers: dict[str, tuple[StreamHandler, int]] = {}
-        self._num_streams: Counter[str] = Counter()
-        self._server: asyncio.Server | None = None
-
-    async def start(self) -> None:
-        path = self._host.daemon.listen_socket
-        self._server = await asyncio.start_unix_server(self._connected, path, backlog=BACKLOG)
-
-    def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-
-    async def serve(
-        self, protocol: str, handler: StreamHandler, *, max_message_bytes: int = limits.MAX_MESSAGE_BYTES
-    ) -> None:
-        self._handlers[protocol] = handler, max_message_bytes
-        await self._host.accept_streams(protocol, self._host.daemon.listen_socket)
-
-    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._tasks.create_task(self._serve_one(reader, writer))
-
-    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            async with asyncio.timeout(OPENING_TIMEOUT_S):
-                info = await read_message(reader, p2pd_pb2.StreamInfo)
-        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError, ControlError):
-            writer.transport.abort()
-            return
-        peer_id = peer_id_text(info.peer)
-        handler, max_message_bytes = self._handlers[info.proto]
-        stream = Libp2pStream(
-            reader,
-            writer,
-            peer_id=peer_id,
-            timeout_s=None,
-            traffic=self._host.traffic,
-            unread=self._host.unread,
-            max_message_bytes=max_message_bytes,
-        )
-        self._num_streams[peer_id] += 1
-        try:
-            if self._num_streams[peer_id] > MAX_STREAMS_PER_PEER:
-                stream.give_way(PeerRefused(f"more than {MAX_STREAMS_PER_PEER} streams are open", retry_after_s=1.0))
-                await _until_left(stream)
-            else:
-                await self._run(stream, peer_id, handler)
-        except SwarmError:
-            pass  # the caller has left, so there is nobody to tell
-        finally:
-            stream.abort()
-            self._num_streams[peer_id] -= 1
-            if not self._num_streams[peer_id]:
-                del self._num_streams[peer_id]
-
-    async def _run(self, stream: Libp2pStream, peer_id: str, handler: StreamHandler) -> None:
-        """Run `handler` for as long as the caller stays."""
-        pump = asyncio.create_task(stream.pump())
-        handling = asyncio.create_task(_outcome(handler, peer_id, stream))
-        try:
-            await asyncio.wait((pump, handling), return_when=asyncio.FIRST_COMPLETED)
-            if handling.done():
-                await stream.end(handling.result())
-                await asyncio.wait((pump,), timeout=LINGER_S)
-        finally:
-            handling.cancel()
-            pump.cancel()
-            await asyncio.wait((pump, handling))
-
-
-async def _until_left(stream: Libp2pStream) -> None:
-    """Wait until the caller has heard why it was refused; not for long."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LINGER_S):
-            await stream.pump()
-
-
-async def _outcome(handler: StreamHandler, peer_id: str, stream: Libp2pStream) -> BaseException | None:
-    """Return the error that the handler raised, to be sent to the caller."""
-    try:
-        await handler(peer_id, stream)
-    except SwarmError as error:
-        return error
-    except Exception as error:
-        logger.exception("a stream handler failed")
-        return error
-    return None

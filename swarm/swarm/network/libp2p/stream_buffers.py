@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from typing import cast
 
 from swarm_protocol.errors import PeerViolation
 
@@ -46,6 +47,15 @@ class StreamBuffers(asyncio.BufferedProtocol):
     def has_room(self) -> bool:
         """Return whether `drained` would return at once. Valid only after `run` has started."""
         return self._transport is not None and self._room.is_set() and not self.is_lost
+
+    @property
+    def num_partial(self) -> int:
+        """Return how many bytes have come of the frame that is not whole yet."""
+        return self._num_body or self._num_scratch
+
+    def stop(self) -> None:
+        """End the reading, as if the other side had left."""
+        self._end(None)
 
     async def run(self, reader: asyncio.StreamReader, transport: asyncio.Transport) -> None:
         """Take the connection over from `reader`, with what it holds, until the other side leaves. Raises
@@ -156,7 +166,7 @@ class StreamBuffers(asyncio.BufferedProtocol):
             is_wanted = self._is_announced or self._announced(kind, length)
             self._is_announced = False
             start = at + framing.HEADER.size
-            num_bytes = 0 if kind == Kind.CREDIT else length
+            num_bytes = framing.body_bytes(kind, length)
             if not is_wanted:
                 at = min(start + num_bytes, len(view))
                 self._num_unwanted = start + num_bytes - at
@@ -188,6 +198,21 @@ class StreamBuffers(asyncio.BufferedProtocol):
             self._ended.set_result(None)
         else:
             self._ended.set_exception(violation)
+
+
+class Leaving(asyncio.Protocol):
+    """Takes a connection over to close it once the other side has, or after `patience_s`, so that what was written
+    still gets there."""
+
+    def __init__(self, writer: asyncio.StreamWriter, patience_s: float) -> None:
+        self._writer = writer  # which complains if it is forgotten before its connection is closed
+        transport = cast("asyncio.Transport", writer.transport)
+        self._patience = asyncio.get_running_loop().call_later(patience_s, transport.abort)
+        transport.set_protocol(self)
+        transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - however it was lost
+        self._patience.cancel()
 
 
 def _unread(reader: asyncio.StreamReader) -> Iterator[bytes]:

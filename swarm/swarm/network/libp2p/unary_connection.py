@@ -82,6 +82,10 @@ class UnaryConnection:
         add = p2pd_pb2.AddUnaryHandlerRequest(proto=protocol, balanced=False)
         await self._request(p2pd_pb2.PersistentConnectionRequest(callId=os.urandom(16), addUnaryHandler=add))
 
+    def num_calls(self, peer_id: str) -> int:
+        """Return how many calls of a peer are handled here."""
+        return self._num_calls[peer_id_bytes(peer_id)]
+
     async def run(self) -> None:
         """Read until the connection ends; then every pending call has failed and every handler has ended."""
         try:

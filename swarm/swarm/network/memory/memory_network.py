@@ -38,6 +38,9 @@ EPOCH_S = 1_750_000_000.0
 DETECTION_S = 1.0
 """Time until a peer that vanished silently, or a cut route, is noticed."""
 
+NUM_ROUND_TRIPS_TO_RESUME = 6
+"""Until a stream goes on over another path: for TCP, libp2p's encryption and multiplexer, and the request itself."""
+
 logger = logging.getLogger(__name__)
 
 _CALL = "call/"
@@ -111,6 +114,21 @@ class MemoryInternet:
         self._num_partitions += 1
         for pipe in self._pipes.values():
             pipe.release()
+
+    def replace_path(self, a: str, b: str) -> None:
+        """Break what carries bytes between two peers, with another path there at once: calls under way fail, streams go
+        on after the round trips that it takes to find each other again."""
+        pipes = [self._pipe(a, b), self._pipe(b, a)]
+        for pipe in pipes:
+            pipe.hold()
+        for end, pair in list(self._conversations.items()):
+            if set(pair) == {a, b} and end.is_call:
+                end.break_off(PeerUnreachable("the connection broke", peer_id=pair[1]))
+                end.other.break_off(PeerUnreachable("the connection broke", peer_id=pair[0]))
+        loop = asyncio.get_running_loop()
+        if not self._separated(a, b):
+            for pipe in pipes:
+                loop.call_later(NUM_ROUND_TRIPS_TO_RESUME * self._round_trip_s(a, b), pipe.release)
 
     def crash(self, peer_id: str, *, detection_s: float | None = None) -> None:
         """The node ends without a word: its handlers are cancelled, everything it holds is lost.
@@ -329,6 +347,7 @@ class MemoryNetwork:
     async def _conversation(self, peer_id: str, method: str, timeout_s: float) -> AsyncIterator[StreamEnd]:
         await self._reach(peer_id, timeout_s)
         end = self._internet._connect(self.peer_id, peer_id, timeout_s)
+        end.is_call = method.startswith(_CALL)
         target = self._internet._nodes[peer_id]
         try:
             end.open(method, lambda: target._accept(self.peer_id, method, end.other))
@@ -358,7 +377,7 @@ class MemoryNetwork:
         if serve is None:
             end.fail(PeerRefused(f"the peer does not serve {method.partition('/')[2]}", peer_id=self.peer_id))
             return
-        is_call = method.startswith(_CALL)
+        is_call = end.other.is_call
         if is_call and self._num_calls[peer_id] >= limits.MAX_CALLS_PER_PEER:
             end.fail(too_many_calls(self.peer_id))
             return

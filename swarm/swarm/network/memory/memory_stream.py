@@ -37,6 +37,7 @@ class StreamEnd:
         self.peer_id = peer_id
         self.other: StreamEnd
         self.handler_task: asyncio.Task[None] | None = None
+        self.is_call = False  # at its caller's end
         self.max_message_bytes = limits.MAX_MESSAGE_BYTES
         self._pipe = pipe
         self._timeout_s = timeout_s

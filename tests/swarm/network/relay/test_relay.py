@@ -14,7 +14,7 @@ import pytest
 import uvloop
 from support.network_worlds import eventually, libp2p_node
 from swarm.network.interface import Stream
-from swarm.network.libp2p import libp2p_network
+from swarm.network.libp2p import libp2p_network, stream_resume
 from swarm.network.libp2p.daemon_control import read_delimited
 from swarm.network.libp2p.host import Host, RawStream
 from swarm.network.libp2p.libp2p_network import (
@@ -181,7 +181,11 @@ def test_node_with_two_relays_is_reached_through_the_other_when_one_has_gone(tmp
 # --- relays that fail or lie ------------------------------------------------------------------------------------------
 
 
-def test_relay_that_dies_in_a_stream_breaks_it_at_once_at_both_ends(tmp_path: Path) -> None:
+def test_relay_that_dies_in_a_stream_breaks_it_at_once_for_its_opener_and_for_its_handler_once_it_is_not_held_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_resume, "HOLD_S", 1.0)
+
     async def case(trio: Trio) -> None:
         async with trio.caller.stream(trio.hidden.peer_id, "hang", timeout_s=20) as stream:
             await trio.running.wait()

@@ -1,0 +1,165 @@
+"""Notices within seconds that the path to a peer is dead, and replaces it, while streams or calls use it.
+
+TCP tells of a path that vanished only after many seconds, often minutes. So a peer from which nothing came for a second
+is asked for an echo by libp2p's own ping (`/ipfs/ping/1.0.0`), which the peer's daemon answers by itself: a process
+that computes or is stopped is not mistaken for a dead path. Without an echo the daemon's connections to that peer are
+closed, it is dialled anew, and its streams go on (`stream_resume`). Peers that keep this node reachable are asked
+often enough that a NAT does not forget the connection.
+
+`run` is a task of the network; it owns the tasks that wait for echoes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+
+from swarm_protocol.errors import PeerUnreachable
+
+from swarm.network.libp2p.host import CONTROL_FAILURES, Host
+from swarm.network.libp2p.libp2p_stream import Libp2pStream
+from swarm.network.libp2p.reconnection import Reconnector
+
+logger = logging.getLogger(__name__)
+
+PING = "/ipfs/ping/1.0.0"
+PING_BYTES = 32
+
+TICK_S = 0.5
+SILENT_S = 1.0
+"""Time without a byte from a peer in use, after which it is asked for an echo."""
+
+ECHO_S = 2.0
+"""Time for the first echo that does not come. Each further path to the same peer that is given up has twice as long, as
+it may only be slow: a connection that is full of other bytes delays an echo, too."""
+MAX_ECHO_S = 16.0
+FORGIVEN_S = 600.0
+"""Time after which a peer has ECHO_S again."""
+
+KEEP_ALIVE_S = 13.0
+"""Time without an echo from a peer that keeps this node reachable. With a tick and an echo that is late it stays below
+15 s, half of what the most forgetful NATs remember."""
+
+
+class PathWatch:
+    def __init__(self, host: Host, reconnector: Reconnector, kept: Callable[[], Collection[str]]) -> None:
+        """`kept` returns the peers whose connection is kept alive without being in use."""
+        self.reconnector = reconnector
+        self._host = host
+        self._kept = kept
+        self._streams: set[Libp2pStream] = set()
+        self._heard_at: dict[str, float] = {}  # as far as known, of the peers in use and those that are kept
+        self._asking: set[str] = set()
+        self._echo_s: dict[str, tuple[float, float]] = {}  # time for an echo where it is not ECHO_S, and until when
+
+    @contextmanager
+    def watching(self, stream: Libp2pStream) -> Iterator[None]:
+        """Count a stream as in use while the context lasts."""
+        self._streams.add(stream)
+        try:
+            yield
+        finally:
+            self._streams.discard(stream)
+
+    async def replace(self, peer_id: str) -> None:
+        """Close the connections to a peer once no small call with it is under way, and dial it: streams go on over the
+        best path that there is now. Calls of the peer that have not arrived here may fail."""
+        while self._host.num_calls(peer_id):  # noqa: ASYNC110 - a call ends at many places
+            await asyncio.sleep(TICK_S / 10)
+        await self.reconnector.drop(peer_id)
+        await self.reconnector.reach(peer_id)
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        sources = source_addresses()
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await asyncio.sleep(TICK_S)
+                before, sources = sources, source_addresses()
+                for peer_id, limit_s in self._look(loop.time()).items():
+                    is_silent = loop.time() - self._heard_at[peer_id] >= limit_s
+                    if (is_silent or before != sources) and peer_id not in self._asking:
+                        self._asking.add(peer_id)
+                        tasks.create_task(self._check(peer_id))
+
+    def _look(self, now: float) -> dict[str, float]:
+        """Note from whom something came, and return how long each peer may be silent."""
+        limits_s = dict.fromkeys(self._kept(), KEEP_ALIVE_S) | dict.fromkeys(self._host.called_peers(), SILENT_S)
+        heard = set()
+        for stream in self._streams:
+            if stream.is_carried:
+                limits_s[stream.peer_id] = SILENT_S
+                if stream.acknowledge():
+                    heard.add(stream.peer_id)
+        self._heard_at = {
+            peer_id: now if peer_id in heard else self._heard_at.get(peer_id, now) for peer_id in limits_s
+        }
+        return limits_s
+
+    async def _check(self, peer_id: str) -> None:
+        """Ask a peer for an echo, and give the path to it up if none comes."""
+        try:
+            if peer_id in await self._host.connected_peers() and not await self._is_heard(peer_id):
+                self._be_patient(peer_id)
+                await self.reconnector.drop(peer_id)
+                await self.reconnector.reach(peer_id)
+        except PeerUnreachable:
+            pass  # it is gone, or the daemon has ended
+        finally:
+            self._heard_at[peer_id] = asyncio.get_running_loop().time()
+            self._asking.discard(peer_id)
+
+    async def _is_heard(self, peer_id: str) -> bool:
+        """Return whether an echo or anything else comes from the peer in time. Counts turns of the loop: one that stood
+        still for a while has read nothing meanwhile."""
+        began_at = asyncio.get_running_loop().time()
+        echo = asyncio.create_task(_echo(self._host, peer_id))
+        try:
+            for _ in range(round(self._patience_s(peer_id) / TICK_S)):
+                await asyncio.wait((echo,), timeout=TICK_S)
+                if echo.done() or self._heard_at.get(peer_id, began_at) > began_at:
+                    return True
+        finally:
+            echo.cancel()
+            await asyncio.wait((echo,))
+        logger.info("the path to %s is dead", peer_id)
+        return False
+
+    def _patience_s(self, peer_id: str) -> float:
+        patience_s, until = self._echo_s.get(peer_id, (ECHO_S, 0.0))
+        return patience_s if until > asyncio.get_running_loop().time() else ECHO_S
+
+    def _be_patient(self, peer_id: str) -> None:
+        """Give the peer more time for its next echo."""
+        now = asyncio.get_running_loop().time()
+        self._echo_s = {each: known for each, known in self._echo_s.items() if known[1] > now}
+        self._echo_s[peer_id] = (min(2 * self._patience_s(peer_id), MAX_ECHO_S), now + FORGIVEN_S)
+
+
+async def _echo(host: Host, peer_id: str) -> None:
+    """Return when the peer's daemon has answered. An error is an answer, too: the path is there or known to be lost."""
+    with suppress(*CONTROL_FAILURES):
+        reader, writer = await host.control.open_stream(peer_id, PING)
+        try:
+            writer.write(os.urandom(PING_BYTES))
+            await reader.readexactly(PING_BYTES)
+        finally:
+            writer.transport.abort()
+
+
+def source_addresses() -> tuple[str, ...]:
+    """Return the addresses that this machine's connections to the internet have now. Nothing is sent."""
+    return tuple(filter(None, (_source(socket.AF_INET, "192.88.99.1"), _source(socket.AF_INET6, "2001:db8::1"))))
+
+
+def _source(family: socket.AddressFamily, destination: str) -> str:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((destination, 9))
+            return str(probe.getsockname()[0])
+    except OSError:  # no such network
+        return ""

@@ -1,0 +1,156 @@
+"""Reaching a peer again whose connection was lost, so that streams go on; and telling whether it is gone for good.
+
+A peer whose process was killed refuses connections at once, and then nobody waits. A peer that cannot be reached for
+another reason may be on its way: a router restarts, an address has changed, or the peer dials this node itself.
+
+Both sides of a lost connection want it back at the same moment, and go-libp2p dials from the port on which it listens:
+two such dials meet as one connection with two clients, fail, and are not tried again for 5 s. So the peer with the
+greater id waits a moment for the other one, and meanwhile asks the machine whether anything listens there.
+State belongs to the network's loop; the daemon's dials end with the tasks that wait for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from weakref import WeakValueDictionary
+
+from swarm_protocol.errors import PeerUnreachable
+
+from swarm.network.libp2p.daemon_control import ControlError
+from swarm.network.libp2p.host import CONTROL_FAILURES, Host, dial_failure, translate
+from swarm.network.multiaddr import tcp_place
+
+HOLD_S = 10.0
+"""Time that a stream without a connection is kept. The daemon dials an address again 5 s after a failure."""
+
+GRACE_S = 2.0
+"""Time to reach a peer that closed its connection itself or died, where a dial does not tell which."""
+
+MIN_PAUSE_S = 0.02
+MAX_PAUSE_S = 0.5
+"""Pause between attempts; it grows."""
+
+POLL_S = 0.05
+"""Time between two looks whether the peer has connected itself."""
+
+YIELD_S = 0.4
+"""Time for the peer with the smaller id to connect."""
+
+_REFUSED = ("connection refused", "NO_RESERVATION")
+"""Answers to a dial from which nobody listens there any more: the machine's own, and that of the peer's relay."""
+
+_NOT_TRIED = "dial backoff"
+"""The daemon dialled this address a moment ago, and does not dial it again yet."""
+
+
+class Reconnector:
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._dropped: dict[str, float] = {}  # when this node closed the connections itself
+        self._refused: dict[str, float] = {}  # when the last dial was refused
+
+    async def drop(self, peer_id: str) -> None:
+        """Close the connections to a peer that may well be there. Its streams look for another one."""
+        self._note(self._dropped, peer_id)
+        try:
+            await self._host.control.disconnect(peer_id)
+        except CONTROL_FAILURES as error:
+            raise translate(error, peer_id) from None
+
+    def patience_s(self, peer_id: str) -> float:
+        """Return how long the opener of a stream looks for the peer."""
+        return HOLD_S if self._was_dropped(peer_id) else GRACE_S
+
+    async def reach(self, peer_id: str) -> None:
+        """Wait until there is a connection. Raises PeerUnreachable once it is clear that the peer is gone."""
+        if self._host.peer_id > peer_id and await self._connects_itself(peer_id):
+            return
+        pause_s = MIN_PAUSE_S
+        while (failure := await self._dial(peer_id)) is not None:
+            if self._tells_death(peer_id, failure):
+                raise PeerUnreachable(f"peer {peer_id} is gone ({dial_failure(failure)})", peer_id=peer_id)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    async def _connects_itself(self, peer_id: str) -> bool:
+        """Return whether the peer was there, or connected in time. Raises PeerUnreachable if nothing listens where it
+        was."""
+        known = self._host.known_addrs(peer_id)
+        places = [place for place in map(tcp_place, known) if place]
+        if known and not places:
+            return False  # dials through relays do not meet
+        knocking = asyncio.create_task(_all_refuse(places if len(places) == len(known) else []))
+        try:
+            for _ in range(round(YIELD_S / POLL_S)):
+                if peer_id in await self._host.connected_peers():
+                    return True
+                await asyncio.wait((knocking,), timeout=POLL_S)
+                if knocking.done():
+                    if knocking.result() and not self._was_dropped(peer_id):
+                        raise PeerUnreachable(f"peer {peer_id} is gone (connection refused)", peer_id=peer_id)
+                    await asyncio.sleep(POLL_S)
+        finally:
+            knocking.cancel()
+            await asyncio.wait((knocking,))
+        return False
+
+    async def _dial(self, peer_id: str) -> str | None:
+        """Return why there is no connection after one attempt, or None if there is. Raises PeerUnreachable if the
+        daemon has ended."""
+        lock = self._locks.setdefault(peer_id, asyncio.Lock())
+        async with lock:
+            connecting = asyncio.create_task(self._host.control.connect(peer_id))
+            try:
+                while not connecting.done():
+                    await asyncio.wait((connecting,), timeout=POLL_S)
+                    if not connecting.done() and peer_id in await self._host.connected_peers():
+                        return None
+                connecting.result()
+            except ControlError as error:
+                return str(error)
+            except CONTROL_FAILURES as error:
+                raise translate(error, peer_id) from None
+            finally:
+                connecting.cancel()
+                await asyncio.wait((connecting,))
+        return None
+
+    def _tells_death(self, peer_id: str, failure: str) -> bool:
+        """Return whether every address was refused. Where this node gave the path up, that may be somebody else who has
+        the peer's old address."""
+        if self._was_dropped(peer_id):
+            return False
+        reasons = [line for line in failure.splitlines() if line.lstrip().startswith("* ")] or [failure]
+        if any(sign in reason for reason in reasons for sign in _REFUSED):
+            self._note(self._refused, peer_id)
+        if not all(_NOT_TRIED in reason or any(sign in reason for sign in _REFUSED) for reason in reasons):
+            return False
+        return peer_id in self._refused
+
+    def _was_dropped(self, peer_id: str) -> bool:
+        return self._dropped.get(peer_id, -HOLD_S) > asyncio.get_running_loop().time() - HOLD_S
+
+    def _note(self, times: dict[str, float], peer_id: str) -> None:
+        now = asyncio.get_running_loop().time()
+        for each in [each for each, at in times.items() if at < now - HOLD_S]:
+            del times[each]
+        times[peer_id] = now
+
+
+async def _all_refuse(places: Sequence[tuple[str, int]]) -> bool:
+    """Return whether there are places, and at none of them anything listens."""
+    refusals = await asyncio.gather(*map(_refuses, places))
+    return bool(refusals) and all(refusals)
+
+
+async def _refuses(place: tuple[str, int]) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(*place)
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    writer.transport.abort()
+    return False

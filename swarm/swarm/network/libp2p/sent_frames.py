@@ -1,0 +1,82 @@
+"""The frames of one stream that the other side has not acknowledged, kept to be sent again over another connection.
+
+What all streams of a peer and of the host keep is charged to a `UnreadBudget` of its own: a stream for which there is
+no room keeps nothing from then on, and ends with its connection. Pure: knows frames, not sockets.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from swarm_protocol.errors import PeerRefused, PeerViolation
+
+from swarm.network import framing
+from swarm.network.unread_budget import UnreadBudget
+
+PEER_BYTES = 8 * framing.WINDOW_BYTES
+"""Unacknowledged bytes of all streams to one peer: eight full windows. A peer acknowledges each MiB, and what is left
+within a second or so."""
+
+HOST_BYTES = 256 * 2**20
+"""Unacknowledged bytes to all peers."""
+
+Frame = tuple[bytes, ...]
+"""A header and perhaps a body, which are written one after the other."""
+
+
+class SentFrames:
+    """Implements `unread_budget.UnreadHolder`."""
+
+    def __init__(self, peer_id: str, budget: UnreadBudget) -> None:
+        self.peer_id = peer_id
+        self.is_complete = True  # False: the budget had no room, and nothing can be sent again
+        self._budget = budget
+        self._frames: deque[Frame] = deque()
+        self._num_sent = 0
+        self._num_acknowledged = 0
+
+    def add(self, parts: tuple[bytes | memoryview, ...]) -> Frame:
+        """Keep a frame, and return it as it is kept: it must not change meanwhile, nor hold a message of which it is a
+        small part."""
+        frame = tuple(map(_whole, parts))
+        self._num_sent += 1
+        self._frames.append(frame)
+        self._budget.charge(self, _cost(frame))
+        return frame
+
+    def acknowledge(self, num_frames: int) -> None:
+        """Forget the `num_frames` oldest frames. Raises PeerViolation if not as many are out."""
+        self._num_acknowledged += num_frames
+        if self._num_acknowledged > self._num_sent:
+            raise PeerViolation("the peer acknowledged more than it was sent", peer_id=self.peer_id)
+        if self.is_complete:
+            self._budget.release(self, sum(_cost(self._frames.popleft()) for _ in range(num_frames)))
+
+    def after(self, num_received: int) -> Iterator[Frame]:
+        """Return the frames that follow the first `num_received` of the stream. Raises PeerViolation for a number that
+        cannot be."""
+        if num_received < self._num_acknowledged:
+            raise PeerViolation("the peer takes back what it acknowledged", peer_id=self.peer_id)
+        self.acknowledge(num_received - self._num_acknowledged)
+        return iter(self._frames)
+
+    def give_way(self, _refusal: PeerRefused) -> None:
+        self.is_complete = False
+        self._frames.clear()
+
+    def drop(self) -> None:
+        """Keep nothing any more: the stream has ended. Idempotent."""
+        self.is_complete = False
+        self._frames.clear()
+        self._budget.drop(self)
+
+
+def _whole(part: bytes | memoryview) -> bytes:
+    if isinstance(part, memoryview) and isinstance(part.obj, bytes) and len(part) == len(part.obj):
+        return part.obj
+    return bytes(part)
+
+
+def _cost(frame: Frame) -> int:
+    return framing.cost(sum(map(len, frame)))

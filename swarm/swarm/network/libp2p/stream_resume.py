@@ -1,0 +1,198 @@
+"""How a stream goes on over another connection: its opener asks for it by its id, and both say how much they have.
+
+    every stream   opener: id, 16 bytes
+    resume         opener: id, 16 bytes | frames received, 8 bytes big-endian
+                   acceptor: 0, 1 byte | frames received, 8 bytes, or: 1, 1 byte | 0, 8 bytes: refused
+
+Ids are random and valid for one peer only. `reopening` is the opener's side, `AcceptedStreams` the acceptor's: it holds
+streams without a connection for HOLD_S, and bounds how many. What is sent again belongs to `libp2p_stream`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation
+
+from swarm.network.libp2p.host import CONTROL_FAILURES, Host
+from swarm.network.libp2p.reconnection import HOLD_S, MIN_PAUSE_S, Reconnector
+from swarm.network.libp2p.sent_frames import SentFrames
+
+ID_BYTES = 16
+REQUEST = struct.Struct(">16sQ")
+ANSWER = struct.Struct(">BQ")
+_ACCEPTED, _REFUSED = 0, 1
+
+ANSWER_TIMEOUT_S = 3.0
+"""Time for the acceptor to answer one request, before another is tried."""
+
+MAX_HELD_PER_PEER = 64
+MAX_HELD = 1024
+"""Accepted streams without a connection. Each costs its handler; further ones end with their connection. What they keep
+unread and unacknowledged is bounded by budgets."""
+
+_CHECK_S = 1.0
+"""Longest pause between two looks whether the opener of a held stream is still there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """Another byte stream to the same stream at the other side, which has received `num_received` frames."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    num_received: int
+
+
+Reconnect = Callable[[int], Awaitable[Resumed]]
+"""`reconnect(num_received)`: find another byte stream, and tell the other side how many frames have come. Raises
+PeerError if the stream cannot go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """What a stream needs to go on over another byte stream."""
+
+    sent: SentFrames
+    reconnect: Reconnect
+
+
+def new_id() -> bytes:
+    return os.urandom(ID_BYTES)
+
+
+def reopening(host: Host, reconnector: Reconnector, protocol: str, peer_id: str, stream_id: bytes) -> Reconnect:
+    """Return the opener's `Reconnect` of a stream; `protocol` is that of resuming."""
+
+    async def reopen(num_received: int) -> Resumed:
+        request = REQUEST.pack(stream_id, num_received)
+        try:
+            async with asyncio.timeout(reconnector.patience_s(peer_id)):
+                while True:
+                    await reconnector.reach(peer_id)
+                    with suppress(TimeoutError, *CONTROL_FAILURES):  # this connection breaks, too
+                        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                            return await _ask(host, protocol, peer_id, request)
+                    await asyncio.sleep(MIN_PAUSE_S)
+        except TimeoutError:
+            raise PeerUnreachable(f"peer {peer_id} was not reached again", peer_id=peer_id) from None
+
+    return reopen
+
+
+async def _ask(host: Host, protocol: str, peer_id: str, request: bytes) -> Resumed:
+    """Ask for a stream once. Raises PeerUnreachable if it is refused, or one of CONTROL_FAILURES."""
+    reader, writer = await host.control.open_stream(peer_id, protocol)
+    try:
+        writer.write(request)
+        status, num_received = ANSWER.unpack(await reader.readexactly(ANSWER.size))
+    except BaseException:
+        writer.transport.abort()
+        raise
+    if status != _ACCEPTED:
+        writer.transport.abort()
+        raise PeerUnreachable(f"peer {peer_id} does not hold the stream any more", peer_id=peer_id)
+    return Resumed(reader=reader, writer=writer, num_received=num_received)
+
+
+class AcceptedStreams:
+    def __init__(self, reconnector: Reconnector) -> None:
+        self._reconnector = reconnector
+        self._streams: dict[tuple[str, bytes], AcceptedStream] = {}
+        self._num_held: Counter[str] = Counter()
+
+    @contextmanager
+    def accepted(self, peer_id: str, stream_id: bytes) -> Iterator[AcceptedStream]:
+        """Let `peer_id` resume a stream while the context lasts. Raises PeerViolation if it has one of that id."""
+        key = (peer_id, stream_id)
+        if key in self._streams:
+            raise PeerViolation("two streams have one id", peer_id=peer_id)
+        stream = self._streams[key] = AcceptedStream(self, peer_id)
+        try:
+            yield stream
+        finally:
+            del self._streams[key]
+            stream.withdraw()
+
+    def offer(self, peer_id: str, request: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Hand a byte stream over to the stream that `request` names, or refuse it."""
+        stream_id, num_received = REQUEST.unpack(request)
+        stream = self._streams.get((peer_id, stream_id))
+        if stream is None:
+            writer.write(ANSWER.pack(_REFUSED, 0))
+            writer.close()
+        else:
+            stream.take(Resumed(reader=reader, writer=writer, num_received=num_received))
+
+    @contextmanager
+    def held(self, peer_id: str) -> Iterator[None]:
+        """Count a stream without a connection. Raises PeerRefused if there is no room for it."""
+        if self._num_held[peer_id] >= MAX_HELD_PER_PEER or self._num_held.total() >= MAX_HELD:
+            raise PeerRefused("too many streams wait for their peers", peer_id=peer_id)
+        self._num_held[peer_id] += 1
+        try:
+            yield
+        finally:
+            self._num_held[peer_id] -= 1
+            if not self._num_held[peer_id]:
+                del self._num_held[peer_id]
+
+    async def watch(self, peer_id: str) -> None:
+        """Return when the peer is gone. Reaches it meanwhile if it does not connect itself, as behind a NAT."""
+        pause_s = MIN_PAUSE_S
+        with suppress(PeerUnreachable):
+            while True:
+                await self._reconnector.reach(peer_id)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _CHECK_S)
+
+
+class AcceptedStream:
+    """One accepted stream. Whoever makes it sets `break_off`, which ends its byte stream."""
+
+    def __init__(self, streams: AcceptedStreams, peer_id: str) -> None:
+        self.break_off: Callable[[], None] | None = None
+        self._streams = streams
+        self._peer_id = peer_id
+        self._offer: asyncio.Future[Resumed] = asyncio.get_running_loop().create_future()
+
+    def take(self, resumed: Resumed) -> None:
+        """Let the stream go on over this byte stream, also if it has not noticed yet that it lost the last one."""
+        self.withdraw()
+        self._offer.set_result(resumed)
+        if self.break_off is not None:
+            self.break_off()
+
+    def withdraw(self) -> None:
+        """Close a byte stream that was offered and not taken."""
+        if self._offer.done():
+            self._offer.result().writer.transport.abort()
+            self._offer = asyncio.get_running_loop().create_future()
+
+    async def reconnect(self, num_received: int) -> Resumed:
+        """The acceptor's `Reconnect`: wait until the opener resumes the stream. Raises PeerError."""
+        with self._streams.held(self._peer_id):
+            resumed = await self._offered()
+        resumed.writer.write(ANSWER.pack(_ACCEPTED, num_received))
+        return resumed
+
+    async def _offered(self) -> Resumed:
+        watching = asyncio.create_task(self._streams.watch(self._peer_id))
+        try:
+            while not self._offer.done():
+                offer = self._offer
+                done, _ = await asyncio.wait((offer, watching), timeout=HOLD_S, return_when=asyncio.FIRST_COMPLETED)
+                if offer not in done:
+                    raise PeerUnreachable("the peer left the stream", peer_id=self._peer_id)
+        finally:
+            watching.cancel()
+            await asyncio.wait((watching,))
+        resumed = self._offer.result()
+        self._offer = asyncio.get_running_loop().create_future()
+        return resumed

@@ -1,0 +1,174 @@
+"""Accepts streams of peers, and runs a handler for each for as long as its caller stays.
+
+Runs its tasks in the task group that it is given. Protocol names belong to `libp2p_network`, what a stream does to
+`libp2p_stream`, going on over another connection to `stream_resume`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from swarm_protocol import limits
+from swarm_protocol.errors import PeerRefused, PeerUnreachable, SwarmError
+from swarm_protocol.proto import p2pd_pb2
+
+from swarm.network.interface import StreamHandler
+from swarm.network.libp2p.daemon_control import BACKLOG, ControlError, read_message
+from swarm.network.libp2p.host import Host
+from swarm.network.libp2p.libp2p_stream import LINGER_S, Libp2pStream
+from swarm.network.libp2p.path_watch import PathWatch
+from swarm.network.libp2p.sent_frames import SentFrames
+from swarm.network.libp2p.stream_resume import ID_BYTES, REQUEST, AcceptedStreams, Resumption
+from swarm.network.multiaddr import peer_id_text
+
+OPENING_TIMEOUT_S = 5.0
+MAX_STREAMS_PER_PEER = 256
+"""Each costs two open files and a task. What all of them hold unread is `unread_budget`'s to bound."""
+
+logger = logging.getLogger(__name__)
+
+
+class StreamServer:
+    def __init__(self, host: Host, tasks: asyncio.TaskGroup, watch: PathWatch, resume_protocol: str) -> None:
+        self._host = host
+        self._tasks = tasks
+        self._watch = watch
+        self._resume_protocol = resume_protocol
+        self._accepted = AcceptedStreams(watch.reconnector)
+        self._handlers: dict[str, tuple[StreamHandler, int]] = {}
+        self._num_streams: Counter[str] = Counter()
+        self._num_resumes: Counter[str] = Counter()
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        path = self._host.daemon.listen_socket
+        self._server = await asyncio.start_unix_server(self._connected, path, backlog=BACKLOG)
+        await self._host.accept_streams(self._resume_protocol, path)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def serve(
+        self, protocol: str, handler: StreamHandler, *, max_message_bytes: int = limits.MAX_MESSAGE_BYTES
+    ) -> None:
+        self._handlers[protocol] = handler, max_message_bytes
+        await self._host.accept_streams(protocol, self._host.daemon.listen_socket)
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._tasks.create_task(self._serve_one(reader, writer))
+
+    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(OPENING_TIMEOUT_S):
+                info: Any = await read_message(reader, p2pd_pb2.StreamInfo)
+                peer_id = peer_id_text(info.peer)
+                if info.proto == self._resume_protocol:
+                    await self._resume(peer_id, reader, writer)
+                    return
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError, ControlError):
+            writer.transport.abort()
+            return
+        with _counted(self._num_streams, peer_id) as number:
+            try:
+                if number > MAX_STREAMS_PER_PEER:
+                    await _refuse(Libp2pStream(reader, writer, peer_id=peer_id, timeout_s=None))
+                else:
+                    async with asyncio.timeout(OPENING_TIMEOUT_S):
+                        stream_id = await reader.readexactly(ID_BYTES)
+                    await self._run(info.proto, peer_id, stream_id, reader, writer)
+            except (SwarmError, TimeoutError, asyncio.IncompleteReadError, ConnectionError):
+                pass  # the caller has left, so there is nobody to tell
+            finally:
+                writer.transport.abort()
+
+    async def _resume(self, peer_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with _counted(self._num_resumes, peer_id) as number:
+            if number > MAX_STREAMS_PER_PEER:
+                writer.transport.abort()
+            else:
+                self._accepted.offer(peer_id, await reader.readexactly(REQUEST.size), reader, writer)
+
+    async def _run(
+        self,
+        protocol: str,
+        peer_id: str,
+        stream_id: bytes,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        """Run the handler for as long as the caller stays."""
+        handler, max_message_bytes = self._handlers[protocol]
+        with self._accepted.accepted(peer_id, stream_id) as accepted:
+            stream = Libp2pStream(
+                reader,
+                writer,
+                peer_id=peer_id,
+                timeout_s=None,
+                traffic=self._host.traffic,
+                unread=self._host.unread,
+                resumption=Resumption(
+                    sent=SentFrames(peer_id, self._host.unacknowledged), reconnect=accepted.reconnect
+                ),
+                max_message_bytes=max_message_bytes,
+            )
+            accepted.break_off = stream.break_off
+            try:
+                with self._watch.watching(stream):
+                    await self._handle(stream, handler)
+            finally:
+                stream.abort()
+
+    async def _handle(self, stream: Libp2pStream, handler: StreamHandler) -> None:
+        pump = asyncio.create_task(stream.pump())
+        handling = asyncio.create_task(_outcome(handler, stream.peer_id, stream))
+        try:
+            await asyncio.wait((pump, handling), return_when=asyncio.FIRST_COMPLETED)
+            if handling.done():
+                await stream.end(handling.result())
+                await asyncio.wait((pump,), timeout=LINGER_S)
+        except asyncio.CancelledError:
+            stream.give_way(PeerUnreachable("the peer has closed"))
+            raise
+        finally:
+            handling.cancel()
+            pump.cancel()
+            await asyncio.wait((pump, handling))
+
+
+@contextlib.contextmanager
+def _counted(counter: Counter[str], peer_id: str) -> Iterator[int]:
+    """Count one more of a peer's, and yield how many there are."""
+    counter[peer_id] += 1
+    try:
+        yield counter[peer_id]
+    finally:
+        counter[peer_id] -= 1
+        if not counter[peer_id]:
+            del counter[peer_id]
+
+
+async def _refuse(stream: Libp2pStream) -> None:
+    """Tell the caller why it is refused, and wait until it has heard; not for long."""
+    stream.give_way(PeerRefused(f"more than {MAX_STREAMS_PER_PEER} streams are open", retry_after_s=1.0))
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            await stream.pump()
+    stream.abort()
+
+
+async def _outcome(handler: StreamHandler, peer_id: str, stream: Libp2pStream) -> BaseException | None:
+    """Return the error that the handler raised, to be sent to the caller."""
+    try:
+        await handler(peer_id, stream)
+    except SwarmError as error:
+        return error
+    except Exception as error:
+        logger.exception("a stream handler failed")
+        return error
+    return None

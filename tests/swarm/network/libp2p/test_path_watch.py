@@ -1,0 +1,153 @@
+"""Paths between real daemons that go silent are replaced; those whose other end only computes are not."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from support.network_worlds import eventually
+from support.proxied_pair import Pair, PairRun, pair_runner
+from swarm.network.libp2p import path_watch
+from swarm.network.libp2p.host import Host
+from swarm_protocol.errors import PeerUnreachable
+
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PairRun]:
+    with pair_runner(tmp_path_factory.mktemp("pair")) as run:
+        yield run
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The peers that were asked for an echo; all in a tenth of the time."""
+    monkeypatch.setattr(path_watch, "TICK_S", 0.05)
+    monkeypatch.setattr(path_watch, "SILENT_S", 0.1)
+    monkeypatch.setattr(path_watch, "ECHO_S", 0.3)
+    asked = []
+    ask = path_watch._echo
+
+    async def noted(host: Host, peer_id: str) -> None:
+        asked.append(peer_id)
+        await ask(host, peer_id)
+
+    monkeypatch.setattr(path_watch, "_echo", noted)
+    return asked
+
+
+def forgive(pair: Pair) -> None:
+    """Forget that paths were given up by earlier cases."""
+    for node in (pair.a, pair.b):
+        node._watch._echo_s.clear()
+
+
+def test_stream_goes_on_when_its_connection_swallows_everything(run: PairRun) -> None:
+    async def case(pair: Pair) -> None:
+        forgive(pair)
+        async with pair.b.stream(pair.a.peer_id, "echo", timeout_s=10) as stream:
+            await stream.send(b"before")
+            assert await stream.receive() == b"before"
+            num_connections = pair.swallow()
+            await stream.send(bytes(MIB))
+            assert await stream.receive() == bytes(MIB)
+            assert pair.proxy.num_connections > num_connections
+            # it might only have been slow, so that it gets more time from now on
+            assert pair.b._watch._patience_s(pair.a.peer_id) == 2 * path_watch.ECHO_S
+
+    run(case)
+
+
+def test_call_over_a_connection_that_swallows_everything_fails_and_the_next_one_succeeds(run: PairRun) -> None:
+    async def case(pair: Pair) -> None:
+        forgive(pair)
+        pair.may_answer.set()
+        pair.swallow()
+        with pytest.raises(PeerUnreachable):
+            await pair.b.call(pair.a.peer_id, "wait", b"lost", timeout_s=20)
+        assert await pair.b.call(pair.a.peer_id, "wait", b"next", timeout_s=20) == b"next"
+
+    run(case)
+
+
+def test_peer_that_only_computes_is_not_mistaken_for_a_dead_path(run: PairRun, asked: list[str]) -> None:
+    async def case(pair: Pair) -> None:
+        forgive(pair)
+        num_connections = pair.proxy.num_connections
+        async with pair.b.stream(pair.a.peer_id, "hang", timeout_s=10):
+
+            async def has_answered_often() -> bool:
+                return asked.count(pair.a.peer_id) >= 5
+
+            await eventually(has_answered_often)
+        assert pair.proxy.num_connections == num_connections
+
+    run(case)
+
+
+def test_loop_that_stood_still_gives_no_path_up(run: PairRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    given_up: list[str] = []
+    monkeypatch.setattr(path_watch.Reconnector, "drop", lambda _self, peer_id: given_up.append(peer_id))
+
+    async def case(pair: Pair) -> None:
+        forgive(pair)
+        async with pair.b.stream(pair.a.peer_id, "hang", timeout_s=10):
+            for _ in range(4):
+                await asyncio.sleep(0.12)  # an echo may be under way
+                time.sleep(2 * path_watch.ECHO_S)
+        assert not given_up
+
+    run(case)
+
+
+def test_peers_that_keep_a_node_reachable_are_asked_for_an_echo_though_nobody_uses_them(
+    run: PairRun, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(path_watch, "KEEP_ALIVE_S", 0.2)
+
+    async def case(pair: Pair) -> None:
+        forgive(pair)
+
+        async def is_asked_again() -> bool:
+            return asked.count(pair.a.peer_id) >= 2
+
+        await eventually(is_asked_again)
+        assert set(asked) == {pair.a.peer_id}  # `b` has it for a seed, and not the other way round
+        num_connections = pair.swallow()
+
+        async def is_dialled_again() -> bool:
+            return pair.proxy.num_connections > num_connections
+
+        await eventually(is_dialled_again)
+
+    run(case)
+
+
+def test_change_of_an_own_address_has_the_paths_in_use_checked_at_once(
+    run: PairRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(path_watch, "SILENT_S", 60.0)
+    addresses = ["192.0.2.1"]
+    monkeypatch.setattr(path_watch, "source_addresses", lambda: tuple(addresses))
+
+    async def case(pair: Pair) -> None:
+        forgive(pair)
+        async with pair.b.stream(pair.a.peer_id, "echo", timeout_s=10) as stream:
+            await stream.send(b"before")
+            assert await stream.receive() == b"before"
+            await asyncio.sleep(2 * path_watch.TICK_S)  # that was noted
+            pair.swallow()
+            await stream.send(b"after")
+            addresses[:] = ["192.0.2.2"]
+            assert await stream.receive() == b"after"
+
+    run(case)
+
+
+def test_source_addresses_are_those_of_this_machine() -> None:
+    own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
+    assert set(path_watch.source_addresses()) <= own

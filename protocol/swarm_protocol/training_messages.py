@@ -300,8 +300,24 @@ class ResumeOrder(wire.WireMessage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SignedGroup:
+    """A group as its coordinator signed it. `data` is the envelope, `digest` the sha256 of `data`.
+
+    `origin` is the group of the outcome that this one resumes, if it resumes one. `order` is the resume order of the
+    run's author that it names.
+    """
+
+    group: Group
+    signer: str
+    data: bytes
+    digest: bytes
+    origin: SignedGroup | None = None
+    order: ResumeOrder | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate(wire.WireMessage):
-    """A signed group and votes of its members for one outcome; `swarm.training.round.certificate` counts them.
+    """A signed group and votes of its members for one outcome; `swarm.training.state.certificate` counts them.
 
     Or it is the author's signed resume `order`, which commits a state as votes do.
     """

@@ -39,10 +39,10 @@ from swarm.training.inner.own_module import Batches, Dataset, LossOf, ModuleInne
 from swarm.training.member.linger import let_others_finish
 from swarm.training.member.run_member import RunMember, RunMemberOptions, cause
 from swarm.training.member.trainer_events import IntervalFailed, OuterStep, RoundAborted, TrainingEvent
+from swarm.training.run.layout import Layout, fragment_of
 from swarm.training.run.run_file import load_run
 from swarm.training.run.run_model import build_model, module_run, refuse_module_run
 from swarm.training.run.signed_run import SignedRun
-from swarm.training.state.layout import Layout, fragment_of
 from swarm.training.state.replica_state import ReplicaState
 
 __all__ = ["MemberOptions", "Step", "Trainer", "module_run"]

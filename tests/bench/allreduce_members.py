@@ -27,11 +27,10 @@ from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.parts import ReductionScheme, decoded_frames, part_values
 from swarm.training.allreduce.peer_connections import PeerConnections
-from swarm.training.round.methods import Methods
-from swarm.training.round.round_events import SignedGroup
+from swarm.training.run.methods import Methods
 from swarm.trust.aggregators import get_aggregator
 from swarm_compression import get_codec, warm_up
-from swarm_protocol.training_messages import Contribution, Group
+from swarm_protocol.training_messages import Contribution, Group, SignedGroup
 from torch import Tensor
 
 CODEC = get_codec("int8")

@@ -11,9 +11,9 @@ import pytest
 import torch
 from swarm.training.data.corpus_loading import ByteCorpus
 from swarm.training.inner.inner_loop import InnerLoop
-from swarm.training.inner.lease import Cursor, advance, leases, sample_ids
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
+from swarm.training.state.lease import Cursor, advance, leases, sample_ids
 from swarm.training.state.replica import apply_outer_step
 from swarm.training.state.replica_state import ReplicaState
 from swarm_compression import get_codec

@@ -26,7 +26,7 @@ from chaos.training_members import RUN, Member, Members, Plan
 from support.network_worlds import libp2p_node
 from support.training_swarm import signed
 from swarm.training.member.trainer_events import IntervalDone, OuterStep, RoundAborted, StateFetched
-from swarm.training.round.certificate import Notary
+from swarm.training.state.certificate import RunSignatures
 from swarm_protocol.identity import Identity
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(3600)]
@@ -161,12 +161,12 @@ def _delay_s(trial: Trial, step_s: float) -> float:
 
 def _assert_all_steps_are_true(members: Members) -> None:
     """Each that anyone reported, also one who died: proved by a certificate, and the same for all."""
-    notary = Notary.of_run(signed(RUN), Identity.generate(), "test")
+    signatures = RunSignatures.of_run(signed(RUN), Identity.generate(), "test")
     digests: dict[int, set[str]] = defaultdict(set)
     for member in members.all.values():
         for told in member.told:
             if isinstance(told.event, OuterStep):
-                proof = notary.check_certificate(told.certificate, time.time())
+                proof = signatures.check_certificate(told.certificate, time.time())
                 assert (proof.outer_step, proof.outcome.state_digest.hex()) == (told.event.step, told.event.digest)
             if isinstance(told.event, OuterStep | StateFetched) and told.event.step:
                 digests[told.event.step].add(told.event.digest)

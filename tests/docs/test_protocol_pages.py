@@ -11,7 +11,7 @@ from swarm.network import framing
 from swarm.network.libp2p import network_entry
 from swarm.network.relay import circuit_messages
 from swarm.network.relay.relay import RelayLimits
-from swarm.training.round.methods import Methods
+from swarm.training.run.methods import Methods
 from swarm_protocol import limits, records, rows, sampler, session_frames, training_messages
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.failure_messages import encode_failure

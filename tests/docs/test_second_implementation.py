@@ -23,11 +23,11 @@ from swarm.network.libp2p import stream_resume
 from swarm.serving.sampling.drawing import pick
 from swarm.serving.wire.page_keys import page_keys
 from swarm.training.allreduce.parts import part_sizes
-from swarm.training.inner.lease import Cursor, LeaseStripe
 from swarm.training.round.round_state import coordinator_of
-from swarm.training.round.vote import quorum
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import parse_text, sign_mapping
+from swarm.training.run.vote import quorum
+from swarm.training.state.lease import Cursor, LeaseStripe
 from swarm.training.state.replica_state import ReplicaState
 from swarm_compression import get_codec, get_row_codec
 from swarm_protocol import rows

@@ -11,7 +11,7 @@ import torch
 from support.training_swarm import config
 from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
-from swarm.training.round.methods import Methods
+from swarm.training.run.methods import Methods
 from swarm.training.state.replica import HashedState, Replica
 from swarm.training.state.replica_state import ReplicaState
 from swarm.training.state.state_download import NO_STORE, ChunkStore

@@ -27,16 +27,15 @@ from swarm.training.round.round_events import (
     ReduceFailed,
     Reported,
     Sighted,
-    SignedGroup,
     Tick,
     Voted,
     Withdrew,
 )
 from swarm.training.round.round_state import Terms, coordinator_of
-from swarm.training.round.vote import Succession
+from swarm.training.run.vote import Succession
 from swarm_protocol import training_messages as messages
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Abort, Contribution, Outcome, Ready, Vote
+from swarm_protocol.training_messages import Abort, Contribution, Outcome, Ready, SignedGroup, Vote
 
 TRACES = Path(__file__).parents[1] / "swarm" / "training" / "traces"
 PEERS = tuple(sorted(Identity(bytes([number]) * 32).peer_id for number in range(4)))

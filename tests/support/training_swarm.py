@@ -25,10 +25,10 @@ from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.inner.interval import TrainingSetup
 from swarm.training.member.run_member import RunMember, RunMemberOptions
 from swarm.training.member.trainer_events import OuterStep, StateFetched, TrainingEvent
-from swarm.training.round.certificate import Notary
 from swarm.training.round.promise import PromiseStore
 from swarm.training.run.run_config import DataConfig, InnerConfig, RunConfig
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.replica_state import ReplicaState
 from swarm_compression import Codec, get_codec
 from swarm_protocol.identity import Identity
@@ -279,7 +279,7 @@ def assert_equal_steps(members: Sequence[Member], num_steps: int) -> None:
     assert all(len(each) == 1 for each in digests.values()), digests
 
 
-def certified(notaries: list[Notary], step: int, now: float) -> bytes:
+def certified(notaries: list[RunSignatures], step: int, now: float) -> bytes:
     """A certificate of `step` that these alone have signed."""
     peers = sorted(each.identity.peer_id for each in notaries)
     group = Group(

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
-from swarm.training.round.certificate import Notary
-from swarm.training.run.resume import RunSurvey, survey
+from swarm.training.member.resume import RunSurvey, survey
 from swarm.training.run.run_file import load_run
 from swarm.training.run.run_model import check_model
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.checkpoint import Checkpoint, load_newest, load_step, steps_in
 from swarm.training.state.export import export_hf, fetch_state
 from swarm.training.state.replica_state import ReplicaState
@@ -85,8 +85,11 @@ def _check_certificate(run: SignedRun, checkpoint: Checkpoint, config: Config, e
     """Check that the certificate is of this state; a certificate without votes is only a warning. Raises
     IntegrityError.
     """
-    notary, digest = Notary.of_run(run, Identity.generate(), config.network_id), checkpoint.state.manifest().digest()
-    if notary.proof_of(digest, checkpoint.certificate, time.time()) is None:
+    signatures, digest = (
+        RunSignatures.of_run(run, Identity.generate(), config.network_id),
+        checkpoint.state.manifest().digest(),
+    )
+    if signatures.proof_of(digest, checkpoint.certificate, time.time()) is None:
         message = f"nothing proves that the run's members committed outer step {checkpoint.state.outer_step}"
         remedy = "name the network that it was trained in with --network-id; a certificate expires after a year"
         emitter.emit("warning", message=message, remedy=remedy)
@@ -120,7 +123,8 @@ async def newest_state(
                 remedy="leave out --peers to look into the checkpoints of this home, or name another home with --home",
             )
         try:
-            return await fetch_state(network, run, situation, num_values)
+            digest = situation.proof.outcome.state_digest
+            return await fetch_state(network, run, digest, situation.holders, num_values)
         except RoundError:
             tries_left -= 1
             if not tries_left:

@@ -26,10 +26,10 @@ from swarm.training.member.linger import let_others_finish
 from swarm.training.member.run_member import RunMember, RunMemberOptions
 from swarm.training.round.promise import PromiseFile
 from swarm.training.round.round_state import short
+from swarm.training.run.layout import fragment_of
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.checkpoint import Checkpoint, discard_inner, load_newest, write_inner
 from swarm.training.state.export import export_hf
-from swarm.training.state.layout import fragment_of
 from swarm.training.state.replica_state import ReplicaState
 from swarm_protocol.control_messages import TrainingStatus
 from swarm_protocol.errors import ConfigError, SessionError

@@ -15,12 +15,12 @@ from support.training_swarm import AUTHOR, WINDOW_TOKENS, Swarm, SyntheticInner
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
 from swarm.training.member.trainer_events import OuterStep
+from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import DataConfig, InnerConfig, RunConfig
 from swarm.training.run.run_file import write_run
 from swarm.training.run.run_model import check_model
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.checkpoint import Checkpoint, save_checkpoint
-from swarm.training.state.layout import Layout
 from swarm.training.state.replica_state import ReplicaState
 from swarm_node import cli
 from swarm_node.commands import run_export

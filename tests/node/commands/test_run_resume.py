@@ -11,8 +11,8 @@ import pytest
 from support.training_swarm import AUTHOR, Swarm, config
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
+from swarm.training.member.resume import survey
 from swarm.training.member.trainer_events import OuterStep, RunResumed
-from swarm.training.run.resume import survey
 from swarm_node.commands import run_resume
 from swarm_node.commands.run_resume import ResumeRequest, read_members
 from swarm_node.events.emitter import Emitter

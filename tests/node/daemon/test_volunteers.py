@@ -13,9 +13,9 @@ from support.exposed_metrics import scraped
 from support.tiny_models import FAMILIES, write_model
 from swarm.serving.model.model_files import open_model
 from swarm.start_checkpoint import CheckpointSource, model_settings, pin_of
-from swarm.training.round.certificate import Notary
 from swarm.training.run.run_config import DEFAULT_MODEL, DataConfig, RunConfig, StartConfig
 from swarm.training.run.run_file import load_run, write_run
+from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.checkpoint import load_newest
 from swarm_protocol.identity import Identity
 
@@ -111,8 +111,8 @@ def test_join_after_being_killed_resumes_from_its_checkpoint(seed: Seed, start_n
     checkpoint = load_newest(node.home / "checkpoints" / load_run(run).run_id)
     assert checkpoint is not None
     # what proves to others that the state to resume from is the run's
-    notary = Notary(identity=Identity.generate(), network_id="tests", run=load_run(run).run_id)
-    proof = notary.check_certificate(checkpoint.certificate, time.time())
+    signatures = RunSignatures(identity=Identity.generate(), network_id="tests", run=load_run(run).run_id)
+    proof = signatures.check_certificate(checkpoint.certificate, time.time())
     assert proof.outcome.state_digest == checkpoint.state.manifest().digest()
     again = start_node(*JOIN, "--peers", seed.addr, "--run", run, home="a", is_forked=True)
     resumed = int(str(again.wait_for("training", timeout_s=100)["outer_step"]))

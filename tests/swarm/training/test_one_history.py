@@ -38,14 +38,13 @@ from swarm.training.round.round_events import (
     Reported,
     Sighted,
     Sign,
-    SignedGroup,
     Tick,
     Voted,
 )
 from swarm.training.round.round_state import RoundState, Terms, own_report
-from swarm.training.round.vote import quorum
+from swarm.training.run.vote import quorum
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Group, Outcome, ReadyReply, Vote
+from swarm_protocol.training_messages import Group, Outcome, ReadyReply, SignedGroup, Vote
 
 STRANGERS = tuple(Identity(bytes([40 + number]) * 32).peer_id for number in range(2))
 NUM_EVENTS = 400

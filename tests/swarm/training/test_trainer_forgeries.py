@@ -11,10 +11,10 @@ from support.training_swarm import Member, Swarm, assert_equal_steps, certified,
 from swarm.network.interface import Stream
 from swarm.network.memory.memory_network import MemoryNetwork
 from swarm.testing import virtual_time
+from swarm.training.member.round_calls import overtaken
 from swarm.training.member.trainer_events import OuterStep, RoundAborted
-from swarm.training.round.certificate import Notary
-from swarm.training.round.methods import Methods
-from swarm.training.round.round_context import overtaken
+from swarm.training.run.methods import Methods
+from swarm.training.state.certificate import RunSignatures
 from swarm_protocol.errors import IntegrityError, PeerViolation, RoundError
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, Ready, Vote
@@ -27,8 +27,8 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, logger="swarm")
 
 
-async def swarm_at_work(swarm: Swarm) -> tuple[Member, Notary, MemoryNetwork]:
-    """A member in its second step, and a stranger with a network and a notary of its own."""
+async def swarm_at_work(swarm: Swarm) -> tuple[Member, RunSignatures, MemoryNetwork]:
+    """A member in its second step, and a stranger with a network and a signatures of its own."""
     for index in range(2):
         await swarm.join(f"m{index}")
     member = swarm.members["m0"]
@@ -36,7 +36,7 @@ async def swarm_at_work(swarm: Swarm) -> tuple[Member, Notary, MemoryNetwork]:
         await asyncio.sleep(0.01)
     identity = Identity(b"e" * 32)
     network = swarm.internet.network(identity)
-    return member, Notary(identity=identity, network_id="test", run=swarm.run.run_id), network
+    return member, RunSignatures(identity=identity, network_id="test", run=swarm.run.run_id), network
 
 
 def _slow(function: object) -> float:
@@ -49,7 +49,7 @@ def test_forged_groups_and_votes_are_refused_and_change_nothing() -> None:
             member, stranger, network = await swarm_at_work(swarm)
             now = network.now()
             names = Methods(swarm.run.run_id)
-            genuine = member.trainer._notary.check_certificate(member.trainer.certificate, now)
+            genuine = member.trainer._signatures.check_certificate(member.trainer.certificate, now)
             group = replace(genuine.origin, step=2)
             outcome = Outcome(origin_digest=bytes(32), part_digests=(), state_digest=bytes(32))
             vote = Vote(run=swarm.run.run_id, step=2, attempt=0, group_digest=bytes(32), outcome=outcome)
@@ -61,7 +61,7 @@ def test_forged_groups_and_votes_are_refused_and_change_nothing() -> None:
             with pytest.raises((IntegrityError, PeerViolation)):
                 await network.call(member.peer_id, names.vote, broken[:-1] + bytes([broken[-1] ^ 1]), timeout_s=1.0)
             # somebody else's vote
-            other = Notary(identity=Identity(b"o" * 32), network_id="test", run=swarm.run.run_id)
+            other = RunSignatures(identity=Identity(b"o" * 32), network_id="test", run=swarm.run.run_id)
             with pytest.raises(PeerViolation, match="from its voter"):
                 await network.call(member.peer_id, names.vote, other.sign_vote(vote, now), timeout_s=1.0)
             # its own vote is well formed, and counts for nothing
@@ -83,7 +83,7 @@ def test_certificate_that_the_runs_own_terms_rule_out_overtakes_nobody(num_signe
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
             member, stranger, network = await swarm_at_work(swarm)
             now, run = network.now(), swarm.run.run_id
-            signers = [stranger, Notary(identity=Identity(b"o" * 32), network_id="test", run=run)][:num_signers]
+            signers = [stranger, RunSignatures(identity=Identity(b"o" * 32), network_id="test", run=run)][:num_signers]
             peers = sorted(each.identity.peer_id for each in signers)
             group = Group(
                 run=run,
@@ -103,7 +103,7 @@ def test_certificate_that_the_runs_own_terms_rule_out_overtakes_nobody(num_signe
             votes = tuple(each.sign_vote(vote, now) for each in signers)
             forged = Certificate(group=signed.data, votes=votes).to_bytes()
             with pytest.raises(PeerViolation, match="does not allow"):
-                member.trainer._notary.check_certificate(forged, now)
+                member.trainer._signatures.check_certificate(forged, now)
             await swarm.finish("m0", "m1")
             await network.close()
 
@@ -116,7 +116,7 @@ def test_certificate_of_strangers_who_are_enough_for_a_group_overtakes_nobody() 
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
             member, stranger, network = await swarm_at_work(swarm)
-            notaries = [stranger, Notary(identity=Identity(b"o" * 32), network_id="test", run=swarm.run.run_id)]
+            notaries = [stranger, RunSignatures(identity=Identity(b"o" * 32), network_id="test", run=swarm.run.run_id)]
             forged = [certified(notaries, step, network.now()) for step in range(2, NUM_STEPS + 1)]
 
             async def show(_peer: str, stream: Stream) -> None:
@@ -127,7 +127,7 @@ def test_certificate_of_strangers_who_are_enough_for_a_group_overtakes_nobody() 
             await network.serve_stream(Methods(swarm.run.run_id).history, show)
             assert member.trainer._service is not None
             context = member.trainer._service._context
-            proof = context.notary.check_certificate(forged[-1], network.now())
+            proof = context.signatures.check_certificate(forged[-1], network.now())
             assert proof.rank > context.replica.rank, "it is a certificate, and further"
             assert await overtaken(context, network.peer_id, forged[-1]) is None
             assert_equal_steps(await swarm.finish("m0", "m1"), NUM_STEPS)
@@ -150,11 +150,11 @@ def test_parts_for_another_round_are_refused() -> None:
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
             member, _, network = await swarm_at_work(swarm)
             fellow = swarm.members["m1"]
-            notary, now = fellow.trainer._notary, network.now()
-            proof = notary.check_certificate(member.trainer.certificate, now)
+            signatures, now = fellow.trainer._signatures, network.now()
+            proof = signatures.check_certificate(member.trainer.certificate, now)
             names = Methods(swarm.run.run_id)
             for group in (proof.origin, replace(proof.origin, step=9)):
-                data = notary.sign_group(group, now).data
+                data = signatures.sign_group(group, now).data
                 with pytest.raises(RoundError, match="not at step"):
                     await exchange(fellow.network, member.peer_id, names.reduce, data)
             members = await swarm.finish("m0", "m1")

@@ -17,17 +17,17 @@ from support.training_swarm import NUM_VALUES, Member, SpoiledCodec, Swarm, Synt
 from swarm.network.memory.memory_network import MemoryNetwork
 from swarm.testing import virtual_time
 from swarm.training.inner.inner_loop import IntervalResult
+from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
 from swarm.training.member.trainer_events import Admitted, IntervalDone, OuterStep, RoundAborted
-from swarm.training.round.certificate import Notary
-from swarm.training.round.methods import Methods
-from swarm.training.round.round_context import RoundContext
-from swarm.training.round.round_driver import RoundDriver
-from swarm.training.round.round_events import Event, Grouped, SignedGroup
+from swarm.training.round.round_events import Event, Grouped
+from swarm.training.run.methods import Methods
+from swarm.training.state.certificate import RunSignatures
+from swarm.training.state.following import RunContext
 from swarm_compression import get_codec
 from swarm_protocol.errors import ConfigError, RoundError, SwarmError
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Abort, Group, Outcome, Ready, StandingRequest, Vote
+from swarm_protocol.training_messages import Abort, Group, Outcome, Ready, SignedGroup, StandingRequest, Vote
 
 NUM_STEPS = 3
 
@@ -81,7 +81,7 @@ def in_codec(name: str, data: bytes) -> bytes:
 )
 def test_sender_of_bad_slices_and_results_is_named_and_left_out(spoil: Callable[[bytes], bytes]) -> None:
     class Liar(RunMember):
-        async def _open_context(self) -> RoundContext:
+        async def _open_context(self) -> RunContext:
             return replace(await super()._open_context(), codec=SpoiledCodec(spoil))
 
     async def main() -> None:
@@ -99,7 +99,7 @@ def test_member_that_refuses_its_part_in_every_reduction_costs_three_attempts_a_
     another's, so that either may be left out of the next attempts, or none."""
 
     class Spoiler(RunMember):
-        async def _open_context(self) -> RoundContext:
+        async def _open_context(self) -> RunContext:
             context = await super()._open_context()
             assert self._service is not None
             assert isinstance(context.network, MemoryNetwork)
@@ -129,14 +129,14 @@ class Quitter(RunMember):
     the others. `left` are the groups that it has left."""
 
     accuses = False
-    context: RoundContext
+    context: RunContext
     left: set[bytes]
 
-    async def _open_context(self) -> RoundContext:
+    async def _open_context(self) -> RunContext:
         self.context, self.left = await super()._open_context(), set()
         return self.context
 
-    async def _take_step(self, context: RoundContext, background: asyncio.TaskGroup) -> None:
+    async def _take_step(self, context: RunContext, background: asyncio.TaskGroup) -> None:
         assert self._service is not None
         set_driver = self._service.set_driver
 
@@ -253,17 +253,17 @@ def test_claim_of_a_huge_weight_gets_no_weight() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TwoFacedNotary(Notary):
+class TwoFacedNotary(RunSignatures):
     """Signs a second group for the same attempt and hands it to a victim, on a stream of its own."""
 
     network: MemoryNetwork
     second: list[SignedGroup]
 
     def sign_group(self, group: Group, now: float) -> SignedGroup:
-        other = Notary.sign_group(self, replace(group, vote_s=group.vote_s / 2), now)
+        other = RunSignatures.sign_group(self, replace(group, vote_s=group.vote_s / 2), now)
         self.second.append(other)
         asyncio.get_running_loop().create_task(self._show(other), name="second face")
-        return Notary.sign_group(self, group, now)
+        return RunSignatures.sign_group(self, group, now)
 
     async def _show(self, signed: SignedGroup) -> None:
         victim = next(peer for peer in signed.group.peer_ids if peer != self.identity.peer_id)
@@ -280,18 +280,18 @@ def test_coordinator_that_signs_two_groups_is_named_by_who_sees_both() -> None:
     class TwoFaced(RunMember):
         second: list[SignedGroup]
 
-        async def _open_context(self) -> RoundContext:
+        async def _open_context(self) -> RunContext:
             context = await super()._open_context()
             self.second = []
             assert isinstance(context.network, MemoryNetwork)
-            notary = TwoFacedNotary(
-                identity=context.notary.identity,
+            signatures = TwoFacedNotary(
+                identity=context.signatures.identity,
                 network_id="test",
                 run=context.run,
                 network=context.network,
                 second=self.second,
             )
-            return replace(context, notary=notary)
+            return replace(context, signatures=signatures)
 
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=12)) as swarm:
@@ -313,7 +313,7 @@ def test_made_up_vote_for_an_outcome_without_parts_delays_but_decides_nothing() 
     """Its next group resumes the outcome, finds no parts, and leaves out who claims to have voted for it."""
 
     class Liar(RunMember):
-        async def _open_context(self) -> RoundContext:
+        async def _open_context(self) -> RunContext:
             context = await super()._open_context()
             return replace(context, network=LyingNetwork(context))  # type: ignore[arg-type]
 
@@ -331,7 +331,7 @@ def test_member_that_votes_for_two_outcomes_makes_nobody_commit_another_state() 
     """Others hear its false vote first. `test_state_machine` shows that it is accused if both are heard in time."""
 
     class Equivocator(RunMember):
-        async def _open_context(self) -> RoundContext:
+        async def _open_context(self) -> RunContext:
             context = await super()._open_context()
             return replace(context, network=TwoVotesNetwork(context, sent))  # type: ignore[arg-type]
 
@@ -349,7 +349,7 @@ def test_member_that_votes_for_two_outcomes_makes_nobody_commit_another_state() 
 class TwoVotesNetwork:
     """Sends a second vote, for another outcome, before each of its owner's."""
 
-    def __init__(self, context: RoundContext, sent: list[str]) -> None:
+    def __init__(self, context: RunContext, sent: list[str]) -> None:
         self._real = context.network
         self._context = context
         self._sent = sent
@@ -359,9 +359,9 @@ class TwoVotesNetwork:
 
     async def call(self, peer_id: str, method: str, request: bytes, **bounds: float) -> bytes:
         if method == self._context.methods.vote:
-            _, vote = self._context.notary.read_vote(request, self._real.now())
+            _, vote = self._context.signatures.read_vote(request, self._real.now())
             other: Vote = replace(vote, outcome=replace(vote.outcome, state_digest=bytes(32)))
-            data = self._context.notary.sign_vote(other, self._real.now())
+            data = self._context.signatures.sign_vote(other, self._real.now())
             await self._real.call(peer_id, method, data, timeout_s=1.0)
             self._sent.append(peer_id)
         return await self._real.call(peer_id, method, request, **bounds)
@@ -370,7 +370,7 @@ class TwoVotesNetwork:
 class LyingNetwork:
     """Adds a made-up ballot to each report of its owner."""
 
-    def __init__(self, context: RoundContext) -> None:
+    def __init__(self, context: RunContext) -> None:
         self._real = context.network
         self._context = context
 
@@ -382,7 +382,7 @@ class LyingNetwork:
             ready = Ready.from_bytes(request)
             honest = self._context.replica.proof.origin
             group = replace(honest, step=ready.step, attempt=ready.attempt, state_digest=ready.state_digest)
-            signed = self._context.notary.sign_group(group, self._real.now())
+            signed = self._context.signatures.sign_group(group, self._real.now())
             voted = Outcome(
                 origin_digest=signed.digest,
                 part_digests=(bytes(32),) * len(group.part_values),

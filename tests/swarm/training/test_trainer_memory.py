@@ -14,9 +14,9 @@ from swarm.training.data.corpus import Corpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import TrainingSetup
 from swarm.training.inner.one_device import OneDevice, next_token_loss
+from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
-from swarm.training.state.layout import Layout
 from swarm.training.state.replica_state import ReplicaState
 from torch import Tensor, nn
 

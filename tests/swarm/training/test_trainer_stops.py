@@ -14,8 +14,8 @@ from swarm.testing import virtual_time
 from swarm.testing.faults import Fault, FaultScript
 from swarm.training.allreduce.parts import FRAME_VALUES
 from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, SLOWEST_BYTES_PER_S
+from swarm.training.member.round_calls import POLL_S
 from swarm.training.member.trainer_events import OuterStep, RoundAborted
-from swarm.training.round.round_context import POLL_S
 from swarm.training.run.run_config import RunConfig
 
 STOPPED_S = 18.0

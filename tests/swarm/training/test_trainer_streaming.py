@@ -25,9 +25,9 @@ from swarm.training.member.trainer_events import (
     StateFetched,
     Validated,
 )
+from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import OuterConfig, RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
-from swarm.training.state.layout import Layout
 
 STEP_S = 0.1
 """Virtual seconds of an inner step."""

@@ -24,14 +24,13 @@ from swarm_protocol.errors import (
     RoundError,
     SwarmError,
 )
-from swarm_protocol.training_messages import ReduceOpening
+from swarm_protocol.training_messages import ReduceOpening, SignedGroup
 from torch import Tensor
 
 from swarm.network.framing import WINDOW_BYTES
 from swarm.network.interface import EndOfStream, FaultHook, Stream
 from swarm.training.allreduce.parts import PartResult, ReductionScheme, check_frame, num_values
 from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, PeerConnections
-from swarm.training.round.round_events import SignedGroup
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ from swarm_protocol.training_messages import MAX_BYTES_PER_S
 
 from swarm.network.interface import Network, Stream
 from swarm.training.allreduce.parts import MIN_AHEAD_FRAMES
-from swarm.training.round.methods import Methods
+from swarm.training.run.methods import Methods
 
 NEWEST = 0.5
 """The weight of the newest measurement in the average."""

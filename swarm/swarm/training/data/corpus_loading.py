@@ -27,19 +27,11 @@ from swarm.training.data.corpus import VALIDATION_SHARE, Corpus, num_windows, wi
 from swarm.training.data.document_files import FileSource
 from swarm.training.data.hub import HubSource
 from swarm.training.data.local_data import DEFAULT_DATA, LocalData
-from swarm.training.data.source import (
-    BYTE_VOCABULARY,
-    END_OF_TEXT,
-    DocumentSource,
-    PythonSource,
-    digest_of,
-    read_python,
-    standard_library,
-)
+from swarm.training.data.source import DocumentSource, PythonSource, digest_of, read_python, standard_library
 from swarm.training.data.token_file import TokenFile, read_header
 from swarm.training.data.tokenizer import TokenizerFiles, check_vocabulary
 from swarm.training.data.tokenizing import Job, tokenize
-from swarm.training.run.run_config import DataConfig
+from swarm.training.run.run_config import BYTE_VOCABULARY, END_OF_TEXT, DataConfig
 
 logger = logging.getLogger(__name__)
 

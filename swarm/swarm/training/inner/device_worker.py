@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from swarm.training.inner.one_device import LocalOptions, OneDevice
+from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import InnerConfig
-from swarm.training.state.layout import Layout
 
 COLLECTIVE_S = 600.0
 """The longest that workers wait for each other."""

@@ -34,10 +34,9 @@ from swarm.training.data.corpus_loading import load_corpus
 from swarm.training.data.local_data import DEFAULT_DATA, LocalData
 from swarm.training.inner.inner_loop import InnerLoop, IntervalResult
 from swarm.training.inner.one_device import ONE_CPU, LocalOptions
-from swarm.training.member.trainer_events import Validated
+from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
-from swarm.training.state.layout import Layout
 from swarm.training.state.replica_state import ReplicaState
 
 logger = logging.getLogger(__name__)
@@ -232,10 +231,10 @@ def _diverged(how: str) -> RoundError:
 
 
 class Validator:
-    """Measures committed states. `newest` is the last finite measurement. `on_done` is called after each measurement,
-    in the event loop."""
+    """Measures committed states. `newest` is the last finite measurement. `on_done` is called with the outer step and
+    the loss after each measurement, in the event loop."""
 
-    def __init__(self, config: RunConfig, intervals: Intervals, on_done: Callable[[Validated], None]) -> None:
+    def __init__(self, config: RunConfig, intervals: Intervals, on_done: Callable[[int, float], None]) -> None:
         self.newest: ValidationReport | None = None
         self._config = config
         self._intervals = intervals
@@ -261,4 +260,4 @@ class Validator:
     def _done(self, step: int, loss: float) -> None:
         if abs(loss) <= limits.MAX_LOSS:
             self.newest = ValidationReport(outer_step=step, loss=loss)
-        self._on_done(Validated(step=step, loss=loss))
+        self._on_done(step, loss)

@@ -26,8 +26,8 @@ from torch.utils.checkpoint import checkpoint
 
 from swarm.heap import give_back
 from swarm.training.inner.optimizers import InnerOptimizer
+from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import InnerConfig
-from swarm.training.state.layout import Layout
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ import torch
 from swarm_protocol.errors import IntegrityError
 from torch import Tensor, nn
 
+from swarm.training.run.layout import layer_of
 from swarm.training.run.run_config import InnerConfig
-from swarm.training.state.layout import layer_of
 
 NO_MOMENTS: Mapping[str, Tensor] = {"num_steps": torch.tensor([0])}
 """The state of an optimizer that has taken no step."""

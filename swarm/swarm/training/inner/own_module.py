@@ -22,9 +22,9 @@ from torch.utils.data import default_collate
 
 from swarm.training.data.corpus import windows_of
 from swarm.training.inner.inner_loop import IntervalResult
+from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import check_weights, is_module_run
-from swarm.training.state.layout import Layout
 
 OptimizerFactory: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 LossOf: TypeAlias = Callable[[nn.Module, Any], Tensor]

@@ -27,9 +27,9 @@ from torch import Tensor
 
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.inner.interval import Interval, Intervals
-from swarm.training.inner.lease import sample_ids
 from swarm.training.member.trainer_events import IntervalDone, IntervalFailed, TrainingEvent
-from swarm.training.round.round_context import RoundContext
+from swarm.training.state.following import RunContext
+from swarm.training.state.lease import sample_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,7 +48,7 @@ class IntervalLoop:
 
     def __init__(
         self,
-        context: RoundContext,
+        context: RunContext,
         intervals: Intervals,
         *,
         tasks: asyncio.TaskGroup,

@@ -11,18 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from swarm_protocol.errors import PeerTimeout, PeerViolation, SwarmError
-from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
-from swarm_protocol.training_messages import Certificate, Standing, StandingRequest
+from swarm_protocol.training_messages import Certificate, StandingRequest
 
-from swarm.network.interface import EndOfStream, Network
+from swarm.network.interface import Network
 from swarm.network.membership import Membership
-from swarm.training.round.certificate import MAX_HISTORY_BYTES, MAX_LINKS, Notary, Proof, most_supported, whom_to_ask
-from swarm.training.round.methods import Methods
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.certificate import MAX_LINKS, Proof, most_supported, whom_to_ask
+from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S, ProofReader
 
-CALL_TIMEOUT_S = 5.0
-HISTORY_TIMEOUT_S = 60.0
 MAX_ASKED = 8
 """Peers asked at each look after the first. Strangers that claim later steps displace no members of the last state."""
 
@@ -42,12 +39,9 @@ class Observer:
     """Observes one `run`. `look` returns what is new."""
 
     def __init__(self, network: Network, membership: Membership, run: SignedRun) -> None:
-        self._network = network
         self._membership = membership
-        self._methods = Methods(run.run_id)
-        self._run_id = run.run_id
+        self._reader = ProofReader.of_outsider(network, run)
         self._succession = run.config.succession
-        self._notary = Notary.of_run(run, Identity.generate(), network.network_id)
         self._last: Proof | None = None
         self._rosters: list[tuple[str, ...]] = []
 
@@ -63,20 +57,21 @@ class Observer:
 
     async def members(self) -> Mapping[str, TrainerRecord]:
         """Return the records of the peers that train the run now, by peer id. Raises PeerTimeout."""
-        records = await self._membership.trainers(self._run_id)
-        return {peer: each for peer, each in records.items() if each.state != "leaving" and self._notary.admits(peer)}
+        records, admits = await self._membership.trainers(self._reader.run), self._reader.signatures.admits
+        return {peer: each for peer, each in records.items() if each.state != "leaving" and admits(peer)}
 
     async def look(self, members: Mapping[str, TrainerRecord]) -> list[CommittedStep]:
         """Return the steps since the last look that `members` still have proofs of, in order.
 
         The first look returns only the last step before it. Raises SwarmError if nobody answers as members do.
         """
-        claims = {peer: each.outer_step for peer, each in members.items() if each.digest and self._notary.admits(peer)}
+        admits = self._reader.signatures.admits
+        claims = {peer: each.outer_step for peer, each in members.items() if each.digest and admits(peer)}
         if self._last is None or (self._last.outer_step == 0 and self._last.order is None):
-            return await self._first_look(whom_to_ask(claims, (), self._network.peer_id))
+            return await self._first_look(whom_to_ask(claims, (), self._reader.network.peer_id))
         failure: SwarmError | None = None
         has_answer = False
-        for peer in whom_to_ask(claims, self._last.roster, self._network.peer_id)[:MAX_ASKED]:
+        for peer in whom_to_ask(claims, self._last.roster, self._reader.network.peer_id)[:MAX_ASKED]:
             try:
                 links = await self._links(peer)
             except SwarmError as error:
@@ -101,7 +96,7 @@ class Observer:
 
         async def ask(peer: str) -> None:
             try:
-                if (newest := await self._newest(peer)) is not None:
+                if (newest := await self._reader.newest(peer, self._request())) is not None:
                     shown[peer] = newest
             except SwarmError as error:
                 failures.append(error)
@@ -127,44 +122,22 @@ class Observer:
     async def _links(self, peer: str) -> list[Proof]:
         """Return the links from the last seen state to the state of `peer`. Raises SwarmError."""
         assert self._last is not None
-        start, newest = self._last, await self._newest(peer)
+        start, request = self._last, self._request()
+        newest = await self._reader.newest(peer, request)
         if newest is None or newest.rank <= start.rank:
             return []
-        request = self._request()
         if newest.order is not None and newest.sequence > start.sequence:
-            start = await self._checked(Certificate(order=newest.origin.order).to_bytes())
+            start = await self._reader.check(Certificate(order=newest.origin.order).to_bytes())
             request = replace(request, step=start.outer_step + 1)
         try:
             async with asyncio.timeout(HISTORY_TIMEOUT_S):
-                links = [*await self._history(peer, request), newest]
+                links = [link async for link in self._reader.history(peer, request)]
         except TimeoutError:
             raise PeerTimeout("its history does not come", peer_id=peer) from None
-        return self._following(start, links, peer)
+        return self._following(start, [*links, newest], peer)
 
     def _request(self) -> StandingRequest:
-        return StandingRequest(run=self._run_id, step=self.outer_step + 1, watches=True)
-
-    async def _newest(self, peer: str) -> Proof | None:
-        """Return the proof of `peer`'s state. Raises SwarmError."""
-        request = self._request().to_bytes()
-        data = await self._network.call(peer, self._methods.standing, request, timeout_s=CALL_TIMEOUT_S)
-        certificate = Standing.from_bytes(data).certificate
-        return await self._checked(certificate) if certificate else None
-
-    async def _history(self, peer: str, request: StandingRequest) -> list[Proof]:
-        links, num_bytes = list[Proof](), 0
-        async with self._network.stream(peer, self._methods.history, timeout_s=CALL_TIMEOUT_S) as stream:
-            await stream.send(request.to_bytes())
-            await stream.finish()
-            while True:
-                try:
-                    data = await stream.receive()
-                except EndOfStream:
-                    return links
-                num_bytes += len(data)
-                if num_bytes > MAX_HISTORY_BYTES or len(links) > MAX_LINKS:
-                    raise PeerViolation("its history is longer than any", peer_id=peer)
-                links.append(await self._checked(data))
+        return StandingRequest(run=self._reader.run, step=self.outer_step + 1, watches=True)
 
     def _following(self, start: Proof, links: list[Proof], peer: str) -> list[Proof]:
         """Return those of `links` that follow from `start`, one from the other. `start` is the state seen last, or a
@@ -184,9 +157,6 @@ class Observer:
         if rank < max(link.rank for link in links):
             raise PeerViolation("its state does not follow from the one seen before", peer_id=peer)
         return chain
-
-    async def _checked(self, certificate: bytes) -> Proof:
-        return await asyncio.to_thread(self._notary.check_certificate, certificate, self._network.now())
 
 
 def _step(proof: Proof) -> CommittedStep:

@@ -10,7 +10,7 @@ from swarm_protocol.records import Refusal, RoundReport, TrainerRecord, TrainerS
 
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.member.trainer_events import Admitted, OuterStep, RunResumed
-from swarm.training.round.certificate import Proof
+from swarm.training.state.certificate import Proof
 from swarm.training.state.replica import Replica
 
 Measured: TypeAlias = Literal["interval", "group", "reduce", "commit", "apply"]

@@ -27,6 +27,9 @@ from swarm.training.allreduce.parts import Residuals
 from swarm.training.inner.interval import Intervals, TrainingSetup, Validator
 from swarm.training.member.interval_loop import IntervalLoop
 from swarm.training.member.progress_reports import committed, trainer_record
+from swarm.training.member.round_calls import recall_promise, settle, terms_of
+from swarm.training.member.round_driver import RoundDriver
+from swarm.training.member.round_service import RoundService
 from swarm.training.member.trainer_events import (
     ContributionLate,
     RoundAborted,
@@ -36,20 +39,18 @@ from swarm.training.member.trainer_events import (
     Waiting,
 )
 from swarm.training.round import state_machine
-from swarm.training.round.certificate import Notary, Proof, whom_to_ask
-from swarm.training.round.methods import Methods
 from swarm.training.round.promise import Promise, PromiseStore
-from swarm.training.round.round_context import RoundContext, recall_promise, settle, terms_of
-from swarm.training.round.round_driver import RoundDriver
 from swarm.training.round.round_events import GiveUp, Proven
-from swarm.training.round.round_service import RoundService
 from swarm.training.round.round_state import rest_after
+from swarm.training.run.methods import Methods
 from swarm.training.run.run_copy import serve_run
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.certificate import Proof, RunSignatures, whom_to_ask
+from swarm.training.state.following import RunContext, claims_of, furthest, trainers
 from swarm.training.state.replica import HashedState, Replica
 from swarm.training.state.replica_state import ReplicaState
 from swarm.training.state.state_download import NO_STORE, ChunkStore
-from swarm.training.state.state_sync import SyncResult, claims_of, furthest, reach, trainers
+from swarm.training.state.state_sync import SyncResult, reach
 from swarm.training.state.state_transfer import Fetcher
 
 T = TypeVar("T")
@@ -104,7 +105,7 @@ class RunMember:
     ) -> None:
         self._network = network
         self._membership = membership
-        self._notary = Notary.of_run(run, identity, network.network_id)
+        self._signatures = RunSignatures.of_run(run, identity, network.network_id)
         self._run = run
         self._on_event = on_event
         theta_N = options.setup.take_weights()  # also where a state replaces them
@@ -231,18 +232,18 @@ class RunMember:
 
     # --- joining -----------------------------------------------------------------------------------------------------
 
-    async def _open_context(self) -> RoundContext:
+    async def _open_context(self) -> RunContext:
         """Make the replica and what rounds need of this member, and answer peers from now on."""
         config, options = self._run.config, self._options
         start, self._start = self._start, None
         assert start is not None
         held = await asyncio.get_running_loop().run_in_executor(self._executor, HashedState.of, start)
-        proof = self._notary.proof_of(held.digest, options.certificate, self._network.now())
+        proof = self._signatures.proof_of(held.digest, options.certificate, self._network.now())
         self._replica = Replica(config, held, proof, options.setup.bounds)
         methods, codec = Methods(self._run.run_id), get_codec(config.codec)
-        context = RoundContext(
+        context = RunContext(
             network=self._network,
-            notary=self._notary,
+            signatures=self._signatures,
             methods=methods,
             replica=self._replica,
             codec=codec,
@@ -250,15 +251,14 @@ class RunMember:
             executor=self._executor,
             faults=self._faults,
             residuals=Residuals(codec) if config.error_feedback else None,
-            promises=options.promises,
         )
-        self._promise = await recall_promise(context)
+        self._promise = await recall_promise(context, options.promises)
         self._service = RoundService(context)
         await self._service.open()
         await serve_run(self._network, self._run)
         return context
 
-    async def _join(self, context: RoundContext) -> None:
+    async def _join(self, context: RunContext) -> None:
         """Get to where the run is. The run's checkpoint is loaded only where that is the run's start."""
         records = await trainers(self._membership, self._run.run_id)
         proof = await furthest(context, claims_of(context, records))
@@ -273,7 +273,7 @@ class RunMember:
         self._announce("training")
 
     async def _reach(
-        self, context: RoundContext, proof: Proof, records: Mapping[str, TrainerRecord]
+        self, context: RunContext, proof: Proof, records: Mapping[str, TrainerRecord]
     ) -> SyncResult | None:
         """Adopt the state that `proof` certifies, or a later one. Return None if nobody has either any more."""
         started = asyncio.get_running_loop().time()
@@ -299,7 +299,7 @@ class RunMember:
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
-    async def _take_step(self, context: RoundContext, background: asyncio.TaskGroup) -> None:
+    async def _take_step(self, context: RunContext, background: asyncio.TaskGroup) -> None:
         """Go from one committed state to the next one, while the intervals run."""
         intervals = self._interval_loop
         assert intervals is not None
@@ -314,6 +314,7 @@ class RunMember:
                 began_at=started,
             ),
             intervals,
+            promises=self._options.promises,
             background=background,
             on_abort=self._on_abort,
             # after an idle round, another one like it is all that is to be expected
@@ -339,7 +340,7 @@ class RunMember:
         elif context.replica.digest != before:
             intervals.adopted(fetched=True)  # it has come part of the way
 
-    async def _drive(self, driver: RoundDriver, context: RoundContext) -> bytes:
+    async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
         """Run `driver`, answer peers by it, and watch the membership. Return the certificate that ends the step."""
         assert self._service is not None
         if driver.abstains:
@@ -384,7 +385,7 @@ class RunMember:
         left = any(member.peer_id == me and member.leaving for member in proof.origin.members) if proof else False
         return left or me not in self._replica.roster
 
-    async def _watch(self, driver: RoundDriver, context: RoundContext) -> None:
+    async def _watch(self, driver: RoundDriver, context: RunContext) -> None:
         """Ask other members of the run where they are: first those that seem to be further."""
         while True:
             records = await trainers(self._membership, self._run.run_id)
@@ -411,8 +412,8 @@ class RunMember:
         logger.warning("outer step %d was formed without this member's contribution: %s", event.step, when)
         self._on_event(event)
 
-    def _on_validated(self, event: Validated) -> None:
-        self._on_event(event)
+    def _on_validated(self, step: int, loss: float) -> None:
+        self._on_event(Validated(step=step, loss=loss))
         if self._interval_loop is not None:
             self._announce("training")
 

@@ -16,10 +16,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from swarm_protocol.training_messages import Contribution, Group, Ready, ReadyReply
+from swarm_protocol.training_messages import Contribution, Group, Ready, ReadyReply, SignedGroup
 
 from swarm.training.allreduce.parts import part_sizes
-from swarm.training.round.round_events import Ask, GiveUp, Query, Reply, Sign, SignedGroup
+from swarm.training.round.round_events import Ask, GiveUp, Query, Reply, Sign
 from swarm.training.round.round_state import (
     MAX_BELIEVED_ATTEMPT,
     MAX_HEARD,

@@ -17,25 +17,9 @@ from swarm_protocol.training_messages import (
     Outcome,
     Ready,
     ReadyReply,
-    ResumeOrder,
+    SignedGroup,
     Vote,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignedGroup:
-    """A group as its coordinator signed it. `data` is the envelope, `digest` the sha256 of `data`.
-
-    `origin` is the group of the outcome that this one resumes, if it resumes one. `order` is the resume order of the
-    run's author that it names.
-    """
-
-    group: Group
-    signer: str
-    data: bytes
-    digest: bytes
-    origin: SignedGroup | None = None
-    order: ResumeOrder | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from swarm_protocol import limits
-from swarm_protocol.training_messages import Contribution, Outcome, Ready, ReadyReply
+from swarm_protocol.training_messages import Contribution, Outcome, Ready, ReadyReply, SignedGroup
 
-from swarm.training.round.round_events import Action, GiveUp, Reply, SignedGroup, Voted
-from swarm.training.round.vote import Succession
+from swarm.training.round.round_events import Action, GiveUp, Reply, Voted
+from swarm.training.run.vote import Succession
 
 Phase: TypeAlias = Literal["forming", "signing", "left_out", "reducing", "voting", "resting", "done"]
 

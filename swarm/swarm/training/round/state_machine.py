@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from swarm_protocol.training_messages import Abort, Certificate, Outcome, Vote
+from swarm_protocol.training_messages import Abort, Certificate, Outcome, SignedGroup, Vote
 
 from swarm.training.round.group_formation import (
     absent_members,
@@ -58,7 +58,6 @@ from swarm.training.round.round_events import (
     ReduceFailed,
     Reported,
     Sighted,
-    SignedGroup,
     Tick,
     Voted,
     Withdrew,
@@ -82,7 +81,7 @@ from swarm.training.round.round_state import (
     suspect,
     with_leader,
 )
-from swarm.training.round.vote import disagreement, tally
+from swarm.training.run.vote import disagreement, tally
 
 
 def begin(

@@ -14,8 +14,6 @@ from typing import Any
 
 from swarm_protocol import limits
 
-from swarm.training.data.source import BYTE_VOCABULARY, END_OF_TEXT
-from swarm.training.round.vote import Succession
 from swarm.training.run.settings import (
     ImpossibleRun,
     ImpossibleValues,
@@ -36,10 +34,15 @@ from swarm.training.run.settings import (
     whole,
     with_floats,
 )
+from swarm.training.run.vote import Succession
 from swarm.trust.aggregators import Aggregator, aggregator_names, get_aggregator, parameter_names, parameters_of
 
 CODECS = ("fp32", "fp16", "bf16", "int8", "int4", "e3m0")
 """The codecs of `swarm_compression`, which cannot be imported here: it brings torch, and nodes without it read runs."""
+
+BYTE_VOCABULARY = 256
+END_OF_TEXT = 0
+"""The byte between two documents. It does not occur in text, so a byte-level model needs no additional token."""
 
 DEFAULT_AGGREGATOR = "centered_clip"
 """A member that lies moves it little, and it costs nothing where nobody does: `tests/bench/test_bench_lying_run.py`."""

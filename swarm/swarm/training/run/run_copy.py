@@ -11,7 +11,7 @@ from swarm_protocol.errors import ConfigError, IntegrityError, PeerRefused, Peer
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
-from swarm.training.round.methods import Methods
+from swarm.training.run.methods import Methods
 from swarm.training.run.signed_run import MAX_RUN_FILE_BYTES, SignedRun, read_run
 
 FETCH_TIMEOUT_S = 10.0

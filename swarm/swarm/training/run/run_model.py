@@ -32,12 +32,10 @@ from swarm_protocol.errors import ConfigError, IntegrityError
 from torch import Tensor, nn
 
 from swarm.building import BUILDING
-from swarm.training.data.corpus import stream
-from swarm.training.data.source import BYTE_VOCABULARY
-from swarm.training.run.run_config import RunConfig
+from swarm.training.run.layout import MAX_STATE_VALUES, Layout
+from swarm.training.run.run_config import BYTE_VOCABULARY, RunConfig
+from swarm.training.run.seeded import stream
 from swarm.training.run.settings import refuse_unknown_keys
-from swarm.training.state.layout import Layout
-from swarm.training.state.replica_state import MAX_STATE_VALUES
 
 MODULE_TYPE = "module"
 MAX_SAMPLES = 1 << 48

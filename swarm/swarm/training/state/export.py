@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,12 @@ from swarm_protocol.errors import ConfigError
 from torch import Tensor
 
 from swarm.network.interface import Network
-from swarm.training.data.source import BYTE_VOCABULARY
 from swarm.training.data.tokenizer import TokenizerFiles, tokenizer_files
-from swarm.training.round.methods import Methods
-from swarm.training.run.resume import RunSurvey
-from swarm.training.run.run_config import RunConfig
+from swarm.training.run.layout import Layout
+from swarm.training.run.methods import Methods
+from swarm.training.run.run_config import BYTE_VOCABULARY, RunConfig
 from swarm.training.run.run_model import build_model
 from swarm.training.run.signed_run import SignedRun
-from swarm.training.state.layout import Layout
 from swarm.training.state.replica import HashedState
 from swarm.training.state.replica_state import ReplicaState
 from swarm.training.state.state_transfer import Fetcher
@@ -32,16 +31,17 @@ from swarm.training.state.state_transfer import Fetcher
 MAX_SHARD_BYTES = 4 << 30
 
 
-async def fetch_state(network: Network, run: SignedRun, found: RunSurvey, num_values: int) -> ReplicaState:
-    """Fetch the surveyed state from its holders, checked against its certificate. It has `num_values` parameters.
+async def fetch_state(
+    network: Network, run: SignedRun, digest: bytes, holders: Sequence[str], num_values: int
+) -> ReplicaState:
+    """Fetch the state named `digest`, which has `num_values` parameters, from `holders`, checked against its name.
 
     Raises RoundError if they do not give it, for example because they have gone on.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="swarm-fetch") as executor:
         fetcher = Fetcher(network, Methods(run.run_id), executor)
         blank = HashedState.of(ReplicaState.initial(torch.zeros(num_values)))
-        digest = found.proof.outcome.state_digest
-        return (await fetcher.state(digest, found.holders, [blank])).held.state
+        return (await fetcher.state(digest, holders, [blank])).held.state
 
 
 def export_hf(

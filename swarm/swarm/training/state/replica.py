@@ -29,10 +29,10 @@ from swarm_protocol.training_messages import Group, Outcome, ResumeOrder, Standi
 from torch import Tensor
 
 from swarm.training.allreduce.parts import decoded_frames
-from swarm.training.inner.lease import Lease, admitted, committed, index_of, lease_of
-from swarm.training.round.certificate import CertificateHistory, Proof, Rank
+from swarm.training.run.layout import fragment_of
 from swarm.training.run.run_config import OuterConfig, RunConfig
-from swarm.training.state.layout import fragment_of
+from swarm.training.state.certificate import CertificateHistory, Proof, Rank
+from swarm.training.state.lease import Lease, admitted, committed, index_of, lease_of
 from swarm.training.state.replica_state import Manifest, ReplicaState, StateHasher
 
 _BLOCK_VALUES = 1 << 16  # the temporary fits a core's cache, whatever the size of the model

@@ -25,12 +25,11 @@ from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import check_peer_id
 from torch import Tensor
 
-from swarm.training.inner.lease import MAX_STRIPES, Cursor, LeaseStripe, first_stripes
+from swarm.training.run.layout import MAX_STATE_VALUES
+from swarm.training.state.lease import MAX_STRIPES, Cursor, LeaseStripe, first_stripes
 
 CHUNK_BYTES = 1 << 20
 """Small enough that a lying donor costs little, large enough that requests for chunks cost less than chunks."""
-MAX_STATE_VALUES = 1 << 34
-"""128 GiB of state, more than any volunteer has memory for."""
 MAX_HEAD_BYTES = 1 << 20
 """256 members take 14 KiB, here and up to twice that in each stripe. The rest is for holes, of which there are at most
 a few for each member."""

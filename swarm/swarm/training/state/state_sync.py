@@ -19,16 +19,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.records import TrainerRecord
-from swarm_protocol.training_messages import Group, Standing, StandingRequest
+from swarm_protocol.training_messages import Group, StandingRequest
 
-from swarm.network.interface import EndOfStream
 from swarm.network.membership import Membership
-from swarm.training.round.certificate import Proof, most_supported, whom_to_ask
-from swarm.training.round.round_context import CALL_TIMEOUT_S, RoundContext, follows
+from swarm.training.state.certificate import Proof
+from swarm.training.state.following import RunContext, claims_of, furthest, trainers
+from swarm.training.state.proof_reader import CALL_TIMEOUT_S
 from swarm.training.state.replica import NUM_PARTS, HashedState
 from swarm.training.state.state_transfer import FetchedState
 
@@ -55,55 +56,8 @@ class SyncResult:
     fetched: FetchedState | None = None
 
 
-async def trainers(membership: Membership, run: str) -> dict[str, TrainerRecord]:
-    """The records of the run's trainers. They are empty if the lookup fails; callers look up again later."""
-    try:
-        return await membership.trainers(run)
-    except SwarmError as error:
-        logger.warning("could not look up who trains %s: %s", run, error)
-        return {}
-
-
-def claims_of(context: RoundContext, records: Mapping[str, TrainerRecord]) -> dict[str, int]:
-    """The outer steps that other peers claim to have, of all peers that the run admits."""
-    others = {
-        peer: each for peer, each in records.items() if peer != context.network.peer_id and context.notary.admits(peer)
-    }
-    return {peer: each.outer_step for peer, each in others.items() if each.digest}
-
-
-async def furthest(context: RoundContext, claims: Mapping[str, int]) -> Proof | None:
-    """The proof of highest rank that any of these peers shows and that follows this member's state. None if none does.
-
-    Any proof follows a new replica's state: it takes what most voters show, its own group's included.
-    """
-    replica, me = context.replica, context.network.peer_id
-    peers = whom_to_ask(claims, () if replica.is_new else replica.roster, me)
-    async with asyncio.TaskGroup() as tasks:
-        asking = {peer: tasks.create_task(_proof_of(context, peer)) for peer in peers}
-    shown = {peer: proof for peer, task in asking.items() if (proof := task.result()) is not None}
-    if not replica.is_new:
-        return max(shown.values(), key=lambda proof: proof.rank, default=None)
-    return most_supported(shown | ({me: replica.proof} if replica.proof else {}))
-
-
-async def _proof_of(context: RoundContext, peer: str) -> Proof | None:
-    request = StandingRequest(run=context.run, step=1).to_bytes()
-    try:
-        data = await context.network.call(peer, context.methods.standing, request, timeout_s=CALL_TIMEOUT_S)
-        certificate = Standing.from_bytes(data).certificate
-        if not certificate:
-            return None
-        proof = await context.check(certificate)
-        is_open = proof.rank <= context.replica.rank or (context.replica.is_new and proof.order is None)
-        return proof if is_open or await follows(context, peer, proof) else None
-    except SwarmError as error:
-        logger.warning("%s did not say where it is: %s", peer[-6:], error)
-        return None
-
-
 async def reach(
-    context: RoundContext, membership: Membership, proof: Proof, records: Mapping[str, TrainerRecord]
+    context: RunContext, membership: Membership, proof: Proof, records: Mapping[str, TrainerRecord]
 ) -> SyncResult:
     """Get the state that `proof` certifies, or a later one. `records` name further peers that may have it.
 
@@ -121,7 +75,7 @@ async def reach(
     return await _obtain(context, proof, records)
 
 
-async def _obtain(context: RoundContext, proof: Proof, records: Mapping[str, TrainerRecord]) -> SyncResult:
+async def _obtain(context: RunContext, proof: Proof, records: Mapping[str, TrainerRecord]) -> SyncResult:
     if (held := await _mine(context, proof)) is not None:
         return SyncResult(proof=proof, held=held)
     others = [peer for peer, record in records.items() if record.digest == proof.outcome.state_digest]
@@ -138,7 +92,7 @@ async def _obtain(context: RoundContext, proof: Proof, records: Mapping[str, Tra
     return SyncResult(proof=proof, held=fetched.held, fetched=fetched)
 
 
-async def _mine(context: RoundContext, proof: Proof) -> HashedState | None:
+async def _mine(context: RunContext, proof: Proof) -> HashedState | None:
     """The state, if this member has it already, or what makes it."""
     replica = context.replica
     if proof.is_order:
@@ -147,7 +101,7 @@ async def _mine(context: RoundContext, proof: Proof) -> HashedState | None:
     return None if proposal is None else await replica.make(context.executor, proposal)
 
 
-async def _by_parts(context: RoundContext, proof: Proof, donors: list[str]) -> SyncResult | None:
+async def _by_parts(context: RunContext, proof: Proof, donors: list[str]) -> SyncResult | None:
     """Get the state from this member's own by the parts of reductions. None if they do not lead there.
 
     A resume order has no parts.
@@ -165,7 +119,7 @@ async def _by_parts(context: RoundContext, proof: Proof, donors: list[str]) -> S
     return None
 
 
-async def rebuild(context: RoundContext, proof: Proof, holders: Sequence[str]) -> tuple[HashedState, int]:
+async def rebuild(context: RunContext, proof: Proof, holders: Sequence[str]) -> tuple[HashedState, int]:
     """Apply the certified parts to this member's state, which they start from. Return the result and the parts' bytes.
 
     Raises SwarmError if the parts cannot be had, or lead to another state.
@@ -178,7 +132,7 @@ async def rebuild(context: RoundContext, proof: Proof, holders: Sequence[str]) -
     return await context.replica.make(context.executor, proposal), sum(map(len, parts))
 
 
-async def catch_up(context: RoundContext, proof: Proof, holders: Sequence[str]) -> FetchedState | None:
+async def catch_up(context: RunContext, proof: Proof, holders: Sequence[str]) -> FetchedState | None:
     """Get the state that `proof` certifies, and adopt all states before it. None if the parts do not lead there.
 
     The certificates in between need no trust of their own: each certifies exactly the state that the next one, and in
@@ -203,7 +157,7 @@ async def catch_up(context: RoundContext, proof: Proof, holders: Sequence[str]) 
     return None
 
 
-async def _chain(context: RoundContext, proof: Proof, peers: Sequence[str]) -> list[Proof]:
+async def _chain(context: RunContext, proof: Proof, peers: Sequence[str]) -> list[Proof]:
     """The certificates from this member's state to `proof`, which comes last. The first of `peers` that answers
     decides; the chain is empty if it has none, or one that is too long."""
     for peer in peers:
@@ -226,23 +180,20 @@ def _num_steps(chain: Sequence[Proof]) -> int:
     return sum(bool(link.outcome.part_digests) for link in chain)
 
 
-async def _links(context: RoundContext, peer: str) -> dict[bytes, Proof]:
-    """The certificate of each state since this member's own, by the state's digest."""
+async def _links(context: RunContext, peer: str) -> dict[bytes, Proof]:
+    """Return the certificate of each state since this member's own, by the state's digest."""
     made_by: dict[bytes, Proof] = {}
-    async with context.network.stream(peer, context.methods.history, timeout_s=CALL_TIMEOUT_S) as stream:
-        await stream.send(StandingRequest(run=context.run, step=context.replica.outer_step + 1).to_bytes())
-        await stream.finish()
-        for _ in range(MAX_LINKS):
-            try:
-                link = await context.check(await stream.receive())
-            except EndOfStream:
-                break
+    request = StandingRequest(run=context.run, step=context.replica.outer_step + 1)
+    async with aclosing(context.history(peer, request)) as history:
+        async for link in history:
             if not link.is_order:  # an order makes no state
                 made_by[link.outcome.state_digest] = link
+            if len(made_by) >= MAX_LINKS:
+                break
     return made_by
 
 
-async def repair_if_damaged(context: RoundContext, group: Group) -> None:
+async def repair_if_damaged(context: RunContext, group: Group) -> None:
     """Check this member's state before it computes `group`'s outcome, if an earlier attempt at the step has failed.
 
     If the state is damaged, repair it from the group's members.

@@ -21,7 +21,8 @@ from swarm_protocol.training_messages import ChunkRequest, Group, ManifestReques
 
 from swarm.network.interface import EndOfStream, Network, Stream
 from swarm.training.allreduce.parts import part_bytes
-from swarm.training.round.methods import Methods
+from swarm.training.run.methods import Methods
+from swarm.training.state.proof_reader import SMALL_BYTES
 from swarm.training.state.replica import HashedState, Replica
 from swarm.training.state.replica_state import CHUNK_BYTES, MAX_HEAD_BYTES, Manifest
 from swarm.training.state.state_download import NO_STORE, ChunkStore, Download
@@ -42,8 +43,6 @@ SLOWEST_STATE_BYTES_PER_S = 1.25e5
 """The slowest rate of a state, from all donors together: 1 Mbit/s, the least that a round demands of a member."""
 MAX_HOLDERS_TRIED = 4
 """The time limit of a part is that of so many slow holders, one after the other."""
-SMALL_BYTES = 1 << 16
-"""The largest manifest that is parsed and hashed on the event loop, where it takes less than a millisecond."""
 
 
 class Donor:

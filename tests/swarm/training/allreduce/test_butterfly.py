@@ -22,14 +22,13 @@ from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.part_owner import QUICK_MEMBERS, PartReducer
 from swarm.training.allreduce.parts import ReductionScheme, decoded_frames, part_frames, part_values
 from swarm.training.allreduce.peer_connections import PeerConnections
-from swarm.training.round.methods import Methods
-from swarm.training.round.round_events import SignedGroup
+from swarm.training.run.methods import Methods
 from swarm.trust.aggregation import aggregate
 from swarm.trust.aggregators import aggregator_names, get_aggregator
 from swarm_compression import Codec, get_codec, warm_up
 from swarm_compression.codec import Data
 from swarm_protocol.errors import PeerError, PeerUnreachable, PeerViolation, RoundError, SwarmError
-from swarm_protocol.training_messages import Contribution, Group, OpeningKind, ReduceOpening
+from swarm_protocol.training_messages import Contribution, Group, OpeningKind, ReduceOpening, SignedGroup
 from torch import Tensor
 
 METHODS = Methods("run")

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from support.round_scripts import FIRST, LEADER, ME
 from swarm.testing import virtual_time
-from swarm.training.allreduce.butterfly import GROUP_WAIT_S, Reductions
+from swarm.training.member.reductions import GROUP_WAIT_S, Reductions
 from swarm_protocol.errors import RoundError
 
 

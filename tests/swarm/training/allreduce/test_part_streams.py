@@ -15,7 +15,7 @@ from swarm.testing import virtual_time
 from swarm.training.allreduce.part_streams import PartStreams
 from swarm.training.allreduce.parts import ReductionScheme
 from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, PeerConnections
-from swarm.training.round.methods import Methods
+from swarm.training.run.methods import Methods
 from swarm.trust.aggregators import get_aggregator
 from swarm_compression import get_codec
 from swarm_protocol.errors import PeerRefused, PeerTimeout

@@ -14,10 +14,10 @@ from support.training_swarm import NUM_VALUES, Member, SpoiledCodec, Swarm, Synt
 from swarm.testing import virtual_time
 from swarm.training.allreduce.parts import Residuals
 from swarm.training.inner.inner_loop import IntervalResult
+from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
 from swarm.training.member.trainer_events import OuterStep, RoundAborted
-from swarm.training.round.round_context import RoundContext
-from swarm.training.round.round_driver import RoundDriver
+from swarm.training.state.following import RunContext
 from swarm_compression import get_codec
 from swarm_compression.feedback import ErrorFeedback
 from torch import Tensor
@@ -33,14 +33,14 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 class Recorder(RunMember):
     """Keeps its contribution to each step."""
 
-    round_context: RoundContext
+    round_context: RunContext
     offered: dict[int, Tensor]
 
-    async def _open_context(self) -> RoundContext:
+    async def _open_context(self) -> RunContext:
         self.round_context, self.offered = await super()._open_context(), {}
         return self.round_context
 
-    async def _drive(self, driver: RoundDriver, context: RoundContext) -> bytes:
+    async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
         recording = asyncio.create_task(self._record(driver.terms.step))
         certificate = await super()._drive(driver, context)
         recording.cancel()
@@ -56,7 +56,7 @@ class Recorder(RunMember):
 class LateLiar(RunMember):
     """Its slices are too short from step 3 on."""
 
-    async def _open_context(self) -> RoundContext:
+    async def _open_context(self) -> RunContext:
         context = await super()._open_context()
         is_late = lambda: context.replica.outer_step >= 2  # noqa: E731
         return replace(context, codec=SpoiledCodec(lambda data: data[:-1] if is_late() else data), residuals=None)

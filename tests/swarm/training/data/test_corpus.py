@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.training.data.corpus import permute, stream
+from swarm.training.run.seeded import permute, stream
 
 seeds = st.integers(0, (1 << 63) - 1)
 

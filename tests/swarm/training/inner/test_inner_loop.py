@@ -12,9 +12,9 @@ from support.moments import whole
 from swarm.training.data.corpus_loading import ByteCorpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.one_device import LocalOptions
+from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import InnerConfig, RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
-from swarm.training.state.layout import Layout
 from swarm_protocol.errors import IntegrityError, RoundError
 
 

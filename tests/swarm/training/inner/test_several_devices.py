@@ -22,8 +22,8 @@ from support.small_net import VOCABULARY, SmallNet, loss_that_fails_on_the_last_
 from swarm.training.inner import several_devices
 from swarm.training.inner.one_device import LocalOptions, OneDevice
 from swarm.training.inner.several_devices import SeveralDevices
+from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import InnerConfig
-from swarm.training.state.layout import Layout
 from swarm_protocol.errors import ConfigError, IntegrityError, RoundError
 from torch import Tensor, nn
 

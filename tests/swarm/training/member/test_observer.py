@@ -13,8 +13,8 @@ from swarm.network.membership import Membership
 from swarm.testing import virtual_time
 from swarm.training.member.observer import CommittedStep, Observer
 from swarm.training.member.trainer_events import OuterStep
-from swarm.training.round.methods import Methods
-from swarm.training.round.vote import Succession
+from swarm.training.run.methods import Methods
+from swarm.training.run.vote import Succession
 from swarm_protocol.errors import PeerViolation, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
@@ -115,7 +115,8 @@ def test_observer_refuses_a_certificate_that_the_run_does_not_allow() -> None:
             async with observing(swarm) as observer:
                 members = await found(observer)
                 # as if the members, all of them, had signed what their run forbids
-                observer._notary = replace(observer._notary, succession=Succession(min_group=2))
+                signatures = replace(observer._reader.signatures, succession=Succession(min_group=2))
+                observer._reader = replace(observer._reader, signatures=signatures)
                 with pytest.raises(PeerViolation, match="does not allow"):
                     await observer.look(members)
                 assert observer.outer_step == 0
@@ -172,7 +173,8 @@ def test_observer_of_a_closed_run_sees_no_strangers() -> None:
             member = await swarm.join("a")
             async with observing(swarm) as observer:
                 assert set(await found(observer)) == {member.peer_id}
-                observer._notary = replace(observer._notary, admission=(WATCHER.peer_id,))
+                signatures = replace(observer._reader.signatures, admission=(WATCHER.peer_id,))
+                observer._reader = replace(observer._reader, signatures=signatures)
                 assert await observer.members() == {}
             await swarm.finish()
 

@@ -16,7 +16,7 @@ from swarm.testing import virtual_time
 from swarm.training.member.progress_reports import BROKE_PROTOCOL, DOWNWEIGHTED, LEFT_OUT, RoundLog
 from swarm.training.member.run_member import RunMember
 from swarm.training.member.trainer_events import OuterStep, RoundAborted
-from swarm.training.round.round_context import RoundContext
+from swarm.training.state.following import RunContext
 from swarm_protocol import limits
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import Refusal, TrainerRecord
@@ -130,7 +130,7 @@ def test_records_tell_the_phases_of_the_newest_round_which_make_up_its_time(quie
 
 def test_records_name_the_sender_of_bad_slices(quiet: None) -> None:
     class Liar(RunMember):
-        async def _open_context(self) -> RoundContext:
+        async def _open_context(self) -> RunContext:
             return replace(await super()._open_context(), codec=SpoiledCodec(lambda data: data[:-1]))
 
     async def main() -> None:

@@ -18,6 +18,7 @@ from swarm.testing.leaks import no_leaks
 from swarm.training.data.corpus_loading import ByteCorpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import TrainingSetup
+from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember, RunMemberOptions
 from swarm.training.member.trainer_events import (
     Admitted,
@@ -29,10 +30,9 @@ from swarm.training.member.trainer_events import (
     TrainingEvent,
     Validated,
 )
-from swarm.training.round.round_context import RoundContext
-from swarm.training.round.round_driver import RoundDriver
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
+from swarm.training.state.following import RunContext
 from swarm_compression import warm_up
 from swarm_protocol.errors import ConfigError, IntegrityError, RoundError
 from swarm_protocol.identity import Identity
@@ -547,7 +547,7 @@ class KeepsDrivers(RunMember):
 
     drivers: list[RoundDriver]
 
-    async def _drive(self, driver: RoundDriver, context: RoundContext) -> bytes:
+    async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
         self.drivers = [*getattr(self, "drivers", []), driver]
         return await super()._drive(driver, context)
 

@@ -16,11 +16,10 @@ from swarm.training.round.group_formation import (
     grace_after,
     origin_complaint,
 )
-from swarm.training.round.round_events import SignedGroup
 from swarm.training.round.round_state import Terms, coordinator_of
-from swarm.training.round.vote import Succession
+from swarm.training.run.vote import Succession
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Contribution, Group, Outcome, Ready
+from swarm_protocol.training_messages import Contribution, Group, Outcome, Ready, SignedGroup
 
 PEERS = tuple(sorted(Identity(bytes([number]) * 32).peer_id for number in range(6)))
 A, B, C, D, E, F = PEERS

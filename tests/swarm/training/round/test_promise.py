@@ -168,7 +168,7 @@ def test_votes_that_nobody_counted_before_all_were_killed_are_finished_after_the
                     peer_id: str, method: str, request: bytes, *, honest: object = honest, **bounds: object
                 ) -> bytes:
                     if method.startswith("train.vote") and before.members["m0"].of(OuterStep):
-                        _, vote = before.members["m0"].trainer._notary.read_vote(
+                        _, vote = before.members["m0"].trainer._signatures.read_vote(
                             request, before.members["m0"].network.now()
                         )
                         voted.add(vote.outcome.state_digest.hex())

@@ -58,13 +58,12 @@ from swarm.training.round.round_events import (
     Reported,
     Sighted,
     Sign,
-    SignedGroup,
     Tick,
 )
 from swarm.training.round.round_state import RoundState, Terms
 from swarm_protocol import limits
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Certificate
+from swarm_protocol.training_messages import Certificate, SignedGroup
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

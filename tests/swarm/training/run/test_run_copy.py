@@ -16,8 +16,8 @@ from support.training_swarm import Swarm
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
-from swarm.training.round.methods import Methods
 from swarm.training.run import run_copy
+from swarm.training.run.methods import Methods
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_copy import MAX_ASKED_AT_ONCE, fetch_run, find_run, serve_run
 from swarm.training.run.run_file import load_run, new_run_file, sign_file, sign_run

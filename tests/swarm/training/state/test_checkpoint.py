@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from swarm.training.inner.lease import Cursor, LeaseStripe
 from swarm.training.state import checkpoint as checkpoint_module
 from swarm.training.state.checkpoint import (
     Checkpoint,
@@ -26,6 +25,7 @@ from swarm.training.state.checkpoint import (
     steps_in,
     write_inner,
 )
+from swarm.training.state.lease import Cursor, LeaseStripe
 from swarm.training.state.replica_state import ReplicaState
 from swarm_protocol.errors import ConfigError, IntegrityError
 from swarm_protocol.identity import Identity

@@ -14,10 +14,10 @@ import pytest
 import torch
 from support.training_swarm import config
 from swarm.training.allreduce.parts import part_frames
-from swarm.training.data.corpus import stream
-from swarm.training.inner.lease import admitted
 from swarm.training.run.run_config import OuterConfig
+from swarm.training.run.seeded import stream
 from swarm.training.state import replica as module
+from swarm.training.state.lease import admitted
 from swarm.training.state.replica import HashedState, Replica, apply_outer_step
 from swarm.training.state.replica_state import ReplicaState
 from swarm_compression import get_codec

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from swarm.training.inner.lease import Cursor, LeaseStripe
+from swarm.training.state.lease import Cursor, LeaseStripe
 from swarm.training.state.replica_state import (
     CHUNK_BYTES,
     MAX_MANIFEST_BYTES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.training_swarm import AUTHOR, NUM_VALUES, Swarm, assert_equal_steps, config
@@ -14,12 +14,13 @@ from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
 from swarm.training.member import run_member
+from swarm.training.member.resume import deliver, sign_order, survey
 from swarm.training.member.trainer_events import OuterStep, StateFetched
-from swarm.training.round.certificate import Proof
-from swarm.training.round.methods import Methods
-from swarm.training.round.round_context import CALL_TIMEOUT_S, RoundContext
-from swarm.training.run.resume import deliver, sign_order, survey
+from swarm.training.run.methods import Methods
 from swarm.training.state import replica
+from swarm.training.state.certificate import Proof
+from swarm.training.state.following import RunContext
+from swarm.training.state.proof_reader import CALL_TIMEOUT_S, ProofReader
 from swarm.training.state.state_sync import MAX_LINKS, SyncResult, catch_up
 from swarm_protocol.errors import RoundError
 from swarm_protocol.identity import Identity
@@ -83,7 +84,7 @@ def test_member_that_comes_only_part_of_the_way_trains_on_from_there(monkeypatch
     real, stranded = run_member.reach, list[int]()
 
     async def reach(
-        context: RoundContext, membership: Membership, proof: Proof, records: Mapping[str, TrainerRecord]
+        context: RunContext, membership: Membership, proof: Proof, records: Mapping[str, TrainerRecord]
     ) -> SyncResult:
         reached = await real(context, membership, proof, records)
         if proof.outer_step == 2 and not stranded:
@@ -121,8 +122,9 @@ def test_catch_up_with_peers_that_drip_links_gives_up_in_time() -> None:
             await asyncio.sleep(0.9 * CALL_TIMEOUT_S)
             await stream.send(bytes([number]))
 
-    async def check(data: bytes) -> SimpleNamespace:
-        return SimpleNamespace(is_order=False, outcome=SimpleNamespace(state_digest=data))
+    class Reader(ProofReader):
+        async def check(self, certificate: bytes) -> Any:
+            return SimpleNamespace(is_order=False, outcome=SimpleNamespace(state_digest=certificate))
 
     async def main() -> None:
         internet = MemoryInternet()
@@ -130,7 +132,8 @@ def test_catch_up_with_peers_that_drip_links_gives_up_in_time() -> None:
         for network in others:
             await network.serve_stream(Methods("run").history, drip)
         present = SimpleNamespace(outer_step=1, digest=bytes(32))
-        context: Any = SimpleNamespace(network=mine, methods=Methods("run"), run="run", replica=present, check=check)
+        context: Any = SimpleNamespace(network=mine, run="run", replica=present)
+        context.history = Reader(network=mine, signatures=cast(Any, None), methods=Methods("run")).history
         wanted: Any = SimpleNamespace(origin=SimpleNamespace(state_digest=b"far"))
         now = asyncio.get_running_loop().time
         started = now()

@@ -16,9 +16,9 @@ from swarm.network.interface import Stream
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
 from swarm.training.allreduce.parts import part_values
-from swarm.training.inner.lease import LeaseStripe
-from swarm.training.round.methods import Methods
+from swarm.training.run.methods import Methods
 from swarm.training.state import state_transfer
+from swarm.training.state.lease import LeaseStripe
 from swarm.training.state.replica import HashedState, Replica
 from swarm.training.state.replica_state import (
     Manifest,

@@ -42,13 +42,13 @@ from swarm_protocol.training_messages import (
     Group,
     Outcome,
     ResumeOrder,
+    SignedGroup,
     Vote,
     round_subject,
 )
 
-from swarm.training.round.round_events import SignedGroup
-from swarm.training.round.vote import Succession, tally
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.run.vote import Succession, tally
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ MAX_ASKED = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notary:
+class RunSignatures:
     """Signs groups, votes and resume orders as one member of one run in one network, and checks those of others.
 
     `succession`, `last_step` and `admission` are the run's own terms, which no certificate of honest members breaks.
@@ -79,7 +79,7 @@ class Notary:
     author: str = ""
 
     @classmethod
-    def of_run(cls, run: SignedRun, identity: Identity, network_id: str) -> Notary:
+    def of_run(cls, run: SignedRun, identity: Identity, network_id: str) -> RunSignatures:
         config = run.config
         return cls(
             identity=identity,

@@ -10,21 +10,23 @@ import asyncio
 from dataclasses import replace
 
 from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError
-from swarm_protocol.training_messages import Abort, Ready, ReadyReply, StandingRequest, VoteReply
+from swarm_protocol.training_messages import Abort, Ready, ReadyReply, SignedGroup, StandingRequest, VoteReply
 
 from swarm.network.interface import Stream
+from swarm.training.member.round_calls import POLL_S
+from swarm.training.member.round_driver import RoundDriver
 from swarm.training.round.group_formation import origin_complaint
-from swarm.training.round.round_context import HISTORY_TIMEOUT_S, POLL_S, RoundContext
-from swarm.training.round.round_driver import RoundDriver
-from swarm.training.round.round_events import AttemptLeft, Proven, Sighted, SignedGroup, Voted
+from swarm.training.round.round_events import AttemptLeft, Proven, Sighted, Voted
 from swarm.training.round.round_state import Terms
+from swarm.training.state.following import RunContext
+from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S
 from swarm.training.state.state_transfer import Donor
 
 
 class RoundService:
     """The service of one run. `open` registers its handlers with the network, which keeps them until it is closed."""
 
-    def __init__(self, context: RoundContext) -> None:
+    def __init__(self, context: RunContext) -> None:
         self._context = context
         self._driver: RoundDriver | None = None
         self._changed = asyncio.Event()
@@ -74,7 +76,7 @@ class RoundService:
             raise PeerViolation("this is about another run", peer_id=peer)
         origin = None
         if ready.voted is not None:
-            origin = self._context.notary.check_origin(
+            origin = self._context.signatures.check_origin(
                 ready.voted_origin, ready.voted, ready.step, ready.state_digest, self._context.network.now()
             )
         return (await self._answer(peer, ready, origin)).to_bytes()
@@ -119,7 +121,7 @@ class RoundService:
             raise PeerRefused("this member does not train any more")
 
     async def _on_vote(self, peer: str, request: bytes) -> bytes:
-        voter, vote = self._context.notary.read_vote(request, self._context.network.now())
+        voter, vote = self._context.signatures.read_vote(request, self._context.network.now())
         if voter != peer:
             raise PeerViolation("a vote comes from its voter", peer_id=peer)
         if self._driver is not None and self._driver.terms.step == vote.step:
@@ -158,7 +160,7 @@ class RoundService:
                 await stream.send(link.certificate)
 
     async def _on_reduce(self, peer: str, stream: Stream) -> None:
-        signed = self._context.notary.read_group(await stream.receive(), self._context.network.now())
+        signed = self._context.signatures.read_group(await stream.receive(), self._context.network.now())
         if not {peer, self._context.network.peer_id} <= set(signed.group.peer_ids):
             raise PeerViolation("this part is of a group without one of us", peer_id=peer)
         if self._driver is None or self._driver.terms.step != signed.group.step:

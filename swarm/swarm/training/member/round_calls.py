@@ -1,4 +1,4 @@
-"""What a round needs of a member, and the calls it makes to other members, each a function that returns an event.
+"""The calls that a round makes to other members, each a function that returns an event.
 
 Failures of peers become events too: the state machine decides what follows from them. Nothing here has state.
 """
@@ -7,36 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass, field
 from functools import partial
 
-from swarm_compression import Codec
 from swarm_protocol import limits
-from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
-from swarm_protocol.training_messages import Abort, Certificate, Ready, ReadyReply, Standing, StandingRequest, VoteReply
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, SwarmError
+from swarm_protocol.training_messages import Abort, Ready, ReadyReply, StandingRequest, VoteReply
 
-from swarm.network.interface import EndOfStream, FaultHook, Network
-from swarm.training.allreduce.parts import Residuals
-from swarm.training.allreduce.peer_connections import SILENT_S, SLOWEST_BYTES_PER_S, BandwidthMeter, PeerConnections
-from swarm.training.round.certificate import MAX_HISTORY_BYTES, MAX_LINKS, Notary, Proof, Rank
-from swarm.training.round.methods import Methods
+from swarm.training.allreduce.peer_connections import SILENT_S, SLOWEST_BYTES_PER_S
 from swarm.training.round.promise import Promise, PromiseStore
 from swarm.training.round.round_events import Event, Grouped, LeftOut, Lost, Moved, Proven, Sighted
 from swarm.training.round.round_state import Terms
-from swarm.training.state.replica import Replica
-from swarm.training.state.state_transfer import SMALL_BYTES, Fetcher
+from swarm.training.state.certificate import Proof
+from swarm.training.state.following import RunContext, follows
+from swarm.training.state.proof_reader import CALL_TIMEOUT_S
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
 """How long a coordinator keeps a report waiting before the member has to send it again. A coordinator that is stopped,
 but whose connection does not break, is noticed after at most this and SILENT_S."""
-CALL_TIMEOUT_S = 5.0
-"""The deadline of a small message over a bad link."""
-HISTORY_TIMEOUT_S = 60.0
-"""The deadline for all links that a peer shows: MAX_HISTORY_BYTES at 2 Mbit/s."""
 ANNOUNCE_TIMEOUT_S = 0.5
 """How long leaving an attempt waits until the others have heard why."""
 FOUNDING_GRACE_S = 2.0
@@ -50,41 +39,7 @@ SPARE_S = 10.0
 """The part of a phase's deadline that does not grow with the vector."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RoundContext:
-    """What rounds need of a member. `executor` computes for rounds, beside the one that trains. `residuals` exist in a
-    run with error feedback. `promises` outlive the process; None if this member keeps none."""
-
-    network: Network
-    notary: Notary
-    methods: Methods
-    replica: Replica
-    codec: Codec
-    fetcher: Fetcher
-    executor: Executor
-    faults: FaultHook
-    residuals: Residuals | None = None
-    promises: PromiseStore | None = None
-    meter: BandwidthMeter = field(default_factory=BandwidthMeter)
-
-    @property
-    def run(self) -> str:
-        return self.notary.run
-
-    @property
-    def connections(self) -> PeerConnections:
-        return PeerConnections(network=self.network, methods=self.methods, meter=self.meter)
-
-    async def check(self, certificate: bytes) -> Proof:
-        """Return what `certificate` proves. A large one is checked off the loop. Raises PeerViolation or
-        IntegrityError."""
-        check, now = self.notary.check_certificate, self.network.now()
-        if len(certificate) <= SMALL_BYTES:
-            return check(certificate, now)
-        return await asyncio.get_running_loop().run_in_executor(self.executor, check, certificate, now)
-
-
-def terms_of(context: RoundContext) -> Terms:
+def terms_of(context: RunContext) -> Terms:
     """Return the terms of the step that follows the replica's committed state."""
     replica, config = context.replica, context.replica.config
     step = replica.outer_step + 1
@@ -117,23 +72,23 @@ def terms_of(context: RoundContext) -> Terms:
     )
 
 
-async def recall_promise(context: RoundContext) -> Promise | None:
-    """Return what this member promised before it was started again. The outcome it voted for is proposed if it still
-    has the parts."""
-    if context.promises is None:
+async def recall_promise(context: RunContext, promises: PromiseStore | None) -> Promise | None:
+    """Return what this member promised before it was started again; None if it keeps no promises. The outcome it voted
+    for is proposed if it still has the parts."""
+    if promises is None:
         return None
-    kept = await asyncio.get_running_loop().run_in_executor(context.executor, context.promises.read)
+    kept = await asyncio.get_running_loop().run_in_executor(context.executor, promises.read)
     if kept is None or kept.report.voted is None or kept.report.state_digest != context.replica.digest:
         return kept
     try:
-        origin = context.notary.read_group(kept.report.voted_origin, context.network.now()).group
+        origin = context.signatures.read_group(kept.report.voted_origin, context.network.now()).group
         await context.replica.propose(context.executor, kept.report.voted.origin_digest, origin, kept.parts)
     except SwarmError as error:
         logger.warning("what this member voted for before its restart cannot be made again: %s", error)
     return kept
 
 
-async def settle(context: RoundContext, step: int, proof: Proof | None) -> None:
+async def settle(context: RunContext, step: int, proof: Proof | None) -> None:
     """End `step`, after which `proof` says what was committed. The residual of this member's contribution is committed
     if the state holds the contribution."""
     if context.residuals is None:
@@ -145,7 +100,7 @@ async def settle(context: RoundContext, step: int, proof: Proof | None) -> None:
     await asyncio.get_running_loop().run_in_executor(context.executor, work)
 
 
-async def report_ready(context: RoundContext, peer: str, ready: Ready) -> tuple[Event, int]:
+async def report_ready(context: RunContext, peer: str, ready: Ready) -> tuple[Event, int]:
     """Report to the coordinator `peer` until it decides. Return the event and the number of bytes sent."""
     request, num_bytes = ready.to_bytes(), 0
     try:
@@ -159,11 +114,11 @@ async def report_ready(context: RoundContext, peer: str, ready: Ready) -> tuple[
         return Lost(peer=peer, reason=error.message), num_bytes
 
 
-async def _read_reply(context: RoundContext, peer: str, attempt: int, reply: ReadyReply) -> Event:
+async def _read_reply(context: RunContext, peer: str, attempt: int, reply: ReadyReply) -> Event:
     """Raises PeerViolation or IntegrityError."""
     match reply.kind:
         case "group":
-            return Grouped(signed=context.notary.read_group(reply.group, context.network.now()))
+            return Grouped(signed=context.signatures.read_group(reply.group, context.network.now()))
         case "attempt":
             return Moved(attempt=attempt, to=reply.attempt)
         case "left_out":
@@ -175,13 +130,12 @@ async def _read_reply(context: RoundContext, peer: str, attempt: int, reply: Rea
 
 
 async def ask_standing(
-    context: RoundContext, peer: str, request: StandingRequest
+    context: RunContext, peer: str, request: StandingRequest
 ) -> tuple[Event | None, tuple[str, ...]]:
     """Ask `peer` where it is. Return an event that says that it is further than this member, there, or gone; and the
     peers that it knows."""
     try:
-        data = await context.network.call(peer, context.methods.standing, request.to_bytes(), timeout_s=CALL_TIMEOUT_S)
-        standing = Standing.from_bytes(data)
+        standing = await context.standing(peer, request)
         sighted = Sighted(peer=peer, attempt=standing.attempt)
         return await overtaken(context, peer, standing.certificate) or sighted, standing.known
     except PeerRefused:
@@ -191,7 +145,7 @@ async def ask_standing(
         return Lost(peer=peer, reason=error.message), ()
 
 
-async def overtaken(context: RoundContext, peer: str, certificate: bytes) -> Proven | None:
+async def overtaken(context: RunContext, peer: str, certificate: bytes) -> Proven | None:
     """Return an event if `certificate`, which `peer` shows, has a higher rank than this member's state and follows from
     it.
 
@@ -205,68 +159,7 @@ async def overtaken(context: RoundContext, peer: str, certificate: bytes) -> Pro
     return Proven(certificate=certificate) if is_further else None
 
 
-async def follows(context: RoundContext, peer: str, proof: Proof) -> bool:
-    """Return whether `proof`, which `peer` shows, follows from a state that this member trusts, or from a later resume
-    order of the run's author than it knows.
-
-    It follows directly if enough of that state's members voted for it, else by the links that `peer` then has to show.
-    """
-    replica, succession = context.replica, context.notary.succession
-    if proof.order == replica.order:
-        rosters, rank, outer_step = replica.anchors, replica.rank, replica.outer_step
-    elif proof.order is None or (replica.order and proof.sequence <= replica.order.sequence):
-        logger.warning("%s shows a state that does not know the last resume order of the run's author", peer[-6:])
-        return False
-    elif proof.is_order:
-        return True
-    else:
-        start = context.notary.check_certificate(
-            Certificate(order=proof.origin.order).to_bytes(), context.network.now()
-        )
-        rosters, rank, outer_step = (start.roster,), start.rank, start.outer_step
-    if any(succession.is_enough(roster, proof.voters) for roster in rosters):
-        return True
-    if not rosters:
-        return False
-    try:
-        async with asyncio.timeout(HISTORY_TIMEOUT_S):
-            links = await _walk(context, peer, proof, rosters, rank, outer_step)
-    except (SwarmError, TimeoutError) as error:
-        logger.warning("%s does not show how its state follows from this member's: %s", peer[-6:], error)
-        return False
-    if not links:
-        logger.warning("%s shows a state that does not follow from this member's", peer[-6:])
-    replica.history.add(links)
-    return bool(links)
-
-
-async def _walk(
-    context: RoundContext, peer: str, proof: Proof, rosters: Sequence[tuple[str, ...]], rank: Rank, outer_step: int
-) -> list[Proof]:
-    """Return the links from the state of `outer_step` and `rank`, for which one of `rosters` vouches, to the one before
-    `proof`; none if they do not lead there."""
-    succession, links = context.notary.succession, list[Proof]()
-    num_bytes = num_received = 0
-    async with context.network.stream(peer, context.methods.history, timeout_s=CALL_TIMEOUT_S) as stream:
-        await stream.send(StandingRequest(run=context.run, step=outer_step + 1).to_bytes())
-        await stream.finish()
-        while True:
-            try:
-                data = await stream.receive()
-            except EndOfStream:
-                return []
-            num_bytes, num_received = num_bytes + len(data), num_received + 1
-            if num_bytes > MAX_HISTORY_BYTES or num_received > MAX_LINKS:
-                raise PeerViolation("its history is longer than any", peer_id=peer)
-            link = await context.check(data)
-            if rank < link.rank < proof.rank and any(succession.is_enough(each, link.voters) for each in rosters):
-                rosters, rank = (link.roster,), link.rank
-                links.append(link)
-                if succession.is_enough(link.roster, proof.voters):
-                    return links
-
-
-async def send_vote(context: RoundContext, peer: str, vote: bytes) -> Event | None:
+async def send_vote(context: RunContext, peer: str, vote: bytes) -> Event | None:
     try:
         reply = await context.network.call(peer, context.methods.vote, vote, timeout_s=CALL_TIMEOUT_S)
         context.meter.reported(peer, VoteReply.from_bytes(reply).bytes_per_s)
@@ -277,7 +170,7 @@ async def send_vote(context: RoundContext, peer: str, vote: bytes) -> Event | No
     return None
 
 
-async def announce(context: RoundContext, abort: Abort, peers: tuple[str, ...]) -> None:
+async def announce(context: RunContext, abort: Abort, peers: tuple[str, ...]) -> None:
     """Send `abort` to `peers`, within ANNOUNCE_TIMEOUT_S, so that they hear the reason before streams break."""
 
     async def tell(peer: str) -> None:

@@ -7,7 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from swarm.training.inner.lease import (
+from swarm.training.state.lease import (
     Cursor,
     LeaseStripe,
     admitted,

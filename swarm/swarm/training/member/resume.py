@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from swarm_protocol.errors import ConfigError, PeerTimeout, SwarmError
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Certificate, ResumeOrder, Standing, StandingRequest
+from swarm_protocol.training_messages import Certificate, ResumeOrder, StandingRequest
 
 from swarm.network.interface import Network
-from swarm.training.round.certificate import Notary, Proof, most_supported, whom_to_ask
-from swarm.training.round.methods import Methods
+from swarm.training.run.methods import Methods
 from swarm.training.run.signed_run import SignedRun
-
-CALL_TIMEOUT_S = 5.0
+from swarm.training.state.certificate import Proof, RunSignatures, most_supported, whom_to_ask
+from swarm.training.state.proof_reader import CALL_TIMEOUT_S, ProofReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +44,12 @@ async def survey(network: Network, run: SignedRun, peers: Collection[str]) -> Ru
 
     Raises PeerTimeout if none shows a state.
     """
-    notary, shown = Notary.of_run(run, Identity.generate(), network.network_id), dict[str, Proof]()
+    reader, shown = ProofReader.of_outsider(network, run), dict[str, Proof]()
 
     async def ask(peer: str) -> None:
-        request = StandingRequest(run=run.run_id, step=1, watches=True).to_bytes()
-        try:
-            data = await network.call(peer, Methods(run.run_id).standing, request, timeout_s=CALL_TIMEOUT_S)
-            if certificate := Standing.from_bytes(data).certificate:
-                shown[peer] = await asyncio.to_thread(notary.check_certificate, certificate, network.now())
-        except SwarmError:
-            return  # it counts as absent
+        with suppress(SwarmError):  # a peer that does not answer counts as absent
+            if proof := await reader.newest(peer, StandingRequest(run=run.run_id, step=1, watches=True)):
+                shown[peer] = proof
 
     async def ask_all(chosen: Collection[str]) -> Proof | None:
         async with asyncio.TaskGroup() as tasks:
@@ -61,8 +57,8 @@ async def survey(network: Network, run: SignedRun, peers: Collection[str]) -> Ru
                 tasks.create_task(ask(peer))
         return most_supported(shown)
 
-    admitted = dict.fromkeys(filter(notary.admits, peers), 0)
-    proof = await ask_all(whom_to_ask(admitted, (), notary.identity.peer_id))
+    admitted = dict.fromkeys(filter(reader.signatures.admits, peers), 0)
+    proof = await ask_all(whom_to_ask(admitted, (), reader.signatures.identity.peer_id))
     if proof is not None:
         proof = await ask_all(set(proof.roster) - shown.keys())
     if proof is None:
@@ -94,7 +90,7 @@ def sign_order(
             f"{run.run_id} was signed by {run.peer_id}, and only that key can resume it",
             remedy="name its file with --identity",
         )
-    notary = Notary.of_run(run, author, network_id)
+    signatures = RunSignatures.of_run(run, author, network_id)
     try:
         order = ResumeOrder(
             run=run.run_id,
@@ -103,8 +99,8 @@ def sign_order(
             state_digest=found.proof.outcome.state_digest,
             roster=tuple(sorted(set(roster))),
         )
-        data = notary.sign_order(order, now)
-        notary.read_order(data, now)
+        data = signatures.sign_order(order, now)
+        signatures.read_order(data, now)
     except (ValueError, SwarmError) as error:
         raise ConfigError(f"the run cannot be resumed like this: {error}", remedy="name other members") from error
     return Certificate(order=data).to_bytes()

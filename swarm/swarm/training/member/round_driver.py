@@ -12,18 +12,17 @@ from dataclasses import replace
 from typing import Any
 
 from swarm_protocol import limits
-from swarm_protocol.training_messages import Contribution, Ready, ReadyReply, StandingRequest
+from swarm_protocol.training_messages import Contribution, Ready, ReadyReply, SignedGroup, StandingRequest
 
 from swarm.network.interface import Stream
-from swarm.training.allreduce.butterfly import Reductions
 from swarm.training.member.interval_loop import IntervalLoop, IntervalOffer
 from swarm.training.member.progress_reports import DOWNWEIGHTED, LEFT_OUT, Measured, RoundLog
+from swarm.training.member.reductions import Reductions
+from swarm.training.member.round_calls import POLL_S, announce, ask_standing, report_ready, send_vote
 from swarm.training.member.trainer_events import ContributionLate, Waiting
 from swarm.training.round import state_machine
-from swarm.training.round.certificate import Proof
 from swarm.training.round.group_formation import awaited_peers
-from swarm.training.round.promise import Promise
-from swarm.training.round.round_context import POLL_S, RoundContext, announce, ask_standing, report_ready, send_vote
+from swarm.training.round.promise import Promise, PromiseStore
 from swarm.training.round.round_events import (
     Action,
     Announce,
@@ -41,12 +40,13 @@ from swarm.training.round.round_events import (
     Reply,
     Reported,
     Sign,
-    SignedGroup,
     Tick,
     Voted,
     Withdrew,
 )
 from swarm.training.round.round_state import Ballot, RoundState, Terms, own_report, with_leader
+from swarm.training.state.certificate import Proof
+from swarm.training.state.following import RunContext
 
 MAX_LOOKING_AT = 64
 """Peers asked at one time, whatever others say about who else is there."""
@@ -55,16 +55,17 @@ MAX_LOOKING_AT = 64
 class RoundDriver:
     """Drives one step of the member of `context`, from `state` on. `background` outlives the driver.
 
-    `intervals` makes this member's contribution, which is offered after another `rest_s` seconds. `on_abort` is called
-    with each failed attempt.
+    `intervals` makes this member's contribution, which is offered after another `rest_s` seconds. `promises` outlive
+    the process; None if this member keeps none. `on_abort` is called with each failed attempt.
     """
 
     def __init__(
         self,
-        context: RoundContext,
+        context: RunContext,
         state: RoundState,
         intervals: IntervalLoop,
         *,
+        promises: PromiseStore | None,
         background: asyncio.TaskGroup,
         on_abort: Callable[[GiveUp], None],
         rest_s: float = 0.0,
@@ -75,6 +76,7 @@ class RoundDriver:
         self._context = context
         self._state = state
         self._intervals = intervals
+        self._promises = promises
         self._background = background
         self._on_abort = on_abort
         self._rest_s = rest_s
@@ -133,7 +135,7 @@ class RoundDriver:
         if not _is_lost(proof, self.terms, mine):
             return None
         if self._offered is not None:
-            late_s = max(0.0, self._offered[1] - context.notary.formed_at(proof, context.network.now()))
+            late_s = max(0.0, self._offered[1] - context.signatures.formed_at(proof, context.network.now()))
         return ContributionLate(step=self.terms.step, num_tokens=mine.num_tokens if mine else 0, late_s=late_s)
 
     @property
@@ -268,7 +270,7 @@ class RoundDriver:
 
     async def _keep_promise(self) -> None:
         """Write the attempt and the vote to disk before others hear of them."""
-        store, ballot = self._context.promises, self._state.ballot
+        store, ballot = self._promises, self._state.ballot
         if store is None or self._kept == (self.attempt, ballot):
             return
         parts = self._context.replica.parts_of(ballot.outcome.origin_digest) if ballot is not None else ()
@@ -342,7 +344,7 @@ class RoundDriver:
 
     async def _sign(self, action: Sign) -> None:
         await self._context.faults.reached("round.sign")
-        signed = self._context.notary.sign_group(action.group, self._context.network.now())
+        signed = self._context.signatures.sign_group(action.group, self._context.network.now())
         await self._context.faults.reached("round.signed")
         for peer in action.group.peer_ids:
             self._bytes_sent += len(signed.data)
@@ -353,7 +355,7 @@ class RoundDriver:
 
     async def _cast(self, action: CastVote) -> None:
         await self._context.faults.reached("round.vote")
-        data = self._context.notary.sign_vote(action.vote, self._context.network.now())
+        data = self._context.signatures.sign_vote(action.vote, self._context.network.now())
         self.feed(Voted(peer=self._context.network.peer_id, vote=action.vote, data=data))
         for peer in action.peers:
             self._bytes_sent += len(data)

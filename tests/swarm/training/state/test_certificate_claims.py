@@ -13,15 +13,22 @@ from support.training_swarm import Swarm, assert_equal_steps, certified, config
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
 from swarm.training.member.trainer_events import OuterStep, RoundAborted, StateFetched
-from swarm.training.round.certificate import MAX_ASKED, Notary, Proof, are_of_one_history, most_supported, whom_to_ask
-from swarm.training.round.methods import Methods
-from swarm.training.state.state_sync import claims_of
+from swarm.training.run.methods import Methods
+from swarm.training.state.certificate import (
+    MAX_ASKED,
+    Proof,
+    RunSignatures,
+    are_of_one_history,
+    most_supported,
+    whom_to_ask,
+)
+from swarm.training.state.following import claims_of
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
 from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, Standing, Vote
 
 NOW = 1_750_000_000.0
-NOTARIES = [Notary(identity=Identity(bytes([number]) * 32), network_id="test", run="run") for number in range(8)]
+NOTARIES = [RunSignatures(identity=Identity(bytes([number]) * 32), network_id="test", run="run") for number in range(8)]
 
 MEMBERS = tuple(f"member {number:02}" for number in range(2 * MAX_ASKED))
 
@@ -54,12 +61,12 @@ def test_claims_in_a_closed_run_are_those_of_the_peers_that_it_admits() -> None:
     """A newcomer would otherwise ask only strangers, whose keys cost nothing."""
     strangers = [Identity(bytes([number + 100]) * 32).peer_id for number in range(100)]
     admitted = tuple(each.identity.peer_id for each in NOTARIES[:3])
-    notary = replace(NOTARIES[0], admission=admitted)
+    signatures = replace(NOTARIES[0], admission=admitted)
     records = {
         peer: TrainerRecord(run="run", outer_step=3, digest=bytes(32), state="training")
         for peer in (*strangers, *admitted)
     }
-    context = SimpleNamespace(network=SimpleNamespace(peer_id=admitted[0]), notary=notary)
+    context = SimpleNamespace(network=SimpleNamespace(peer_id=admitted[0]), signatures=signatures)
     claims = claims_of(context, records)  # type: ignore[arg-type]
     assert sorted(whom_to_ask(claims, (), admitted[0])) == sorted(admitted[1:])
 
@@ -129,7 +136,7 @@ def test_newcomer_does_not_follow_two_fresh_keys_that_are_further_than_all_other
                 await asyncio.sleep(0.05)
             keys = [Identity(bytes([100 + number]) * 32) for number in range(2)]
             forged = certified(
-                [Notary(identity=each, network_id="test", run=swarm.run.run_id) for each in keys], 12, NOW
+                [RunSignatures(identity=each, network_id="test", run=swarm.run.run_id) for each in keys], 12, NOW
             )
             digest = NOTARIES[0].identity.peer_id.encode().ljust(32)[:32]
             standing = Standing(outer_step=12, state_digest=digest, certificate=forged).to_bytes()

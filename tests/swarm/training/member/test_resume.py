@@ -14,10 +14,10 @@ from swarm.network.membership import Membership
 from swarm.testing import virtual_time
 from swarm.training.member.observer import Observer
 from swarm.training.member.progress_reports import trainer_record
+from swarm.training.member.resume import deliver, sign_order, survey
 from swarm.training.member.trainer_events import OuterStep, RunResumed
-from swarm.training.round.certificate import Notary
-from swarm.training.round.round_context import follows
-from swarm.training.run.resume import deliver, sign_order, survey
+from swarm.training.state.certificate import RunSignatures
+from swarm.training.state.following import follows
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerTimeout, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
@@ -136,20 +136,20 @@ def test_order_that_is_forged_old_or_for_others_is_refused_by_a_member() -> None
                 await asyncio.sleep(0.01)
             network = swarm.internet.network(ONLOOKER)
             now, target = network.now(), members[0].peer_id
-            notary = Notary.of_run(swarm.run, AUTHOR, "test")
-            order = notary.read_order(Certificate.from_bytes(certificate).order, now)
+            signatures = RunSignatures.of_run(swarm.run, AUTHOR, "test")
+            order = signatures.read_order(Certificate.from_bytes(certificate).order, now)
 
-            async def refusal(order: ResumeOrder, signer: Notary = notary) -> str:
+            async def refusal(order: ResumeOrder, signer: RunSignatures = signatures) -> str:
                 data = Certificate(order=signer.sign_order(order, now)).to_bytes()
                 return (await deliver(network, swarm.run, data, [target]))[target]
 
             later = replace(order, sequence=order.sequence + 1)
-            stranger = Notary.of_run(swarm.run, ONLOOKER, "test")
+            stranger = RunSignatures.of_run(swarm.run, ONLOOKER, "test")
             assert "not signed by the run's author" in await refusal(later, stranger)
             assert "goes on by the resume order" in await refusal(replace(order, sequence=order.sequence - 1))
             assert "goes on by the resume order" in await refusal(replace(order, roster=(target,)))
             assert "of its end" in await refusal(replace(later, outer_step=NUM_STEPS))
-            assert "another run" in await refusal(replace(later, run="another"), notary)
+            assert "another run" in await refusal(replace(later, run="another"), signatures)
             votes = members[0].trainer.certificate
             if not Certificate.from_bytes(votes).order:
                 assert "no resume order" in (await deliver(network, swarm.run, votes, [target]))[target]
@@ -168,13 +168,13 @@ def test_member_follows_one_of_two_orders_of_one_sequence_and_the_other_shows_no
                 await asyncio.sleep(0.01)
             assert members[0].trainer._service is not None
             context = members[0].trainer._service._context
-            now, notary = swarm.internet.network(ONLOOKER).now(), Notary.of_run(swarm.run, AUTHOR, "test")
-            order = notary.read_order(Certificate.from_bytes(certificate).order, now)
-            other = notary.sign_order(replace(order, roster=(members[0].peer_id,)), now)
-            proof = context.notary.check_certificate(Certificate(order=other).to_bytes(), now)
+            now, signatures = swarm.internet.network(ONLOOKER).now(), RunSignatures.of_run(swarm.run, AUTHOR, "test")
+            order = signatures.read_order(Certificate.from_bytes(certificate).order, now)
+            other = signatures.sign_order(replace(order, roster=(members[0].peer_id,)), now)
+            proof = context.signatures.check_certificate(Certificate(order=other).to_bytes(), now)
             assert not await follows(context, ONLOOKER.peer_id, proof)
-            later = notary.sign_order(replace(order, sequence=order.sequence + 1), now)
-            proof = context.notary.check_certificate(Certificate(order=later).to_bytes(), now)
+            later = signatures.sign_order(replace(order, sequence=order.sequence + 1), now)
+            proof = context.signatures.check_certificate(Certificate(order=later).to_bytes(), now)
             assert await follows(context, ONLOOKER.peer_id, proof)
             await swarm.finish()
 
@@ -237,22 +237,24 @@ def test_certificate_of_strangers_that_carries_a_genuine_order_follows_from_noth
             order = Certificate.from_bytes(
                 sign_order(swarm.run, situation, peers, AUTHOR, network_id="test", now=network.now())
             ).order
-            notaries = [Notary.of_run(swarm.run, Identity(bytes([n]) * 32), "test") for n in range(2)]
+            notaries = [RunSignatures.of_run(swarm.run, Identity(bytes([n]) * 32), "test") for n in range(2)]
             forged = _forged(notaries, order, NUM_STEPS, network.now())
             assert members[0].trainer._service is not None
             context = members[0].trainer._service._context
-            proof = context.notary.check_certificate(forged, network.now())
+            proof = context.signatures.check_certificate(forged, network.now())
             assert proof.rank > context.replica.rank
             assert not await follows(context, network.peer_id, proof)
             with pytest.raises((PeerViolation, IntegrityError)):
-                context.notary.check_certificate(_forged(notaries, order[:-1] + b"x", NUM_STEPS, network.now()), 1.75e9)
+                context.signatures.check_certificate(
+                    _forged(notaries, order[:-1] + b"x", NUM_STEPS, network.now()), 1.75e9
+                )
             await network.close()
             await swarm.finish()
 
     virtual_time.run(main(), compute_s=_cost)
 
 
-def _forged(notaries: list[Notary], order: bytes, step: int, now: float) -> bytes:
+def _forged(notaries: list[RunSignatures], order: bytes, step: int, now: float) -> bytes:
     peers = sorted(each.identity.peer_id for each in notaries)
     group = Group(
         run=notaries[0].run,

@@ -6,24 +6,28 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from swarm.network.interface import Stream
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
-from swarm.training.round import certificate as module
-from swarm.training.round.certificate import CertificateHistory, Notary, Proof
-from swarm.training.round.methods import Methods
-from swarm.training.round.round_context import HISTORY_TIMEOUT_S, RoundContext, follows
-from swarm.training.round.vote import Succession
+from swarm.training.run.methods import Methods
+from swarm.training.run.vote import Succession
+from swarm.training.state import certificate as module
+from swarm.training.state.certificate import CertificateHistory, Proof, RunSignatures
+from swarm.training.state.following import follows
+from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S, ProofReader
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, Vote
 
 NOW = 1_750_000_000.0
 RULE = Succession(min_group=2)
 NOTARIES = sorted(
-    (Notary(identity=Identity(bytes([n]) * 32), network_id="test", run="run", succession=RULE) for n in range(8)),
+    (
+        RunSignatures(identity=Identity(bytes([n]) * 32), network_id="test", run="run", succession=RULE)
+        for n in range(8)
+    ),
     key=lambda each: each.identity.peer_id,
 )
 PEERS = [each.identity.peer_id for each in NOTARIES]
@@ -68,9 +72,9 @@ class Laggard:
         replica = SimpleNamespace(
             anchors=(tuple(PEERS[:3]),), rank=link(1, (0, 1, 2)).rank, outer_step=1, order=None, history=self.history
         )
-        context = cast(Any, SimpleNamespace(network=mine, notary=NOTARIES[0], replica=replica, run="run"))
-        context.methods, context.check = Methods("run"), lambda data: RoundContext.check(context, data)
-        await other.serve_stream(context.methods.history, self._show)
+        context: Any = SimpleNamespace(signatures=NOTARIES[0], replica=replica, run="run")
+        context.history = ProofReader(network=mine, signatures=NOTARIES[0], methods=Methods("run")).history
+        await other.serve_stream(Methods("run").history, self._show)
         try:
             return await follows(context, other.peer_id, proof)
         finally:
@@ -115,7 +119,7 @@ def test_certificate_that_no_way_leads_to_does_not_follow(shown: list[Proof]) ->
 
 def test_history_that_trickles_or_has_no_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Laggard([LATER] * 10, pause_s=HISTORY_TIMEOUT_S / 5).follows(ALL_NEW)
-    monkeypatch.setattr("swarm.training.round.round_context.MAX_LINKS", 3)
+    monkeypatch.setattr("swarm.training.state.proof_reader.MAX_LINKS", 3)
     assert not Laggard([LATER] * 4 + [NEXT]).follows(ALL_NEW)
 
 

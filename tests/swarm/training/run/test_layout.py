@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from swarm.training.run.layout import Layout, fragment_of
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model
-from swarm.training.state.layout import Layout, fragment_of
 from swarm_protocol.errors import ConfigError
 from torch import nn
 

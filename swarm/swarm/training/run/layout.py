@@ -17,6 +17,9 @@ import torch
 from swarm_protocol.errors import ConfigError
 from torch import Tensor, nn
 
+MAX_STATE_VALUES = 1 << 34
+"""The most values of a vector: 128 GiB of state, more than any volunteer has memory for."""
+
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 

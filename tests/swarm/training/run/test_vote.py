@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from swarm.training.round.vote import Succession, disagreement, quorum, tally
+from swarm.training.run.vote import Succession, disagreement, quorum, tally
 from swarm_protocol.training_messages import Outcome, Vote
 
 MEMBERS = ("a", "b", "c", "d")

@@ -7,19 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from swarm.training.round import certificate
-from swarm.training.round.certificate import Notary
-from swarm.training.round.round_events import SignedGroup
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.state import certificate
+from swarm.training.state.certificate import RunSignatures
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, ResumeOrder, Vote
+from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, ResumeOrder, SignedGroup, Vote
 
 NOW = 1_750_000_000.0
 IDENTITIES = sorted((Identity(bytes([number]) * 32) for number in range(4)), key=lambda each: each.peer_id)
-NOTARIES = [Notary(identity=each, network_id="test", run="run") for each in IDENTITIES]
-STRANGER = Notary(identity=Identity(b"s" * 32), network_id="test", run="run")
+NOTARIES = [RunSignatures(identity=each, network_id="test", run="run") for each in IDENTITIES]
+STRANGER = RunSignatures(identity=Identity(b"s" * 32), network_id="test", run="run")
 OUTCOME_STATE = b"n" * 32
 
 
@@ -48,7 +47,7 @@ def make_vote(signed: SignedGroup, outcome: Outcome) -> Vote:
     return Vote(run=group.run, step=group.step, attempt=group.attempt, group_digest=signed.digest, outcome=outcome)
 
 
-def certify(signed: SignedGroup, voters: list[Notary], outcome: Outcome | None = None) -> bytes:
+def certify(signed: SignedGroup, voters: list[RunSignatures], outcome: Outcome | None = None) -> bytes:
     vote = make_vote(signed, outcome or make_outcome(signed))
     votes = tuple(each.sign_vote(vote, NOW) for each in voters)
     return Certificate(group=signed.data, votes=votes).to_bytes()
@@ -88,7 +87,7 @@ def test_check_certificate_of_a_group_with_a_peer_that_is_not_admitted_is_refuse
         replace(STRANGER, admission=peers[1:]).check_certificate(data, NOW)
 
 
-def signed_order(author: Notary, outer_step: int) -> bytes:
+def signed_order(author: RunSignatures, outer_step: int) -> bytes:
     roster = tuple(each.peer_id for each in IDENTITIES)
     order = ResumeOrder(run="run", sequence=1, outer_step=outer_step, state_digest=bytes(32), roster=roster)
     return author.sign_order(order, NOW)
@@ -149,9 +148,9 @@ def test_group_within_a_group_within_another_is_read_no_further_than_the_first(
 def test_notary_of_a_run_checks_by_all_its_terms() -> None:
     config = RunConfig(name="run", outer_steps=9, min_group=3, admission=tuple(each.peer_id for each in IDENTITIES))
     run = SignedRun(config=config, peer_id=IDENTITIES[0].peer_id, issued_at=1, signature=bytes(64))
-    notary = Notary.of_run(run, IDENTITIES[1], "test")
-    assert (notary.run, notary.succession, notary.last_step) == (run.run_id, config.succession, 9)
-    assert notary.admission == config.admission
+    signatures = RunSignatures.of_run(run, IDENTITIES[1], "test")
+    assert (signatures.run, signatures.succession, signatures.last_step) == (run.run_id, config.succession, 9)
+    assert signatures.admission == config.admission
 
 
 def test_check_certificate_with_a_forged_vote_is_an_integrity_error() -> None:

@@ -1,0 +1,162 @@
+"""The reductions of one step: one for each attempt, from a signed group to the outcome that this member votes for.
+
+It also gets the parts that others have reduced. `round_driver` owns the tasks. Shapes: N values of the vector.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from swarm_compression.codec import Data
+from swarm_protocol.errors import PeerError, PeerViolation, RoundError, SwarmError
+from swarm_protocol.training_messages import Group, Outcome, SignedGroup
+from torch import Tensor
+
+from swarm.network.interface import Stream
+from swarm.training.allreduce.butterfly import Butterfly
+from swarm.training.allreduce.parts import ReductionScheme
+from swarm.training.allreduce.peer_connections import MeteredStream
+from swarm.training.round.round_events import Event, Reduced, ReduceFailed
+from swarm.training.round.round_state import short
+from swarm.training.state.following import RunContext
+from swarm.training.state.state_sync import repair_if_damaged
+
+logger = logging.getLogger(__name__)
+
+GROUP_WAIT_S = 5.0
+"""How long a member's stream waits for this member to hear of its group."""
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """The butterfly of one group, once it exists, and how many streams wait for it."""
+
+    butterfly: asyncio.Future[Butterfly | None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    num_waiting: int = 0
+
+
+class Reductions:
+    """The reductions of one step. `feed` takes the events that they end in. `on_reduced_weight` is called with each
+    member whose contribution the aggregation reduced notably, and how."""
+
+    def __init__(
+        self, context: RunContext, feed: Callable[[Event], None], on_reduced_weight: Callable[[str, str], None]
+    ) -> None:
+        self.bytes_sent = 0
+        self._context = context
+        self._feed = feed
+        self._on_reduced_weight = on_reduced_weight
+        self._places: dict[bytes, _Place] = {}
+        self._butterflies: list[Butterfly] = []  # those of failed attempts, too: their streams may still be served
+
+    async def reduce(self, signed: SignedGroup, delta_N: Tensor | None) -> None:
+        """Take part in the group's reduction. Ends with Reduced; after ReduceFailed it runs until it is cancelled."""
+        context, group = self._context, signed.group
+        await repair_if_damaged(context, group)
+        if not group.part_values:
+            await self._propose(group.attempt, signed.digest, group, ())
+            return
+        butterfly = Butterfly(
+            context.connections,
+            signed,
+            delta_N,
+            self._scheme(group),
+            context.executor,
+            on_failure=lambda error: self._feed(reduce_failed(group.attempt, error)),
+            faults=context.faults,
+        )
+        context.meter.begin([peer for peer in group.peer_ids if peer != context.network.peer_id])
+        self._place(signed.digest).butterfly.set_result(butterfly)
+        self._butterflies.append(butterfly)
+        try:
+            parts = await butterfly.run()
+        except BaseException:
+            self._places.pop(signed.digest, None)
+            raise
+        finally:
+            self.bytes_sent += butterfly.bytes_sent
+        for peer, kept in butterfly.kept_shares.items():
+            how = f"keeps {kept:.0%} of its pull" if kept else "is left out"
+            self._on_reduced_weight(peer, f"its contribution {how} in the part that this member reduces")
+        # its place stays: the backup of an owner that fails late may need this member's slices
+        await self._propose(group.attempt, signed.digest, group, parts)
+
+    async def recover(self, signed: SignedGroup, outcome: Outcome, holders: Sequence[str]) -> None:
+        """Get the parts of `outcome` from other members. Ends with Reduced or ReduceFailed."""
+        context, attempt = self._context, signed.group.attempt
+        await repair_if_damaged(context, signed.group)
+        if context.replica.proposal(outcome) is not None:
+            self._feed(Reduced(attempt=attempt, outcome=outcome))
+            return
+        try:
+            origin = context.signatures.read_group(signed.group.origin or signed.data, context.network.now()).group
+            parts = await context.fetcher.parts(origin, outcome, holders, context.codec)
+            await self._propose(attempt, outcome.origin_digest, origin, parts)
+        except SwarmError as error:
+            self._feed(reduce_failed(attempt, error))
+
+    async def attend(self, peer: str, signed: SignedGroup, stream: Stream) -> None:
+        """Pass `peer`'s stream to the butterfly of its group, once this member takes part in it. Raises RoundError."""
+        butterfly, place = None, self._place(signed.digest)
+        metered = MeteredStream(stream, lambda rate: self._context.meter.measured(peer, rate))
+        place.num_waiting += 1
+        try:
+            async with asyncio.timeout(GROUP_WAIT_S):
+                butterfly = await asyncio.shield(place.butterfly)
+        except TimeoutError:
+            pass  # reported below
+        finally:
+            place.num_waiting -= 1
+            if not place.num_waiting and not place.butterfly.done():
+                self._places.pop(signed.digest, None)
+        if butterfly is None:
+            raise RoundError(f"this member takes no part in attempt {signed.group.attempt}")
+        await butterfly.attend(peer, metered)
+
+    def close(self) -> None:
+        """The step is over: refuse the streams that still wait for a group, and drop the contribution."""
+        for place in self._places.values():
+            if not place.butterfly.done():
+                place.butterfly.set_result(None)
+        for butterfly in self._butterflies:
+            butterfly.drop_contribution()
+
+    def _place(self, digest: bytes) -> _Place:
+        if digest not in self._places:
+            self._places[digest] = _Place()
+        return self._places[digest]
+
+    def _scheme(self, group: Group) -> ReductionScheme:
+        context, config = self._context, self._context.replica.config
+        num_contributors = sum(member.num_tokens > 0 for member in group.members)
+        aggregator = config.aggregator_for(num_contributors)
+        if aggregator.name != config.aggregator:
+            logger.warning("with %d contributions this round's aggregator is %s", num_contributors, aggregator.name)
+        feedback = context.residuals.of(context.replica.fragment(group.step)) if context.residuals else None
+        return ReductionScheme(codec=context.codec, aggregator=aggregator, feedback=feedback)
+
+    async def _propose(self, attempt: int, digest: bytes, origin: Group, parts: tuple[Data, ...]) -> None:
+        try:
+            outcome = await self._context.replica.propose(self._context.executor, digest, origin, parts)
+        except SwarmError as error:
+            self._feed(reduce_failed(attempt, error))
+        else:
+            await self._context.faults.reached("round.proposed")
+            self._feed(Reduced(attempt=attempt, outcome=outcome))
+
+
+def reduce_failed(attempt: int, error: SwarmError) -> ReduceFailed:
+    """Return the event for `error`. It accuses a peer that broke the protocol, and names one that could not be reached;
+    a peer that only reported the error is not blamed."""
+    peers = (error.peer_id,) if error.peer_id else ()
+    reason = f"{short(error.peer_id)}: {error.message}" if peers else error.message
+    if isinstance(error, PeerViolation):
+        return ReduceFailed(attempt=attempt, reason=reason, accused=peers)
+    if isinstance(error, PeerError):
+        return ReduceFailed(attempt=attempt, reason=reason, unreachable=peers)
+    return ReduceFailed(attempt=attempt, reason=error.message)

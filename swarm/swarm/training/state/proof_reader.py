@@ -1,0 +1,89 @@
+"""Asks peers of a run for the certificates of their states, and checks what they show, as a member or from outside."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from swarm_protocol.errors import PeerViolation
+from swarm_protocol.identity import Identity
+from swarm_protocol.training_messages import Standing, StandingRequest
+
+from swarm.network.interface import EndOfStream, Network
+from swarm.training.run.methods import Methods
+from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.certificate import (
+    MAX_HISTORY_BYTES,
+    MAX_LINKS,
+    Proof,
+    RunSignatures,
+)
+
+CALL_TIMEOUT_S = 5.0
+"""The deadline of a small message over a bad link."""
+HISTORY_TIMEOUT_S = 60.0
+"""The deadline for all links that a peer shows: MAX_HISTORY_BYTES at 2 Mbit/s."""
+
+
+SMALL_BYTES = 1 << 16
+"""The largest certificate or manifest that is checked on the event loop, where it takes a few milliseconds at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ProofReader:
+    """Asks peers of one run for the certificates of their states, and checks them. `executor` checks large ones; None:
+    the event loop's own."""
+
+    network: Network
+    signatures: RunSignatures
+    methods: Methods
+    executor: Executor | None = None
+
+    @classmethod
+    def of_outsider(cls, network: Network, run: SignedRun) -> ProofReader:
+        """Return a reader for a process that is no member of `run`, and signs nothing."""
+        signatures = RunSignatures.of_run(run, Identity.generate(), network.network_id)
+        return cls(network=network, signatures=signatures, methods=Methods(run.run_id))
+
+    @property
+    def run(self) -> str:
+        return self.signatures.run
+
+    async def check(self, certificate: bytes) -> Proof:
+        """Return what `certificate` proves. A large one is checked off the loop. Raises PeerViolation or
+        IntegrityError."""
+        check, now = self.signatures.check_certificate, self.network.now()
+        if len(certificate) <= SMALL_BYTES:
+            return check(certificate, now)
+        return await asyncio.get_running_loop().run_in_executor(self.executor, check, certificate, now)
+
+    async def standing(self, peer: str, request: StandingRequest) -> Standing:
+        """Return where `peer` says that it is. Its certificate is not checked. Raises SwarmError."""
+        data = await self.network.call(peer, self.methods.standing, request.to_bytes(), timeout_s=CALL_TIMEOUT_S)
+        return Standing.from_bytes(data)
+
+    async def newest(self, peer: str, request: StandingRequest) -> Proof | None:
+        """Return the proof of `peer`'s state; None if that is the run's initial state. Raises SwarmError."""
+        certificate = (await self.standing(peer, request)).certificate
+        return await self.check(certificate) if certificate else None
+
+    async def history(self, peer: str, request: StandingRequest) -> AsyncGenerator[Proof, None]:
+        """Yield the links from the state before step `request.step` to `peer`'s, each checked. Close it after use.
+
+        Raises SwarmError, and PeerViolation beyond MAX_LINKS links or MAX_HISTORY_BYTES.
+        """
+        num_bytes = num_links = 0
+        async with self.network.stream(peer, self.methods.history, timeout_s=CALL_TIMEOUT_S) as stream:
+            await stream.send(request.to_bytes())
+            await stream.finish()
+            while True:
+                try:
+                    data = await stream.receive()
+                except EndOfStream:
+                    return
+                num_bytes, num_links = num_bytes + len(data), num_links + 1
+                if num_bytes > MAX_HISTORY_BYTES or num_links > MAX_LINKS:
+                    raise PeerViolation("its history is longer than any", peer_id=peer)
+                yield await self.check(data)

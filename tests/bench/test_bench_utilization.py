@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 from bench.report import Report
 from support.training_swarm import WINDOW_TOKENS, Swarm, SyntheticInner, config
+from support.wan_proxy import MBIT_BYTES
 from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time
-from swarm.testing.wan_proxy import MBIT_BYTES
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.member.trainer_events import OuterStep
 from swarm_protocol.identity import Identity

@@ -17,8 +17,8 @@ import psutil
 import pytest
 from node.gateway.scripted_client import ScriptedClient
 from openai import AsyncOpenAI
+from support.leaks import no_leaks
 from support.network_worlds import libp2p_node
-from swarm.testing.leaks import no_leaks
 from swarm_node.gateway.app import create_app
 from swarm_node.http.server import MAX_CONNECTIONS, listen, serving
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from support.leaks import no_leaks
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.sequence import EngineSequence
 from swarm.serving.engine.span_speed import SpanSpeed
@@ -17,7 +18,6 @@ from swarm.serving.model.kv_pool import PAGE_TOKENS, Batch, KVPool, KVShape, Wan
 from swarm.serving.sampling.sampling import Pick
 from swarm.serving.server.server_options import ServerOptions
 from swarm.testing import virtual_time
-from swarm.testing.leaks import no_leaks
 from swarm_protocol.session_frames import TokenDraw
 from torch import Tensor
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import torch
 from openai import AsyncOpenAI
+from support.leaks import no_leaks
 from swarm.client import OtherRevision
 from swarm.client.request import GenerationRequest, Prompt
-from swarm.testing.leaks import no_leaks
 from swarm_node.gateway.app import GatewayOptions, create_app
 from swarm_node.http.server import listen, serving
 from torch import Tensor

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 import uvloop
+from support.leaks import no_leaks
 from support.network_worlds import eventually, libp2p_node
 from swarm.client import Client
 from swarm.network.membership import Membership
 from swarm.serving.server.span_server import SpanServer
-from swarm.testing.leaks import no_leaks
 from swarm_protocol.errors import SessionError
 
 GUIDE = (Path(__file__).parents[3] / "docs/guides/around-a-model.md").read_text(encoding="utf-8")

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import uvloop
+from support.leaks import no_leaks
 from support.network_worlds import eventually, libp2p_node
 from swarm.client import AsyncClient, Client
 from swarm.network.membership import Membership
 from swarm.serving.server.span_server import SpanServer
-from swarm.testing.leaks import no_leaks
 from swarm_protocol.errors import SessionError, StartError
 from swarm_protocol.sampler import Grammar
 

@@ -17,6 +17,7 @@ from unittest.mock import AsyncMock, patch
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.leaks import no_leaks
 from support.served_chain import Talk, floats, hidden_rows, sequence_id, token_rows
 from swarm.serving.engine import engine
 from swarm.serving.engine.span_speed import ObservedSpeed, SpanSpeed
@@ -26,7 +27,6 @@ from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.span_announcer import IDLE_S, LOOK_S
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 from swarm.testing import virtual_time
-from swarm.testing.leaks import no_leaks
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerRefused, PeerUnreachable, SessionError
 from swarm_protocol.serving_messages import FILES_METHOD, FilesRequest, FilesResponse
 from swarm_protocol.session_frames import OpenSequence, SequenceEnded, ServerLeaving, StepResult

@@ -9,7 +9,7 @@ import sys
 import threading
 
 import pytest
-from swarm.testing.leaks import Leak, no_leaks
+from support.leaks import Leak, no_leaks
 
 
 def test_no_leaks_with_everything_given_back_passes() -> None:

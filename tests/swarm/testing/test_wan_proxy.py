@@ -16,12 +16,13 @@ from pathlib import Path
 
 import pytest
 from support.free_ports import free_port
+from support.leaks import no_leaks
+from support.wan_proxy import Connection, WanProxy, obey
 from swarm.network.libp2p.libp2p_network import Libp2pNetwork, Libp2pOptions
 from swarm.network.membership import Membership
-from swarm.testing.leaks import no_leaks
-from swarm.testing.wan_proxy import Connection, WanProxy, obey
 from swarm_protocol.identity import Identity
 
+TESTS = Path(__file__).parents[2]
 DEADLINE_S = 20.0
 CLEAN = Connection(name="clean", down_bytes_per_s=1e9, up_bytes_per_s=1e9, latency_s=0.0, jitter_s=0.0)
 
@@ -304,7 +305,8 @@ async def test_process_obeys_its_stdin_and_ends_with_it() -> None:
     async with proxied(CLEAN) as node_behind:  # any TCP server will do as the node
         host, port = node_behind.address
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "swarm.testing.wan_proxy", "--link", "lan", "--target", f"{host}:{port}"),
+            *(sys.executable, "-m", "support.wan_proxy", "--link", "lan", "--target", f"{host}:{port}"),
+            cwd=TESTS,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
@@ -339,7 +341,8 @@ async def test_process_obeys_its_stdin_and_ends_with_it() -> None:
 
 def test_process_with_bad_arguments_says_so() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "swarm.testing.wan_proxy", "--link", "lan", "--target", "nowhere"],
+        [sys.executable, "-m", "support.wan_proxy", "--link", "lan", "--target", "nowhere"],
+        cwd=TESTS,
         capture_output=True,
         text=True,
         timeout=60,

@@ -6,7 +6,7 @@ import itertools
 import math
 
 import pytest
-from swarm.testing.wan_proxy import LINKS, MBIT_BYTES, Connection, link_between
+from support.wan_proxy import LINKS, MBIT_BYTES, Connection, link_between
 
 
 def test_ladder_has_its_names_from_best_to_worst() -> None:

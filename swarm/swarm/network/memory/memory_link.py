@@ -3,7 +3,7 @@
 A pipe behaves like one TCP connection between two peers that carries many flows (streams and calls): bytes of one
 flow stay in order, flows share the rate frame by frame, and a lost packet delays what follows instead of vanishing.
 The meaning of the bytes belongs to `memory_stream`, connections to `memory_network`. The WAN emulator for
-real sockets (`testing.wan_proxy`) carries its bytes through the same pipes.
+real sockets (`tests/support/wan_proxy.py`) carries its bytes through the same pipes.
 Everything runs in the loop's own callbacks: a pipe has no task.
 """
 

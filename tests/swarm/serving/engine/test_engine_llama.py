@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.arithmetic_span import GREEDY, REVISION, ids
+from support.leaks import no_leaks
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.sequence import EngineSequence
 from swarm.serving.model.kv_pool import PAGE_TOKENS, Want
@@ -19,7 +20,6 @@ from swarm.serving.model.span_loading import load_span
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.wire.page_keys import page_keys
 from swarm.testing import virtual_time
-from swarm.testing.leaks import no_leaks
 
 VOCAB = 256
 NUM_TOKENS = 8

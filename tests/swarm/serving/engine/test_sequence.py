@@ -20,6 +20,7 @@ from support.arithmetic_span import (
     prompt_of,
     with_engine,
 )
+from support.leaks import no_leaks
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.sequence import EngineSequence, StepOutput
 from swarm.serving.model.kv_pool import PAGE_TOKENS, Batch, Want
@@ -27,7 +28,6 @@ from swarm.serving.sampling.sampling import Pick
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.wire.page_keys import page_keys
 from swarm.testing import virtual_time
-from swarm.testing.leaks import no_leaks
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation, SessionError
 from torch import Tensor
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import psutil
 import pytest
+from support.leaks import no_leaks
 from support.text_models import byte_tokenizer
 from swarm.serving.model.model_assets import ModelAssets, TokenizerLimits, TokenizerProcess, open_assets
 from swarm.serving.model.model_files import open_model
 from swarm.serving.tokenizer import tokenizer_worker
-from swarm.testing.leaks import no_leaks
 from swarm_protocol.errors import ConfigError, IntegrityError, SessionError
 
 Files = Mapping[str, bytes]

@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.leaks import no_leaks
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span_loading import load_span
@@ -31,7 +32,6 @@ from swarm.serving.server.forward_server import (
     cut_call,
 )
 from swarm.testing import virtual_time
-from swarm.testing.leaks import no_leaks
 from swarm_protocol.errors import ConfigError, PeerRefused, PeerTimeout, PeerViolation, SessionError, SwarmError
 from swarm_protocol.rows import Rows
 from swarm_protocol.serving_messages import BACKWARD_METHOD, FORWARD_METHOD, Compute, TensorPiece

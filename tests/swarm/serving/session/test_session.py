@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from support.leaks import no_leaks
 from support.toy_server import COLUMNS, MODEL, VOCAB, ToyServer, expected_tokens, logits_of
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_link import LinkModel
@@ -21,7 +22,6 @@ from swarm.serving.session.session import MAX_STEP_BYTES, Session, SessionOption
 from swarm.serving.session.stage import FLOOR_S, KNOWN_FLOOR_S, KNOWN_STEPS, MAX_TOKEN_S
 from swarm.serving.session.trace import Trace
 from swarm.testing import virtual_time
-from swarm.testing.leaks import no_leaks
 from swarm_protocol.errors import ConfigError, SessionError
 from swarm_protocol.rows import Rows
 from swarm_protocol.session_frames import SampledToken, StepResult, TokenDraw

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
+from support.leaks import no_leaks
 from swarm.network.interface import Stream
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.serving.wire.multiplexed_connection import (
@@ -19,7 +20,6 @@ from swarm.serving.wire.multiplexed_connection import (
     open_stream,
 )
 from swarm.testing import virtual_time
-from swarm.testing.leaks import no_leaks
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.rows import Rows
 from swarm_protocol.session_frames import SESSION_METHOD, CloseSequence, Frame, ServerLeaving, StepResult

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.leaks import no_leaks
 from support.training_swarm import NUM_VALUES, Swarm, SyntheticInner, assert_equal_steps, config, signed
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
-from swarm.testing.leaks import no_leaks
 from swarm.training.data.corpus_loading import ByteCorpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import TrainingSetup

@@ -5,8 +5,8 @@ line; libp2p over TCP works unchanged. What the node dials itself goes through t
 connections share the line's rate each way, as at home. Loss is what TCP makes of it: delay.
 
 In a test: `async with WanProxy(target=("127.0.0.1", port), connection=LINKS["cable"]) as proxy`, then `proxy.address`.
-As a process: `python -m swarm.testing.wan_proxy --link cable --target 127.0.0.1:4001`, which answers each JSON line on
-stdin with one on stdout, and ends with its stdin:
+As a process, run in `tests/`: `python -m support.wan_proxy --link cable --target 127.0.0.1:4001`. It answers each JSON
+line on stdin with one on stdout, and ends with its stdin:
 
     {"command": "stall"} or "cut", "restore", "counts"
     {"command": "link", "name": "dsl"}
@@ -330,7 +330,7 @@ def _host_and_port(text: str) -> tuple[str, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m swarm.testing.wan_proxy", description="An emulated home line before a TCP port."
+        prog="python -m support.wan_proxy", description="An emulated home line before a TCP port."
     )
     parser.add_argument("--link", choices=tuple(LINKS), required=True)
     parser.add_argument("--target", type=_host_and_port, required=True, help="HOST:PORT of the node")

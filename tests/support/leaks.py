@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
-
 from swarm.testing.virtual_time import THREAD_NAME
 
 GRACE_S = 3.0

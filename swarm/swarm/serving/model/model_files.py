@@ -14,7 +14,6 @@ from typing import Any
 
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, IntegrityError
-from transformers import AutoConfig
 
 from swarm.serving.model.formats import format_of
 from swarm.serving.model.formats.format import CheckpointFormat, group, num_values
@@ -128,6 +127,8 @@ def read_config(directory: Path) -> Any:
             f"{directory} holds no {CONFIG}",
             remedy="name a directory written by save_pretrained or downloaded from a hub",
         )
+    from transformers import AutoConfig  # noqa: PLC0415 (over half a second)
+
     try:
         _check_bounds(directory / CONFIG)
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)

@@ -21,8 +21,6 @@ from typing import Any
 import torch
 from swarm_protocol.errors import ConfigError, IntegrityError
 from torch import Tensor, nn
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-from transformers.utils import logging as transformers_logging
 
 from swarm.building import BUILDING
 from swarm.serving.model.formats import format_of
@@ -257,6 +255,8 @@ def _put(part: Any, model: Any, index: int) -> None:
 def causal_lm_class(config: Any) -> Any:
     """The transformers class for `config`. Raises ConfigError for what is no model of blocks that can be split."""
     name = str(config.model_type)
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING  # noqa: PLC0415 (over half a second)
+
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder:
         raise ConfigError(f"{name} is not a decoder-only language model", remedy="serve a causal language model")
     layer_types = set(getattr(config, "layer_types", None) or ())
@@ -363,6 +363,8 @@ class _Absent(nn.Module):
 def quiet_transformers() -> Iterator[None]:
     """Turn off transformers' progress bars and load reports, since failures are raised here, and torchao's log of
     kernels for other machines."""
+    from transformers.utils import logging as transformers_logging  # noqa: PLC0415 (over half a second)
+
     loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -144,10 +144,8 @@ def measure_again(device: str, cache: Path, threads: int) -> Speeds:
     if threads:
         torch.set_num_threads(threads)
     path, key = cache / "probe.json", _key(device, device_name(device))
-    known, found = _read(path, key), measure(device)
-    best = (
-        Speeds(**{name: max(value, asdict(known)[name]) for name, value in asdict(found).items()}) if known else found
-    )
+    known, found = asdict(_read(path, key) or Speeds()), asdict(measure(device))
+    best = Speeds(**{name: max(speed, known[name]) for name, speed in found.items()})
     _write(path, key, best)
     return best
 

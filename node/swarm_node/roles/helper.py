@@ -19,8 +19,9 @@ from itertools import accumulate
 from swarm.heap import uncollected
 from swarm.network.multiaddr import is_loopback
 from swarm_protocol.errors import SwarmError
-from swarm_protocol.records import ServeRecord, TrainerRecord
+from swarm_protocol.records import ServeRecord
 
+from swarm_node.formatting import plural
 from swarm_node.network_snapshot import NetworkPoller, NetworkSnapshot
 from swarm_node.node import Node, RelayUse, RoleName
 from swarm_node.settings.config import Config
@@ -58,7 +59,12 @@ def needs(snapshot: NetworkSnapshot, me: str) -> list[Need]:
     for name, servers in snapshot.models.items():
         found += _model_need(name, {peer: each for peer, each in servers.records.items() if peer != me})
     for name, trainers in snapshot.runs.items():
-        found += _run_need(name, {peer: each for peer, each in trainers.records.items() if peer != me})
+        active = [
+            peer for peer, each in trainers.records.items() if each.state in {"joining", "training"} and peer != me
+        ]
+        if active:
+            why = f"run {name} has {_counted(len(active), 'member')}"
+            found.append(RunNeed(name=name, num_helpers=len(active), why=why))
     return sorted(found, key=lambda need: (need.num_helpers, isinstance(need, RunNeed), need.name))
 
 
@@ -84,14 +90,8 @@ def _model_need(name: str, servers: Mapping[str, ServeRecord]) -> Iterable[Need]
     )
 
 
-def _run_need(name: str, trainers: Mapping[str, TrainerRecord]) -> Iterable[Need]:
-    active = [record for record in trainers.values() if record.state in {"joining", "training"}]
-    if active:
-        yield RunNeed(name=name, num_helpers=len(active), why=f"run {name} has {_counted(len(active), 'member')}")
-
-
 def _counted(count: int, what: str) -> str:
-    return f"no {what}" if not count else f"only {count} {what}{'' if count == 1 else 's'}"
+    return f"only {plural(count, what)}" if count else f"no {what}"
 
 
 class StandbyRole:

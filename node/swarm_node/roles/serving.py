@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,17 +91,16 @@ class ModelServing:
             await self._serve(volunteer)
 
     async def _serve(self, volunteer: SpanVolunteer) -> None:
+        leaving = self._node.shutdown.leaving
         try:
             await volunteer.start()
-            while not self._node.shutdown.leaving.is_set():
+            while not leaving.is_set():
                 if failure := volunteer.failure:
                     raise failure
                 self._say(volunteer)
-                try:
+                with suppress(TimeoutError):
                     async with asyncio.timeout(1.0):
-                        await self._node.shutdown.leaving.wait()
-                except TimeoutError:
-                    continue
+                        await leaving.wait()
             await volunteer.drain(within_s=self._node.shutdown.grace_s)
         except SessionError:
             if not self._node.shutdown.leaving.is_set():

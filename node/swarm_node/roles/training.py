@@ -110,8 +110,8 @@ class RunTraining:
         setup = await asyncio.to_thread(self._prepare, resumed)
         self._show(resumed.state.outer_step if resumed else 0)
         start = self._run.config.start.checkpoint and f", the checkpoint {self._run.config.start.checkpoint}"
-        here = f"from the run's start{start}"
-        found = f"from the checkpoint of outer step {resumed.state.outer_step}" if resumed else here
+        step = resumed and resumed.state.outer_step
+        found = f"from the run's start{start}" if step is None else f"from the checkpoint of outer step {step}"
         self._node.steps.done("warm-up", f"data and model are ready; {found}, unless others are further")
         return RunMember(
             self._node.network,
@@ -151,12 +151,12 @@ class RunTraining:
     async def let_others_finish(self) -> None:
         """Stay until all other members have the last state too, for a limited time."""
         node = self._node
-
-        def report(peers: tuple[str, ...], seconds: float) -> None:
-            self._emit("lingering", peers=peers, seconds=seconds)
-
         await let_others_finish(
-            node.membership, self._run.run_id, node.network.peer_id, node.shutdown.leaving, on_wait=report
+            node.membership,
+            self._run.run_id,
+            node.network.peer_id,
+            node.shutdown.leaving,
+            on_wait=lambda peers, seconds: self._emit("lingering", peers=peers, seconds=seconds),
         )
 
     def _prepare(self, resumed: Checkpoint | None) -> TrainingSetup:
@@ -260,13 +260,9 @@ class RunTraining:
         if progress.waiting:
             self._node.emitter.say("  another process on this machine tokenizes the same data: waiting for its tokens")
             return
-        self._emit(
-            "tokenizing",
-            share=progress.share,
-            num_tokens=progress.num_tokens,
-            tokens_per_s=progress.tokens_per_s,
-            folder=str(shared_cache()),
-        )
+        fields = asdict(progress)
+        del fields["waiting"]
+        self._emit("tokenizing", folder=str(shared_cache()), **fields)
 
     def _emit(self, name: str, **fields: object) -> None:
         self._node.emitter.emit(name, run=self._run.run_id, **fields)

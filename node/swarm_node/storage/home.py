@@ -113,7 +113,9 @@ class Home:
                 raise self._taken(os.pread(descriptor, _PID_BYTES, 0).strip()) from None
             with explained("write to the home directory"):
                 os.pwrite(descriptor, b"%-*d" % (_PID_BYTES, os.getpid()), 0)
-            self._clear_socket()
+            # we hold the lock, so the process that made this socket is gone
+            with explained("remove the old control socket"):
+                self.socket.unlink(missing_ok=True)
             yield
         finally:
             os.close(descriptor)
@@ -139,11 +141,6 @@ class Home:
             f"a daemon ({who}) is already running in {self.path}",
             remedy=f"give this one another --home, or end that one: swarm-node stop --home {self.path}",
         )
-
-    def _clear_socket(self) -> None:
-        # we hold the lock, so the process that made this socket is gone
-        with explained("remove the old control socket"):
-            self.socket.unlink(missing_ok=True)
 
 
 def _runtime_directory() -> Path:

@@ -79,30 +79,18 @@ class RememberedPeer:
 def read(path: Path, network_id: str, now_s: float) -> tuple[RememberedPeer, ...]:
     """Return the peers of that network in the file at `path`, the likeliest to be alive first."""
     try:
-        entries = _entries(path, network_id)
-    except (OSError, ValueError, RecursionError) as error:
+        data = read_json(path, max_bytes=MAX_FILE_BYTES)
+        entries = list[Any]() if data is None or data["network_id"] != network_id else data["peers"][: 2 * MAX_PEERS]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         logger.warning("the peers that were remembered in %s are lost: %s", path, error)
         return ()
-    found = [each for entry in entries[: 2 * MAX_PEERS] if (each := _parsed(entry)) is not None]
+    found = []
+    for entry in entries:
+        try:
+            found.append(RememberedPeer(**{**entry, "addrs": tuple(entry["addrs"])}))
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            logger.warning("skipped a remembered peer: %s", error)
     return select_peers(found, {}, (), now_s)
-
-
-def _entries(path: Path, network_id: str) -> list[Any]:
-    """Read the file's list. Raises OSError, ValueError or RecursionError for a file that no node wrote."""
-    data = read_json(path, max_bytes=MAX_FILE_BYTES)
-    if data is None:
-        return []
-    if not (isinstance(data, dict) and isinstance(data.get("peers"), list)):
-        raise ValueError("it has no list of peers")  # noqa: TRY004 - a file's fault, not a caller's
-    return data["peers"] if data.get("network_id") == network_id else []
-
-
-def _parsed(entry: Any) -> RememberedPeer | None:
-    try:
-        return RememberedPeer(**{**entry, "addrs": tuple(entry["addrs"])})
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        logger.warning("skipped a remembered peer: %s", error)
-        return None
 
 
 def select_peers(
@@ -167,10 +155,14 @@ async def remembering(home: Home, network: Libp2pNetwork) -> AsyncIterator[None]
 
     left = asyncio.Event()
 
+    def merge(present: Mapping[str, tuple[str, ...]], relays: Iterable[str]) -> None:
+        path, network_id, now_s = home.peers, network.network_id, time.time()
+        write(path, network_id, select_peers(read(path, network_id, now_s), present, relays, now_s))
+
     async def save() -> None:
         # the network's tables are read here: they change in this thread
         present, relays = {contact.peer_id: contact.addrs for contact in network.known_peers}, network.relays
-        await asyncio.to_thread(_merge, home.peers, network.network_id, present, relays)
+        await asyncio.to_thread(merge, present, relays)
 
     async def keep() -> None:
         pause_s = FIRST_SAVE_S
@@ -189,8 +181,3 @@ async def remembering(home: Home, network: Libp2pNetwork) -> AsyncIterator[None]
         left.set()
         await keeper
         await save()
-
-
-def _merge(path: Path, network_id: str, present: Mapping[str, tuple[str, ...]], relays: Iterable[str]) -> None:
-    now_s = time.time()
-    write(path, network_id, select_peers(read(path, network_id, now_s), present, relays, now_s))

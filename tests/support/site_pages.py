@@ -11,8 +11,12 @@ DOCS = ROOT / "docs"
 
 
 def hooks() -> ModuleType:
-    """`docs/hooks.py`, which is in no package."""
-    spec = importlib.util.spec_from_file_location("site_hooks", DOCS / "hooks.py")
+    return script("hooks")
+
+
+def script(name: str) -> ModuleType:
+    """A file of `docs`, which is in no package."""
+    spec = importlib.util.spec_from_file_location(f"site_{name}", DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -16,7 +16,7 @@ from swarm_node.dashboard.checkpoints import Checkpoints
 from swarm_node.dashboard.live import Live, LiveResponse
 from swarm_node.dashboard.views import ModelDetail, NodeDetail, NodeView, Overview, RunDetail, Series, ViewSource
 from swarm_node.formatting import shown
-from swarm_node.http.http_error import DashboardError, RemedyBody
+from swarm_node.http.http_error import ErrorBody, HttpError
 
 MAX_NAME_CHARS = 256
 """The limit of a name in a request. It is longer than any name in a record, so that a longer one is just not found."""
@@ -141,15 +141,13 @@ class Api:
         """A file of a run's checkpoint, whole or a range of it; `RunDetail.checkpoint` lists them."""
         found = None if self._checkpoints is None else await asyncio.to_thread(self._checkpoints.find, run, name)
         if found is None:
-            raise DashboardError(
-                404, "there is no such file to download", remedy="/api/v1/runs/RUN lists a run's files"
-            )
+            raise HttpError(404, "there is no such file to download", remedy="/api/v1/runs/RUN lists a run's files")
         return FileResponse(found, media_type="application/octet-stream", filename=found.name)
 
 
-def _unknown(what: str, name: str, remedy: str) -> DashboardError:
+def _unknown(what: str, name: str, remedy: str) -> HttpError:
     """Return a 404 for a name that nobody has."""
-    return DashboardError(404, f"there is no {what} {shown(name, max_chars=MAX_REPEATED_CHARS)} here", remedy=remedy)
+    return HttpError(404, f"there is no {what} {shown(name, max_chars=MAX_REPEATED_CHARS)} here", remedy=remedy)
 
 
 def _json(view: BaseModel) -> Response:
@@ -157,7 +155,7 @@ def _json(view: BaseModel) -> Response:
 
 
 def _failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": RemedyBody} for status in (*statuses, 429, 500)}
+    return {status: {"model": ErrorBody} for status in (*statuses, 429, 500)}
 
 
 def _event(name: str, data: dict[str, Any]) -> dict[str, Any]:

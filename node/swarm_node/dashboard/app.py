@@ -17,7 +17,7 @@ from swarm_node.dashboard.live import Live
 from swarm_node.dashboard.views import ViewSource
 from swarm_node.formatting import shown
 from swarm_node.http.addresses import caller_of
-from swarm_node.http.http_error import DashboardError, HttpError, install_errors
+from swarm_node.http.http_error import HttpError, install_errors
 from swarm_node.http.rate_limit import Allowances, Rates
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def create_dashboard(source: ViewSource, *, has_chat: bool = False, checkpoints:
     live = app.state.live = Live(source, time.time)
     app.add_middleware(VisitorRates)
     app.add_middleware(DefaultHeaders)
-    install_errors(app, _translated, DashboardError, RequestValidationError, HTTPException, Exception)
+    install_errors(app, _translated, HttpError, RequestValidationError, HTTPException, Exception)
     app.include_router(api.router(source, live, checkpoints))
     app.include_router(pages.router(source, has_chat))
     return app
@@ -61,19 +61,19 @@ def create_dashboard(source: ViewSource, *, has_chat: bool = False, checkpoints:
 
 def _translated(error: Exception, request: Request) -> HttpError:
     match error:
-        case DashboardError():
+        case HttpError():
             return error
         case RequestValidationError():
             first = error.errors()[0]
             message = f"{_repeated(str(first['loc'][-1]))}: {shown(first['msg'])}"
-            return DashboardError(400, message, remedy="see /api/v1/openapi.json")
+            return HttpError(400, message, remedy="see /api/v1/openapi.json")
         case HTTPException():
             message = f"{request.method} {_repeated(request.url.path)}: {shown(str(error.detail)).lower()}"
             remedy = "/api/v1/openapi.json lists what there is"
-            return DashboardError(error.status_code, message, remedy=remedy, headers=error.headers)
+            return HttpError(error.status_code, message, remedy=remedy, headers=error.headers)
         case _:
             log.error("unexpected error while answering a visitor", exc_info=error)
-            return DashboardError(500, "the dashboard failed to answer", remedy="its log says why")
+            return HttpError(500, "the dashboard failed to answer", remedy="its log says why")
 
 
 def _repeated(text: str) -> str:
@@ -105,7 +105,7 @@ class VisitorRates:
                 self._allowances.get(caller_of(scope), self._rates).take_request()
             except HttpError as error:
                 remedy = "follow /api/v1/events instead"
-                refusal = DashboardError(429, error.message, remedy=remedy, retry_after_s=error.retry_after_s)
+                refusal = HttpError(429, error.message, remedy=remedy, retry_after_s=error.retry_after_s)
                 await refusal(scope, receive, send)
                 return
         await self._app(scope, receive, send)

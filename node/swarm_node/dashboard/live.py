@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from swarm_node.dashboard.views import Overview, ViewSource
 from swarm_node.http.addresses import caller_of
 from swarm_node.http.event_stream import EventStream, event, wait_disconnected
-from swarm_node.http.http_error import DashboardError
+from swarm_node.http.http_error import HttpError
 
 Over = asyncio.Task[Any]
 """A task that is done when a stream is over."""
@@ -73,16 +73,16 @@ class Live:
 
     @contextmanager
     def slot(self, address: str) -> Iterator[None]:
-        """Hold the place of one stream while the context lasts. Raises DashboardError."""
+        """Hold the place of one stream while the context lasts. Raises HttpError."""
         if self.num_streams >= MAX_STREAMS or self.closed.is_set():
-            raise DashboardError(
+            raise HttpError(
                 503,
                 f"all {MAX_STREAMS} live streams of this dashboard are taken",
                 remedy="the pages and /api/v1/overview tell the same, without being live",
                 retry_after_s=RETRY_AFTER_S,
             )
         if self._streams[address] >= MAX_STREAMS_EACH:
-            raise DashboardError(
+            raise HttpError(
                 429,
                 f"this address has {MAX_STREAMS_EACH} live streams open already",
                 remedy="close some of them",
@@ -137,7 +137,7 @@ class LiveResponse(Response):
         try:
             with self._live.slot(caller_of(scope)):
                 await self._stream(receive, EventStream(send, HEADERS))
-        except DashboardError as error:
+        except HttpError as error:
             await error(scope, receive, send)
 
     async def _stream(self, receive: Receive, events: EventStream) -> None:

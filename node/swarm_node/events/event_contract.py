@@ -1,13 +1,12 @@
 """What `--json` prints: every event, its fields, and the line people read instead. The one source of docs/events.md.
 
 Scripts are written against these names, so a name or field may be added here but never renamed or given another
-meaning. `python -m swarm_node.events.event_contract` writes `docs/events.md`, and a test compares the two.
+meaning. `docs/contracts.py` writes `docs/events.md`, and a test compares the two.
 `swarm_node.events.emitter` prints the events.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -479,22 +478,3 @@ def problems(event: Mapping[str, object]) -> list[str]:
         if not isinstance(value, TYPES[type_name]) or (isinstance(value, bool) and type_name != "bool"):
             found.append(f"{name}.{field} is {value!r}, not {type_name}")
     return found
-
-
-def render() -> str:
-    """Return the contract as Markdown."""
-    parts = [
-        "# Events\n\nWith `--json` a command prints one JSON object a line on stdout; text for people goes to stderr. "
-        "Every object has `event` (its name) and `time` (Unix seconds), and the fields below. Fields may be added, "
-        "never renamed: ignore what you do not know. `?` marks a field that may be null.\n\n"
-        "This page is generated: `python -m swarm_node.events.event_contract > docs/events.md`.\n"
-    ]
-    for name, spec in EVENTS.items():
-        described = ((field, *about.split(": ", 1)) for field, about in spec.fields.items())
-        rows = "\n".join(f"| `{field}` | {kind} | {meaning} |" for field, kind, meaning in described)
-        parts.append(f"## `{name}`\n\n{spec.about}\n\n| field | type | meaning |\n|---|---|---|\n{rows}\n")
-    return "\n".join(parts)
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render())

@@ -20,6 +20,7 @@ class ErrorDetail(BaseModel):
     type: str
     param: str | None
     code: str | None
+    remedy: str = ""
 
 
 class ErrorBody(BaseModel):
@@ -29,7 +30,7 @@ class ErrorBody(BaseModel):
 
 
 class HttpError(Exception):
-    """A failure that the client is told, in OpenAI's form, with its HTTP status.
+    """A failure that the client is told, in OpenAI's form and with a remedy if there is one, and its HTTP status.
 
     `retry_after_s` 0 means that the response has no such header.
     """
@@ -56,9 +57,11 @@ class HttpError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        remedy = {"remedy": self.remedy} if self.remedy else {}
-        detail = ErrorDetail(message=self.message, type=_type(self.status), param=self.param, code=self.code)
-        return {"error": {**detail.model_dump(), **remedy}}
+        kind = "rate_limit_error" if self.status == 429 else "server_error"
+        if self.status < 500 and self.status != 429:
+            kind = "invalid_request_error"
+        detail = ErrorDetail(message=self.message, type=kind, param=self.param, code=self.code, remedy=self.remedy)
+        return {"error": detail.model_dump(exclude=None if self.remedy else {"remedy"})}
 
     def note(self, scope: Scope) -> None:
         """Record the reason of the refusal for the counters."""
@@ -76,31 +79,6 @@ class HttpError(Exception):
         """Answer a request, as an ASGI application."""
         self.note(scope)
         await self.response()(scope, receive, send)
-
-
-def _type(status: int) -> str:
-    if status == 429:
-        return "rate_limit_error"
-    return "server_error" if status >= 500 else "invalid_request_error"
-
-
-class RemedyDetail(BaseModel):
-    message: str
-    remedy: str
-
-
-class RemedyBody(BaseModel):
-    """The body of every failed request."""
-
-    error: RemedyDetail
-
-
-class DashboardError(HttpError):
-    """A failure that a visitor is told, with a remedy."""
-
-    @property
-    def body(self) -> dict[str, Any]:
-        return RemedyBody(error=RemedyDetail(message=self.message, remedy=self.remedy)).model_dump()
 
 
 def install_errors(app: FastAPI, translate: Callable[[Exception, Request], HttpError], *kinds: type[Exception]) -> None:

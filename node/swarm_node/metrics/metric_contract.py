@@ -2,13 +2,12 @@
 
 Dashboards and alerts are written against these names, so a metric may be added here but never renamed or given another
 meaning. Names and units follow the conventions of Prometheus, and vLLM's names where the same thing is counted. No
-label has a value that a client or a peer can choose. `python -m swarm_node.metrics.metric_contract` writes
-`docs/metrics.md`, and a test compares the two. The other modules of this package fill the metrics.
+label has a value that a client or a peer can choose. `docs/contracts.py` writes `docs/metrics.md`, and a test compares
+the two. The other modules of this package fill the metrics.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -253,28 +252,3 @@ GROUPS: Mapping[str, tuple[str, MetricGroup]] = {
     "Process": ("From the operating system, by prometheus_client; Linux only.", PROCESS),
 }
 METRICS: MetricGroup = {name: spec for _, part in GROUPS.values() for name, spec in part.items()}
-
-
-def render() -> str:
-    """The contract as Markdown."""
-    parts = [
-        "# Metrics\n\n`--metrics HOST:PORT` lets a daemon answer Prometheus at `http://HOST:PORT/metrics` "
-        "(port 0: any free one; the `metrics` event has the address). A gateway answers on its own port, too. "
-        "Without the option nothing listens. Metrics may be added, never renamed. Beside a histogram's name stands the "
-        "number of its buckets.\n\n"
-        "This page is generated: `python -m swarm_node.metrics.metric_contract > docs/metrics.md`.\n"
-    ]
-    for title, (about, part) in GROUPS.items():
-        rows = "\n".join(_row(name, spec) for name, spec in part.items())
-        parts.append(f"## {title}\n\n{about}\n\n| metric | kind | meaning | it moves |\n|---|---|---|---|\n{rows}\n")
-    return "\n".join(parts)
-
-
-def _row(name: str, spec: MetricSpec) -> str:
-    kind = f"{spec.kind} ({len(spec.buckets)})" if spec.buckets else spec.kind
-    labels = "".join(f"<br>`{label}`: {values}" for label, values in spec.labels.items())
-    return f"| `{name}` | {kind} | {spec.about}{labels} | {spec.moves} |"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render())

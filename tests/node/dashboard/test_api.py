@@ -207,7 +207,7 @@ def test_openapi_describes_every_route(source: ExampleSource) -> None:
     }
     ok = described["paths"]["/api/v1/overview"]["get"]["responses"]["200"]["content"]["application/json"]
     assert ok["schema"]["$ref"].endswith("/Overview")
-    assert "RemedyBody" in described["components"]["schemas"]
+    assert "ErrorBody" in described["components"]["schemas"]
 
 
 def test_bug_in_a_view_is_a_500_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +215,8 @@ def test_bug_in_a_view_is_a_500_in_words(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(source, "overview", lambda: 1 / 0)
     [answer] = get(source, "/api/v1/overview")
     assert answer.status_code == 500
-    assert answer.json() == {"error": {"message": "the dashboard failed to answer", "remedy": "its log says why"}}
+    said = {"message": "the dashboard failed to answer", "remedy": "its log says why"}
+    assert answer.json() == {"error": {**said, "type": "server_error", "param": None, "code": None}}
 
 
 def test_address_that_asks_too_often_is_told_when_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:

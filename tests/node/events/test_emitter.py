@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 
 import pytest
+from support.site_pages import script
 from swarm_node.events.emitter import EVERY_S, WIPE, Emitter, LiveLine, event_contract
 from swarm_node.formatting import progress
 from swarm_node.roles.serving import serving_line
@@ -31,9 +32,7 @@ def emitted(event: str, *, as_json: bool, **fields: object) -> tuple[str, str]:
 
 def test_docs_of_events_are_what_the_code_says() -> None:
     page = Path(__file__).parents[3] / "docs" / "events.md"
-    assert page.read_text(encoding="utf-8") == event_contract.render(), (
-        "run python -m swarm_node.events.event_contract > docs/events.md"
-    )
+    assert page.read_text(encoding="utf-8") == script("contracts").events_page(), "run docs/contracts.py"
 
 
 @pytest.mark.parametrize("event", event_contract.EVENTS)

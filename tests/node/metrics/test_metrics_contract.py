@@ -7,16 +7,14 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from swarm_node.metrics import metric_contract
+from support.site_pages import script
 from swarm_node.metrics.metric_contract import METRICS
 from swarm_node.metrics.metric_registry import Reading, Registry
 
 
 def test_docs_of_metrics_are_what_the_code_says() -> None:
     page = Path(__file__).parents[3] / "docs" / "metrics.md"
-    assert page.read_text(encoding="utf-8") == metric_contract.render(), (
-        "run python -m swarm_node.metrics.metric_contract > docs/metrics.md"
-    )
+    assert page.read_text(encoding="utf-8") == script("contracts").metrics_page(), "run docs/contracts.py"
 
 
 @pytest.mark.parametrize("name", METRICS)

@@ -205,7 +205,7 @@ class World:
 
     async def add(self, start: int, end: int, **options: Any) -> Server:
         allowed = ServerOptions(
-            max_step_ms=1e9, max_alone_ms=1e9, faults=self.script.hook(f"s{len(self.servers)}"), **options
+            max_step_ms=1e9, max_alone_ms=1e9, failpoints=self.script.hook(f"s{len(self.servers)}"), **options
         )
         network, span = self.internet.network(), Sums(start=start, end=end)
         engine = Engine(span, span.pool(), allowed, revision=REVISION)

@@ -163,7 +163,7 @@ async def box(
         swarm = Box(internet, directory, stack, network, membership, client)
         for index, (start, end) in enumerate(spans):
             hook = script.hook(f"s{index}")
-            await swarm.add(start, end, dataclasses.replace(options or ServerOptions(), faults=hook))
+            await swarm.add(start, end, dataclasses.replace(options or ServerOptions(), failpoints=hook))
         await swarm.known(len(spans))
         yield swarm
         script.assert_all_fired()

@@ -214,54 +214,39 @@ def _step(span: Span, pool: KVPool, x: Tensor, position: int) -> Tensor:
     return output
 
 
-_SIZES: Sequence[tuple[int, Sequence[str]]] = (
-    (MAX_BLOCKS, _DEPTHS),
-    (_HEADS, _NUM_HEADS),
+_SIZES: Sequence[tuple[int, str]] = (
+    (MAX_BLOCKS, " ".join(_DEPTHS)),
+    (_HEADS, " ".join(_NUM_HEADS)),
     (
         _HEADS * _HEAD_SIZE,
-        (
-            *("hidden_size", "n_embd", "d_model", "embedding_size", "word_embed_proj_dim"),
-            *("input_embedding_size", "output_embedding_size"),
-        ),
+        "hidden_size n_embd d_model embedding_size word_embed_proj_dim input_embedding_size output_embedding_size",
     ),
     (
         96,
-        (
-            *("intermediate_size", "intermediate_size_mlp", "ffn_dim", "ffn_hidden_size", "n_inner", "dff", "dim_ff"),
-            *("moe_intermediate_size", "dense_intermediate_size", "expert_ffn_hidden_size", "decoder_ffn_dim"),
-            *("shared_expert_intermediate_size", "shared_experts_intermediate_size", "shared_intermediate_size"),
-        ),
+        "intermediate_size intermediate_size_mlp ffn_dim ffn_hidden_size n_inner dff dim_ff "
+        "moe_intermediate_size dense_intermediate_size expert_ffn_hidden_size decoder_ffn_dim "
+        "shared_expert_intermediate_size shared_experts_intermediate_size shared_intermediate_size",
     ),
     (
         _HEAD_SIZE,
-        (
-            *("head_dim", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "kv_channels", "swa_head_dim"),
-            *("rotary_dim", "index_head_dim"),
-        ),
+        "head_dim qk_rope_head_dim qk_nope_head_dim v_head_dim kv_channels swa_head_dim rotary_dim index_head_dim",
     ),
-    (2 * _HEAD_SIZE, ("qk_head_dim",)),
-    (24, ("q_lora_rank", "kv_lora_rank", "o_lora_rank")),
-    (VOCAB, ("vocab_size", "vocab_size_per_layer_input", "unpadded_vocab_size")),
-    (8, ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "zero_expert_num")),
-    (
-        2,
-        (
-            *("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "n_group"),
-            "num_expert_group",
-        ),
-    ),
-    (1, ("topk_group",)),
-    (2 * CONTEXT_TOKENS, ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")),
-    (CONTEXT_TOKENS, ("original_max_position_embeddings",)),
+    (2 * _HEAD_SIZE, "qk_head_dim"),
+    (24, "q_lora_rank kv_lora_rank o_lora_rank"),
+    (VOCAB, "vocab_size vocab_size_per_layer_input unpadded_vocab_size"),
+    (8, "num_experts num_local_experts n_routed_experts moe_num_experts zero_expert_num"),
+    (2, "num_experts_per_tok num_experts_per_token moe_topk moe_top_k moe_k n_group num_expert_group"),
+    (1, "topk_group"),
+    (2 * CONTEXT_TOKENS, "max_position_embeddings n_positions n_ctx max_seq_len"),
+    (CONTEXT_TOKENS, "original_max_position_embeddings"),
     (
         _WINDOW,
-        (
-            *("sliding_window", "attention_window_size", "local_attention", "window_size", "sliding_window_size"),
-            "attention_chunk_size",
-        ),
+        "sliding_window attention_window_size local_attention window_size sliding_window_size attention_chunk_size",
     ),
 )
-_SIZE_OF = {name: size for size, names in _SIZES for name in names}
+"""Names of sizes, separated by spaces, and what a miniature has of each at most."""
+
+_SIZE_OF = {name: size for size, names in _SIZES for name in names.split()}
 
 
 def miniature(settings: Mapping[str, Any]) -> dict[str, Any]:

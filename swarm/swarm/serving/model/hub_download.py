@@ -64,17 +64,14 @@ class HubModel:
     sizes: Mapping[str, int]
     sha256: Mapping[str, str]
     endpoint: str | None
-    token: str | None
 
     def url(self, name: str) -> str:
         return hf_hub_url(self.model_id, name, revision=self.commit, endpoint=self.endpoint)
 
 
-def find_model(
-    model_id: str, cache_dir: Path, *, revision: str = "main", endpoint: str | None = None, token: str | None = None
-) -> HubModel:
+def find_model(model_id: str, cache_dir: Path, *, revision: str = "main", endpoint: str | None = None) -> HubModel:
     """Ask the hub what `revision` of the model is, and download its small files. Raises ConfigError, IntegrityError."""
-    api = HfApi(endpoint=endpoint, token=token)
+    api = HfApi(endpoint=endpoint)
     model = _look_up(api, model_id, cache_dir, revision)
     with _locked_directory(model):
         _fetch_all(model, [name for name in (*SMALL_FILES, INDEX) if name in model.sizes], lambda *_: None)
@@ -107,7 +104,6 @@ def _look_up(api: HfApi, model_id: str, cache_dir: Path, revision: str) -> HubMo
         sizes={name: file.size for name, file in files.items() if isinstance(file.size, int)},
         sha256={name: file.lfs.sha256 for name, file in files.items() if file.lfs},
         endpoint=api.endpoint,
-        token=api.token if isinstance(api.token, str) else None,
     )
     if not any(name in model.sizes for name in (INDEX, SINGLE)):
         raise ConfigError(f"{model_id} has no safetensors weights", remedy="name a model that has")
@@ -195,7 +191,7 @@ def _append(model: HubModel, name: str, part: Path, on_bytes: Callable[[int], No
     """Append to `part` what it lacks of the file, until the connection ends. Raises OSError for more than that."""
     size = _size(model, name)
     with part.open("ab") as file:
-        headers = build_hf_headers(token=model.token) | {
+        headers = build_hf_headers() | {
             "Range": f"bytes={file.tell()}-",
             "Accept-Encoding": "identity",  # sizes and offsets are those of the file itself
         }

@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
+from types import MappingProxyType
 
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
@@ -20,8 +21,29 @@ MAX_STOPS = 32
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKENS = 64
 
-_WHOLE = ("top_k", "seed", "min_tokens")
-_REAL = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+_PENALTY = f"use {-limits.MAX_PENALTY:g} to {limits.MAX_PENALTY:g}"
+_SMALLEST = math.ulp(0.0)
+"""The lower bound of a number above 0."""
+
+_BOUNDS: Mapping[str, tuple[type[Integral | Real], float, float, str]] = MappingProxyType(
+    {
+        "temperature": (Real, 0, MAX_TEMPERATURE, f"use 0 to {MAX_TEMPERATURE:g}"),
+        "top_p": (Real, _SMALLEST, 1, "use a number above 0 and up to 1"),
+        "top_k": (Integral, 0, math.inf, "use 0 for no limit, or a positive number"),
+        "min_p": (Real, 0, 1, "use 0 to 1"),
+        "seed": (Integral, -(2**63) + 1, 2**63 - 1, "use a 64-bit number"),
+        "presence_penalty": (Real, -limits.MAX_PENALTY, limits.MAX_PENALTY, _PENALTY),
+        "frequency_penalty": (Real, -limits.MAX_PENALTY, limits.MAX_PENALTY, _PENALTY),
+        "repetition_penalty": (
+            Real,
+            _SMALLEST,
+            limits.MAX_REPETITION_PENALTY,
+            f"use 1 for none, or a number above 0 and up to {limits.MAX_REPETITION_PENALTY:g}",
+        ),
+        "min_tokens": (Integral, 0, limits.MAX_SESSION_TOKENS, "use 0 for no minimum, or a positive number"),
+    }
+)
+"""The kind of each number, the least and the most that it may be, and what to do about others."""
 
 
 def check_kind(value: object, name: str, kind: type[Integral | Real]) -> None:
@@ -76,34 +98,12 @@ class Sampling:
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
-        for name in _WHOLE:
-            check_kind(getattr(self, name), name, Integral)
-        for name in _REAL:
-            check_kind(getattr(self, name), name, Real)
-        self._check_draws()
+        for name, (kind, least, most, remedy) in _BOUNDS.items():
+            value = getattr(self, name)
+            check_kind(value, name, kind)
+            if not least <= value <= most:
+                raise ConfigError(f"{name} is {value}", remedy=remedy)
         self._check_ends()
-
-    def _check_draws(self) -> None:
-        if not (math.isfinite(self.temperature) and 0 <= self.temperature <= MAX_TEMPERATURE):
-            raise ConfigError(f"temperature is {self.temperature}", remedy=f"use 0 to {MAX_TEMPERATURE:g}")
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p is {self.top_p}", remedy="use a number above 0 and up to 1")
-        if self.top_k < 0:
-            raise ConfigError(f"top_k is {self.top_k}", remedy="use 0 for no limit, or a positive number")
-        if abs(self.seed) >= 2**63:
-            raise ConfigError(f"seed is {self.seed}", remedy="use a 64-bit number")
-        if not 0 <= self.min_p <= 1:
-            raise ConfigError(f"min_p is {self.min_p}", remedy="use 0 to 1")
-        for name in ("presence_penalty", "frequency_penalty"):
-            if not abs(getattr(self, name)) <= limits.MAX_PENALTY:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}", remedy=f"use {-limits.MAX_PENALTY:g} to {limits.MAX_PENALTY:g}"
-                )
-        if not 0 < self.repetition_penalty <= limits.MAX_REPETITION_PENALTY:
-            raise ConfigError(
-                f"repetition_penalty is {self.repetition_penalty}",
-                remedy=f"use 1 for none, or a number above 0 and up to {limits.MAX_REPETITION_PENALTY:g}",
-            )
         known = {token_id for token_id, bias in self.logit_bias if abs(bias) <= limits.MAX_BIAS}
         if len(known) != len(self.logit_bias) or len(known) > limits.MAX_BIASES or not _are_ids(known):
             raise ConfigError(
@@ -123,8 +123,6 @@ class Sampling:
                 "stop_token_ids has too many items, or one that is no token id",
                 remedy=f"use at most {MAX_STOP_TOKENS} token ids",
             )
-        if not 0 <= self.min_tokens <= limits.MAX_SESSION_TOKENS:
-            raise ConfigError(f"min_tokens is {self.min_tokens}", remedy="use 0 for no minimum, or a positive number")
         if self.grammar is not None and (self.min_tokens or self.ignore_eos):
             name = "min_tokens" if self.min_tokens else "ignore_eos"
             raise ConfigError(f"{name} does not go with a grammar, which says where it ends", remedy="leave it out")

@@ -68,13 +68,13 @@ def measure_capability(model_dir: Path, peer_id: str, options: VolunteerOptions)
     files = open_model(model_dir)
     if options.max_bytes is not None:
         # a block that cannot be held is not read to be measured either
-        kv_bytes_beside(needs_of(files, 0, options.server), 1, options.max_bytes, options.server.kv_bytes)
+        kv_bytes_beside(weigh(files, options.server), 1, options.max_bytes, options.server.kv_bytes)
     options.bring(*middle_block(files))
     speed = measure_block(files, options.server)
     num_blocks = max_blocks = min(options.max_blocks or files.num_blocks, files.num_blocks)
     needs = room = None
     if options.max_bytes is not None:
-        needs = needs_of(files, speed.kv_bytes_per_token, options.server)
+        needs = weigh(files, options.server, speed.kv_bytes_per_token)
         room = block_budget(needs, options.max_bytes, options.server.kv_bytes)
         is_given_fewer = room.num_blocks > num_blocks
         num_blocks, max_blocks = min(num_blocks, room.num_blocks), min(max_blocks, room.max_blocks)
@@ -89,21 +89,8 @@ def measure_capability(model_dir: Path, peer_id: str, options: VolunteerOptions)
     return Capability(files=files, revision=revision, speed=speed, capacity=capacity, needs=needs, room=room)
 
 
-def needs_of(files: ModelFiles, kv_bytes: int, options: ServerOptions) -> ModelNeeds:
-    """`kv_bytes` is the cache of one token on one block. Raises IntegrityError."""
-    weights = weigh(files, options)
-    return ModelNeeds(
-        num_blocks=files.num_blocks,
-        block_bytes=weights.block_bytes,
-        ends_bytes=weights.ends_bytes,
-        kv_bytes=kv_bytes,
-        loading_bytes=weights.loading_bytes,
-        context_tokens=files.context_tokens,
-    )
-
-
 def planned_needs(model_dir: Path, options: ServerOptions) -> ModelNeeds:
-    """Compute the same as `needs_of`, with the cache counted from the config: no block is run.
+    """Compute the same as `weigh`, with the cache counted from the config: no block is run.
 
     Raises ConfigError or IntegrityError.
     """
@@ -112,7 +99,7 @@ def planned_needs(model_dir: Path, options: ServerOptions) -> ModelNeeds:
     num_heads = config.num_attention_heads
     num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
     head_size = getattr(config, "head_dim", None) or config.hidden_size // num_heads
-    return needs_of(files, 2 * num_kv_heads * head_size * options.compute_dtype.itemsize, options)
+    return weigh(files, options, 2 * num_kv_heads * head_size * options.compute_dtype.itemsize)
 
 
 def options_for(
@@ -125,23 +112,11 @@ def options_for(
     if options.max_bytes is None:
         return options.server
     # where the span was given, the cache is only known once it is loaded, which checks it
-    needs = capability.needs if capability else needs_of(open_model(model_dir), 0, options.server)
+    needs = capability.needs if capability else weigh(open_model(model_dir), options.server)
     assert needs is not None
     num_blocks = min(num_blocks, needs.num_blocks)  # whether there are so many is checked when they are loaded
     kv_bytes = kv_bytes_beside(needs, num_blocks, options.max_bytes, options.server.kv_bytes)
     return replace(options.server, kv_bytes=kv_bytes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightBytes:
-    """Bytes of a model's largest block, and of embedding and head together, as they are held in memory.
-
-    `loading_bytes` come on top of a span's weights while it is loaded; 0 where that is a few tensors on their way.
-    """
-
-    block_bytes: int
-    ends_bytes: int
-    loading_bytes: int = 0
 
 
 def measure_block(files: ModelFiles, options: ServerOptions) -> SpanSpeed:
@@ -156,8 +131,11 @@ def middle_block(files: ModelFiles) -> tuple[int, int]:
     return files.num_blocks // 2, files.num_blocks // 2 + 1
 
 
-def weigh(files: ModelFiles, options: ServerOptions) -> WeightBytes:
-    """Compute the sizes from the headers of the shards, without reading weights. Raises IntegrityError."""
+def weigh(files: ModelFiles, options: ServerOptions, kv_bytes: int = 0) -> ModelNeeds:
+    """Compute the sizes from the headers of the shards, without reading weights. Raises IntegrityError.
+
+    `kv_bytes` is the cache of one token on one block.
+    """
     bits, item_bytes = options.bits, options.compute_dtype.itemsize
     held, read, ends_bytes, largest = [0] * files.num_blocks, [0] * files.num_blocks, 0, 0
     blocks = block_of_tensors(files)
@@ -173,4 +151,11 @@ def weigh(files: ModelFiles, options: ServerOptions) -> WeightBytes:
         held[block] += num_bytes
     # a span is read block by block, and each of a block's tensors is made smaller alone
     loading_bytes = max(read) - min(held) + PASSING_BYTES * largest if bits else 0
-    return WeightBytes(block_bytes=max(held), ends_bytes=ends_bytes, loading_bytes=loading_bytes)
+    return ModelNeeds(
+        num_blocks=files.num_blocks,
+        block_bytes=max(held),
+        ends_bytes=ends_bytes,
+        kv_bytes=kv_bytes,
+        loading_bytes=loading_bytes,
+        context_tokens=files.context_tokens,
+    )

@@ -102,7 +102,10 @@ class ConnectionServer:
         self.forwarder = Forwarder(network, model)
         self.backpressure = Backpressure(options.max_backlog_bytes)
         self._services = SharedServices(
-            forwarder=self.forwarder, backpressure=self.backpressure, flush_timer=FlushTimer(), faults=options.faults
+            forwarder=self.forwarder,
+            backpressure=self.backpressure,
+            flush_timer=FlushTimer(),
+            failpoints=options.failpoints,
         )
         self.num_refused: dict[Refusal, int] = dict.fromkeys(get_args(Refusal), 0)
         self._network = network
@@ -191,7 +194,7 @@ class ConnectionServer:
         except EndOfStream:
             return
         session = self.sessions.get((request.client_peer_id, request.sequence_id))
-        await hand_over(session, request, peer_id, stream, self._options.faults)
+        await hand_over(session, request, peer_id, stream, self._options.failpoints)
 
     def _on_frame(self, frame: Frame, state: _ConnectionState) -> None:
         """Raises PeerViolation for a frame that no peer may send to a server."""

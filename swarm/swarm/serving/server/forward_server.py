@@ -230,12 +230,12 @@ class ForwardServer:
         current: Callable[[], ForwardSpan],
         *,
         bounds: ForwardLimits | None = None,
-        faults: FaultHook = no_faults,
+        failpoints: FaultHook = no_faults,
     ) -> None:
         self.room = ForwardAdmission(bounds or ForwardLimits())
         self._name = name
         self._current = current
-        self._faults = faults
+        self._failpoints = failpoints
         self._paces: WeakKeyDictionary[Span, ForwardPace] = WeakKeyDictionary()
         # one piece at a time is with the engine, whose passes so come between any two
         self._turn = asyncio.Lock()
@@ -267,11 +267,11 @@ class ForwardServer:
         else:
             x = await receive_floats(stream, (*shape, span.hidden_size), stall_s=STALL_S)
         if call.direction == "forward":
-            await self._faults.reached("serve/forward")
+            await self._failpoints.reached("serve/forward")
             answer = await self._forward(call, x)
         else:
             grad_BTC = await receive_floats(stream, (*shape, call.num_columns), stall_s=STALL_S)
-            await self._faults.reached("serve/backward")
+            await self._failpoints.reached("serve/backward")
             answer = await self._backward(call, x, grad_BTC)
         try:
             await send_tensor(stream, answer.flatten(0, 1), asked.codec, stall_s=STALL_S)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, TypeAlias
 
 import torch
@@ -49,25 +49,16 @@ class ServerOptions:
     evict_idle_s: float = 10.0
     max_connections: int = 1024
     max_backlog_bytes: int = 256 * 2**20
-    faults: FaultHook = field(default=no_faults)
+    failpoints: FaultHook = field(default=no_faults)
     on_step: Callable[[int, float, float], None] = field(default=lambda _positions, _compute_ms, _queue_ms: None)
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype {self.dtype!r} is unknown", remedy=f"use one of {', '.join(DTYPES)}")
-        limited = (
-            "kv_bytes",
-            "max_sessions",
-            "max_batch",
-            "max_step_ms",
-            "max_alone_ms",
-            "idle_s",
-            "evict_idle_s",
-            "max_connections",
-        )
-        for name in (*limited, "max_backlog_bytes"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be above 0", remedy="use 1 or more")
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if isinstance(value, int | float) and not value > 0:
+                raise ConfigError(f"{limit.name} must be above 0", remedy="use 1 or more")
         if not 1 <= self.max_step_tokens <= limits.MAX_STEP_TOKENS:
             raise ConfigError(f"max_step_tokens = {self.max_step_tokens}", remedy=f"use 1 to {limits.MAX_STEP_TOKENS}")
 

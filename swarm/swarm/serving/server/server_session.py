@@ -82,7 +82,7 @@ class SharedServices:
     forwarder: Forwarder
     backpressure: Backpressure
     flush_timer: FlushTimer
-    faults: FaultHook
+    failpoints: FaultHook
 
 
 class ServerSession:
@@ -114,7 +114,7 @@ class ServerSession:
         self.is_closed = False
         self._codec = opened.codec
         self._served = served
-        self._faults = services.faults
+        self._failpoints = services.failpoints
         self._inbox = SessionInbox(
             self.client,
             sequence,
@@ -214,10 +214,10 @@ class ServerSession:
         if output.output is not None:
             rows, codec_error = rows_of(output.output, "raw" if self.is_last else self._codec)
         if step.passes_on and rows is not None and self._link.next is not None:
-            await self._faults.reached("serve/push")
+            await self._failpoints.reached("serve/push")
             self._link.push_rows(step, rows, spent_ms)
         num_links = self._link.num_links
-        await self._faults.reached("serve/reply")
+        await self._failpoints.reached("serve/reply")
         self._answered = step.position + step.num_rows
         looped, push_failed = False, step.passes_on and self._link.is_cut_off
         if output.token is not None and step.draw is not None and step.draw.ahead:
@@ -246,7 +246,7 @@ class ServerSession:
     async def _compute(self, step: CheckedStep) -> StepOutput:
         """Wait for room to send the result, then run the step. Raises SwarmError."""
         try:
-            await self._faults.reached("serve/prefill" if step.num_rows > 1 else "serve/decode")
+            await self._failpoints.reached("serve/prefill" if step.num_rows > 1 else "serve/decode")
             await self.connection.room()
             if step.passes_on:
                 await self._link.room()

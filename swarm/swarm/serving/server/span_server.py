@@ -55,7 +55,7 @@ class SpanServer:
         self.connections = ConnectionServer(
             network, name, self.options, offer=self._offered, on_changed=self._sessions_changed
         )
-        self.calls = ForwardServer(name, self._forward_span, faults=self.options.faults)
+        self.calls = ForwardServer(name, self._forward_span, failpoints=self.options.failpoints)
         self._network = network
         self._model_dir = model_dir
         self._grammars = GrammarPool(model_dir / "tokenizer.json")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import torch
+from support.aggregated import aggregate
 from swarm.training.allreduce.parts import part_values
 from swarm.training.data.corpus import Corpus
 from swarm.training.data.corpus_loading import load_corpus
@@ -21,7 +22,6 @@ from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.run.run_config import DataConfig, InnerConfig, RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
 from swarm.training.state.replica import apply_outer_step
-from swarm.trust.aggregation import aggregate
 from swarm.trust.aggregators import Aggregator, get_aggregator
 from swarm_compression import get_codec
 from torch import Tensor

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 from bench.report import Report
+from support.aggregated import aggregate
 from swarm.training.allreduce.parts import FRAME_VALUES
-from swarm.trust.aggregation import aggregate
 from swarm.trust.aggregators import Aggregator, aggregator_names, get_aggregator
 from swarm.trust.kernels import Floats
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from swarm.training.data.corpus_loading import ByteCorpus
+from swarm.training.data.corpus_loading import load_bytes
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
@@ -27,7 +27,7 @@ NUM_OUTER_STEPS = 10
 def test_default_run_ten_outer_steps_halve_the_loss() -> None:
     torch.set_num_threads(1)
     run = RunConfig(name="bench")
-    corpus = ByteCorpus.load(run.data, seed=run.seed)
+    corpus = load_bytes(run.data, seed=run.seed)
     loops = {member: InnerLoop(run, build_model(run.model), corpus) for member in MEMBERS}
     codec = get_codec(run.codec)
     state = ReplicaState.initial(initial_theta(run))

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from swarm.training.data.corpus_loading import ByteCorpus
+from swarm.training.data.corpus_loading import load_bytes
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.one_device import LocalOptions
 from swarm.training.run.run_config import InnerConfig, RunConfig
@@ -49,7 +49,7 @@ def test_local_options_side_by_side() -> None:
 def _measure(run: RunConfig, local: LocalOptions) -> tuple[float, float, float]:
     """Mean loss of the first steps, tokens/s of the median step after them, and the time to the end of the first."""
     started = time.perf_counter()
-    loop = InnerLoop(run, build_model(run.model), ByteCorpus.load(run.data, seed=run.seed), local)
+    loop = InnerLoop(run, build_model(run.model), load_bytes(run.data, seed=run.seed), local)
     try:
         loop.load(initial_theta(run))
         size = run.inner.batch_windows

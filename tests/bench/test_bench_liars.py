@@ -17,8 +17,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from bench.report import Report
+from support.aggregated import aggregate
 from swarm.training.run.run_config import DEFAULT_AGGREGATOR
-from swarm.trust.aggregation import aggregate
 from swarm.trust.aggregators import AggregationReport, aggregator_names, get_aggregator
 from swarm.trust.kernels import Floats
 

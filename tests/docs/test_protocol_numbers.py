@@ -17,7 +17,7 @@ from swarm.network.libp2p import (
 from swarm.network.relay import relay
 from swarm.serving.server import connection_server, forward_server, session_inbox, session_outputs
 from swarm.serving.session import pipeline, session_state
-from swarm.training.allreduce import exchange, parts, peer_connections
+from swarm.training.allreduce import butterfly, parts, peer_connections
 from swarm.training.member import round_calls
 from swarm.training.round import round_state
 from swarm.training.run import signed_run
@@ -93,7 +93,7 @@ SAID = [
     ("rounds.md", f"frames of {parts.FRAME_VALUES:,} values"),
     (
         "rounds.md",
-        f"({exchange.AHEAD_FRAMES} in all directions together, at least {parts.MIN_AHEAD_FRAMES} each)",
+        f"({butterfly.AHEAD_FRAMES} in all directions together, at least {parts.MIN_AHEAD_FRAMES} each)",
     ),
     ("rounds.md", f"at most {certificate.MAX_LINKS}, {certificate.MAX_HISTORY_BYTES // MIB} MiB"),
     ("rounds.md", f"asks up to {certificate.MAX_ASKED} members"),

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from swarm.training.data.corpus_loading import ByteCorpus
+from swarm.training.data.corpus import Corpus
+from swarm.training.data.corpus_loading import load_bytes
 from swarm.training.run.run_config import DataConfig, InnerConfig, RunConfig
 
 TINY_MODEL = {
@@ -55,5 +56,5 @@ def corpus_folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def tiny_corpus(tiny_run: RunConfig, corpus_folder: Path) -> ByteCorpus:
-    return ByteCorpus.load(tiny_run.data, seed=tiny_run.seed, folder=corpus_folder)
+def tiny_corpus(tiny_run: RunConfig, corpus_folder: Path) -> Corpus:
+    return load_bytes(tiny_run.data, seed=tiny_run.seed, folder=corpus_folder)

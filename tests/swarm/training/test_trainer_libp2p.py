@@ -12,7 +12,7 @@ import pytest
 from support.training_swarm import signed
 from swarm.network.libp2p.libp2p_network import Libp2pNetwork, Libp2pOptions
 from swarm.network.membership import Membership
-from swarm.training.data.corpus_loading import ByteCorpus
+from swarm.training.data.corpus import Corpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import TrainingSetup
 from swarm.training.member.run_member import RunMember, RunMemberOptions
@@ -23,7 +23,7 @@ from swarm_protocol.identity import Identity
 
 
 def test_run_among_three_real_hosts_with_a_late_joiner_ends_in_one_state(
-    tiny_run: RunConfig, tiny_corpus: ByteCorpus, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tiny_run: RunConfig, tiny_corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR, logger="swarm")
     run = replace(tiny_run, min_group=2, outer_steps=6, interval_steps=10, quorum_grace_s=1.0)

@@ -14,7 +14,7 @@ from support.training_swarm import PHASES, Member, Swarm, SyntheticInner, assert
 from swarm.network.memory.memory_link import LinkModel
 from swarm.testing import virtual_time
 from swarm.testing.faults import Fault, FaultScript
-from swarm.training.data.corpus_loading import ByteCorpus
+from swarm.training.data.corpus import Corpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import TrainingSetup
 from swarm.training.member.trainer_events import (
@@ -246,7 +246,7 @@ def test_member_whose_training_diverged_starts_over_and_contributes_again() -> N
 
 
 def test_streaming_run_with_the_real_inner_loop_lowers_the_validation_loss(
-    tiny_run: RunConfig, tiny_corpus: ByteCorpus
+    tiny_run: RunConfig, tiny_corpus: Corpus
 ) -> None:
     async def main() -> None:
         run = replace(

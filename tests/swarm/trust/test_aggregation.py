@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from swarm.trust.aggregation import Aggregation, aggregate
+from support.aggregated import aggregate
 from swarm.trust.aggregators import (
+    Aggregation,
     AggregationError,
     AggregationReport,
     NotFinite,

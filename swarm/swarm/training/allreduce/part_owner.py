@@ -40,8 +40,7 @@ from swarm.training.allreduce.parts import (
     decode_frame,
     num_values,
 )
-from swarm.trust.aggregation import Aggregation
-from swarm.trust.aggregators import AggregationReport
+from swarm.trust.aggregators import Aggregation, AggregationReport
 
 logger = logging.getLogger(__name__)
 

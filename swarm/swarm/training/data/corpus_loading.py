@@ -1,8 +1,8 @@
 """A run's corpus on this machine: held in memory, from tokens that were kept, or tokenized by a worker process.
 
-`ByteCorpus` is byte-level text in memory: the default corpus, the standard library's source. `TokenCorpus` reads
-windows from a token file. Kept tokens are named after what they were made of. Tokens that the run pins by their digest
-are used without their source, which may be gone or unreachable by then. Blocks; no state.
+The default corpus is byte-level text in memory, the standard library's source. Others are token files. Kept tokens are
+named after what they were made of. Tokens that the run pins by their digest are used without their source, which may
+be gone or unreachable by then. Blocks; no state.
 
 Shapes: B samples, T window_tokens.
 """
@@ -12,164 +12,61 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from swarm_protocol.errors import ConfigError, IntegrityError
-from torch import Tensor
 
-from swarm.training.data.corpus import VALIDATION_SHARE, Corpus, num_windows, windows_of
+from swarm.training.data.corpus import Corpus, MemoryTokens
 from swarm.training.data.document_files import FileSource
 from swarm.training.data.hub import HubSource
 from swarm.training.data.local_data import DEFAULT_DATA, LocalData
-from swarm.training.data.source import DocumentSource, PythonSource, digest_of, read_python, standard_library
-from swarm.training.data.token_file import TokenFile, read_header
+from swarm.training.data.source import (
+    VALIDATION_SHARE,
+    DocumentSource,
+    PythonSource,
+    digest_of,
+    read_python,
+    standard_library,
+)
+from swarm.training.data.token_file import TokenFile, TokenHeader, read_header
 from swarm.training.data.tokenizer import TokenizerFiles, check_vocabulary
 from swarm.training.data.tokenizing import Job, tokenize
 from swarm.training.run.run_config import BYTE_VOCABULARY, END_OF_TEXT, DataConfig
 
 logger = logging.getLogger(__name__)
 
-
-ByteArray: TypeAlias = NDArray[np.uint8]
-
 _FORM = "1"
 """The version of passages, split and token files. Tokens of another version are made again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ByteCorpus:
-    """Implements `Corpus`. One file in VALIDATION_SHARE, chosen by the hash of its path, is held out. See `load`."""
+def load_bytes(config: DataConfig, *, seed: int, folder: Path | None = None) -> Corpus:
+    """Read the standard library, or `folder` in its place, as bytes. Blocks, for about 0.1 s for the standard library.
 
-    digest: str
-    seed: int
-    window_tokens: int
-    train_bytes: ByteArray
-    validation_bytes: ByteArray
+    One file in VALIDATION_SHARE, chosen by the hash of its path, is held out.
 
-    @classmethod
-    def load(cls, config: DataConfig, *, seed: int, folder: Path | None = None) -> ByteCorpus:
-        """Read the standard library, or `folder` in its place. Blocks, for about 0.1 s for the standard library.
-
-        Raises IntegrityError if the content is not what `config.digest` pins, or changes while it is read, and
-        ConfigError if there is too little or too much of it.
-        """
-        root = folder or standard_library()
-        files = read_python(root)
-        digest = digest_of(files)
-        if config.digest and digest != config.digest:
-            raise IntegrityError(
-                f"the text under {root} is not the run's: {digest[:12]} instead of {config.digest[:12]}",
-                remedy="train with the Python version that the run was made with",
-            )
-        train = _join(data for name, data in files if not _is_held_out(name))
-        validation = _join(data for name, data in files if _is_held_out(name))
-        for purpose, part in (("train on", train), ("validate with", validation)):
-            if part.size <= config.window_tokens:
-                raise ConfigError(
-                    f"under {root} are only {part.size} bytes of text to {purpose}",
-                    remedy=f"use more text, or data.window_tokens under {config.window_tokens}",
-                )
-        return cls(
-            digest=digest,
-            seed=seed,
-            window_tokens=config.window_tokens,
-            train_bytes=train,
-            validation_bytes=validation,
-        )
-
-    @property
-    def vocab_size(self) -> int:
-        return BYTE_VOCABULARY
-
-    @property
-    def num_samples(self) -> int:
-        return num_windows(self.train_bytes.size, self.window_tokens)
-
-    def batch(self, sample_ids: Sequence[int]) -> Tensor:
-        return _windows(self.train_bytes, windows_of(sample_ids, self.num_samples, self.seed), self.window_tokens)
-
-    def validation_batch(self, start: int, num_windows: int) -> Tensor:
-        total = (self.validation_bytes.size - 1) // self.window_tokens
-        window_B = np.arange(start, min(start + num_windows, total), dtype=np.int64)
-        return _windows(self.validation_bytes, window_B, self.window_tokens)
-
-
-def _windows(data: ByteArray, window_B: NDArray[np.int64], window_tokens: int) -> Tensor:
-    offset_T = np.arange(window_tokens + 1, dtype=np.int64)
-    return torch.from_numpy(data[window_B[:, None] * window_tokens + offset_T].astype(np.int64))
+    Raises IntegrityError if the content is not what `config.digest` pins, or changes while it is read, and ConfigError
+    if there is too little or too much of it.
+    """
+    root = folder or standard_library()
+    files = read_python(root)
+    train = _join(data for name, data in files if not _is_held_out(name))
+    validation = _join(data for name, data in files if _is_held_out(name))
+    header = TokenHeader(
+        vocab_size=BYTE_VOCABULARY, num_train=len(train), num_validation=len(validation), digest=digest_of(files)
+    )
+    tokens = MemoryTokens(header=header, tokens=np.frombuffer(train + validation, np.uint8))
+    remedy = "train with the Python version that the run was made with"
+    return Corpus.of(tokens, config, seed=seed, source=f"the text under {root}", remedy=remedy)
 
 
 def _is_held_out(name: str) -> bool:
     return hashlib.blake2b(os.fsencode(name), digest_size=1).digest()[0] % VALIDATION_SHARE == 0
 
 
-def _join(documents: Iterable[bytes]) -> ByteArray:
-    return np.frombuffer(b"".join(data + bytes([END_OF_TEXT]) for data in documents), dtype=np.uint8)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TokenCorpus:
-    """Implements `Corpus`. A damaged file is deleted, so that the next start makes it again."""
-
-    tokens: TokenFile
-    seed: int
-    window_tokens: int
-
-    @classmethod
-    def of(cls, tokens: TokenFile, config: DataConfig, *, seed: int, source: str) -> TokenCorpus:
-        """Make the corpus of `tokens`; errors name `source`. Raises IntegrityError if `config.digest` pins other
-        tokens, ConfigError if there are too few."""
-        header = tokens.header
-        if config.digest and header.digest != config.digest:
-            raise IntegrityError(
-                f"the tokens of {source} are not the run's: {header.digest[:12]} instead of {config.digest[:12]}",
-                remedy="get the same data and the same tokenizer as the run's author, under the same file names",
-            )
-        for purpose, count in (("train on", header.num_train), ("validate with", header.num_validation)):
-            if count <= config.window_tokens:
-                raise ConfigError(
-                    f"in {source} are only {count} tokens to {purpose}",
-                    remedy=f"use more text, or data.window_tokens under {config.window_tokens}",
-                )
-        return cls(tokens=tokens, seed=seed, window_tokens=config.window_tokens)
-
-    @property
-    def digest(self) -> str:
-        return self.tokens.header.digest
-
-    @property
-    def vocab_size(self) -> int:
-        return self.tokens.header.vocab_size
-
-    @property
-    def num_samples(self) -> int:
-        return num_windows(self.tokens.header.num_train, self.window_tokens)
-
-    def batch(self, sample_ids: Sequence[int]) -> Tensor:
-        window_B = windows_of(sample_ids, self.num_samples, self.seed)
-        return self._windows([int(window) * self.window_tokens for window in window_B])
-
-    def validation_batch(self, start: int, num_windows: int) -> Tensor:
-        header = self.tokens.header
-        total = (header.num_validation - 1) // self.window_tokens
-        windows = range(start, min(start + num_windows, total))
-        return self._windows([header.num_train + window * self.window_tokens for window in windows])
-
-    def _windows(self, starts: Sequence[int]) -> Tensor:
-        x_BT = np.empty((len(starts), self.window_tokens + 1), np.int64)
-        try:
-            for row, first in enumerate(starts):
-                x_BT[row] = self.tokens.read(first, self.window_tokens + 1)
-        except IntegrityError:
-            self.tokens.path.unlink(missing_ok=True)
-            raise
-        return torch.from_numpy(x_BT)
+def _join(documents: Iterable[bytes]) -> bytes:
+    return b"".join(data + bytes([END_OF_TEXT]) for data in documents)
 
 
 def _evict(path: Path, max_bytes: int) -> None:
@@ -204,7 +101,7 @@ def load_corpus(
     """
     check_meaning(config, local)
     if config.source == "python-stdlib" and config.tokenizer == "bytes":
-        corpus = ByteCorpus.load(config, seed=seed)
+        corpus = load_bytes(config, seed=seed)
         check_vocabulary(corpus.vocab_size, vocab_size)
         return corpus
     folder = local.cache_folder
@@ -227,7 +124,8 @@ def load_corpus(
             tokens = TokenFile(path)
     _evict(tokens.path, local.max_cache_bytes)
     check_vocabulary(tokens.header.vocab_size, vocab_size)
-    return TokenCorpus.of(tokens, config, seed=seed, source=name)
+    remedy = "get the same data and the same tokenizer as the run's author, under the same file names"
+    return Corpus.of(tokens, config, seed=seed, source=name, remedy=remedy)
 
 
 def check_meaning(config: DataConfig, local: LocalData) -> None:

@@ -20,6 +20,8 @@ from swarm_protocol.errors import ConfigError, IntegrityError
 PASSAGE_LENGTH = 1 << 16
 """A document is cut at the first end of a line after this many characters, or at twice as many without one."""
 
+VALIDATION_SHARE = 16
+"""One document in this many, chosen by hash, is held out."""
 MAX_CORPUS_BYTES = 1 << 28
 """The most that is held in memory: enough for small runs, and a bound for a mistyped folder."""
 # Packages that distributions leave out, split off or patch, and tests: without them, machines with the same

@@ -77,10 +77,17 @@ class TokenFile:
         self._check(0, min(num_blocks, CHECKED_AT_ONCE) * BLOCK_BYTES)
 
     def read(self, first: int, num_tokens: int) -> Tokens:
-        """Tokens [first, first + num_tokens) of the file, which has validation tokens after training tokens."""
+        """Return tokens [first, first + num_tokens) of the file, which has validation tokens after training tokens.
+
+        If they are damaged, this raises IntegrityError, and deletes the file, so that the next start makes it again.
+        """
         start, size = first * self.header.item_bytes, num_tokens * self.header.item_bytes
-        self._check(start, start + size)
-        return np.frombuffer(self._bytes(_START + start, size), self._dtype)
+        try:
+            self._check(start, start + size)
+            return np.frombuffer(self._bytes(_START + start, size), self._dtype)
+        except IntegrityError:
+            self.path.unlink(missing_ok=True)
+            raise
 
     def _check(self, start: int, end: int) -> None:
         """Check the blocks that hold bytes [start, end) of the tokens, unless they were checked before."""

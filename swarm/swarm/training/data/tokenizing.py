@@ -32,9 +32,8 @@ import numpy as np
 from filelock import FileLock, Timeout
 from swarm_protocol.errors import ConfigError, IntegrityError, SwarmError
 
-from swarm.training.data.corpus import VALIDATION_SHARE
 from swarm.training.data.local_data import LocalData, OnProgress, Progress
-from swarm.training.data.source import DocumentSource, Passage
+from swarm.training.data.source import VALIDATION_SHARE, DocumentSource, Passage
 from swarm.training.data.token_file import TokenFile, TokenWriter, neighbour
 from swarm.training.data.tokenizer import CorpusTokenizer, TokenizerFiles, check_vocabulary
 

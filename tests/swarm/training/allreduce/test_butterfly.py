@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import pytest
 import torch
+from support.aggregated import aggregate
 from support.training_swarm import SpoiledCodec
 from swarm.network.interface import FaultHook, Stream, no_faults
 from swarm.network.memory.memory_link import LinkModel
@@ -23,7 +24,6 @@ from swarm.training.allreduce.part_owner import QUICK_MEMBERS, PartReducer
 from swarm.training.allreduce.parts import ReductionScheme, decoded_frames, part_frames, part_values
 from swarm.training.allreduce.peer_connections import PeerConnections
 from swarm.training.run.methods import Methods
-from swarm.trust.aggregation import aggregate
 from swarm.trust.aggregators import aggregator_names, get_aggregator
 from swarm_compression import Codec, get_codec, warm_up
 from swarm_compression.codec import Data

@@ -7,25 +7,36 @@ import sysconfig
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from swarm.training.data import source
-from swarm.training.data.corpus_loading import ByteCorpus
+from swarm.training.data.corpus import Corpus
+from swarm.training.data.corpus_loading import load_bytes
 from swarm.training.run.run_config import DataConfig
 from swarm_protocol.errors import ConfigError, IntegrityError
 
 TINY = DataConfig(window_tokens=16)
 
 
-def _windows(corpus: ByteCorpus, ids: range) -> list[bytes]:
+def _train(corpus: Corpus) -> NDArray[Any]:
+    return corpus.tokens.read(0, corpus.tokens.header.num_train)
+
+
+def _held_out(corpus: Corpus) -> NDArray[Any]:
+    return corpus.tokens.read(corpus.tokens.header.num_train, corpus.tokens.header.num_validation)
+
+
+def _windows(corpus: Corpus, ids: range) -> list[bytes]:
     return [bytes(row.tolist()) for row in corpus.batch(ids)]
 
 
-def test_batch_one_epoch_has_each_window_once(tiny_corpus: ByteCorpus) -> None:
-    text, size = tiny_corpus.train_bytes.tobytes(), tiny_corpus.window_tokens
+def test_batch_one_epoch_has_each_window_once(tiny_corpus: Corpus) -> None:
+    text, size = _train(tiny_corpus).tobytes(), tiny_corpus.window_tokens
     expected = Counter(text[start : start + size + 1] for start in range(0, tiny_corpus.num_samples * size, size))
     first = range(tiny_corpus.num_samples)
     second = range(tiny_corpus.num_samples, 2 * tiny_corpus.num_samples)
@@ -36,41 +47,41 @@ def test_batch_one_epoch_has_each_window_once(tiny_corpus: ByteCorpus) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ids=st.lists(st.integers(0, 1 << 40), min_size=1, max_size=8))
-def test_batch_sample_depends_on_nothing_but_its_id(tiny_corpus: ByteCorpus, ids: list[int]) -> None:
+def test_batch_sample_depends_on_nothing_but_its_id(tiny_corpus: Corpus, ids: list[int]) -> None:
     together = tiny_corpus.batch(ids)
     assert together.shape == (len(ids), 17)
     for row, sample_id in zip(together, ids, strict=True):
         assert row.equal(tiny_corpus.batch([sample_id])[0])
 
 
-def test_batch_negative_id_is_refused(tiny_corpus: ByteCorpus) -> None:
+def test_batch_negative_id_is_refused(tiny_corpus: Corpus) -> None:
     with pytest.raises(ValueError, match="negative"):
         tiny_corpus.batch([3, -1])
 
 
-def test_batch_other_seed_gives_another_order(tiny_corpus: ByteCorpus) -> None:
+def test_batch_other_seed_gives_another_order(tiny_corpus: Corpus) -> None:
     other = replace(tiny_corpus, seed=8)
     assert _windows(other, range(20)) != _windows(tiny_corpus, range(20))
 
 
-def test_load_again_gives_the_same_corpus(tiny_corpus: ByteCorpus, corpus_folder: Path) -> None:
-    again = ByteCorpus.load(TINY, seed=7, folder=corpus_folder)
+def test_load_again_gives_the_same_corpus(tiny_corpus: Corpus, corpus_folder: Path) -> None:
+    again = load_bytes(TINY, seed=7, folder=corpus_folder)
     assert again.digest == tiny_corpus.digest
     assert again.batch(range(5)).equal(tiny_corpus.batch(range(5)))
 
 
-def test_load_split_is_by_file_and_shares_no_text(tiny_corpus: ByteCorpus, corpus_folder: Path) -> None:
+def test_load_split_is_by_file_and_shares_no_text(tiny_corpus: Corpus, corpus_folder: Path) -> None:
     files = {path.read_bytes() for path in corpus_folder.rglob("*.py")}
-    train = set(tiny_corpus.train_bytes.tobytes().split(b"\0")) - {b""}
-    held_out = set(tiny_corpus.validation_bytes.tobytes().split(b"\0")) - {b""}
+    train = set(_train(tiny_corpus).tobytes().split(b"\0")) - {b""}
+    held_out = set(_held_out(tiny_corpus).tobytes().split(b"\0")) - {b""}
     assert train
     assert held_out
     assert train | held_out == files
     assert not train & held_out
 
 
-def test_validation_batch_walks_through_the_held_out_text_to_its_end(tiny_corpus: ByteCorpus) -> None:
-    text = tiny_corpus.validation_bytes
+def test_validation_batch_walks_through_the_held_out_text_to_its_end(tiny_corpus: Corpus) -> None:
+    text = _held_out(tiny_corpus)
     total = (text.size - 1) // 16
     assert tiny_corpus.validation_batch(0, 2).flatten()[:17].tolist() == text[:17].tolist()
     assert tiny_corpus.validation_batch(total - 1, 5).shape == (1, 17)
@@ -78,28 +89,26 @@ def test_validation_batch_walks_through_the_held_out_text_to_its_end(tiny_corpus
 
 
 def test_load_digest_changes_with_content_name_and_boundaries(corpus_folder: Path) -> None:
-    digests = [ByteCorpus.load(TINY, seed=0, folder=corpus_folder).digest]
+    digests = [load_bytes(TINY, seed=0, folder=corpus_folder).digest]
     first, second = sorted(corpus_folder.rglob("*.py"))[:2]
     first.write_bytes(first.read_bytes() + second.read_bytes()[:1])
-    digests.append(ByteCorpus.load(TINY, seed=0, folder=corpus_folder).digest)
+    digests.append(load_bytes(TINY, seed=0, folder=corpus_folder).digest)
     second.write_bytes(second.read_bytes()[1:])
-    digests.append(ByteCorpus.load(TINY, seed=0, folder=corpus_folder).digest)
+    digests.append(load_bytes(TINY, seed=0, folder=corpus_folder).digest)
     second.rename(second.with_name("another.py"))
-    digests.append(ByteCorpus.load(TINY, seed=0, folder=corpus_folder).digest)
+    digests.append(load_bytes(TINY, seed=0, folder=corpus_folder).digest)
     assert len(set(digests)) == 4
 
 
 def test_load_pinned_digest_accepts_this_text_and_refuses_another(corpus_folder: Path) -> None:
-    digest = ByteCorpus.load(TINY, seed=0, folder=corpus_folder).digest
-    ByteCorpus.load(replace(TINY, digest=digest), seed=0, folder=corpus_folder)
+    digest = load_bytes(TINY, seed=0, folder=corpus_folder).digest
+    load_bytes(replace(TINY, digest=digest), seed=0, folder=corpus_folder)
     next(corpus_folder.rglob("*.py")).write_text("changed")
     with pytest.raises(IntegrityError, match="Python version"):
-        ByteCorpus.load(replace(TINY, digest=digest), seed=0, folder=corpus_folder)
+        load_bytes(replace(TINY, digest=digest), seed=0, folder=corpus_folder)
 
 
-def test_batch_files_that_shrink_or_vanish_afterwards_change_nothing(
-    tiny_corpus: ByteCorpus, corpus_folder: Path
-) -> None:
+def test_batch_files_that_shrink_or_vanish_afterwards_change_nothing(tiny_corpus: Corpus, corpus_folder: Path) -> None:
     before = tiny_corpus.batch(range(50))
     for index, path in enumerate(corpus_folder.rglob("*.py")):
         path.unlink() if index % 2 else path.write_text("")
@@ -111,7 +120,7 @@ def test_load_file_that_vanishes_meanwhile_is_named(corpus_folder: Path, monkeyp
     found[3][1].unlink()
     monkeypatch.setattr(source, "_find", lambda root: iter(found))
     with pytest.raises(IntegrityError, match=f"{found[3][1].name} cannot be read: No such file"):
-        ByteCorpus.load(TINY, seed=0, folder=corpus_folder)
+        load_bytes(TINY, seed=0, folder=corpus_folder)
 
 
 def test_load_file_that_shrinks_meanwhile_is_named(corpus_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,34 +133,34 @@ def test_load_file_that_shrinks_meanwhile_is_named(corpus_folder: Path, monkeypa
 
     monkeypatch.setattr(source.os, "fstat", grown_fstat)
     with pytest.raises(IntegrityError, match=r"sums_\d+.py changed while it was read"):
-        ByteCorpus.load(TINY, seed=0, folder=corpus_folder)
+        load_bytes(TINY, seed=0, folder=corpus_folder)
 
 
 def test_load_too_little_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="only 0 bytes"):
-        ByteCorpus.load(TINY, seed=0, folder=tmp_path)
+    with pytest.raises(ConfigError, match="only 0 tokens"):
+        load_bytes(TINY, seed=0, folder=tmp_path)
 
 
 def test_load_too_much_text_is_refused(corpus_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "MAX_CORPUS_BYTES", 20_000)
     with pytest.raises(ConfigError, match="over 20000 bytes"):
-        ByteCorpus.load(TINY, seed=0, folder=corpus_folder)
+        load_bytes(TINY, seed=0, folder=corpus_folder)
 
 
 def test_load_skips_tests_caches_links_and_other_files(corpus_folder: Path) -> None:
-    digest = ByteCorpus.load(TINY, seed=0, folder=corpus_folder).digest
+    digest = load_bytes(TINY, seed=0, folder=corpus_folder).digest
     for name in ("test/a.py", "package_1/__pycache__/a.py", "site-packages/a.py", "_sysconfigdata_x.py", "notes.txt"):
         path = corpus_folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_text("x" * 100)
     (corpus_folder / "link.py").symlink_to(next(corpus_folder.rglob("sums_1.py")))
-    assert ByteCorpus.load(TINY, seed=0, folder=corpus_folder).digest == digest
+    assert load_bytes(TINY, seed=0, folder=corpus_folder).digest == digest
 
 
 def test_load_standard_library_is_some_megabytes_of_python() -> None:
-    corpus = ByteCorpus.load(DataConfig(), seed=0)
-    assert corpus.train_bytes.size > 4_000_000
-    assert 0.01 < corpus.validation_bytes.size / corpus.train_bytes.size < 0.2
+    corpus = load_bytes(DataConfig(), seed=0)
+    assert _train(corpus).size > 4_000_000
+    assert 0.01 < _held_out(corpus).size / _train(corpus).size < 0.2
     source = Path(sysconfig.get_path("stdlib"), "json", "decoder.py").read_bytes()
-    assert source in corpus.train_bytes.tobytes() + corpus.validation_bytes.tobytes()
-    assert corpus.train_bytes.dtype == np.uint8
+    assert source in _train(corpus).tobytes() + _held_out(corpus).tobytes()
+    assert _train(corpus).dtype == np.uint8

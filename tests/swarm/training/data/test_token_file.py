@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from swarm.training.data import token_file
-from swarm.training.data.corpus_loading import TokenCorpus
+from swarm.training.data.corpus import Corpus
 from swarm.training.data.token_file import BLOCK_BYTES, TokenFile, TokenWriter, read_header
 from swarm.training.run.run_config import DataConfig
 from swarm_protocol.errors import ConfigError, IntegrityError
@@ -61,7 +61,7 @@ def test_digest_is_of_tokens_and_split_alone(tmp_path: Path) -> None:
 
 def test_batch_has_each_window_once_an_epoch(tmp_path: Path) -> None:
     train, validation = draw(1000), draw(100, seed=1)
-    corpus = TokenCorpus.of(write(tmp_path / "a", [train], [validation]), CONFIG, seed=3, source="here")
+    corpus = Corpus.of(write(tmp_path / "a", [train], [validation]), CONFIG, seed=3, source="here", remedy="")
     assert corpus.num_samples == 999 // 16
     assert corpus.vocab_size == 1000
     rows = corpus.batch(range(corpus.num_samples))
@@ -104,12 +104,12 @@ def test_open_file_that_is_not_there_says_so(tmp_path: Path) -> None:
         TokenFile(tmp_path / "a")
 
 
-def _big(path: Path, monkeypatch: pytest.MonkeyPatch) -> TokenCorpus:
+def _big(path: Path, monkeypatch: pytest.MonkeyPatch) -> Corpus:
     """Of four blocks, of which opening checks one."""
     monkeypatch.setattr(token_file, "CHECKED_AT_ONCE", 1)
     num_tokens = 3 * BLOCK_BYTES // 2
     tokens = write(path, [draw(num_tokens)], [draw(1000, seed=1)])
-    return TokenCorpus.of(tokens, CONFIG, seed=3, source="here")
+    return Corpus.of(tokens, CONFIG, seed=3, source="here", remedy="")
 
 
 def test_batch_block_that_opening_did_not_check_is_checked_when_read(
@@ -120,7 +120,7 @@ def test_batch_block_that_opening_did_not_check_is_checked_when_read(
     with path.open("r+b") as file:
         file.seek(2 * BLOCK_BYTES)
         file.write(b"wrong")
-    corpus = TokenCorpus.of(TokenFile(path), CONFIG, seed=3, source="here")
+    corpus = Corpus.of(TokenFile(path), CONFIG, seed=3, source="here", remedy="")
     corpus.validation_batch(0, 4)  # in the last block
     with pytest.raises(IntegrityError, match="made anew"):
         corpus.batch(range(400))
@@ -142,7 +142,7 @@ def test_batch_file_cut_under_a_running_trainer_is_an_error_and_no_signal(
 
 def test_batch_file_removed_under_a_running_trainer_does_no_harm(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    corpus = TokenCorpus.of(write(path, [draw(1000)], [draw(100, seed=1)]), CONFIG, seed=3, source="here")
+    corpus = Corpus.of(write(path, [draw(1000)], [draw(100, seed=1)]), CONFIG, seed=3, source="here", remedy="")
     before = corpus.batch(range(62))
     path.unlink()
     assert corpus.batch(range(62)).equal(before)
@@ -152,4 +152,4 @@ def test_batch_file_removed_under_a_running_trainer_does_no_harm(tmp_path: Path)
 def test_of_too_few_tokens_are_refused(tmp_path: Path, num_train: int, num_validation: int) -> None:
     tokens = write(tmp_path / "a", [draw(num_train)], [draw(num_validation)])
     with pytest.raises(ConfigError, match=r"in here are only (0|16) tokens to"):
-        TokenCorpus.of(tokens, CONFIG, seed=3, source="here")
+        Corpus.of(tokens, CONFIG, seed=3, source="here", remedy="")

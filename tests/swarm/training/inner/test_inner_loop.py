@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.moments import whole
-from swarm.training.data.corpus_loading import ByteCorpus
+from swarm.training.data.corpus import Corpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.one_device import LocalOptions
 from swarm.training.run.layout import Layout
@@ -23,19 +23,17 @@ def theta_N(tiny_run: RunConfig) -> torch.Tensor:
     return initial_theta(tiny_run)
 
 
-def _loop(run: RunConfig, corpus: ByteCorpus, theta_N: torch.Tensor, inner: InnerConfig | None = None) -> InnerLoop:
+def _loop(run: RunConfig, corpus: Corpus, theta_N: torch.Tensor, inner: InnerConfig | None = None) -> InnerLoop:
     loop = InnerLoop(replace(run, inner=inner or run.inner), build_model(run.model), corpus)
     loop.load(theta_N)
     return loop
 
 
-def test_load_then_flat_gives_the_same_bits(
-    tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor
-) -> None:
+def test_load_then_flat_gives_the_same_bits(tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor) -> None:
     assert torch.equal(_loop(tiny_run, tiny_corpus, theta_N).flat(), theta_N)
 
 
-def test_train_lowers_the_validation_loss(tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor) -> None:
+def test_train_lowers_the_validation_loss(tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor) -> None:
     loop = _loop(tiny_run, tiny_corpus, theta_N, replace(tiny_run.inner, learning_rate=1e-2))
     before = loop.validate(theta_N, 4)
     result = loop.train(range(400), 200)
@@ -45,7 +43,7 @@ def test_train_lowers_the_validation_loss(tiny_run: RunConfig, tiny_corpus: Byte
 
 
 def test_train_again_from_the_same_start_gives_the_same_bits(
-    tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor
+    tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     results = []
     for _ in range(2):
@@ -55,7 +53,7 @@ def test_train_again_from_the_same_start_gives_the_same_bits(
     assert torch.equal(results[0][1], results[1][1])
 
 
-def test_train_model_with_dropout_gives_the_same_bits_again(tiny_run: RunConfig, tiny_corpus: ByteCorpus) -> None:
+def test_train_model_with_dropout_gives_the_same_bits_again(tiny_run: RunConfig, tiny_corpus: Corpus) -> None:
     """GPT-2's configs ask for dropout unless told otherwise."""
     model = {"model_type": "gpt2", "vocab_size": 256, "n_embd": 16, "n_layer": 2, "n_head": 2}
     ends = {"bos_token_id": 0, "eos_token_id": 0}
@@ -67,7 +65,7 @@ def test_train_model_with_dropout_gives_the_same_bits_again(tiny_run: RunConfig,
 
 
 def test_train_other_samples_gives_another_result(
-    tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor
+    tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     loops = [_loop(tiny_run, tiny_corpus, theta_N) for _ in range(2)]
     loops[0].train(range(8), 4)
@@ -76,7 +74,7 @@ def test_train_other_samples_gives_another_result(
 
 
 def test_train_full_interval_counts_what_it_used(
-    tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor
+    tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     result = _loop(tiny_run, tiny_corpus, theta_N).train(range(100), 4)
     assert (result.num_steps, result.num_samples, result.num_tokens) == (4, 8, 8 * 16)
@@ -85,13 +83,13 @@ def test_train_full_interval_counts_what_it_used(
 
 
 def test_train_too_few_samples_uses_whole_batches_of_them(
-    tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor
+    tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     assert _loop(tiny_run, tiny_corpus, theta_N).train(range(5), 4).num_samples == 4
 
 
 def test_train_stopped_uses_a_prefix_of_the_samples(
-    tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor
+    tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     stopped, whole = (_loop(tiny_run, tiny_corpus, theta_N) for _ in range(2))
     answers = iter([False, False, True])
@@ -101,9 +99,7 @@ def test_train_stopped_uses_a_prefix_of_the_samples(
     assert torch.equal(stopped.flat(), whole.flat())
 
 
-def test_train_stopped_at_once_changes_nothing(
-    tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor
-) -> None:
+def test_train_stopped_at_once_changes_nothing(tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor) -> None:
     loop = _loop(tiny_run, tiny_corpus, theta_N)
     result = loop.train(range(100), 4, lambda: True)
     assert (result.num_steps, result.num_samples, result.num_tokens) == (0, 0, 0)
@@ -112,7 +108,7 @@ def test_train_stopped_at_once_changes_nothing(
 
 
 def test_train_loss_not_finite_is_a_round_error_and_leaves_the_moments(
-    tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor
+    tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     broken, sound = (_loop(tiny_run, tiny_corpus, theta_N) for _ in range(2))
     for loop in (broken, sound):
@@ -126,7 +122,7 @@ def test_train_loss_not_finite_is_a_round_error_and_leaves_the_moments(
     assert torch.equal(broken.flat(), sound.flat())
 
 
-def test_train_warm_up_starts_small(tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor) -> None:
+def test_train_warm_up_starts_small(tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor) -> None:
     moved = []
     for warmup_steps in (0, 9):
         loop = _loop(tiny_run, tiny_corpus, theta_N, replace(tiny_run.inner, warmup_steps=warmup_steps))
@@ -135,9 +131,7 @@ def test_train_warm_up_starts_small(tiny_run: RunConfig, tiny_corpus: ByteCorpus
     assert moved[1] == pytest.approx(moved[0] / 10, rel=0.01)
 
 
-def test_train_decays_matrices_and_not_norms(
-    tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor
-) -> None:
+def test_train_decays_matrices_and_not_norms(tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor) -> None:
     pieces = []
     for weight_decay in (0.0, 1.0):
         loop = _loop(tiny_run, tiny_corpus, theta_N, replace(tiny_run.inner, weight_decay=weight_decay))
@@ -148,7 +142,7 @@ def test_train_decays_matrices_and_not_norms(
 
 
 def test_state_of_a_new_loop_goes_on_bit_for_bit(
-    tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor
+    tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     first = _loop(tiny_run, tiny_corpus, theta_N)
     first.train(range(6), 3)
@@ -161,7 +155,7 @@ def test_state_of_a_new_loop_goes_on_bit_for_bit(
 
 
 def test_state_before_the_first_step_can_be_loaded(
-    tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor
+    tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     loops = [_loop(tiny_run, tiny_corpus, theta_N) for _ in range(2)]
     loops[1].load_state(whole(loops[0].state()))
@@ -171,7 +165,7 @@ def test_state_before_the_first_step_can_be_loaded(
 
 
 def test_load_state_of_another_model_is_refused(
-    tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor
+    tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     loop = _loop(tiny_run, tiny_corpus, theta_N)
     moments = torch.zeros(theta_N.numel() - 1)
@@ -181,7 +175,7 @@ def test_load_state_of_another_model_is_refused(
 
 
 def test_validate_leaves_the_parameters_being_trained(
-    tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor
+    tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     loop = _loop(tiny_run, tiny_corpus, theta_N)
     loop.train(range(8), 4)
@@ -193,14 +187,14 @@ def test_validate_leaves_the_parameters_being_trained(
 
 
 def test_validate_more_batches_than_there_are_uses_all_of_them(
-    tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor
+    tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     loop = _loop(tiny_run, tiny_corpus, theta_N)
     assert loop.validate(theta_N, 1000) == loop.validate(theta_N, 2000)
 
 
 def test_take_in_one_fragment_goes_on_with_it_and_the_rest(
-    tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor
+    tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     run = replace(tiny_run, fragments=2)
     loop = _loop(run, tiny_corpus, theta_N)
@@ -219,7 +213,7 @@ def test_take_in_one_fragment_goes_on_with_it_and_the_rest(
 
 @pytest.mark.parametrize("done_steps", [0, 6, 11])
 def test_train_follows_the_schedule_by_the_progress_of_the_run(
-    tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor, done_steps: int
+    tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor, done_steps: int
 ) -> None:
     """The run has 3 outer steps of 4 inner ones; AdamW's first step moves by the learning rate, whatever the loss."""
     moved = []
@@ -232,7 +226,7 @@ def test_train_follows_the_schedule_by_the_progress_of_the_run(
 
 
 def test_train_in_two_stretches_is_train_in_one(
-    tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor
+    tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     inner = replace(tiny_run.inner, schedule="cosine", optimizer="muon")
     whole, parts = (_loop(tiny_run, tiny_corpus, theta_N, inner) for _ in range(2))
@@ -243,7 +237,7 @@ def test_train_in_two_stretches_is_train_in_one(
 
 
 def test_train_with_muon_lowers_the_validation_loss(
-    tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor
+    tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     loop = _loop(tiny_run, tiny_corpus, theta_N, replace(tiny_run.inner, optimizer="muon", learning_rate=1e-2))
     loop.train(range(200), 100)
@@ -251,7 +245,7 @@ def test_train_with_muon_lowers_the_validation_loss(
 
 
 def test_train_of_a_restarted_member_goes_on_bit_for_bit_with_muon(
-    tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor
+    tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     inner = replace(tiny_run.inner, optimizer="muon", schedule="linear")
     uninterrupted = _loop(tiny_run, tiny_corpus, theta_N, inner)
@@ -263,9 +257,7 @@ def test_train_of_a_restarted_member_goes_on_bit_for_bit_with_muon(
     assert torch.equal(uninterrupted.flat(), restarted.flat())
 
 
-def test_train_device_without_memory_is_a_round_error_with_the_remedy(
-    tiny_run: RunConfig, tiny_corpus: ByteCorpus
-) -> None:
+def test_train_device_without_memory_is_a_round_error_with_the_remedy(tiny_run: RunConfig, tiny_corpus: Corpus) -> None:
     def fill(model: torch.nn.Module, x_BT: torch.Tensor) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
@@ -279,7 +271,7 @@ def test_train_device_without_memory_is_a_round_error_with_the_remedy(
     "options", [{"micro_batch_windows": 1}, {"autocast": True}, {"activation_checkpointing": True}], ids=str
 )
 def test_train_a_transformers_model_with_each_option_is_near(
-    tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor, options: dict[str, Any]
+    tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor, options: dict[str, Any]
 ) -> None:
     plain = _loop(tiny_run, tiny_corpus, theta_N)
     special = InnerLoop(tiny_run, build_model(tiny_run.model), tiny_corpus, LocalOptions(**options))
@@ -290,9 +282,7 @@ def test_train_a_transformers_model_with_each_option_is_near(
     special.close()
 
 
-def test_state_of_another_optimizer_is_refused(
-    tiny_run: RunConfig, tiny_corpus: ByteCorpus, theta_N: torch.Tensor
-) -> None:
+def test_state_of_another_optimizer_is_refused(tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor) -> None:
     loops = [
         _loop(tiny_run, tiny_corpus, theta_N, replace(tiny_run.inner, optimizer=each)) for each in ("adamw", "muon")
     ]

@@ -15,7 +15,7 @@ from swarm.network.membership import Membership
 from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
-from swarm.training.data.corpus_loading import ByteCorpus
+from swarm.training.data.corpus import Corpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import TrainingSetup
 from swarm.training.member.round_driver import RoundDriver
@@ -457,7 +457,7 @@ def test_run_over_a_slow_jittery_link_commits_equal_states() -> None:
     virtual_time.run(main())
 
 
-def test_run_with_the_real_inner_loop_lowers_the_validation_loss(tiny_run: RunConfig, tiny_corpus: ByteCorpus) -> None:
+def test_run_with_the_real_inner_loop_lowers_the_validation_loss(tiny_run: RunConfig, tiny_corpus: Corpus) -> None:
     async def main() -> None:
         run = replace(tiny_run, min_group=2, outer_steps=3, interval_steps=8)
         async with Swarm(run) as swarm:

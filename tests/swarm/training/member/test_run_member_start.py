@@ -12,7 +12,7 @@ import torch
 from support.training_swarm import NUM_VALUES, Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.start_checkpoint import CheckpointSource, bringing, pin_of
 from swarm.testing import virtual_time
-from swarm.training.data.corpus_loading import ByteCorpus
+from swarm.training.data.corpus import Corpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import TrainingSetup, prepare
 from swarm.training.inner.one_device import ONE_CPU
@@ -40,7 +40,7 @@ def refuse() -> torch.Tensor:
 
 
 def test_members_begin_with_the_values_of_a_real_checkpoint(
-    tmp_path: Path, tiny_run: RunConfig, tiny_corpus: ByteCorpus
+    tmp_path: Path, tiny_run: RunConfig, tiny_corpus: Corpus
 ) -> None:
     torch.manual_seed(1)
     model = build_model(tiny_run.model)

@@ -1,0 +1,23 @@
+"""The aggregation of a part whose frames are all at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from swarm.trust.aggregators import Aggregation, AggregationReport, Aggregator
+from swarm.trust.kernels import Floats
+
+
+def aggregate(
+    aggregator: Aggregator, frames: Callable[[], Iterable[Iterable[Floats]]], weights: Sequence[int]
+) -> tuple[Floats, AggregationReport]:
+    """Return the result [N] for a part whose frames are at hand, and the report. Each call of `frames()` yields them
+    from the first on. Raises as Aggregation does."""
+    aggregation = Aggregation(aggregator, weights)
+    if aggregation.has_survey:
+        for rows in frames():
+            aggregation.survey(rows)
+    report = aggregation.decide()
+    results = [aggregation.combine(rows) for rows in frames()]
+    return np.concatenate([np.empty(0, dtype=np.float32), *results]), report

@@ -12,34 +12,43 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from swarm_protocol import limits, wire
 from swarm_protocol.checks import (
-    check_choice,
-    check_count,
+    Checked,
+    Digest,
+    Name,
     check_digest,
-    check_float,
-    check_int,
-    check_name,
-    check_text,
+    distinct,
+    number,
+    one_line,
+    up_to,
+    whole,
 )
-from swarm_protocol.identity import check_peer_id
+from swarm_protocol.identity import PeerId
 from swarm_protocol.proto import training_pb2
+from swarm_protocol.records import Loss, OuterStep
 
 GROUP_PURPOSE = "group"
 VOTE_PURPOSE = "vote"
 RESUME_PURPOSE = "resume"
 
 OpeningKind: TypeAlias = Literal["exchange", "keep", "result", "slices"]
-_OPENING_KINDS = ("exchange", "keep", "result", "slices")
 ReplyKind: TypeAlias = Literal["group", "pending", "attempt", "behind", "left_out"]
-_REPLY_KINDS = ("group", "pending", "attempt", "behind", "left_out")
 
 MAX_SEQUENCE = 2**53
 """The largest number of a resume order. Orders are numbered by the time of their signing. It is exact as a float."""
 MAX_BYTES_PER_S = 2**40
 """The largest bandwidth that a member may report; more than any link has."""
+
+Step: TypeAlias = Annotated[int, whole(limits.MAX_OUTER_STEP, low=1)]
+Attempt: TypeAlias = Annotated[int, whole(limits.MAX_ATTEMPT)]
+Work: TypeAlias = Annotated[int, whole(limits.MAX_INTERVAL_TOKENS)]
+BytesPerS: TypeAlias = Annotated[int, whole(MAX_BYTES_PER_S)]
+PhaseS: TypeAlias = Annotated[float, number(limits.MAX_PHASE_S)]
+Reason: TypeAlias = Annotated[str, one_line(limits.MAX_FAILURE_TEXT_CHARS)]
+Peers: TypeAlias = Annotated[tuple[PeerId, ...], distinct(limits.MAX_GROUP_MEMBERS)]
 
 
 def round_subject(run: str, step: int, attempt: int) -> str:
@@ -48,42 +57,31 @@ def round_subject(run: str, step: int, attempt: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contribution:
+class Contribution(Checked):
     """What one member contributes: tokens trained on, samples of its lease used, mean training loss. 0 tokens: nothing.
 
     A member that is `leaving` takes part for the last time. `bytes_per_s` is the bandwidth that it reported (see
     `Ready`), from which every member computes the same part sizes.
     """
 
-    peer_id: str
-    num_tokens: int = 0
-    num_samples: int = 0
-    loss: float = 0.0
+    peer_id: PeerId
+    num_tokens: Work = 0
+    num_samples: Work = 0
+    loss: Loss = 0.0
     leaving: bool = False
-    bytes_per_s: int = 0
+    bytes_per_s: BytesPerS = 0
 
     def __post_init__(self) -> None:
-        check_peer_id(self.peer_id)
-        _check_work(self.num_tokens, self.num_samples, self.loss)
-        check_int(self.bytes_per_s, "bytes_per_s", high=MAX_BYTES_PER_S)
+        _check_work(self.num_tokens, self.num_samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(Checked):
     """What a round would commit: the state that follows from these parts of the group `origin_digest`."""
 
-    origin_digest: bytes
-    part_digests: tuple[bytes, ...]
-    state_digest: bytes
-
-    def __post_init__(self) -> None:
-        check_digest(self.origin_digest, "origin_digest")
-        check_digest(self.state_digest, "state_digest")
-        # equal parts have equal digests, so these need not be distinct
-        if not isinstance(self.part_digests, tuple) or len(self.part_digests) > limits.MAX_GROUP_MEMBERS:
-            raise ValueError(f"part_digests is not a tuple of at most {limits.MAX_GROUP_MEMBERS} items")
-        for digest in self.part_digests:
-            check_digest(digest, "part_digests")
+    origin_digest: Digest
+    part_digests: Annotated[tuple[Digest, ...], up_to(limits.MAX_GROUP_MEMBERS)]
+    state_digest: Digest
 
     def digest(self) -> bytes:
         parts = b"".join(self.part_digests)
@@ -103,29 +101,23 @@ class Ready(wire.WireMessage):
     PROTO = training_pb2.Ready
     MAX_BYTES = limits.MAX_READY_BYTES
 
-    run: str
-    step: int
-    attempt: int
-    state_digest: bytes
-    num_tokens: int = 0
-    num_samples: int = 0
-    loss: float = 0.0
-    accused: tuple[str, ...] = ()
-    voted_attempt: int = 0
+    run: Name
+    step: Step
+    attempt: Attempt
+    state_digest: Digest
+    num_tokens: Work = 0
+    num_samples: Work = 0
+    loss: Loss = 0.0
+    accused: Peers = ()
+    voted_attempt: Attempt = 0
     voted: Outcome | None = None
     voted_origin: bytes = b""
     leaving: bool = False
-    bytes_per_s: int = 0
-    sequence: int = 0
+    bytes_per_s: BytesPerS = 0
+    sequence: Annotated[int, whole(MAX_SEQUENCE)] = 0
 
     def __post_init__(self) -> None:
-        _check_round(self.run, self.step, self.attempt)
-        check_digest(self.state_digest, "state_digest")
-        _check_work(self.num_tokens, self.num_samples, self.loss)
-        _check_peers(self.accused, "accused")
-        check_int(self.voted_attempt, "voted_attempt", high=limits.MAX_ATTEMPT)
-        check_int(self.bytes_per_s, "bytes_per_s", high=MAX_BYTES_PER_S)
-        check_int(self.sequence, "sequence", high=MAX_SEQUENCE)
+        _check_work(self.num_tokens, self.num_samples)
         if (self.voted is None) != (not self.voted_origin):
             raise ValueError("voted and voted_origin come together")
 
@@ -146,16 +138,13 @@ class ReadyReply(wire.WireMessage):
 
     kind: ReplyKind
     group: bytes = b""
-    attempt: int = 0
+    attempt: Attempt = 0
     certificate: bytes = b""
     state_digest: bytes = b""
-    reason: str = ""
+    reason: Reason = ""
 
     def __post_init__(self) -> None:
-        check_choice(self.kind, "kind", _REPLY_KINDS)
-        check_int(self.attempt, "attempt", high=limits.MAX_ATTEMPT)
         check_digest(self.state_digest, "state_digest", empty=self.kind != "behind")
-        check_text(self.reason, "reason", max_chars=limits.MAX_FAILURE_TEXT_CHARS)
         if (self.kind == "group") != bool(self.group):
             raise ValueError("a group comes with kind 'group' and only with it")
 
@@ -173,32 +162,26 @@ class Group(wire.WireMessage):
     PROTO = training_pb2.Group
     MAX_BYTES = limits.MAX_READY_BYTES
 
-    run: str
-    step: int
-    attempt: int
-    state_digest: bytes
+    run: Name
+    step: Step
+    attempt: Attempt
+    state_digest: Digest
     members: tuple[Contribution, ...]
-    part_values: tuple[int, ...] = ()
-    reduce_s: float
-    vote_s: float
+    part_values: tuple[Annotated[int, whole(limits.MAX_PART_VALUES)], ...] = ()
+    reduce_s: PhaseS
+    vote_s: PhaseS
     resumes: Outcome | None = None
     origin: bytes = b""
     order: bytes = b""
 
     def __post_init__(self) -> None:
-        _check_round(self.run, self.step, self.attempt)
-        check_digest(self.state_digest, "state_digest")
         if not 1 <= len(self.members) <= limits.MAX_GROUP_MEMBERS:
             raise ValueError(f"a group cannot have {len(self.members)} members")
         if list(self.peer_ids) != sorted(set(self.peer_ids)):
             raise ValueError("the members are not sorted and distinct")
-        for num_values in self.part_values:
-            check_int(num_values, "part_values", high=limits.MAX_PART_VALUES)
         reduces = self.num_tokens > 0 and self.resumes is None
         if len(self.part_values) != (len(self.members) if reduces else 0):
             raise ValueError("the parts do not fit the members")
-        check_float(self.reduce_s, "reduce_s", high=limits.MAX_PHASE_S)
-        check_float(self.vote_s, "vote_s", high=limits.MAX_PHASE_S)
         if (self.resumes is None) != (not self.origin):
             raise ValueError("resumes and origin come together")
 
@@ -230,13 +213,8 @@ class ReduceOpening(wire.WireMessage):
     MAX_BYTES = limits.MAX_REQUEST_BYTES
 
     kind: OpeningKind
-    part: int
-    frame: int = 0
-
-    def __post_init__(self) -> None:
-        check_choice(self.kind, "kind", _OPENING_KINDS)
-        check_int(self.part, "part", high=limits.MAX_GROUP_MEMBERS - 1)
-        check_int(self.frame, "frame", high=limits.MAX_PART_VALUES)
+    part: Annotated[int, whole(limits.MAX_GROUP_MEMBERS - 1)]
+    frame: Annotated[int, whole(limits.MAX_PART_VALUES)] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,15 +224,13 @@ class Vote(wire.WireMessage):
     PROTO = training_pb2.Vote
     MAX_BYTES = limits.MAX_VOTE_BYTES
 
-    run: str
-    step: int
-    attempt: int
-    group_digest: bytes
+    run: Name
+    step: Step
+    attempt: Attempt
+    group_digest: Digest
     outcome: Outcome
 
     def __post_init__(self) -> None:
-        _check_round(self.run, self.step, self.attempt)
-        check_digest(self.group_digest, "group_digest")
         if not isinstance(self.outcome, Outcome):
             raise ValueError("it has no outcome")  # noqa: TRY004 - absent in the message
 
@@ -267,10 +243,7 @@ class VoteReply(wire.WireMessage):
     PROTO = training_pb2.VoteReply
     MAX_BYTES = limits.MAX_REQUEST_BYTES
 
-    bytes_per_s: int = 0
-
-    def __post_init__(self) -> None:
-        check_int(self.bytes_per_s, "bytes_per_s", high=MAX_BYTES_PER_S)
+    bytes_per_s: BytesPerS = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,18 +256,13 @@ class ResumeOrder(wire.WireMessage):
     PROTO = training_pb2.ResumeOrder
     MAX_BYTES = limits.MAX_READY_BYTES
 
-    run: str
-    sequence: int
-    outer_step: int
-    state_digest: bytes
-    roster: tuple[str, ...]
+    run: Name
+    sequence: Annotated[int, whole(MAX_SEQUENCE, low=1)]
+    outer_step: OuterStep
+    state_digest: Digest
+    roster: Peers
 
     def __post_init__(self) -> None:
-        check_name(self.run, "run")
-        check_int(self.sequence, "sequence", low=1, high=MAX_SEQUENCE)
-        check_int(self.outer_step, "outer_step", high=limits.MAX_OUTER_STEP)
-        check_digest(self.state_digest, "state_digest")
-        _check_peers(self.roster, "roster")
         if not self.roster or list(self.roster) != sorted(set(self.roster)):
             raise ValueError("the roster is empty, or not sorted and distinct")
 
@@ -326,11 +294,10 @@ class Certificate(wire.WireMessage):
     MAX_BYTES = limits.MAX_CERTIFICATE_BYTES
 
     group: bytes = b""
-    votes: tuple[bytes, ...] = ()
+    votes: Annotated[tuple[bytes, ...], distinct(limits.MAX_GROUP_MEMBERS)] = ()
     order: bytes = b""
 
     def __post_init__(self) -> None:
-        check_count(self.votes, "votes", max_items=limits.MAX_GROUP_MEMBERS)
         if bool(self.order) == bool(self.group or self.votes):
             raise ValueError("it holds neither a group with votes nor an order, or both")
 
@@ -342,18 +309,12 @@ class Abort(wire.WireMessage):
     PROTO = training_pb2.Abort
     MAX_BYTES = limits.MAX_ABORT_BYTES
 
-    run: str
-    step: int
-    attempt: int
-    group_digest: bytes
-    reason: str
-    accused: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check_round(self.run, self.step, self.attempt)
-        check_digest(self.group_digest, "group_digest")
-        check_text(self.reason, "reason", max_chars=limits.MAX_FAILURE_TEXT_CHARS)
-        _check_peers(self.accused, "accused")
+    run: Name
+    step: Step
+    attempt: Attempt
+    group_digest: Digest
+    reason: Reason
+    accused: Peers = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,14 +328,11 @@ class StandingRequest(wire.WireMessage):
     PROTO = training_pb2.StandingRequest
     MAX_BYTES = limits.MAX_REQUEST_BYTES
 
-    run: str
-    step: int
-    attempt: int = 0
+    run: Name
+    step: Step
+    attempt: Attempt = 0
     hurry: bool = False
     watches: bool = False
-
-    def __post_init__(self) -> None:
-        _check_round(self.run, self.step, self.attempt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,17 +345,11 @@ class Standing(wire.WireMessage):
     PROTO = training_pb2.Standing
     MAX_BYTES = limits.MAX_CERTIFICATE_BYTES
 
-    outer_step: int
-    state_digest: bytes
+    outer_step: OuterStep
+    state_digest: Digest
     certificate: bytes = b""
-    known: tuple[str, ...] = ()
-    attempt: int = 0
-
-    def __post_init__(self) -> None:
-        check_int(self.outer_step, "outer_step", high=limits.MAX_OUTER_STEP)
-        check_digest(self.state_digest, "state_digest")
-        _check_peers(self.known, "known")
-        check_int(self.attempt, "attempt", high=limits.MAX_ATTEMPT)
+    known: Peers = ()
+    attempt: Attempt = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -407,12 +359,8 @@ class PartRequest(wire.WireMessage):
     PROTO = training_pb2.PartRequest
     MAX_BYTES = limits.MAX_REQUEST_BYTES
 
-    origin_digest: bytes
-    index: int
-
-    def __post_init__(self) -> None:
-        check_digest(self.origin_digest, "origin_digest")
-        check_int(self.index, "index", high=limits.MAX_GROUP_MEMBERS)
+    origin_digest: Digest
+    index: Annotated[int, whole(limits.MAX_GROUP_MEMBERS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -422,10 +370,7 @@ class ManifestRequest(wire.WireMessage):
     PROTO = training_pb2.ManifestRequest
     MAX_BYTES = limits.MAX_REQUEST_BYTES
 
-    state_digest: bytes
-
-    def __post_init__(self) -> None:
-        check_digest(self.state_digest, "state_digest")
+    state_digest: Digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -435,29 +380,10 @@ class ChunkRequest(wire.WireMessage):
     PROTO = training_pb2.ChunkRequest
     MAX_BYTES = limits.MAX_REQUEST_BYTES
 
-    state_digest: bytes
-    index: int
-
-    def __post_init__(self) -> None:
-        check_digest(self.state_digest, "state_digest")
-        check_int(self.index, "index", high=2**32 - 1)
+    state_digest: Digest
+    index: Annotated[int, whole(2**32 - 1)]
 
 
-def _check_round(run: str, step: int, attempt: int) -> None:
-    check_name(run, "run")
-    check_int(step, "step", low=1, high=limits.MAX_OUTER_STEP)
-    check_int(attempt, "attempt", high=limits.MAX_ATTEMPT)
-
-
-def _check_work(num_tokens: int, num_samples: int, loss: float) -> None:
-    check_int(num_tokens, "num_tokens", high=limits.MAX_INTERVAL_TOKENS)
-    check_int(num_samples, "num_samples", high=limits.MAX_INTERVAL_TOKENS)
-    check_float(loss, "loss", low=-limits.MAX_LOSS, high=limits.MAX_LOSS)
+def _check_work(num_tokens: int, num_samples: int) -> None:
     if (num_tokens > 0) != (num_samples > 0):
         raise ValueError("tokens come from samples, and samples have tokens")
-
-
-def _check_peers(peer_ids: tuple[str, ...], field: str) -> None:
-    check_count(peer_ids, field, max_items=limits.MAX_GROUP_MEMBERS)
-    for peer_id in peer_ids:
-        check_peer_id(peer_id)

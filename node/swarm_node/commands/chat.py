@@ -18,7 +18,7 @@ from swarm_node import diagnostics, interrupts
 from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import REPLACEMENT, plural
-from swarm_node.settings.parsers import whole_number
+from swarm_node.settings.parsers import number, whole_number
 from swarm_node.storage.home import Home
 from swarm_node.storage.remembered_peers import join_addrs
 
@@ -189,7 +189,7 @@ def _conversation_of(flags: Flags) -> Conversation:
     model = flags.texts["model"]
     if not model:
         raise ConfigError("MODEL is missing", remedy="see swarm-node models for those that are served")
-    temperature = _parsed(flags.texts, "temperature", _temperature)
+    temperature = _parsed(flags.texts, "temperature", number(0, 2))
     return Conversation(
         model=model,
         system=flags.texts["system"] or "",
@@ -205,13 +205,3 @@ def _parsed(texts: Mapping[str, str | None], name: str, parse: Callable[[str], T
     except ValueError as error:
         option = "--" + name.replace("_", "-")
         raise ConfigError(f"{option}: {text!r:.80} {error}", remedy="see swarm-node chat --help") from error
-
-
-def _temperature(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not 0 <= value <= 2:
-        raise ValueError("is not a number from 0 to 2")
-    return value

@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 DEFAULT_PATH = Path("run.toml")
 DEFAULT_NAME = "my-run"
 LEARNING_RATE = 1e-4
-"""Learning rate for weights that are already trained: the default, which is for the first steps of a small model, would
-spoil them.
-"""
+"""Learning rate for weights that are already trained; the default, for a new small model, would spoil them."""
 
 EXIT_UNSIGNED = 1
 

@@ -82,9 +82,7 @@ def _from_home(
 
 
 def _check_certificate(run: SignedRun, checkpoint: Checkpoint, config: Config, emitter: Emitter) -> None:
-    """Check that the certificate is of this state; a certificate without votes is only a warning. Raises
-    IntegrityError.
-    """
+    """Warn of a certificate without votes. Raises IntegrityError for one that is of another state."""
     signatures, digest = (
         RunSignatures.of_run(run, Identity.generate(), config.network_id),
         checkpoint.state.manifest().digest(),

@@ -1,6 +1,4 @@
-"""Computes what `run sign` pins: the run's data, and the checkpoint that it starts from. Blocks, because it reads them
-in full.
-"""
+"""Computes what `run sign` pins: the data and the checkpoint to start from. Blocks: it reads them in full."""
 
 from __future__ import annotations
 

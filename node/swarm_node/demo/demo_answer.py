@@ -25,9 +25,7 @@ NUM_TOKENS_AFTER = 8
 
 @dataclass(slots=True, kw_only=True)
 class Completion:
-    """An answer as it arrives. `failover_ms` is the longest wait for a token after a node was killed, as the client saw
-    it.
-    """
+    """An answer as it arrives. `failover_ms` is the client's longest wait for a token after a node was killed."""
 
     texts: list[str] = field(default_factory=list)
     killed: str = ""

@@ -158,8 +158,6 @@ class Fleet:
 
 
 def _environment() -> dict[str, str]:
-    """Return our environment without the settings of another swarm, and with one thread a process: they share the
-    cores.
-    """
+    """Return our environment without another swarm's settings, and one thread a process: they share the cores."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
     return kept | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}

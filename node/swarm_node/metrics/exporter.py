@@ -10,7 +10,7 @@ import asyncio
 import errno
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -38,17 +38,16 @@ async def exporting(node: Node, network: Libp2pNetwork) -> AsyncIterator[None]:
     node.traces = open_traces(node.config.otlp, about)
     try:
         with node.metrics.reading(lambda: read_node(node)), node.metrics.reading(lambda: read_network(network)):
-            async with serving_metrics(node.metrics, _bound(node.config.metrics)) as url:
-                if url:
-                    node.emitter.emit("metrics", url=url)
+            async with AsyncExitStack() as stack:
+                if node.config.metrics is not None:
+                    served = serving_metrics(node.metrics, _bound(node.config.metrics))
+                    node.emitter.emit("metrics", url=await stack.enter_async_context(served))
                 yield
     finally:
         await asyncio.to_thread(node.traces.close)
 
 
-def _bound(endpoint: Endpoint | None) -> socket.socket | None:
-    if endpoint is None:
-        return None
+def _bound(endpoint: Endpoint) -> socket.socket:
     try:
         return listen(endpoint.host, endpoint.port)
     except StartError as error:
@@ -65,11 +64,8 @@ MAX_CONNECTIONS = 16
 
 
 @asynccontextmanager
-async def serving_metrics(registry: Registry, listener: socket.socket | None) -> AsyncIterator[str]:
-    """Answer on `listener` while the context lasts, and close it; the value is the URL. Without one nothing happens."""
-    if listener is None:
-        yield ""
-        return
+async def serving_metrics(registry: Registry, listener: socket.socket) -> AsyncIterator[str]:
+    """Answer on `listener` while the context lasts, and close it; the value is the URL."""
 
     async def metrics(_request: Request) -> Response:
         return Response(registry.exposition(), media_type=CONTENT_TYPE)

@@ -32,9 +32,7 @@ Attributes = Mapping[str, str | int | float | bool]
 
 
 class Traces:
-    """Makes spans with `tracer`, or none without one. Times are Unix seconds. Methods only queue, and belong to the
-    loop.
-    """
+    """Makes spans with `tracer`, if there is one. Times are Unix seconds. Methods only queue, in the loop."""
 
     def __init__(self, tracer: Tracer | None = None, close: Callable[[], None] = lambda: None) -> None:
         self._tracer = tracer

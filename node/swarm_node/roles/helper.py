@@ -52,9 +52,7 @@ Need = ModelNeed | RunNeed
 
 
 def needs(snapshot: NetworkSnapshot, me: str) -> list[Need]:
-    """Return what the network lacks, thinnest first; among equals models first, then by name. Records of `me` do not
-    count.
-    """
+    """Return what the network lacks, thinnest first, then models, then by name; without the records of `me`."""
     found: list[Need] = []
     for name, servers in snapshot.models.items():
         found += _model_need(name, {peer: each for peer, each in servers.records.items() if peer != me})
@@ -114,9 +112,7 @@ class StandbyRole:
 
 
 def relay_use(config: Config) -> RelayUse:
-    """Return the use of relays: the setting, or by default a relay where a peer beyond this machine could be one and no
-    address is announced.
-    """
+    """Return the setting, or by default a relay where a peer is beyond this machine and no address is announced."""
     if config.relay != "auto":
         return "use" if config.relay == "use" else "none"
     is_local = all(map(is_loopback, config.peers))

@@ -123,9 +123,7 @@ class ModelServing:
             self._node.steps.done("takes", f"{blocks}: {decision.reason}")
 
     def _reporting(self, fetch_blocks: FetchBlocks) -> FetchBlocks:
-        """Wrap `fetch_blocks` to report a step once the span is chosen; an earlier block is only measured. Runs in a
-        thread.
-        """
+        """Report a step once the chosen span is there; an earlier block is only measured. Runs in a thread."""
 
         def fetch_and_report(start: int, end: int) -> None:
             fetch_blocks(start, end)

@@ -50,9 +50,7 @@ class ModelSource:
 
 
 def find_source(model: Path | HubId, home: Home, on_progress: OnProgress) -> ModelSource:
-    """Return the model's source. It and `fetch_blocks` raise ConfigError or IntegrityError for what a hub does not
-    have.
-    """
+    """Return the source. It and `fetch_blocks` raise ConfigError or IntegrityError for what a hub does not have."""
     if isinstance(model, Path):
         return ModelSource(model, lambda _start, _end: None)
     with _maybe_mistyped(model):

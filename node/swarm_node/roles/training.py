@@ -102,9 +102,7 @@ class RunTraining:
                 await trainer.close()
 
     async def _make_trainer(self) -> RunMember:
-        """Make the member from the newest checkpoint, which is not kept once the member has it, or from the run's
-        start.
-        """
+        """Make the member from the newest checkpoint, which it then owns alone, or from the run's start."""
         await asyncio.to_thread(discard_inner, self._folder)
         resumed = await asyncio.to_thread(load_newest, self._folder)
         setup = await asyncio.to_thread(self._prepare, resumed)
@@ -131,9 +129,7 @@ class RunTraining:
         )
 
     async def finish(self) -> Path | None:
-        """Train until the run's last outer step is committed. Returns the model's directory; None if the node leaves
-        before.
-        """
+        """Train to the run's last outer step. Returns the model's directory; None if the node leaves before."""
         assert self._trainer is not None
         stopping = asyncio.create_task(self._stop_when_leaving(self._trainer), name="stop training")
         try:
@@ -180,9 +176,7 @@ class RunTraining:
         return setup
 
     def _bring_start(self) -> Tensor:
-        """Return the weights of the run's checkpoint. Raises PreparationStopped if the node leaves while they are
-        loaded.
-        """
+        """Return the checkpoint's weights. Raises PreparationStopped if the node leaves while they are loaded."""
         node, run = self._node, self._run.config
         source = checkpoint_source(run, node.config, node.emitter)
 

@@ -42,9 +42,7 @@ NUM_LOOKS, LOOK_S = 5, 1.0
 
 
 class VolunteerRole:
-    """The role of a node whose settings name a run or a model. Raises ConfigError or IntegrityError if it cannot be
-    done.
-    """
+    """The role of a node that was given a run or a model. Raises ConfigError or IntegrityError if it cannot be."""
 
     name: RoleName = "volunteer"
     num_steps = 4  # takes, what is needed for it, warm-up, and that it goes
@@ -149,9 +147,7 @@ async def _serving(node: Node, need: ModelNeed) -> Work:
 
 
 def _origin(need: ModelNeed, trained: Path) -> tuple[Path | HubId, Dtype]:
-    """Return a source of the weights that the servers have, and the kind of weights they hold. Blocks. Raises
-    ConfigError.
-    """
+    """Return a source of the weights that the servers have, and their kind. Blocks. Raises ConfigError."""
     if (trained / "config.json").is_file():
         files = open_model(trained)
         for dtype in DTYPES:

@@ -203,7 +203,7 @@ class Config(BaseModel):
     """Let visitors of the dashboard download what lies here, in a folder for each run, named by its id."""
     tethered: bool = _switch()
     """Leave at once when standard input ends: whoever started this node is gone."""
-    drain_s: float = _setting(30.0, parsers.seconds(0, 3600), "SECONDS")
+    drain_s: float = _setting(30.0, parsers.number(0, 3600, "a number of seconds"), "SECONDS")
     """Time that work in flight gets to finish when leaving."""
     metrics: parsers.Endpoint | None = _setting(None, parsers.parse_endpoint, "HOST:PORT", example="127.0.0.1:9401")
     """Answer Prometheus there, under /metrics; port 0: any free one. Default: nothing listens."""

@@ -158,8 +158,8 @@ def whole_number(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
-def seconds(low: float, high: float) -> Callable[[str], float]:
-    """Return a parser of durations in `[low, high]` seconds."""
+def number(low: float, high: float, what: str = "a number") -> Callable[[str], float]:
+    """Return a parser of numbers in `[low, high]`."""
 
     def parse(text: str) -> float:
         try:
@@ -167,7 +167,7 @@ def seconds(low: float, high: float) -> Callable[[str], float]:
         except ValueError:
             value = float("nan")
         if not low <= value <= high:
-            raise ValueError(f"is not a number of seconds from {low:g} to {high:g}")
+            raise ValueError(f"is not {what} from {low:g} to {high:g}")
         return value
 
     return parse

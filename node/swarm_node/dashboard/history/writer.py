@@ -110,8 +110,7 @@ class WriteQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterTiming:
-    """Seconds until the history goes to memory, and between attempts to write, to open again, and passes of
-    retention."""
+    """Seconds until the history goes to memory, and between writes, attempts to open, and retention."""
 
     patience_s: float = 30.0
     retry_s: float = 1.0

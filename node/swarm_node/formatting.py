@@ -146,19 +146,15 @@ def plain(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:
     # cut first, so that ten megabytes cost no more than a line; what is taken out makes the line shorter, no more
     line = text[: 4 * max_chars]
     if not (line.isascii() and line.isprintable()):
-        line = _legible(line)
+        kept: list[str] = []
+        num_marks = 0
+        for character in line:
+            num_marks = num_marks + 1 if unicodedata.category(character) in {"Mn", "Me"} else 0
+            if num_marks <= MAX_MARKS:
+                kept.append(character if character.isprintable() else " ")
+        line = "".join(kept)
     line = " ".join(line.split())
     return line if len(line) <= max_chars else f"{line[: max_chars - 1]}…"
-
-
-def _legible(text: str) -> str:
-    kept: list[str] = []
-    num_marks = 0
-    for character in text:
-        num_marks = num_marks + 1 if unicodedata.category(character) in {"Mn", "Me"} else 0
-        if num_marks <= MAX_MARKS:
-            kept.append(character if character.isprintable() else " ")
-    return "".join(kept)
 
 
 def blocks(spans: tuple[tuple[int, int], ...], num_blocks: int) -> str:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
@@ -31,21 +32,23 @@ RelayUse = Literal["none", "serve", "use"]
 RoleName: TypeAlias = records.Role
 
 
-class NodeRole(Protocol):
+class NodeRole(ABC):
     """The work of a node on the network."""
 
-    name: RoleName
+    name: RoleName = ""
     """The name in its record, or an empty one for a role that other nodes need not know."""
 
-    num_steps: int
+    num_steps = 1
     """Numbered steps that it reports after the daemon's own four."""
 
-    computes: bool
+    computes = False
     """Whether the role computes, so that its device and speed matter. Such a node loads torch, which takes seconds."""
 
-    def relay(self, config: Config) -> RelayUse:
+    def relay(self, _config: Config) -> RelayUse:
         """Return whether the node relays for others, or may be reached through a relay."""
+        return "none"
 
+    @abstractmethod
     async def run(self, node: Node) -> None:
         """Work until done. Once `node.shutdown.leaving` is set, take nothing new, finish what is in flight and return.
 

@@ -9,26 +9,18 @@ from swarm_node.dashboard.app import create_dashboard
 from swarm_node.dashboard.collector import checkpoints, daemon_collector
 from swarm_node.http.addresses import checked
 from swarm_node.http.server import is_local, listen, serving
-from swarm_node.node import Node, RelayUse, RoleName
+from swarm_node.node import Node, NodeRole
 from swarm_node.settings.config import Config
 
 
-class DashboardRole:
+class DashboardRole(NodeRole):
     """Serves pages and API until the node leaves. The port is bound with construction, as a gateway's is.
 
     Raises StartError if it cannot listen.
     """
 
-    name: RoleName = ""
-    num_steps = 1
-    computes = False
-
     def __init__(self, config: Config) -> None:
         self._listener = listen(config.host, config.port)
-
-    def relay(self, _config: Config) -> RelayUse:
-        """Nobody needs to reach a dashboard's libp2p host."""
-        return "none"
 
     async def run(self, node: Node) -> None:
         async with daemon_collector(node) as collector:

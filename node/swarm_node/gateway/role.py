@@ -23,30 +23,24 @@ from swarm_node.gateway.keys import KeyRing
 from swarm_node.http.addresses import checked
 from swarm_node.http.rate_limit import Rates
 from swarm_node.http.server import is_local, listen, serving
-from swarm_node.node import Node, RelayUse, RoleName
+from swarm_node.node import Node, NodeRole
 from swarm_node.settings.config import Config
 from swarm_node.storage.used_models import used_in
 
 
-class GatewayRole:
+class GatewayRole(NodeRole):
     """Serves HTTP until the node leaves; running answers then get the daemon's grace to finish.
 
     The port is bound with construction, before the node is ready or known to anybody. Raises ConfigError for keys that
     cannot be used and for a gateway that would be open to all by accident, StartError if it cannot listen.
     """
 
-    name: RoleName = "gateway"
-    num_steps = 1
-    computes = False
+    name = "gateway"
 
     def __init__(self, config: Config) -> None:
         self._options = options(config)
         self._pins = pins(config)
         self._listener = listen(config.host, config.port)
-
-    def relay(self, _config: Config) -> RelayUse:
-        """Nobody needs to reach a gateway's libp2p host."""
-        return "none"
 
     async def run(self, node: Node) -> None:
         used = used_in(node.home.revisions, node.network.network_id)

@@ -144,7 +144,12 @@ class TrainerMetrics:
             case events.Validated():
                 self._validation_loss.set(event.loss)
             case events.OuterStep():
-                self._commit(event)
+                self._committed.inc()
+                self._outer_step.set(event.step)
+                self._loss.set(event.loss)
+                self._group_size.set(len(event.group))
+                self._sent.inc(event.bytes_sent)
+                self._step_s.observe(event.seconds)
             case _:
                 pass
 
@@ -153,14 +158,6 @@ class TrainerMetrics:
         for phase, seconds in report.phases_s.items():
             self._phase_s.labels(phase).observe(seconds)
         self._refusals.inc(len(report.refused))
-
-    def _commit(self, event: events.OuterStep) -> None:
-        self._committed.inc()
-        self._outer_step.set(event.step)
-        self._loss.set(event.loss)
-        self._group_size.set(len(event.group))
-        self._sent.inc(event.bytes_sent)
-        self._step_s.observe(event.seconds)
 
 
 def read_trainer(trainer: RunMember) -> Iterator[Reading]:

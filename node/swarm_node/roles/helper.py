@@ -23,7 +23,7 @@ from swarm_protocol.records import ServeRecord
 
 from swarm_node.formatting import plural
 from swarm_node.network_snapshot import NetworkPoller, NetworkSnapshot
-from swarm_node.node import Node, RelayUse, RoleName
+from swarm_node.node import Node, NodeRole, RelayUse
 from swarm_node.settings.config import Config
 
 
@@ -92,17 +92,22 @@ def _counted(count: int, what: str) -> str:
     return f"only {plural(count, what)}" if count else f"no {what}"
 
 
-class StandbyRole:
-    """A role without work, which ends only when asked to."""
+class IdleRole(NodeRole):
+    """A volunteer that was given no work."""
 
-    name: RoleName = "volunteer"
-    num_steps = 2
+    name = "volunteer"
 
     def __init__(self, config: Config) -> None:
         self.computes = config.device != "cpu" or config.probe != "off"
 
     def relay(self, config: Config) -> RelayUse:
         return relay_use(config)
+
+
+class StandbyRole(IdleRole):
+    """A role without work, which ends only when asked to."""
+
+    num_steps = 2
 
     async def run(self, node: Node) -> None:
         node.activity.state = "idle"
@@ -129,20 +134,16 @@ MAX_NAMED = 3
 """How many of these a message names, the newest."""
 
 
-class HelperRole:
+class HelperRole(IdleRole):
     """A role that takes work until it is asked to leave."""
 
-    name: RoleName = "volunteer"
     num_steps = 5  # finding work, then those of a volunteer with work
 
     def __init__(self, config: Config) -> None:
-        self.computes = config.device != "cpu" or config.probe != "off"
+        super().__init__(config)
         self._postponed: dict[str, tuple[float, str]] = {}  # until when, and why
         self._reported = ""
         self._num_taken = 0
-
-    def relay(self, config: Config) -> RelayUse:
-        return relay_use(config)
 
     async def run(self, node: Node) -> None:
         poller = NetworkPoller(node.network, node.membership)

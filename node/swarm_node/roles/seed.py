@@ -7,18 +7,17 @@ import shlex
 from swarm.network.multiaddr import is_loopback
 
 from swarm_node.machine import reachability
-from swarm_node.node import Node, RelayUse, RoleName
+from swarm_node.node import Node, NodeRole, RelayUse
 from swarm_node.settings.config import Config
 
 DEFAULT_NETWORK = Config.model_fields["network_id"].default
 
 
-class SeedRole:
+class SeedRole(NodeRole):
     """The role of a seed; it ends only when asked to."""
 
-    name: RoleName = "seed"
+    name = "seed"
     num_steps = 0
-    computes = False
 
     def __init__(self, _config: Config) -> None: ...
 

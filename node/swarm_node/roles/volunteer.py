@@ -28,7 +28,7 @@ from swarm.training.state.checkpoint import steps_in
 from swarm_protocol.errors import ConfigError
 
 from swarm_node.formatting import size
-from swarm_node.node import Node, RelayUse, RoleName
+from swarm_node.node import Node, NodeRole, RelayUse
 from swarm_node.roles.helper import ModelNeed, Need, RunNeed, relay_use
 from swarm_node.roles.serving import ModelServing, model_name
 from swarm_node.roles.sources import check_served, keep_copy, run_of_id
@@ -41,10 +41,10 @@ NUM_LOOKS, LOOK_S = 5, 1.0
 """How often, and how long apart, members of a run are looked for whose records may just be on their way."""
 
 
-class VolunteerRole:
+class VolunteerRole(NodeRole):
     """The role of a node that was given a run or a model. Raises ConfigError or IntegrityError if it cannot be."""
 
-    name: RoleName = "volunteer"
+    name = "volunteer"
     num_steps = 4  # takes, what is needed for it, warm-up, and that it goes
     computes = True
 

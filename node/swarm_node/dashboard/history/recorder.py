@@ -147,7 +147,17 @@ class FactRecorder:
         run = _run(connection, step.run, step.at)
         group = {bounded(peer): whole(step.tokens.get(peer, 0)) for peer in step.group[:MAX_MEMBERS]}
         numbers = _numbers(connection, nodes, "peer_id", group)
-        row = _step_row(step) | {"run_id": run, "members": json.dumps([numbers[peer] for peer in group])}
+        row = {
+            "outer_step": whole(step.outer_step),
+            "at": step.at,
+            "loss": finite(step.loss),
+            "digest": bounded(step.digest),
+            "num_tokens": whole(step.num_tokens),
+            "seconds": finite(step.seconds),
+            "phases": phases_text(step.phases_s),
+            "bytes_per_parameter": finite(step.bytes_per_parameter),
+            "validation_loss": finite(step.validation_loss),
+        } | {"run_id": run, "members": json.dumps([numbers[peer] for peer in group])}
         key = (steps.c.run_id == run, steps.c.outer_step == row["outer_step"])
         if connection.scalar(select(steps.c.run_id).where(*key)) is not None:
             late = ("phases", "seconds", "bytes_per_parameter", "validation_loss")
@@ -159,20 +169,6 @@ class FactRecorder:
         parts = [{"run_id": run, "node_id": numbers[p], "tokens": tokens, "rounds": 1} for p, tokens in group.items()]
         if parts:
             connection.execute(_adding(connection, contributions, ["run_id", "node_id"], "tokens", "rounds"), parts)
-
-
-def _step_row(step: StepFact) -> dict[str, object]:
-    return {
-        "outer_step": whole(step.outer_step),
-        "at": step.at,
-        "loss": finite(step.loss),
-        "digest": bounded(step.digest),
-        "num_tokens": whole(step.num_tokens),
-        "seconds": finite(step.seconds),
-        "phases": phases_text(step.phases_s),
-        "bytes_per_parameter": finite(step.bytes_per_parameter),
-        "validation_loss": finite(step.validation_loss),
-    }
 
 
 def _refusal(connection: Connection, fact: RefusalFact) -> None:

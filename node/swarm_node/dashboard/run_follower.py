@@ -165,14 +165,7 @@ class RunFollower:
                 await self._find_file(run)
             if run.observer is not None:
                 committed = await run.observer.look(active(run.trainers.records))
-                now = self._network.now()
-                since = run.steps[-1].at if run.steps else now
-                for number, step in enumerate(committed, 1):
-                    run.committed[step.outer_step] = step
-                    # no certificate says when each of the steps since the last poll was committed
-                    self._show_step(run, step.outer_step, since + (now - since) * number / len(committed))
-                while len(run.committed) > MAX_OPEN_STEPS:
-                    del run.committed[min(run.committed)]
+                self._take_steps(run, committed)
                 run.last_problem = ""
         except SwarmError as error:
             if error.message != run.last_problem:
@@ -208,6 +201,16 @@ class RunFollower:
             return
         if failure is not None:
             raise failure
+
+    def _take_steps(self, run: FollowedRun, committed: list[CommittedStep]) -> None:
+        now = self._network.now()
+        since = run.steps[-1].at if run.steps else now
+        for number, step in enumerate(committed, 1):
+            run.committed[step.outer_step] = step
+            # no certificate says when each of the steps since the last poll was committed
+            self._show_step(run, step.outer_step, since + (now - since) * number / len(committed))
+        while len(run.committed) > MAX_OPEN_STEPS:
+            del run.committed[min(run.committed)]
 
     def _show_step(self, run: FollowedRun, outer_step: int, at: float) -> None:
         """Put the step among the others, in place of its earlier view."""

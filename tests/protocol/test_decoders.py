@@ -8,7 +8,7 @@ import pkgutil
 
 import pytest
 import swarm_protocol
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from protocol.decoders import DECODERS, Decoder, name_of
 from swarm_protocol.errors import IntegrityError, PeerViolation
@@ -61,6 +61,7 @@ def test_decoder_of_mutated_bytes_refuses_or_accepts(decoder: Decoder, data: st.
 
 
 @EVERY_DECODER
+@settings(max_examples=30)  # random bytes are refused early; the fuzzer tries thousands a second
 @given(data=st.binary(max_size=512))
 def test_decoder_of_random_bytes_refuses_or_accepts(decoder: Decoder, data: bytes) -> None:
     decode_or_refuse(decoder, data)

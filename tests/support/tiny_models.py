@@ -67,9 +67,14 @@ def write_model(directory: Path, config: Any, seed: int = 0) -> Path:
     return directory
 
 
+@functools.lru_cache(maxsize=8)
+def _local_model(directory: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(directory)
+
+
 @functools.cache
 def _local_tokens(directory: Path, prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
-    model = AutoModelForCausalLM.from_pretrained(directory)
+    model = _local_model(directory)
     with torch.inference_mode():
         out = model.generate(
             torch.tensor([prompt]), max_new_tokens=num_tokens, do_sample=False, eos_token_id=None, pad_token_id=0

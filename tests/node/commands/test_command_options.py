@@ -13,12 +13,22 @@ import pytest
 FOLDER = Path(sys.executable).parent
 BASH = shutil.which("bash") or ""
 ASK = """
-eval "$(swarm-node --show-completion)"
+source {script}
 COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
 _swarm_node_completion swarm-node
 printf '%s\\n' "${{COMPREPLY[@]}}"
 complete -p swarm-node
 """
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What bash reads once and keeps."""
+    folder = tmp_path_factory.mktemp("completion")
+    command = [BASH, "--norc", "--noprofile", "-c", "swarm-node --show-completion"]
+    shown = subprocess.run(command, env=shell_environment(folder), capture_output=True, timeout=60, check=True)
+    (folder / "swarm-node.bash").write_bytes(shown.stdout)
+    return folder / "swarm-node.bash"
 
 
 def shell_environment(home: Path) -> dict[str, str]:
@@ -36,9 +46,9 @@ def shell_environment(home: Path) -> dict[str, str]:
         ("swarm-node join --max", ["--max-blocks", "--max-memory"]),
     ],
 )
-def test_bash_completes_commands_and_options(words: str, expected: list[str], tmp_path: Path) -> None:
+def test_bash_completes_commands_and_options(words: str, expected: list[str], script: Path, tmp_path: Path) -> None:
     done = subprocess.run(
-        [BASH, "--norc", "--noprofile", "-c", ASK.format(words=words)],
+        [BASH, "--norc", "--noprofile", "-c", ASK.format(script=script, words=words)],
         env=shell_environment(tmp_path),
         capture_output=True,
         text=True,
@@ -62,13 +72,13 @@ def test_bash_completes_commands_and_options(words: str, expected: list[str], tm
         ("swarm-node plan --model '~/s'", ["~/small"]),
     ],
 )
-def test_bash_completes_run_files_and_models(words: str, expected: list[str], tmp_path: Path) -> None:
+def test_bash_completes_run_files_and_models(words: str, expected: list[str], script: Path, tmp_path: Path) -> None:
     for path in ("story.toml", "notes.txt", "books/poems.toml", "small/config.json", "empty/model.bin"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).touch()
     (tmp_path / "folder.toml").mkdir()
     done = subprocess.run(
-        [BASH, "--norc", "--noprofile", "-c", ASK.format(words=words)],
+        [BASH, "--norc", "--noprofile", "-c", ASK.format(script=script, words=words)],
         env=shell_environment(tmp_path),
         cwd=tmp_path,
         capture_output=True,

@@ -21,7 +21,8 @@ from swarm_protocol.sampler import Grammar
 
 NUM_TOKENS = 24
 PROMPT = "def add(a, b):\n    return"
-STEERED = {
+ASKED: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": NUM_TOKENS}
+STEERED: dict[str, Any] = {
     "grammar": Grammar(kind="lark", text="start: /[a-z]{3,8}( [a-z]{3,8}){9,}/"),
     "temperature": 1.0,
     "seed": 11,
@@ -30,9 +31,8 @@ STEERED = {
 }
 
 
-@pytest.mark.parametrize("settings", [{}, STEERED], ids=["greedy", "grammar and penalties"])
 def test_libp2p_server_killed_mid_answer_costs_no_token(
-    llama_dir: Path, tmp_path: Path, local_tokens: Any, make_node_record: Any, tokenize: Any, settings: Any
+    llama_dir: Path, tmp_path: Path, local_tokens: Any, make_node_record: Any, tokenize: Any
 ) -> None:
     async def main() -> None:
         async with AsyncExitStack() as stack:
@@ -56,38 +56,39 @@ def test_libp2p_server_killed_mid_answer_costs_no_token(
                 return any(model.num_servers == 3 for model in await client.models())
 
             await eventually(all_known, timeout_s=30)
-            generation = client.generate(model="tiny", prompt=PROMPT, max_tokens=NUM_TOKENS, **settings)
+            steered = [token.token_id async for token in client.generate(**ASKED, **STEERED)]
+            generation = client.generate(**ASKED)
             tokens = []
             async for token in generation:
                 tokens.append(token.token_id)
                 if len(tokens) == 8:
                     victim = generation.trace()["hops"][1]["peer_id"]
                     os.kill(servers[victim][0]._host.daemon.pid, signal.SIGKILL)
-            assert settings or tokens == local_tokens(llama_dir, tokenize(PROMPT), NUM_TOKENS)
+            assert tokens == local_tokens(llama_dir, tokenize(PROMPT), NUM_TOKENS)
             (replay,) = generation.trace()["replays"]
             assert replay["lost_peer"] == victim
             assert replay["failover_ms"] < 3000
 
             # the same from a program without an event loop
             addrs = await seed.addrs()
-            assert await asyncio.to_thread(ask, addrs, seed.network_id) == tokens
+            assert await asyncio.to_thread(ask, addrs, seed.network_id) == (tokens, steered)
 
-    def ask(addrs: tuple[str, ...], network_id: str) -> list[int]:
+    def ask(addrs: tuple[str, ...], network_id: str) -> tuple[list[int], list[int]]:
         with Client(peers=addrs, network_id=network_id) as client:
             assert [model.name for model in client.models()] == ["tiny"]
-            answer = client.generate(model="tiny", prompt=PROMPT, max_tokens=NUM_TOKENS, **settings)
-            found = [token.token_id for token in answer]
+            steered = [token.token_id for token in client.generate(**ASKED, **STEERED)]
+            found = [token.token_id for token in client.generate(**ASKED)]
             assert client.trace()["num_tokens"] == NUM_TOKENS
-            early = client.generate(model="tiny", prompt=PROMPT, max_tokens=NUM_TOKENS, **settings)
+            early = client.generate(**ASKED)
             next(early)
             early.close()  # type: ignore[attr-defined]
-            unread = client.generate(model="tiny", prompt=PROMPT, max_tokens=NUM_TOKENS, **settings)
+            unread = client.generate(**ASKED)
             next(unread)
         with pytest.raises(SessionError, match="closed"):
             next(unread)
         with pytest.raises(SessionError, match="not connected"):
             client.models()
-        return found
+        return found, steered
 
     # the first uvloop of a process leaves a pipe for signals
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as first:

@@ -49,9 +49,9 @@ class PageAllocator:
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self.num_touched = 0
-        self._blank = list(range(num_pages - 1, -1, -1))
-        self._num_holders = [0] * num_pages
+        # of those that have been held: a large cache of a small model has a hundred thousand that never are
+        self._blank: list[int] = []
+        self._num_holders: list[int] = []
         self._num_promised = 0
         self._page_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
@@ -59,9 +59,13 @@ class PageAllocator:
         self._kept: dict[int, None] = {}
 
     @property
+    def num_touched(self) -> int:
+        return len(self._num_holders)
+
+    @property
     def num_free(self) -> int:
         """Pages that can still be reserved."""
-        return len(self._blank) + len(self._kept) - self._num_promised
+        return self.num_pages - self.num_touched + len(self._blank) + len(self._kept) - self._num_promised
 
     @property
     def num_kept(self) -> int:
@@ -92,11 +96,14 @@ class PageAllocator:
         num_new = max(0, num_pages - len(page_table.pages))
         assert num_new <= page_table.num_promised, "more pages than were reserved"
         for _ in range(num_new):
-            if not self._blank:
-                self._forget(next(iter(self._kept)))
-            page = self._blank.pop()
+            if not self._blank and self.num_touched < self.num_pages:
+                page = self.num_touched
+                self._num_holders.append(0)
+            else:
+                if not self._blank:
+                    self._forget(next(iter(self._kept)))
+                page = self._blank.pop()
             self._num_holders[page] = 1
-            self.num_touched = max(self.num_touched, page + 1)
             page_table.pages.append(page)
         page_table.num_promised -= num_new
         self._num_promised -= num_new

@@ -75,9 +75,9 @@ class Member:
         self._butterfly: Butterfly | None = None
         self._before_bytes = 0
 
-    async def attend(self, peer: str, stream: Stream) -> None:
+    async def accept(self, peer: str, stream: Stream) -> None:
         await stream.receive()
-        await (await asyncio.shield(self._next)).attend(peer, stream)
+        await (await asyncio.shield(self._next)).accept(peer, stream)
 
     def prepare(self, data: bytes) -> None:
         group = Group.from_bytes(data)
@@ -139,7 +139,7 @@ def ours(pipe: Connection, index: int, folder: str) -> None:
         peers = await loop.run_in_executor(None, pipe.recv)
         async with await libp2p_node(Path(folder) / f"member{index}", peers=peers) as node:
             member = Member(node, index)
-            await node.serve_stream(METHODS.reduce, member.attend)
+            await node.serve_stream(METHODS.reduce, member.accept)
             pipe.send((node.peer_id, await node.addrs()))
             while (command := await loop.run_in_executor(None, pipe.recv)) is not None:
                 name, *arguments = command

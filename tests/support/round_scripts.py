@@ -31,7 +31,7 @@ from swarm.training.round.round_events import (
     Voted,
     Withdrew,
 )
-from swarm.training.round.round_state import Terms, coordinator_of
+from swarm.training.round.round_state import RoundSetup, coordinator_of
 from swarm.training.run.vote import Succession
 from swarm_protocol import training_messages as messages
 from swarm_protocol.identity import Identity
@@ -42,16 +42,16 @@ PEERS = tuple(sorted(Identity(bytes([number]) * 32).peer_id for number in range(
 RUN, STEP, DIGEST = "run", 7, bytes(32)
 
 
-def leader_of(attempt: int, without: tuple[str, ...] = ()) -> str:
+def coordinator_at(attempt: int, without: tuple[str, ...] = ()) -> str:
     return coordinator_of(RUN, STEP, attempt, [peer for peer in PEERS if peer not in without])
 
 
-LEADER = leader_of(0)
-ME = next(peer for peer in PEERS if peer not in {LEADER, leader_of(1, (LEADER,))})
-OTHERS = tuple(peer for peer in PEERS if peer not in {LEADER, ME})
+COORDINATOR = coordinator_at(0)
+ME = next(peer for peer in PEERS if peer not in {COORDINATOR, coordinator_at(1, (COORDINATOR,))})
+OTHERS = tuple(peer for peer in PEERS if peer not in {COORDINATOR, ME})
 
 
-def terms(me: str = ME, **changes: object) -> Terms:
+def setup(me: str = ME, **changes: object) -> RoundSetup:
     values: dict[str, object] = {
         "run": RUN,
         "me": me,
@@ -72,7 +72,7 @@ def terms(me: str = ME, **changes: object) -> Terms:
     }
     rule: dict[str, Any] = {"min_group": 2}
     rule |= {name: changes.pop(name) for name in ("min_group", "majority_after_s") if name in changes}
-    return Terms(**{**values, **changes}, succession=Succession(**rule))  # type: ignore[arg-type]
+    return RoundSetup(**{**values, **changes}, succession=Succession(**rule))  # type: ignore[arg-type]
 
 
 def contribution(peer: str) -> Contribution:
@@ -88,9 +88,11 @@ def ready(attempt: int = 0, **changes: object) -> Ready:
     )
 
 
-def signed(members: tuple[str, ...] = PEERS, attempt: int = 0, signer: str = LEADER, **changes: Any) -> SignedGroup:
+def signed(
+    members: tuple[str, ...] = PEERS, attempt: int = 0, signer: str = COORDINATOR, **changes: Any
+) -> SignedGroup:
     reports = {peer: ready(attempt) for peer in members}
-    group, _ = form_group(terms(members[0], min_group=1), attempt, reports)
+    group, _ = form_group(setup(members[0], min_group=1), attempt, reports)
     group = replace(group, **changes)
     name = f"group {attempt} by {signer[-6:]} {sorted(changes)}".encode()
     return SignedGroup(group=group, signer=signer, data=name, digest=(name * 32)[:32])
@@ -119,14 +121,14 @@ def left(peer: str, group: SignedGroup, reason: str) -> AttemptLeft:
 FIRST = signed()
 OUTCOME = outcome(FIRST)
 OFFER = Offered(contribution=contribution(ME))
-SECOND_LEADER = leader_of(1, (LEADER,))
-WITHOUT_LEADER = tuple(peer for peer in PEERS if peer != LEADER)
+SECOND_LEADER = coordinator_at(1, (COORDINATOR,))
+WITHOUT_LEADER = tuple(peer for peer in PEERS if peer != COORDINATOR)
 Script = list[tuple[float, Event]]
 
 
 def member_commits() -> tuple[str, Script]:
     return ME, [
-        (0.0, Sighted(peer=LEADER)),
+        (0.0, Sighted(peer=COORDINATOR)),
         (5.0, OFFER),
         (6.0, Grouped(signed=FIRST)),
         (6.0, Grouped(signed=FIRST)),
@@ -134,16 +136,16 @@ def member_commits() -> tuple[str, Script]:
         (7.0, Reduced(attempt=0, outcome=OUTCOME)),
         (7.0, voted(ME, FIRST, OUTCOME)),
         (7.1, voted(OTHERS[1], FIRST, OUTCOME)),
-        (7.2, voted(LEADER, FIRST, OUTCOME)),
+        (7.2, voted(COORDINATOR, FIRST, OUTCOME)),
     ]
 
 
 def coordinator_waits_grace_for_a_straggler() -> tuple[str, Script]:
-    group, _ = form_group(terms(LEADER), 0, {peer: ready() for peer in (LEADER, *OTHERS)})
-    own = SignedGroup(group=group, signer=LEADER, data=b"own group", digest=b"o" * 32)
-    return LEADER, [
+    group, _ = form_group(setup(COORDINATOR), 0, {peer: ready() for peer in (COORDINATOR, *OTHERS)})
+    own = SignedGroup(group=group, signer=COORDINATOR, data=b"own group", digest=b"o" * 32)
+    return COORDINATOR, [
         (4.0, Reported(peer=OTHERS[0], ready=ready())),
-        (5.0, Offered(contribution=contribution(LEADER))),
+        (5.0, Offered(contribution=contribution(COORDINATOR))),
         (5.2, Reported(peer=OTHERS[1], ready=ready())),
         (5.3, Withdrew(peer=OTHERS[1])),
         (5.4, Reported(peer=OTHERS[1], ready=ready())),
@@ -158,7 +160,7 @@ def coordinator_dies_and_the_next_one_takes_over() -> tuple[str, Script]:
     second = signed(WITHOUT_LEADER, 1, SECOND_LEADER)
     return ME, [
         (5.0, OFFER),
-        (5.5, Lost(peer=LEADER, reason="the connection broke")),
+        (5.5, Lost(peer=COORDINATOR, reason="the connection broke")),
         (5.6, Tick()),
         (6.0, Grouped(signed=second)),
         (6.2, Reduced(attempt=1, outcome=outcome(second))),
@@ -173,13 +175,13 @@ def owner_dies_and_the_parts_come_from_who_voted() -> tuple[str, Script]:
         (6.6, ReduceFailed(attempt=0, reason="the connection broke", unreachable=(OTHERS[1],))),
         (6.9, Reduced(attempt=0, outcome=OUTCOME)),
         (6.9, voted(ME, FIRST, OUTCOME)),
-        (7.0, voted(LEADER, FIRST, OUTCOME)),
+        (7.0, voted(COORDINATOR, FIRST, OUTCOME)),
     ]
 
 
 def undecided_vote_is_resumed_by_the_next_attempt() -> tuple[str, Script]:
-    leader = leader_of(1)
-    resumed = replace(signed(PEERS, 1, leader, part_values=(), resumes=OUTCOME, origin=FIRST.data), origin=FIRST)
+    coordinator = coordinator_at(1)
+    resumed = replace(signed(PEERS, 1, coordinator, part_values=(), resumes=OUTCOME, origin=FIRST.data), origin=FIRST)
     return ME, [
         (5.0, OFFER),
         (6.0, Grouped(signed=FIRST)),
@@ -191,7 +193,7 @@ def undecided_vote_is_resumed_by_the_next_attempt() -> tuple[str, Script]:
         (16.7, Reduced(attempt=1, outcome=OUTCOME)),
         (16.7, voted(ME, resumed, OUTCOME)),
         (16.8, voted(OTHERS[0], resumed, OUTCOME)),
-        (16.8, voted(LEADER, resumed, OUTCOME)),
+        (16.8, voted(COORDINATOR, resumed, OUTCOME)),
     ]
 
 
@@ -199,8 +201,8 @@ def reduction_that_fails_is_tried_again_with_the_same_contribution() -> tuple[st
     """An owner cannot be reached and nobody has voted: the attempt is aborted, its pseudo-gradient kept."""
     gone = OTHERS[1]
     left_peers = tuple(peer for peer in PEERS if peer != gone)
-    leader = coordinator_of(RUN, STEP, 1, left_peers)
-    second = signed(left_peers, 1, leader)
+    coordinator = coordinator_of(RUN, STEP, 1, left_peers)
+    second = signed(left_peers, 1, coordinator)
     return ME, [
         (5.0, OFFER),
         (6.0, Grouped(signed=FIRST)),
@@ -209,7 +211,7 @@ def reduction_that_fails_is_tried_again_with_the_same_contribution() -> tuple[st
         (7.0, Grouped(signed=second)),
         (7.5, Reduced(attempt=1, outcome=outcome(second))),
         (7.5, voted(ME, second, outcome(second))),
-        (7.6, voted(LEADER, second, outcome(second))),
+        (7.6, voted(COORDINATOR, second, outcome(second))),
         (7.7, voted(OTHERS[0], second, outcome(second))),
     ]
 
@@ -233,14 +235,14 @@ def owner_gives_different_results() -> tuple[str, Script]:
         (6.5, voted(ME, FIRST, OUTCOME)),
         (6.6, voted(OTHERS[0], FIRST, other)),
         (6.7, voted(OTHERS[1], FIRST, other)),
-        (6.8, voted(LEADER, FIRST, OUTCOME)),
+        (6.8, voted(COORDINATOR, FIRST, OUTCOME)),
     ]
 
 
 def first_group_of_a_run_follows_the_lowest_hash_that_it_sees() -> tuple[str, Script]:
     return ME, [
         (0.0, Offered(contribution=Contribution(peer_id=ME))),
-        (0.6, Sighted(peer=LEADER)),
+        (0.6, Sighted(peer=COORDINATOR)),
         (0.7, Moved(attempt=0, to=3)),
         (0.8, LeftOut(attempt=3, reason="the group is full with 8 members")),
         (1.8, Tick()),
@@ -264,7 +266,7 @@ SCRIPTS: dict[str, Callable[[], tuple[str, Script]]] = {
 }
 
 
-def play(start: Terms, script: Script) -> list[dict[str, Any]]:
+def play(start: RoundSetup, script: Script) -> list[dict[str, Any]]:
     state, steps = machine.begin(start, accused={}), []
     for now, event in script:
         state, actions = machine.step(state, event, now)
@@ -282,8 +284,8 @@ def play(start: Terms, script: Script) -> list[dict[str, Any]]:
 
 def trace(name: str) -> dict[str, Any]:
     me, script = SCRIPTS[name]()
-    start = terms(me, roster=()) if name.startswith("first_group") else terms(me)
-    return {"terms": to_json(start), "steps": play(start, script)}
+    start = setup(me, roster=()) if name.startswith("first_group") else setup(me)
+    return {"setup": to_json(start), "steps": play(start, script)}
 
 
 def to_json(value: Any) -> Any:
@@ -298,7 +300,7 @@ def to_json(value: Any) -> Any:
 
 KINDS = {
     name: kind for module in (events, messages) for name, kind in vars(module).items() if isinstance(kind, type)
-} | {"Terms": Terms, "Succession": Succession}
+} | {"RoundSetup": RoundSetup, "Succession": Succession}
 
 
 def from_json(value: Any) -> Any:

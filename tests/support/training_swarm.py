@@ -279,11 +279,11 @@ def assert_equal_steps(members: Sequence[Member], num_steps: int) -> None:
     assert all(len(each) == 1 for each in digests.values()), digests
 
 
-def certified(notaries: list[RunSignatures], step: int, now: float) -> bytes:
+def certified(signers: list[RunSignatures], step: int, now: float) -> bytes:
     """A certificate of `step` that these alone have signed."""
-    peers = sorted(each.identity.peer_id for each in notaries)
+    peers = sorted(each.identity.peer_id for each in signers)
     group = Group(
-        run=notaries[0].run,
+        run=signers[0].run,
         step=step,
         attempt=0,
         state_digest=bytes([step]) * 32,
@@ -292,12 +292,12 @@ def certified(notaries: list[RunSignatures], step: int, now: float) -> bytes:
         reduce_s=1.0,
         vote_s=1.0,
     )
-    signed = notaries[0].sign_group(group, now)
+    signed = signers[0].sign_group(group, now)
     outcome = Outcome(
         origin_digest=signed.digest, part_digests=(bytes(32),) * len(peers), state_digest=bytes([step + 1]) * 32
     )
     vote = Vote(run=group.run, step=step, attempt=0, group_digest=signed.digest, outcome=outcome)
-    return Certificate(group=signed.data, votes=tuple(each.sign_vote(vote, now) for each in notaries)).to_bytes()
+    return Certificate(group=signed.data, votes=tuple(each.sign_vote(vote, now) for each in signers)).to_bytes()
 
 
 class SpoiledCodec:

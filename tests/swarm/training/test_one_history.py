@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import pytest
-from support.round_scripts import PEERS, contribution, terms
+from support.round_scripts import PEERS, contribution, setup
 from swarm.training.round import state_machine as machine
 from swarm.training.round.promise import Promise
 from swarm.training.round.round_events import (
@@ -41,7 +41,7 @@ from swarm.training.round.round_events import (
     Tick,
     Voted,
 )
-from swarm.training.round.round_state import RoundState, Terms, own_report
+from swarm.training.round.round_state import RoundSetup, RoundState, own_report
 from swarm.training.run.vote import quorum
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Group, Outcome, ReadyReply, SignedGroup, Vote
@@ -56,7 +56,7 @@ CERTIFICATE = b"certificate"
 class Member:
     """One process after the other with the same key. `promise` is its disk."""
 
-    terms: Terms
+    setup: RoundSetup
     clock_s: float
     state: RoundState = field(init=False)
     promise: Promise | None = None
@@ -65,7 +65,7 @@ class Member:
         self.start()
 
     def start(self) -> None:
-        self.state = machine.begin(self.terms, accused={}, promise=self.promise)
+        self.state = machine.begin(self.setup, accused={}, promise=self.promise)
 
 
 class World:
@@ -80,12 +80,12 @@ class World:
         self._groups: dict[bytes, SignedGroup] = {}
         self._votes: dict[tuple[bytes, Outcome], set[str]] = {}
         self.members = {
-            peer: Member(self._terms_of(peer, majority_after_s), clock_s=self.random.uniform(0, 1000))
+            peer: Member(self._setup_of(peer, majority_after_s), clock_s=self.random.uniform(0, 1000))
             for peer in (*self.roster, *STRANGERS)
         }
 
-    def _terms_of(self, peer: str, majority_after_s: float) -> Terms:
-        return terms(peer, roster=self.roster, leased=self.roster, majority_after_s=majority_after_s)
+    def _setup_of(self, peer: str, majority_after_s: float) -> RoundSetup:
+        return setup(peer, roster=self.roster, leased=self.roster, majority_after_s=majority_after_s)
 
     def run(self) -> None:
         for peer in self.members:
@@ -139,7 +139,7 @@ class World:
         member.state, actions = machine.step(member.state, event, member.clock_s)
         for action in actions:
             if isinstance(action, Ask | Sign | CastVote):
-                member.promise = Promise(report=own_report(member.state), first_attempt=member.terms.first_attempt)
+                member.promise = Promise(report=own_report(member.state), first_attempt=member.setup.first_attempt)
             self._act(peer, action)
 
     def _send(self, to: str, event: Event) -> None:
@@ -202,7 +202,7 @@ class World:
         voters = self._votes.setdefault((vote.group_digest, vote.outcome), set())
         voters.add(me)
         (signed,) = [each for each in self._groups.values() if each.digest == vote.group_digest]
-        succession = self.members[me].terms.succession
+        succession = self.members[me].setup.succession
         if len(voters) >= quorum(len(signed.group.members)) and succession.is_enough(self.roster, voters):
             self.decided.add(vote.outcome)
         for peer in (me, *peers):

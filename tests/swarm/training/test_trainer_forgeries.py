@@ -116,8 +116,8 @@ def test_certificate_of_strangers_who_are_enough_for_a_group_overtakes_nobody() 
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
             member, stranger, network = await swarm_at_work(swarm)
-            notaries = [stranger, RunSignatures(identity=Identity(b"o" * 32), network_id="test", run=swarm.run.run_id)]
-            forged = [certified(notaries, step, network.now()) for step in range(2, NUM_STEPS + 1)]
+            signers = [stranger, RunSignatures(identity=Identity(b"o" * 32), network_id="test", run=swarm.run.run_id)]
+            forged = [certified(signers, step, network.now()) for step in range(2, NUM_STEPS + 1)]
 
             async def show(_peer: str, stream: Stream) -> None:
                 await stream.receive()
@@ -178,13 +178,13 @@ def test_made_up_vote_of_a_stranger_does_not_hand_it_the_run() -> None:
                 service = target.trainer._service
                 assert service is not None
                 # the one that is still at the first step would be further before it has read this
-                while service._driver is None or service._driver.terms.step < 2:
+                while service._driver is None or service._driver.setup.step < 2:
                     await asyncio.sleep(0.001)
-                terms, attempt = service._driver.terms, service._driver.attempt
-                round_of = {"run": terms.run, "step": terms.step, "attempt": attempt}
+                setup, attempt = service._driver.setup, service._driver.attempt
+                round_of = {"run": setup.run, "step": setup.step, "attempt": attempt}
                 group = Group(
                     **round_of,  # type: ignore[arg-type]
-                    state_digest=terms.state_digest,
+                    state_digest=setup.state_digest,
                     members=tuple(Contribution(peer_id=peer) for peer in peers),
                     reduce_s=1.0,
                     vote_s=1.0,
@@ -193,7 +193,7 @@ def test_made_up_vote_of_a_stranger_does_not_hand_it_the_run() -> None:
                 state = replace(service._context.replica.current.manifest, roster=group.roster).digest()
                 ready = Ready(
                     **round_of,  # type: ignore[arg-type]
-                    state_digest=terms.state_digest,
+                    state_digest=setup.state_digest,
                     voted=Outcome(origin_digest=signed.digest, part_digests=(), state_digest=state),
                     voted_attempt=attempt,
                     voted_origin=signed.data,

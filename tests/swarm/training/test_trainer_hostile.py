@@ -253,7 +253,7 @@ def test_claim_of_a_huge_weight_gets_no_weight() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TwoFacedNotary(RunSignatures):
+class TwoFacedSignatures(RunSignatures):
     """Signs a second group for the same attempt and hands it to a victim, on a stream of its own."""
 
     network: MemoryNetwork
@@ -284,7 +284,7 @@ def test_coordinator_that_signs_two_groups_is_named_by_who_sees_both() -> None:
             context = await super()._open_context()
             self.second = []
             assert isinstance(context.network, MemoryNetwork)
-            signatures = TwoFacedNotary(
+            signatures = TwoFacedSignatures(
                 identity=context.signatures.identity,
                 network_id="test",
                 run=context.run,

@@ -353,9 +353,9 @@ class Pipeline:
         if now_s >= self._relink_s:
             self._links_changed, self._relink_s = True, math.inf
 
-    def nudge(self, stage: Stage, now_s: float) -> None:
+    def feed_again(self, stage: Stage, now_s: float) -> None:
         """A report is late: what was pushed to the stage may be lost, so feed it directly."""
-        stage.deadline.nudge_s = math.inf
+        stage.deadline.feed_again_s = math.inf
         upper = self._upper(stage, self.stages)
         if upper is not None and stage.given > max(stage.fed, stage.done):
             self._unlink(upper, stage, now_s)

@@ -266,8 +266,8 @@ class SessionState:
         for stage in list(self.stages):
             if stage.deadline.due_s <= now_s:
                 self._lose_silent(stage, "the server did not answer in time", now_s)
-            elif stage.deadline.nudge_s <= now_s:
-                self.pipeline.nudge(stage, now_s)
+            elif stage.deadline.feed_again_s <= now_s:
+                self.pipeline.feed_again(stage, now_s)
         if self.pipeline.lost_token.due_s <= now_s:
             for stage in list(self.pipeline.lost_token.suspects):
                 self._lose_silent(stage, "the server did not hear in time who its neighbours are", now_s)
@@ -281,7 +281,7 @@ class SessionState:
         """Return when `tick` is next due, infinity if no deadline runs."""
         if self.error is not None:
             return math.inf
-        times = [min(stage.deadline.due_s, stage.deadline.nudge_s) for stage in self.stages]
+        times = [min(stage.deadline.due_s, stage.deadline.feed_again_s) for stage in self.stages]
         times += [repair.open_by_s for repair in self.repairs if self._awaited(repair) is not None]
         times += [stage.replace_from_s for stage in self.stages if stage.is_leaving and not self._is_replaced(stage)]
         return min([*times, self.pipeline.lost_token.due_s])

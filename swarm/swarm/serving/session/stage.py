@@ -146,14 +146,14 @@ class LinkState:
 
 @dataclass(slots=True)
 class Deadline:
-    """The times at which a stage is given up (`due_s`) and fed once more (`nudge_s`).
+    """The times at which a stage is given up (`due_s`) and fed once more (`feed_again_s`).
 
     Both hold for all positions up to `goal`: a server that reports them one by one gains no time.
     """
 
     goal: int = 0
     due_s: float = math.inf
-    nudge_s: float = math.inf
+    feed_again_s: float = math.inf
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

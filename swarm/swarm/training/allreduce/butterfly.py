@@ -61,7 +61,7 @@ class Butterfly:
         on_failure: Callable[[SwarmError], None],
         faults: FaultHook = no_faults,
     ) -> None:
-        """Each member's handler of `connections.methods.reduce` passes its streams to `attend` of the butterfly of the
+        """Each member's handler of `connections.methods.reduce` passes its streams to `accept` of the butterfly of the
         same group. `on_failure` is called with the first failure; PeerError and PeerViolation name the peer at fault.
         """
         self._group = signed.group
@@ -71,7 +71,7 @@ class Butterfly:
         self._parts = [PartResult(signed.group, index, scheme.codec) for index in range(len(signed.group.members))]
         self._own = PartOwner(self._streams, self._parts[self._me])
         self._on_failure = on_failure
-        self._attended: set[tuple[str, str]] = set()
+        self._accepted: set[tuple[str, str]] = set()
         self._backing_up: asyncio.Task[None] | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._failed = False
@@ -105,7 +105,7 @@ class Butterfly:
             self._own.close()
         return tuple(part.data for part in self._parts)
 
-    async def attend(self, peer: str, stream: Stream) -> None:
+    async def accept(self, peer: str, stream: Stream) -> None:
         """Serve `peer`'s stream, of which the signed group has been read.
 
         A stream to this member's own part is kept until the reduction has ended. What backups and those who ask them
@@ -114,9 +114,9 @@ class Butterfly:
         if peer not in self._group.peer_ids:
             raise PeerViolation("a stream from outside its group", peer_id=peer)
         opening = ReduceOpening.from_bytes(await stream.receive())
-        if not self._fits(peer, opening) or (peer, opening.kind) in self._attended:
+        if not self._fits(peer, opening) or (peer, opening.kind) in self._accepted:
             raise PeerViolation(f"a second stream, or a wrong one, to {opening.kind} one part", peer_id=peer)
-        self._attended.add((peer, opening.kind))
+        self._accepted.add((peer, opening.kind))
         part = self._parts[opening.part]
         match opening.kind:
             case "exchange":

@@ -100,7 +100,7 @@ class Reductions:
         except SwarmError as error:
             self._feed(reduce_failed(attempt, error))
 
-    async def attend(self, peer: str, signed: SignedGroup, stream: Stream) -> None:
+    async def accept(self, peer: str, signed: SignedGroup, stream: Stream) -> None:
         """Pass `peer`'s stream to the butterfly of its group, once this member takes part in it. Raises RoundError."""
         butterfly, place = None, self._place(signed.digest)
         metered = MeteredStream(stream, lambda rate: self._context.meter.measured(peer, rate))
@@ -116,7 +116,7 @@ class Reductions:
                 self._places.pop(signed.digest, None)
         if butterfly is None:
             raise RoundError(f"this member takes no part in attempt {signed.group.attempt}")
-        await butterfly.attend(peer, metered)
+        await butterfly.accept(peer, metered)
 
     def close(self) -> None:
         """The step is over: refuse the streams that still wait for a group, and drop the contribution."""

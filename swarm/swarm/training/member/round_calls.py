@@ -16,7 +16,7 @@ from swarm_protocol.training_messages import Abort, Ready, ReadyReply, StandingR
 from swarm.training.allreduce.peer_connections import SILENT_S, SLOWEST_BYTES_PER_S
 from swarm.training.round.promise import Promise, PromiseStore
 from swarm.training.round.round_events import Event, Grouped, LeftOut, Lost, Moved, Proven, Sighted
-from swarm.training.round.round_state import Terms
+from swarm.training.round.round_state import RoundSetup
 from swarm.training.state.certificate import Proof
 from swarm.training.state.following import RunContext, follows
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S
@@ -39,8 +39,8 @@ SPARE_S = 10.0
 """The part of a phase's deadline that does not grow with the vector."""
 
 
-def terms_of(context: RunContext) -> Terms:
-    """Return the terms of the step that follows the replica's committed state."""
+def setup_of(context: RunContext) -> RoundSetup:
+    """Return the setup of the step that follows the replica's committed state."""
     replica, config = context.replica, context.replica.config
     step = replica.outer_step + 1
     fragment = replica.fragment(step)
@@ -48,7 +48,7 @@ def terms_of(context: RunContext) -> Terms:
     roster, order = replica.roster, replica.order
     grace_s = config.quorum_grace_s if roster else max(config.quorum_grace_s, FOUNDING_GRACE_S)
     both_ways_bytes = 2 * context.codec.encoded_bytes(num_values)
-    return Terms(
+    return RoundSetup(
         run=context.run,
         me=context.network.peer_id,
         step=step,

@@ -1,7 +1,7 @@
 """Drives the state machine of one step: turns its actions into calls, and what comes back into events.
 
 A driver lives from one committed state to the next, the member's interval included. `run` owns its tasks. What peers
-ask meanwhile comes in through `round_service`, which calls `report`, `attend`, `look_at` and `feed`.
+ask meanwhile comes in through `round_service`, which calls `report`, `accept`, `look_at` and `feed`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from swarm.training.round.round_events import (
     Voted,
     Withdrew,
 )
-from swarm.training.round.round_state import Ballot, RoundState, Terms, own_report, with_leader
+from swarm.training.round.round_state import Ballot, RoundSetup, RoundState, own_report, with_coordinator
 from swarm.training.state.certificate import Proof
 from swarm.training.state.following import RunContext
 
@@ -95,18 +95,18 @@ class RoundDriver:
         self._kept: tuple[int, Ballot | None] | None = None
 
     @property
-    def terms(self) -> Terms:
-        return self._state.terms
+    def setup(self) -> RoundSetup:
+        return self._state.setup
 
     @property
     def attempt(self) -> int:
         return self._state.attempt
 
-    def is_led_by(self, peer: str, attempt: int) -> bool:
+    def is_coordinated_by(self, peer: str, attempt: int) -> bool:
         """Whether `peer` coordinates the attempt that this member is at, or about to go on to."""
         state = self._state
         is_near = attempt in {state.attempt, state.attempts.later}
-        return is_near and with_leader(replace(state, attempt=attempt)).leader == peer
+        return is_near and with_coordinator(replace(state, attempt=attempt)).coordinator == peer
 
     @property
     def accused(self) -> dict[str, str]:
@@ -120,7 +120,7 @@ class RoundDriver:
     @property
     def promise(self) -> Promise:
         """What this member is bound to at later attempts at the step."""
-        return Promise(report=own_report(self._state), first_attempt=self.terms.first_attempt)
+        return Promise(report=own_report(self._state), first_attempt=self.setup.first_attempt)
 
     @property
     def waiting(self) -> Waiting | None:
@@ -132,11 +132,11 @@ class RoundDriver:
     def lost(self, proof: Proof) -> ContributionLate | None:
         """Return what this member has trained for the step, if `proof` shows that the step was committed without it."""
         mine, late_s, context = self._state.mine, None, self._context
-        if not _is_lost(proof, self.terms, mine):
+        if not _is_lost(proof, self.setup, mine):
             return None
         if self._offered is not None:
             late_s = max(0.0, self._offered[1] - context.signatures.formed_at(proof, context.network.now()))
-        return ContributionLate(step=self.terms.step, num_tokens=mine.num_tokens if mine else 0, late_s=late_s)
+        return ContributionLate(step=self.setup.step, num_tokens=mine.num_tokens if mine else 0, late_s=late_s)
 
     @property
     def abstains(self) -> bool:
@@ -198,19 +198,19 @@ class RoundDriver:
                 self.feed(Withdrew(peer=peer))
             raise
 
-    async def attend(self, peer: str, signed: SignedGroup, stream: Stream) -> None:
+    async def accept(self, peer: str, signed: SignedGroup, stream: Stream) -> None:
         self.feed(Grouped(signed=signed))
-        await self._reductions.attend(peer, signed, stream)
+        await self._reductions.accept(peer, signed, stream)
 
     @property
     def known(self) -> tuple[str, ...]:
         """The peers that this member has met. They are shown only while a first group forms: later the roster says who
         is there."""
-        return () if self.terms.roster else self._state.known[: limits.MAX_GROUP_MEMBERS]
+        return () if self.setup.roster else self._state.known[: limits.MAX_GROUP_MEMBERS]
 
     def hurry(self) -> None:
         """End this member's interval."""
-        self._intervals.hurry(self.terms.step)
+        self._intervals.hurry(self.setup.step)
 
     def look_at(self, peer: str) -> None:
         """Ask `peer` where it is, which also tells it that this member is there."""
@@ -253,7 +253,7 @@ class RoundDriver:
 
     async def _offer_contribution(self) -> None:
         """Offer what this member's interval brings to the round, once it has ended."""
-        offer = await self._intervals.offer(self.terms.step)
+        offer = await self._intervals.offer(self.setup.step)
         if self._rest_s:
             await asyncio.sleep(self._rest_s)
         self.offer = offer
@@ -328,7 +328,7 @@ class RoundDriver:
             self.feed(event)
 
     async def _standing_of(self, peer: str, *, hurry: bool) -> tuple[Event | None, tuple[str, ...]]:
-        request = StandingRequest(run=self._context.run, step=self.terms.step, attempt=self.attempt, hurry=hurry)
+        request = StandingRequest(run=self._context.run, step=self.setup.step, attempt=self.attempt, hurry=hurry)
         return await ask_standing(self._context, peer, request)
 
     async def _look(self, peer: str) -> None:
@@ -382,11 +382,11 @@ def _measured(state: RoundState) -> Measured | None:
             return "group" if state.mine is not None else None
 
 
-def _is_lost(proof: Proof, terms: Terms, mine: Contribution | None) -> bool:
-    """Return whether the step was committed, as `proof` shows, without what `terms.me` has trained for it. `mine` is
+def _is_lost(proof: Proof, setup: RoundSetup, mine: Contribution | None) -> bool:
+    """Return whether the step was committed, as `proof` shows, without what `setup.me` has trained for it. `mine` is
     its contribution; None: its interval still runs."""
     origin = proof.origin
-    counts = any(member.peer_id == terms.me and member.num_tokens for member in origin.members)
-    has_work = terms.me in terms.leased and (mine is None or mine.num_tokens > 0)
-    is_step = not proof.is_order and origin.step == terms.step and origin.num_tokens > 0
+    counts = any(member.peer_id == setup.me and member.num_tokens for member in origin.members)
+    has_work = setup.me in setup.leased and (mine is None or mine.num_tokens > 0)
+    is_step = not proof.is_order and origin.step == setup.step and origin.num_tokens > 0
     return is_step and has_work and not counts

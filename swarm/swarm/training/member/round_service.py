@@ -17,7 +17,7 @@ from swarm.training.member.round_calls import POLL_S
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.round.group_formation import origin_complaint
 from swarm.training.round.round_events import AttemptLeft, Proven, Sighted, Voted
-from swarm.training.round.round_state import Terms
+from swarm.training.round.round_state import RoundSetup
 from swarm.training.state.following import RunContext
 from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S
 from swarm.training.state.state_transfer import Donor
@@ -61,10 +61,10 @@ class RoundService:
     async def _on_standing(self, peer: str, request: bytes) -> bytes:
         wanted = StandingRequest.from_bytes(request)
         standing = self._context.replica.standing()
-        if self._driver is not None and self._driver.terms.step == wanted.step:
+        if self._driver is not None and self._driver.setup.step == wanted.step:
             if not wanted.watches:
                 # any other peer could otherwise end all members' intervals before they have contributed anything
-                if wanted.hurry and self._driver.is_led_by(peer, wanted.attempt):
+                if wanted.hurry and self._driver.is_coordinated_by(peer, wanted.attempt):
                     self._driver.hurry()
                 self._driver.feed(Sighted(peer=peer, attempt=wanted.attempt))
             standing = replace(standing, known=self._driver.known, attempt=self._driver.attempt)
@@ -98,8 +98,8 @@ class RoundService:
             return ReadyReply(kind="pending")
         if driver.abstains:
             raise PeerRefused("this member has lost the state that it voted from, and waits for it")
-        if origin is not None and ready.state_digest == driver.terms.state_digest:
-            _check_origin(driver.terms, origin, peer)
+        if origin is not None and ready.state_digest == driver.setup.state_digest:
+            _check_origin(driver.setup, origin, peer)
         reply = await driver.report(peer, ready)
         if reply.kind == "pending":
             self._refuse_if_closed()
@@ -107,7 +107,7 @@ class RoundService:
 
     async def _driver_at(self, step: int, peer: str) -> RoundDriver:
         """Return the driver of `step`, once this member is there. Raises PeerRefused if it will never be."""
-        while self._driver is None or self._driver.terms.step < step:
+        while self._driver is None or self._driver.setup.step < step:
             self._refuse_if_closed()
             if self._driver is not None:
                 self._driver.look_at(peer)
@@ -124,13 +124,13 @@ class RoundService:
         voter, vote = self._context.signatures.read_vote(request, self._context.network.now())
         if voter != peer:
             raise PeerViolation("a vote comes from its voter", peer_id=peer)
-        if self._driver is not None and self._driver.terms.step == vote.step:
+        if self._driver is not None and self._driver.setup.step == vote.step:
             self._driver.feed(Voted(peer=voter, vote=vote, data=request))
         return VoteReply(bytes_per_s=self._context.meter.rate_from(peer)).to_bytes()
 
     async def _on_abort(self, peer: str, request: bytes) -> bytes:
         abort = Abort.from_bytes(request)
-        if self._driver is not None and (self._driver.terms.run, self._driver.terms.step) == (abort.run, abort.step):
+        if self._driver is not None and (self._driver.setup.run, self._driver.setup.step) == (abort.run, abort.step):
             self._driver.feed(AttemptLeft(peer=peer, abort=abort))
         return b""
 
@@ -163,16 +163,16 @@ class RoundService:
         signed = self._context.signatures.read_group(await stream.receive(), self._context.network.now())
         if not {peer, self._context.network.peer_id} <= set(signed.group.peer_ids):
             raise PeerViolation("this part is of a group without one of us", peer_id=peer)
-        if self._driver is None or self._driver.terms.step != signed.group.step:
+        if self._driver is None or self._driver.setup.step != signed.group.step:
             raise RoundError(f"this member is not at step {signed.group.step}")
-        await self._driver.attend(peer, signed, stream)
+        await self._driver.accept(peer, signed, stream)
 
 
 async def _on_alive(_peer: str, _request: bytes) -> bytes:
     return b""
 
 
-def _check_origin(terms: Terms, origin: SignedGroup, peer: str) -> None:
+def _check_origin(setup: RoundSetup, origin: SignedGroup, peer: str) -> None:
     """Raises PeerViolation unless `peer` can have voted in `origin`."""
-    if wrong := origin_complaint(terms, origin):
+    if wrong := origin_complaint(setup, origin):
         raise PeerViolation(f"of the group that it says to have voted in, {wrong}", peer_id=peer)

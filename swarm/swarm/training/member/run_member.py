@@ -27,7 +27,7 @@ from swarm.training.allreduce.parts import Residuals
 from swarm.training.inner.interval import Intervals, TrainingSetup, Validator
 from swarm.training.member.interval_loop import IntervalLoop
 from swarm.training.member.progress_reports import committed, trainer_record
-from swarm.training.member.round_calls import recall_promise, settle, terms_of
+from swarm.training.member.round_calls import recall_promise, settle, setup_of
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.round_service import RoundService
 from swarm.training.member.trainer_events import (
@@ -303,11 +303,11 @@ class RunMember:
         """Go from one committed state to the next one, while the intervals run."""
         intervals = self._interval_loop
         assert intervals is not None
-        started, terms, before = asyncio.get_running_loop().time(), terms_of(context), context.replica.digest
+        started, setup, before = asyncio.get_running_loop().time(), setup_of(context), context.replica.digest
         driver = RoundDriver(
             context,
             state_machine.begin(
-                terms,
+                setup,
                 accused=self._accused,
                 promise=self._promise,
                 interval_s=intervals.interval_s,
@@ -326,17 +326,17 @@ class RunMember:
         if not proof.is_order and (proposal := context.replica.proposal(proof.outcome)) is not None:
             intervals.drop_offers(proposal.manifest.outer_step)  # before the new state takes memory
         reached = await self._reach(context, proof, {})
-        await settle(context, terms.step, reached.proof if reached else None)
+        await settle(context, setup.step, reached.proof if reached else None)
         await self._faults.reached("round.applied")
         driver.log.enter(None, asyncio.get_running_loop().time())
         if reached is not None:
             if reached.fetched is None:
                 self._report_step(driver, reached.proof, started)
-            if reached.proof.outer_step == terms.step and not self._stopping:
+            if reached.proof.outer_step == setup.step and not self._stopping:
                 self._validating.soon(reached.held.state, background)
             intervals.adopted(fetched=reached.fetched is not None)
             self._announce("training")
-            self._count_idle(reached.proof, terms.roster)
+            self._count_idle(reached.proof, setup.roster)
         elif context.replica.digest != before:
             intervals.adopted(fetched=True)  # it has come part of the way
 
@@ -344,8 +344,8 @@ class RunMember:
         """Run `driver`, answer peers by it, and watch the membership. Return the certificate that ends the step."""
         assert self._service is not None
         if driver.abstains:
-            terms = driver.terms
-            self._on_abort(GiveUp(step=terms.step, attempt=terms.first_attempt, reason=STATE_LOST, missing=()))
+            setup = driver.setup
+            self._on_abort(GiveUp(step=setup.step, attempt=setup.first_attempt, reason=STATE_LOST, missing=()))
         async with asyncio.TaskGroup() as tasks:
             self._service.set_driver(driver)
             self._driver = driver
@@ -391,13 +391,13 @@ class RunMember:
             records = await trainers(self._membership, self._run.run_id)
             present = {peer: each for peer, each in records.items() if each.state != "leaving"}
             claims = dict.fromkeys(driver.known, 0) | claims_of(context, present)
-            for peer in whom_to_ask(claims, driver.terms.roster, context.network.peer_id):
+            for peer in whom_to_ask(claims, driver.setup.roster, context.network.peer_id):
                 driver.look_at(peer)
             if context.replica.is_new:
                 proof = await furthest(context, claims)
                 if proof is not None and proof.rank > context.replica.rank:
                     driver.feed(Proven(certificate=proof.certificate))
-            await asyncio.sleep(WATCH_S if driver.terms.roster else FIRST_WATCH_S)
+            await asyncio.sleep(WATCH_S if driver.setup.roster else FIRST_WATCH_S)
 
     # --- reports -----------------------------------------------------------------------------------------------------
 

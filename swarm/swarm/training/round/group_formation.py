@@ -23,9 +23,9 @@ from swarm.training.round.round_events import Ask, GiveUp, Query, Reply, Sign
 from swarm.training.round.round_state import (
     MAX_BELIEVED_ATTEMPT,
     MAX_HEARD,
+    RoundSetup,
     RoundState,
     Step,
-    Terms,
     Timers,
     begin_attempt,
     give_up,
@@ -57,12 +57,12 @@ def advance(state: RoundState, now: float) -> Step:
     """Go on with forming: as the coordinator, or by asking it."""
     if state.phase != "forming" or state.abstains:
         return state, []
-    if state.leader == state.terms.me:
-        return _lead(replace(state, asked=""), now)
-    if state.mine is None or state.asked == state.leader:
+    if state.coordinator == state.setup.me:
+        return _coordinate(replace(state, asked=""), now)
+    if state.mine is None or state.asked == state.coordinator:
         return state, []
-    state = replace(state, asked=state.leader, timers=Timers())
-    return state, [Ask(peer=state.leader, ready=own_report(state))]
+    state = replace(state, asked=state.coordinator, timers=Timers())
+    return state, [Ask(peer=state.coordinator, ready=own_report(state))]
 
 
 def move(state: RoundState, attempt: int, now: float) -> Step:
@@ -90,7 +90,7 @@ def on_reported(state: RoundState, peer: str, ready: Ready, now: float) -> Step:
     if state.signed and ready.attempt == state.attempt and peer in state.signed.group.peer_ids:
         # its answer was lost on the way
         return state, [Reply(peer=peer, reply=ReadyReply(kind="group", group=state.signed.data))]
-    if peer not in state.ready and len(state.ready) >= MAX_HEARD and peer not in state.terms.roster:
+    if peer not in state.ready and len(state.ready) >= MAX_HEARD and peer not in state.setup.roster:
         return state, [Reply(peer=peer, reply=ReadyReply(kind="left_out", reason="too many others are ready"))]
     faults = state.faults
     if ready.attempt > faults.suspects.get(peer, -1):
@@ -98,7 +98,7 @@ def on_reported(state: RoundState, peer: str, ready: Ready, now: float) -> Step:
         faults = replace(faults, unreachable=unreachable)
     state = replace(state, ready={**state.ready, peer: ready}, faults=faults)
     # a stranger could otherwise interrupt one attempt after the other
-    is_heeded = peer in state.terms.roster or not roster_left(state)
+    is_heeded = peer in state.setup.roster or not roster_left(state)
     if ready.attempt > state.attempt and is_waiting(state) and is_heeded:
         return move(state, ready.attempt, now)
     return advance(state, now)
@@ -108,25 +108,25 @@ def on_left_out(state: RoundState, attempt: int, reason: str, now: float) -> Ste
     if state.phase != "forming" or state.attempt != attempt:
         return state, []
     timers = replace(state.timers, deadline=now + LEFT_OUT_REST_S)
-    notice = GiveUp(step=state.terms.step, attempt=attempt, reason=f"left out: {reason}", missing=())
+    notice = GiveUp(step=state.setup.step, attempt=attempt, reason=f"left out: {reason}", missing=())
     return replace(state, phase="left_out", asked="", timers=timers), [notice]
 
 
 def too_few(state: RoundState, now: float) -> Step:
     """Give up, because too few members are ready."""
-    terms, here = state.terms, present_members(state).keys() | {state.terms.me}
-    absent = set(terms.roster) - here
+    setup, here = state.setup, present_members(state).keys() | {state.setup.me}
+    absent = set(setup.roster) - here
     busy, missing = sorted(absent & state.heard), tuple(sorted(absent - state.heard))
     names = f"; missing: {', '.join(map(short, missing))}" if missing else ""
     names += f"; there, and not ready: {', '.join(map(short, busy))}" if busy else ""
-    reason = f"{len(here)} of at least {terms.succession.min_group} members are ready{names}"
-    if not terms.succession.is_usual(terms.roster, here):
-        needed, num_here = terms.succession.num_usual(terms.roster), len(here & set(terms.roster))
-        reason = f"of {len(terms.roster)} members of the state {needed} must be ready, and it is {num_here}{names}"
+    reason = f"{len(here)} of at least {setup.succession.min_group} members are ready{names}"
+    if not setup.succession.is_usual(setup.roster, here):
+        needed, num_here = setup.succession.num_usual(setup.roster), len(here & set(setup.roster))
+        reason = f"of {len(setup.roster)} members of the state {needed} must be ready, and it is {num_here}{names}"
     return give_up(note_shortage(state, now), reason, missing, now)
 
 
-def _lead(state: RoundState, now: float) -> Step:
+def _coordinate(state: RoundState, now: float) -> Step:
     """Wait for `min_group`, then for absent members until the grace ends, then have the group signed."""
     if state.timers.grace_until is None:
         state, queries = _begin_to_wait(state, now)
@@ -143,8 +143,8 @@ def _lead(state: RoundState, now: float) -> Step:
 def _form(state: RoundState, now: float) -> Step:
     """Have the group of those who are ready signed, or give up if too few of them are fit for it."""
     present = present_members(state)
-    group, left_out = form_group(state.terms, state.attempt, {**present, state.terms.me: own_report(state)})
-    if len(group.members) < state.terms.succession.min_group or not _has_electors(state, group.peer_ids, now):
+    group, left_out = form_group(state.setup, state.attempt, {**present, state.setup.me: own_report(state)})
+    if len(group.members) < state.setup.succession.min_group or not _has_electors(state, group.peer_ids, now):
         reasons = "; ".join(f"{short(peer)}: {reason}" for peer, reason in left_out.items())
         return give_up(state, f"too few members are fit for a group: {reasons}", (), now)
     claimants = tuple(peer for peer, each in present.items() if each.voted and each.voted == group.resumes)
@@ -154,39 +154,39 @@ def _form(state: RoundState, now: float) -> Step:
 def _is_complete(state: RoundState) -> bool:
     """Return whether nobody is waited for any more. A run's first group has no roster that says who is to come, so it
     always waits, unless it is full."""
-    is_full = len(_ready_members(state)) >= state.terms.max_group
-    return is_full or (bool(state.terms.roster) and not absent_members(state))
+    is_full = len(_ready_members(state)) >= state.setup.max_group
+    return is_full or (bool(state.setup.roster) and not absent_members(state))
 
 
 def _begin_to_wait(state: RoundState, now: float) -> Step:
     """Wait for the grace if enough members are ready, else for enough of them. Absent members are asked whether they
     are there, in the second case only after a while."""
-    terms, present, absent = state.terms, present_members(state), absent_members(state)
+    setup, present, absent = state.setup, present_members(state), absent_members(state)
     # a member that only wants to be admitted must not cut the others' intervals short
     worked = any(each.num_tokens for each in present.values()) or bool(state.mine and state.mine.num_tokens)
-    if len(_ready_members(state)) < terms.succession.min_group or (absent and not worked):
+    if len(_ready_members(state)) < setup.succession.min_group or (absent and not worked):
         if state.timers.deadline is not None or state.mine is None:
             return state, []
-        return replace(state, timers=Timers(deadline=now + terms.patience_s, hurry_at=now + terms.patience_s / 2)), []
+        return replace(state, timers=Timers(deadline=now + setup.patience_s, hurry_at=now + setup.patience_s / 2)), []
     # a member's first interval takes at least as long as those that have ended
-    grace_s = grace_after(state.interval_s or now - state.began_at, terms.grace_s)
+    grace_s = grace_after(state.interval_s or now - state.began_at, setup.grace_s)
     timers = Timers(grace_until=now + grace_s, hurry_at=now + grace_s / 2 if absent else None)
-    others = tuple(peer for peer in absent if peer != terms.me)
+    others = tuple(peer for peer in absent if peer != setup.me)
     queries = [Query(peers=others, hurry=False)] if others and grace_s > 0 else []
     return replace(state, timers=timers), [*queries]
 
 
 def _has_electors(state: RoundState, peers: Collection[str], now: float) -> bool:
     """Return whether enough members of the state before are among `peers` for a group that is formed now."""
-    succession, roster = state.terms.succession, state.terms.roster
+    succession, roster = state.setup.succession, state.setup.roster
     return succession.is_usual(roster, peers) or (is_overdue(state, now) and succession.is_enough(roster, peers))
 
 
 def _wait_for_electors(state: RoundState, now: float) -> Step:
     """Wait on, because the grace is over and too few members of the state before are here for a group."""
-    terms, absent = state.terms, absent_members(state)
+    setup, absent = state.setup, absent_members(state)
     timers = Timers(
-        grace_until=now + max(terms.grace_s, MIN_GRACE_S), deadline=state.timers.deadline or now + terms.patience_s
+        grace_until=now + max(setup.grace_s, MIN_GRACE_S), deadline=state.timers.deadline or now + setup.patience_s
     )
     queries = [Query(peers=absent, hurry=True)] if absent else []
     return replace(note_shortage(state, now), timers=timers), [*queries]
@@ -198,13 +198,13 @@ def present_members(state: RoundState) -> dict[str, Ready]:
 
 def _ready_members(state: RoundState) -> set[str]:
     """Return the members that have reported to this attempt, and this one."""
-    return present_members(state).keys() | {state.terms.me}
+    return present_members(state).keys() | {state.setup.me}
 
 
 def absent_members(state: RoundState) -> tuple[str, ...]:
     """Return the members with a lease that may still come, this member included while its interval lasts."""
     present = present_members(state)
-    mine = {state.terms.me} if state.mine else set()
+    mine = {state.setup.me} if state.mine else set()
     # if more than a third say that a member is gone, not all of them lie
     reports = Counter(peer for each in present.values() for peer in each.accused)
     gone = {peer for peer, count in reports.items() if 3 * count > len(present.keys() | mine)}
@@ -213,27 +213,27 @@ def absent_members(state: RoundState) -> tuple[str, ...]:
 
 def _refusal(state: RoundState, peer: str, ready: Ready) -> ReadyReply | None:
     """Return why `peer` cannot be in this attempt's group, or None if it can."""
-    if not state.terms.admits(peer):
+    if not state.setup.admits(peer):
         return ReadyReply(kind="left_out", reason=NOT_ADMITTED)
-    is_behind = (ready.sequence, ready.state_digest) != (state.terms.sequence, state.terms.state_digest)
+    is_behind = (ready.sequence, ready.state_digest) != (state.setup.sequence, state.setup.state_digest)
     if ready.attempt < state.attempt and not is_behind:
         return ReadyReply(kind="attempt", attempt=state.attempt)
     if is_behind:
-        return ReadyReply(kind="behind", state_digest=state.terms.state_digest)
+        return ReadyReply(kind="behind", state_digest=state.setup.state_digest)
     return None
 
 
 def awaited_peers(state: RoundState) -> tuple[str, ...]:
     """Return the peers without which the round does not go on: the coordinator, at the coordinator the absent members,
     and in the vote those that have not voted."""
-    terms, group = state.terms, state.signed
+    setup, group = state.setup, state.signed
     match state.phase:
         case "voting" if group is not None:
-            return tuple(peer for peer in group.group.peer_ids if peer not in state.voting.votes and peer != terms.me)
-        case "forming" | "left_out" | "resting" if state.leader == terms.me:
-            return tuple(sorted(set(terms.roster) - _ready_members(state)))
+            return tuple(peer for peer in group.group.peer_ids if peer not in state.voting.votes and peer != setup.me)
+        case "forming" | "left_out" | "resting" if state.coordinator == setup.me:
+            return tuple(sorted(set(setup.roster) - _ready_members(state)))
         case "forming" | "left_out" | "resting":
-            return (state.leader,)
+            return (state.coordinator,)
         case _:
             return ()
 
@@ -244,88 +244,88 @@ def grace_after(interval_s: float, least_s: float) -> float:
     return max(least_s, min(GRACE_SHARE * interval_s, MAX_GRACE_S)) if least_s else 0.0
 
 
-def form_group(terms: Terms, attempt: int, ready: Mapping[str, Ready]) -> tuple[Group, dict[str, str]]:
-    """Return the group of the members that are `ready`, and the reason for each one left out. `terms.me` is always
+def form_group(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> tuple[Group, dict[str, str]]:
+    """Return the group of the members that are `ready`, and the reason for each one left out. `setup.me` is always
     taken.
 
     If a member of the state voted in an earlier attempt, the group resumes the outcome of the latest such vote. The
     votes of other peers do not matter: enough members of the state must have voted for an outcome that was decided.
     """
-    left_out = _unfit(terms, attempt, ready)
+    left_out = _unfit(setup, attempt, ready)
     fit = {peer: each for peer, each in ready.items() if peer not in left_out}
     # members that contribute go before those that only want to be admitted
-    order = sorted(fit, key=lambda peer: (peer != terms.me, fit[peer].num_tokens == 0, peer))
-    for peer in order[terms.max_group :]:
-        left_out[peer] = f"the group is full with {terms.max_group} members"
-    members = tuple(_contribution(peer, fit[peer]) for peer in sorted(order[: terms.max_group]))
-    votes = [each for peer, each in fit.items() if each.voted and (peer in terms.roster or not terms.roster)]
+    order = sorted(fit, key=lambda peer: (peer != setup.me, fit[peer].num_tokens == 0, peer))
+    for peer in order[setup.max_group :]:
+        left_out[peer] = f"the group is full with {setup.max_group} members"
+    members = tuple(_contribution(peer, fit[peer]) for peer in sorted(order[: setup.max_group]))
+    votes = [each for peer, each in fit.items() if each.voted and (peer in setup.roster or not setup.roster)]
     # of two outcomes of one attempt, which takes a damaged member, only the one with most votes can have been decided
     supporters = Counter(each.voted for each in votes)
     latest = max(votes, key=lambda each: (each.voted_attempt, supporters[each.voted]), default=None)
     reduces = latest is None and any(member.num_tokens for member in members)
     group = Group(
-        run=terms.run,
-        step=terms.step,
+        run=setup.run,
+        step=setup.step,
         attempt=attempt,
-        state_digest=terms.state_digest,
+        state_digest=setup.state_digest,
         members=members,
-        part_values=part_sizes(terms.num_values, members) if reduces else (),
-        reduce_s=terms.reduce_s,
-        vote_s=terms.vote_s,
+        part_values=part_sizes(setup.num_values, members) if reduces else (),
+        reduce_s=setup.reduce_s,
+        vote_s=setup.vote_s,
         resumes=latest.voted if latest else None,
         origin=latest.voted_origin if latest else b"",
-        order=terms.order,
+        order=setup.order,
     )
     return group, left_out
 
 
-def complaint(terms: Terms, attempt: int, contribution: Contribution | None, signed: SignedGroup) -> str:
-    """Return what is wrong with a group for `terms.me`, which offered `contribution`; empty if nothing is."""
+def complaint(setup: RoundSetup, attempt: int, contribution: Contribution | None, signed: SignedGroup) -> str:
+    """Return what is wrong with a group for `setup.me`, which offered `contribution`; empty if nothing is."""
     group = signed.group
     checks = (
-        ((group.run, group.step, group.attempt) != (terms.run, terms.step, attempt), "it is for another round"),
-        (group.state_digest != terms.state_digest, "it starts from another state"),
+        ((group.run, group.step, group.attempt) != (setup.run, setup.step, attempt), "it is for another round"),
+        (group.state_digest != setup.state_digest, "it starts from another state"),
         (
-            reported(terms, contribution) not in group.members,
+            reported(setup, contribution) not in group.members,
             "it lacks or changes this member's contribution",
         ),
         (
-            group.reduce_s > terms.reduce_s or group.vote_s > terms.vote_s,
+            group.reduce_s > setup.reduce_s or group.vote_s > setup.vote_s,
             "its deadlines are longer than the run allows",
         ),
     )
-    wrong = next((text for is_wrong, text in checks if is_wrong), "") or _forbidden(terms, group)
+    wrong = next((text for is_wrong, text in checks if is_wrong), "") or _forbidden(setup, group)
     if wrong or group.resumes is None:
         return wrong
-    wrong = origin_complaint(terms, signed.origin) if signed.origin else "it is not there"
+    wrong = origin_complaint(setup, signed.origin) if signed.origin else "it is not there"
     return f"of the group whose outcome it resumes, {wrong}" if wrong else ""
 
 
-def origin_complaint(terms: Terms, origin: SignedGroup) -> str:
+def origin_complaint(setup: RoundSetup, origin: SignedGroup) -> str:
     """Return why no honest member can have voted in `origin`, a group of this step and state; empty if one can."""
-    if terms.roster and origin.signer not in terms.roster:
+    if setup.roster and origin.signer not in setup.roster:
         return f"{short(origin.signer)} signed it and is no member of the state that it follows from"
-    return _forbidden(terms, origin.group)
+    return _forbidden(setup, origin.group)
 
 
-def _forbidden(terms: Terms, group: Group) -> str:
+def _forbidden(setup: RoundSetup, group: Group) -> str:
     """Return which rule `group` breaks that holds for all groups of this step; empty if none."""
     num_members = len(group.members)
     checks = (
-        (group.order != terms.order, "it follows from another resume order of the run's author"),
-        (num_members > terms.max_group, f"it has {num_members} members, more than {terms.max_group}"),
+        (group.order != setup.order, "it follows from another resume order of the run's author"),
+        (num_members > setup.max_group, f"it has {num_members} members, more than {setup.max_group}"),
         (
-            num_members < terms.succession.min_group,
-            f"it has {num_members} members, fewer than {terms.succession.min_group}",
+            num_members < setup.succession.min_group,
+            f"it has {num_members} members, fewer than {setup.succession.min_group}",
         ),
         (
-            not terms.succession.is_enough(terms.roster, group.peer_ids),
+            not setup.succession.is_enough(setup.roster, group.peer_ids),
             "it has too few members of the state that it follows from",
         ),
-        (not all(map(terms.admits, group.peer_ids)), "it has a member that the run does not admit"),
-        (any(_overclaims(terms, member) for member in group.members), "a member claims more than its lease"),
+        (not all(map(setup.admits, group.peer_ids)), "it has a member that the run does not admit"),
+        (any(_overclaims(setup, member) for member in group.members), "a member claims more than its lease"),
         (
-            bool(group.part_values) and group.part_values != part_sizes(terms.num_values, group.members),
+            bool(group.part_values) and group.part_values != part_sizes(setup.num_values, group.members),
             "its part sizes do not follow from the bandwidths that its members reported",
         ),
     )
@@ -364,16 +364,16 @@ def _in_turn(tied: list[str], num_failed: int) -> str:
     return min(("", *tied), key=lambda peer: hashlib.sha256(f"{num_failed}/{peer}".encode()).digest())
 
 
-def _unfit(terms: Terms, attempt: int, ready: Mapping[str, Ready]) -> dict[str, str]:
-    unfit = {peer: NOT_ADMITTED for peer in ready if not terms.admits(peer)}
+def _unfit(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> dict[str, str]:
+    unfit = {peer: NOT_ADMITTED for peer in ready if not setup.admits(peer)}
     for peer, each in ready.items():
-        if peer != terms.me and _overclaims(terms, _contribution(peer, each)):
+        if peer != setup.me and _overclaims(setup, _contribution(peer, each)):
             unfit[peer] = "it claims more tokens or samples than its lease has"
     honest = {peer: each.accused for peer, each in ready.items() if peer not in unfit}
-    own = ready[terms.me].accused if terms.me in ready else ()
+    own = ready[setup.me].accused if setup.me in ready else ()
     # what this member saw itself counts also in a tie: it signs a group of members that it can work with
-    for peer in (*convict(honest, attempt - terms.first_attempt), *(peer for peer in own if peer in honest)):
-        if peer != terms.me:
+    for peer in (*convict(honest, attempt - setup.first_attempt), *(peer for peer in own if peer in honest)):
+        if peer != setup.me:
             accusers = [by for by, accused in honest.items() if peer in accused]
             unfit[peer] = f"accused by {', '.join(map(short, accusers)) or 'nobody else, and accuses others'}"
     return unfit
@@ -390,6 +390,6 @@ def _contribution(peer: str, ready: Ready) -> Contribution:
     )
 
 
-def _overclaims(terms: Terms, member: Contribution) -> bool:
-    allowed = terms.samples_per_member if member.peer_id in terms.leased else 0
-    return member.num_samples > allowed or member.num_tokens > member.num_samples * terms.tokens_per_sample
+def _overclaims(setup: RoundSetup, member: Contribution) -> bool:
+    allowed = setup.samples_per_member if member.peer_id in setup.leased else 0
+    return member.num_samples > allowed or member.num_tokens > member.num_samples * setup.tokens_per_sample

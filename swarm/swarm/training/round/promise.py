@@ -21,7 +21,7 @@ from swarm_compression.codec import Data
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation
 from swarm_protocol.training_messages import Outcome, Ready
 
-from swarm.training.round.round_state import Ballot, RoundState, with_leader
+from swarm.training.round.round_state import Ballot, RoundState, with_coordinator
 
 _NUMBER_BYTES = 8
 _DIGEST_BYTES = 32
@@ -29,8 +29,8 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """A member's newest `report`, and the `first_attempt` of its step (see `round_state.Terms`). `parts` are the parts
-    of the outcome that the report names; empty if it names none or they are lost."""
+    """A member's newest `report`, and the `first_attempt` of its step (see `round_state.RoundSetup`). `parts` are the
+    parts of the outcome that the report names; empty if it names none or they are lost."""
 
     report: Ready
     first_attempt: int = 0
@@ -54,23 +54,23 @@ def bound_by(state: RoundState, promise: Promise | None) -> RoundState:
     is an earlier one, the member abstains: what it voted for later is not known any more. A run with a `min_group` of 1
     has no history to protect in this way.
     """
-    terms = state.terms
-    if promise is None or terms.succession.min_group == 1:
+    setup = state.setup
+    if promise is None or setup.succession.min_group == 1:
         return state
     report = promise.report
-    if (report.sequence, report.state_digest) != (terms.sequence, terms.state_digest):
+    if (report.sequence, report.state_digest) != (setup.sequence, setup.state_digest):
         is_lost = (report.sequence, report.step, promise.first_attempt) > (
-            terms.sequence,
-            terms.step,
-            terms.first_attempt,
+            setup.sequence,
+            setup.step,
+            setup.first_attempt,
         )
         return replace(state, abstains=is_lost)
-    if report.attempt < terms.first_attempt:
+    if report.attempt < setup.first_attempt:
         return state  # a round has admitted the same members again since then
     ballot = None
     if report.voted is not None:
         ballot = Ballot(attempt=report.voted_attempt, outcome=report.voted, origin=report.voted_origin)
-    return with_leader(replace(state, attempt=report.attempt + 1, ballot=ballot))
+    return with_coordinator(replace(state, attempt=report.attempt + 1, ballot=ballot))
 
 
 class PromiseFile:

@@ -32,7 +32,7 @@ state, and of a group, are heard beyond it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class RoundSetup:
     """What is fixed while a member `me` tries to make outer step `step` of `run` from the state `state_digest`.
 
     `roster` are the members of the committed state; `leased` hold leases of `samples_per_member` samples of
@@ -131,7 +131,7 @@ class Voting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundState:
-    """One member's state of one step. The fields from `leader` on belong to the attempt.
+    """One member's state of one step. The fields from `coordinator` on belong to the attempt.
 
     The step began at `began_at`, and the member's newest interval took `interval_s`; 0: unknown. `mine` is its
     contribution. `known` are peers seen in the run, `ready` the reports that it holds, and `heard` the peers that have
@@ -140,7 +140,7 @@ class RoundState:
     resumes. A member that is `recovering` gets the parts from others instead of reducing.
     """
 
-    terms: Terms
+    setup: RoundSetup
     attempt: int
     phase: Phase = "forming"
     began_at: float = 0.0
@@ -152,7 +152,7 @@ class RoundState:
     abstains: bool = False
     faults: Faults = field(default_factory=Faults)
     attempts: Attempts = field(default_factory=Attempts)
-    leader: str = ""
+    coordinator: str = ""
     asked: str = ""
     heard: frozenset[str] = frozenset()
     timers: Timers = field(default_factory=Timers)
@@ -170,19 +170,19 @@ def coordinator_of(run: str, step: int, attempt: int, candidates: Iterable[str])
     return min(candidates, key=lambda peer: hashlib.sha256(f"{run}/{step}/{attempt}/{peer}".encode()).digest())
 
 
-def with_leader(state: RoundState) -> RoundState:
+def with_coordinator(state: RoundState) -> RoundState:
     """Return `state` with the attempt's coordinator, as this member sees it.
 
     The coordinator is a member of the roster, which is the same for all, so that all agree. Where none of it is left,
     as at a run's beginning, it is one of the peers seen lately.
     """
-    candidates = roster_left(state) or (set(state.known) - state.faults.peers) | {state.terms.me}
-    leader = coordinator_of(state.terms.run, state.terms.step, state.attempt, candidates)
-    return replace(state, leader=leader)
+    candidates = roster_left(state) or (set(state.known) - state.faults.peers) | {state.setup.me}
+    coordinator = coordinator_of(state.setup.run, state.setup.step, state.attempt, candidates)
+    return replace(state, coordinator=coordinator)
 
 
 def roster_left(state: RoundState) -> set[str]:
-    return set(state.terms.roster) - state.faults.peers
+    return set(state.setup.roster) - state.faults.peers
 
 
 def is_waiting(state: RoundState) -> bool:
@@ -194,20 +194,20 @@ def moves_at(state: RoundState) -> float | None:
     return state.attempts.movable_at if is_waiting(state) and state.attempts.later > state.attempt else None
 
 
-def reported(terms: Terms, contribution: Contribution | None) -> Contribution:
-    """Return what `terms.me` reports with `contribution`; without one it reports only its bandwidth."""
-    return replace(contribution or Contribution(peer_id=terms.me), bytes_per_s=terms.bytes_per_s)
+def reported(setup: RoundSetup, contribution: Contribution | None) -> Contribution:
+    """Return what `setup.me` reports with `contribution`; without one it reports only its bandwidth."""
+    return replace(contribution or Contribution(peer_id=setup.me), bytes_per_s=setup.bytes_per_s)
 
 
 def own_report(state: RoundState) -> Ready:
-    mine = reported(state.terms, state.mine)
+    mine = reported(state.setup, state.mine)
     # a report has room for a limited number, and those of earlier rosters matter least
-    accused = sorted(state.faults.peers, key=lambda peer: (peer not in state.terms.roster, peer))
+    accused = sorted(state.faults.peers, key=lambda peer: (peer not in state.setup.roster, peer))
     return Ready(
-        run=state.terms.run,
-        step=state.terms.step,
+        run=state.setup.run,
+        step=state.setup.step,
         attempt=state.attempt,
-        state_digest=state.terms.state_digest,
+        state_digest=state.setup.state_digest,
         num_tokens=mine.num_tokens,
         num_samples=mine.num_samples,
         loss=mine.loss,
@@ -217,12 +217,12 @@ def own_report(state: RoundState) -> Ready:
         voted_origin=state.ballot.origin if state.ballot else b"",
         leaving=mine.leaving,
         bytes_per_s=mine.bytes_per_s,
-        sequence=state.terms.sequence,
+        sequence=state.setup.sequence,
     )
 
 
 def blame(state: RoundState, accused: tuple[str, ...], unreachable: tuple[str, ...], reason: str) -> RoundState:
-    me, faults = state.terms.me, state.faults
+    me, faults = state.setup.me, state.faults
     faults = replace(
         faults,
         accused={**faults.accused, **{peer: reason for peer in accused if peer != me}},
@@ -233,7 +233,7 @@ def blame(state: RoundState, accused: tuple[str, ...], unreachable: tuple[str, .
 
 def suspect(state: RoundState, peers: tuple[str, ...]) -> RoundState:
     """Leave `peers`, which have spoiled this attempt, out of the next one, whatever they send meanwhile."""
-    until = {peer: state.attempt + 1 for peer in peers if peer != state.terms.me}
+    until = {peer: state.attempt + 1 for peer in peers if peer != state.setup.me}
     return replace(state, faults=replace(state.faults, suspects={**state.faults.suspects, **until}))
 
 
@@ -245,7 +245,7 @@ def rest_after(num_times: int) -> float:
 
 def is_overdue(state: RoundState, now: float) -> bool:
     """Return whether a majority of the state's members is enough for a group by now."""
-    after_s, since = state.terms.succession.majority_after_s, state.attempts.short_since
+    after_s, since = state.setup.succession.majority_after_s, state.attempts.short_since
     return after_s > 0 and since is not None and now >= since + after_s
 
 
@@ -259,7 +259,7 @@ def note_shortage(state: RoundState, now: float) -> RoundState:
 def give_up(state: RoundState, reason: str, missing: tuple[str, ...], now: float) -> Step:
     """End this attempt; the next one begins after a pause."""
     missing = tuple(sorted(set(missing)))
-    notice = GiveUp(step=state.terms.step, attempt=state.attempt, reason=reason, missing=missing)
+    notice = GiveUp(step=state.setup.step, attempt=state.attempt, reason=reason, missing=missing)
     num_failed = state.attempts.num_failed
     failed = replace(state, attempts=replace(state.attempts, num_failed=num_failed + 1))
     state, replies = begin_attempt(failed, state.attempt + 1)
@@ -273,9 +273,9 @@ def begin_attempt(state: RoundState, attempt: int) -> Step:
         for peer, each in state.ready.items()
         if each.attempt < attempt
     ]
-    terms, faults = state.terms, state.faults
+    setup, faults = state.setup, state.faults
     state = RoundState(
-        terms=terms,
+        setup=setup,
         attempt=attempt,
         began_at=state.began_at,
         interval_s=state.interval_s,
@@ -288,11 +288,11 @@ def begin_attempt(state: RoundState, attempt: int) -> Step:
             faults,
             suspects={peer: until for peer, until in faults.suspects.items() if attempt <= until},
             # if too few are left for any group, the others may be back: without them the run waits anyway
-            unreachable=faults.unreachable if terms.succession.is_enough(terms.roster, roster_left(state)) else {},
+            unreachable=faults.unreachable if setup.succession.is_enough(setup.roster, roster_left(state)) else {},
         ),
         attempts=state.attempts,
     )
-    return with_leader(state), replies
+    return with_coordinator(state), replies
 
 
 def short(peer_id: str) -> str:

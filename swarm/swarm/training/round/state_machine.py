@@ -67,9 +67,9 @@ from swarm.training.round.round_state import (
     MAX_HEARD,
     Ballot,
     Faults,
+    RoundSetup,
     RoundState,
     Step,
-    Terms,
     Timers,
     blame,
     give_up,
@@ -79,13 +79,13 @@ from swarm.training.round.round_state import (
     roster_left,
     short,
     suspect,
-    with_leader,
+    with_coordinator,
 )
 from swarm.training.run.vote import disagreement, tally
 
 
 def begin(
-    terms: Terms,
+    setup: RoundSetup,
     *,
     accused: Mapping[str, str],
     promise: Promise | None = None,
@@ -99,9 +99,9 @@ def begin(
     """
     faults = Faults(accused=accused)
     state = RoundState(
-        terms=terms, attempt=terms.first_attempt, faults=faults, interval_s=interval_s, began_at=began_at
+        setup=setup, attempt=setup.first_attempt, faults=faults, interval_s=interval_s, began_at=began_at
     )
-    return bound_by(with_leader(state), promise)
+    return bound_by(with_coordinator(state), promise)
 
 
 def wake_at(state: RoundState) -> float | None:
@@ -155,22 +155,22 @@ def _reduces(state: RoundState, attempt: int) -> bool:
 def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Step:
     """Note that `peer` is in the run. If it is at a later attempt, move to that attempt. Without a roster, the peers
     that a member has met and its attempt decide who it takes for the coordinator."""
-    is_new = peer not in state.known and len(state.known) < MAX_HEARD and state.terms.admits(peer)
+    is_new = peer not in state.known and len(state.known) < MAX_HEARD and state.setup.admits(peer)
     state = replace(state, known=(*state.known, peer)) if is_new else state
-    if peer in state.terms.roster:
+    if peer in state.setup.roster:
         state = replace(state, heard=state.heard | {peer})
-    is_heeded = peer in state.terms.roster if state.terms.roster else state.terms.admits(peer)
+    is_heeded = peer in state.setup.roster if state.setup.roster else state.setup.admits(peer)
     if not is_waiting(state) or not is_heeded:
         return state, []
     if attempt > state.attempt:
         # two members that saw the same failure differently would otherwise each wait for the other at its own attempt
         return move(state, attempt, now)
-    if state.terms.roster:
+    if state.setup.roster:
         return state, []
     if is_new and state.timers.grace_until is not None:
         # it may know others in turn, and a run must have one first group
-        state = replace(state, timers=replace(state.timers, grace_until=now + state.terms.grace_s))
-    return advance(with_leader(state), now)
+        state = replace(state, timers=replace(state.timers, grace_until=now + state.setup.grace_s))
+    return advance(with_coordinator(state), now)
 
 
 def _on_moved(state: RoundState, attempt: int, to: int, now: float) -> Step:
@@ -178,7 +178,7 @@ def _on_moved(state: RoundState, attempt: int, to: int, now: float) -> Step:
     if not (attempt == state.attempt < to and is_waiting(state)):
         return state, []
     if now < state.attempts.movable_at or to > MAX_BELIEVED_ATTEMPT:
-        return give_up(state, f"the coordinator {short(state.leader)} moves on again and again", (), now)
+        return give_up(state, f"the coordinator {short(state.coordinator)} moves on again and again", (), now)
     return move(state, to, now)
 
 
@@ -194,15 +194,15 @@ def _on_lost(state: RoundState, peer: str, reason: str, now: float) -> Step:
 
 def _shortage(state: RoundState) -> str:
     """Return, for a message, that too few members of the state are there, if this member sees too few."""
-    terms, left = state.terms, roster_left(state)
-    if terms.succession.is_usual(terms.roster, left):
+    setup, left = state.setup, roster_left(state)
+    if setup.succession.is_usual(setup.roster, left):
         return ""
-    needed = terms.succession.num_usual(terms.roster)
-    return f"; the run waits for {needed} of the {len(terms.roster)} members of its state, and sees {len(left)}"
+    needed = setup.succession.num_usual(setup.roster)
+    return f"; the run waits for {needed} of the {len(setup.roster)} members of its state, and sees {len(left)}"
 
 
 def _on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Step:
-    if signed.group.attempt != state.attempt or signed.signer != state.leader:
+    if signed.group.attempt != state.attempt or signed.signer != state.coordinator:
         return state, []
     if state.signed is not None:
         return _on_second_group(state, signed, now) if signed.digest != state.signed.digest else (state, [])
@@ -229,11 +229,11 @@ def _on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Step:
 
 def _objection(state: RoundState, signed: SignedGroup) -> tuple[str, str]:
     """Return the peer that keeps this member out of the signed group, with the reason; empty if none does."""
-    me, mine, origin = state.terms.me, state.mine, signed.origin
+    me, mine, origin = state.setup.me, state.mine, signed.origin
     if signed.signer == me:
         # the group was right when this member signed it, even if its interval has ended since
         return "", ""
-    if wrong := complaint(state.terms, state.attempt, mine, signed):
+    if wrong := complaint(state.setup, state.attempt, mine, signed):
         return signed.signer, f"the group that {short(signed.signer)} signed is not acceptable: {wrong}"
     leaves = any(member.peer_id == me and member.leaving for member in origin.group.members) if origin else False
     if origin and leaves and origin.signer != me and not (mine and mine.leaving):
@@ -249,7 +249,7 @@ def _on_second_group(state: RoundState, signed: SignedGroup, now: float) -> Step
 
 def _recover(state: RoundState, signed: SignedGroup, outcome: Outcome) -> Recover:
     voters = [peer for peer, each in state.voting.votes.items() if each.vote.outcome == outcome]
-    others = [peer for peer in signed.group.peer_ids if peer not in voters and peer != state.terms.me]
+    others = [peer for peer in signed.group.peer_ids if peer not in voters and peer != state.setup.me]
     return Recover(signed=signed, outcome=outcome, holders=(*voters, *others))
 
 
@@ -283,9 +283,9 @@ def _on_reduce_failed(state: RoundState, event: ReduceFailed, now: float) -> Ste
 def _on_voted(state: RoundState, event: Voted, now: float) -> Step:
     # votes may come before the group does
     votes, is_member = state.voting.votes, state.signed is None or event.peer in state.signed.group.peer_ids
-    is_owed = state.signed is not None or event.peer in state.terms.roster
+    is_owed = state.signed is not None or event.peer in state.setup.roster
     has_room = is_owed or len(votes) < MAX_HEARD
-    if event.vote.attempt != state.attempt or not (is_member and has_room and state.terms.admits(event.peer)):
+    if event.vote.attempt != state.attempt or not (is_member and has_room and state.setup.admits(event.peer)):
         return state, []
     known = votes.get(event.peer)
     if known is not None and known.vote != event.vote:
@@ -323,8 +323,8 @@ def _count(state: RoundState, now: float) -> Step:
         state.signed.group.peer_ids,
         {peer: each.vote for peer, each in votes.items()},
         state.voting.silent,
-        roster=state.terms.roster,
-        succession=state.terms.succession,
+        roster=state.setup.roster,
+        succession=state.setup.succession,
     )
     if result.decided is not None:
         agreeing = tuple(votes[peer].data for peer in sorted(votes) if votes[peer].vote.outcome == result.decided)
@@ -360,7 +360,7 @@ def _on_left(state: RoundState, peer: str, abort: Abort, now: float) -> Step:
     (worst, most), *others = disputes.most_common(2)
     if most > 1 and not any(count == most for _, count in others):
         state = suspect(blame(state, (), (worst,), reason), (worst,))
-    missing = tuple(each for each in abort.accused if each in members and each != state.terms.me)
+    missing = tuple(each for each in abort.accused if each in members and each != state.setup.me)
     state = replace(state, faults=replace(state.faults, disputes=disputes))
     return _fail(state, reason, (peer,), now, missing=missing)
 
@@ -409,7 +409,7 @@ def _fail(
 
 def _others(state: RoundState) -> tuple[str, ...]:
     assert state.signed is not None
-    return tuple(peer for peer in state.signed.group.peer_ids if peer != state.terms.me)
+    return tuple(peer for peer in state.signed.group.peer_ids if peer != state.setup.me)
 
 
 def _abort(
@@ -418,8 +418,8 @@ def _abort(
     """Leave a signed group, and tell its members: see `_fail`."""
     assert state.signed is not None
     abort = Abort(
-        run=state.terms.run,
-        step=state.terms.step,
+        run=state.setup.run,
+        step=state.setup.step,
         attempt=state.attempt,
         group_digest=state.signed.digest,
         reason=reason[:400],

@@ -66,7 +66,7 @@ MAX_ASKED = 16
 class RunSignatures:
     """Signs groups, votes and resume orders as one member of one run in one network, and checks those of others.
 
-    `succession`, `last_step` and `admission` are the run's own terms, which no certificate of honest members breaks.
+    `succession`, `last_step` and `admission` are the run's own setup, which no certificate of honest members breaks.
     `of_run` takes all of them from the run.
     """
 

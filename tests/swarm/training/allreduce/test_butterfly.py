@@ -86,19 +86,19 @@ class Ring:
         )
 
     async def serve(self, network: MemoryNetwork, butterfly: Butterfly) -> None:
-        async def attend(peer: str, stream: Stream) -> None:
+        async def accept(peer: str, stream: Stream) -> None:
             assert await stream.receive() == self.signed.data
-            await butterfly.attend(peer, stream)
+            await butterfly.accept(peer, stream)
 
-        await network.serve_stream(METHODS.reduce, attend)
+        await network.serve_stream(METHODS.reduce, accept)
 
     async def start(
-        self, members: list[Butterfly], attended: dict[int, Butterfly] | None = None
+        self, members: list[Butterfly], accepted: dict[int, Butterfly] | None = None
     ) -> list[asyncio.Task[Parts]]:
-        """Start all members. Those in `attended` answer others instead of the member that runs."""
+        """Start all members. Those in `accepted` answer others instead of the member that runs."""
         self.butterflies = members
         for index, network in enumerate(self.networks):
-            await self.serve(network, (attended or {}).get(index, members[index]))
+            await self.serve(network, (accepted or {}).get(index, members[index]))
         return [asyncio.create_task(each.run()) for each in members]
 
     async def run(self, codecs: dict[int, Codec] | None = None) -> list[Parts]:
@@ -370,7 +370,7 @@ def test_run_with_a_contribution_that_the_codec_cannot_hold_fails_in_words() -> 
     in_ring([1, 1, 1], case, codec="fp16")
 
 
-def test_attend_for_a_second_stream_of_one_member_is_refused() -> None:
+def test_accept_for_a_second_stream_of_one_member_is_refused() -> None:
     async def case(ring: Ring) -> None:
         honest = ring.member(0)
         await ring.serve(ring.networks[0], honest)
@@ -541,7 +541,7 @@ def test_run_whose_owner_fails_is_finished_alike_under_an_aggregator_that_survey
 @pytest.mark.parametrize(
     ("kind", "part"), [("keep", 0), ("keep", 2), ("result", 0), ("result", 1), ("slices", 1), ("exchange", 1)]
 )
-def test_attend_refuses_streams_that_the_sender_may_not_open(kind: OpeningKind, part: int) -> None:
+def test_accept_refuses_streams_that_the_sender_may_not_open(kind: OpeningKind, part: int) -> None:
     """Member 1 of three opens a stream to member 0. That one is the backup of part 2; its own backup is member 1."""
 
     async def case(ring: Ring) -> None:
@@ -589,10 +589,10 @@ class Lying(Butterfly):
         self._honest = honest
         self._part = part
 
-    async def attend(self, peer: str, stream: Stream) -> None:
+    async def accept(self, peer: str, stream: Stream) -> None:
         first = await stream.receive()
         if ReduceOpening.from_bytes(first).kind != "result":
-            await self._honest.attend(peer, Reread(first, stream))
+            await self._honest.accept(peer, Reread(first, stream))
             return
         await stream.send(b"\xff" * self._honest._parts[self._part].frames[0].stop)
 

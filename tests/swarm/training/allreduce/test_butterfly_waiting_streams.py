@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.round_scripts import FIRST, LEADER, ME
+from support.round_scripts import COORDINATOR, FIRST, ME
 from swarm.testing import virtual_time
 from swarm.training.member.reductions import GROUP_WAIT_S, Reductions
 from swarm_protocol.errors import RoundError
@@ -15,24 +15,24 @@ from swarm_protocol.errors import RoundError
 
 class Butterfly:
     def __init__(self) -> None:
-        self.attended: list[str] = []
+        self.accepted: list[str] = []
 
-    async def attend(self, peer: str, stream: object) -> None:
-        self.attended.append(peer)
+    async def accept(self, peer: str, stream: object) -> None:
+        self.accepted.append(peer)
 
 
-def attend(reductions: Reductions, peer: str) -> asyncio.Task[None]:
-    return asyncio.create_task(reductions.attend(peer, FIRST, cast(Any, None)))
+def accept(reductions: Reductions, peer: str) -> asyncio.Task[None]:
+    return asyncio.create_task(reductions.accept(peer, FIRST, cast(Any, None)))
 
 
 def make_reductions() -> Reductions:
     return Reductions(cast(Any, SimpleNamespace()), feed=lambda event: None, on_reduced_weight=lambda peer, how: None)
 
 
-def test_attend_whose_caller_is_cancelled_leaves_no_entry() -> None:
+def test_accept_whose_caller_is_cancelled_leaves_no_entry() -> None:
     async def main() -> None:
         reductions = make_reductions()
-        waiting = attend(reductions, ME)
+        waiting = accept(reductions, ME)
         await asyncio.sleep(1.0)
         assert len(reductions._places) == 1
         waiting.cancel()
@@ -42,16 +42,16 @@ def test_attend_whose_caller_is_cancelled_leaves_no_entry() -> None:
     virtual_time.run(main())
 
 
-def test_attend_that_waits_too_long_takes_the_place_from_nobody_who_still_waits() -> None:
+def test_accept_that_waits_too_long_takes_the_place_from_nobody_who_still_waits() -> None:
     async def main() -> None:
         reductions, butterfly = make_reductions(), Butterfly()
-        early = attend(reductions, ME)
+        early = accept(reductions, ME)
         await asyncio.sleep(GROUP_WAIT_S - 1.0)
-        late = attend(reductions, LEADER)
+        late = accept(reductions, COORDINATOR)
         with pytest.raises(RoundError, match="takes no part"):
             await early
         reductions._place(FIRST.digest).butterfly.set_result(cast(Any, butterfly))
         await late
-        assert butterfly.attended == [LEADER]
+        assert butterfly.accepted == [COORDINATOR]
 
     virtual_time.run(main())

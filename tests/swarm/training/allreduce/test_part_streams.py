@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.round_scripts import LEADER, ME, signed
+from support.round_scripts import COORDINATOR, ME, signed
 from swarm.network.interface import no_faults
 from swarm.testing import virtual_time
 from swarm.training.allreduce.part_streams import PartStreams
@@ -66,7 +66,7 @@ def seconds_until_silent(answer: Callable[[float], Awaitable[bytes]], work_s: fl
     async def main() -> float | None:
         begin = asyncio.get_running_loop().time()
         try:
-            await streams_over(StubNetwork(answer)).while_there(LEADER, asyncio.sleep(work_s))
+            await streams_over(StubNetwork(answer)).while_there(COORDINATOR, asyncio.sleep(work_s))
         except PeerTimeout:
             return asyncio.get_running_loop().time() - begin
         return None
@@ -93,9 +93,9 @@ def test_member_whose_frames_come_is_not_called() -> None:
         async def frames() -> None:
             for _ in range(40):
                 await asyncio.sleep(QUIET_S / 2)
-                streams.heard(LEADER)
+                streams.heard(COORDINATOR)
 
-        await streams.while_there(LEADER, frames())
+        await streams.while_there(COORDINATOR, frames())
         assert not network.num_calls
 
     virtual_time.run(main())
@@ -110,8 +110,8 @@ def test_member_whose_frame_comes_while_a_call_waits_is_there() -> None:
         async def frames() -> None:
             for _ in range(10):
                 await asyncio.sleep(QUIET_S + SILENT_S / 2)
-                streams.heard(LEADER)
+                streams.heard(COORDINATOR)
 
-        await streams.while_there(LEADER, frames())
+        await streams.while_there(COORDINATOR, frames())
 
     virtual_time.run(main())

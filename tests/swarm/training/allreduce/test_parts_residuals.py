@@ -41,7 +41,7 @@ class Recorder(RunMember):
         return self.round_context
 
     async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
-        recording = asyncio.create_task(self._record(driver.terms.step))
+        recording = asyncio.create_task(self._record(driver.setup.step))
         certificate = await super()._drive(driver, context)
         recording.cancel()
         return certificate

@@ -237,8 +237,8 @@ def test_certificate_of_strangers_that_carries_a_genuine_order_follows_from_noth
             order = Certificate.from_bytes(
                 sign_order(swarm.run, situation, peers, AUTHOR, network_id="test", now=network.now())
             ).order
-            notaries = [RunSignatures.of_run(swarm.run, Identity(bytes([n]) * 32), "test") for n in range(2)]
-            forged = _forged(notaries, order, NUM_STEPS, network.now())
+            signers = [RunSignatures.of_run(swarm.run, Identity(bytes([n]) * 32), "test") for n in range(2)]
+            forged = _forged(signers, order, NUM_STEPS, network.now())
             assert members[0].trainer._service is not None
             context = members[0].trainer._service._context
             proof = context.signatures.check_certificate(forged, network.now())
@@ -246,7 +246,7 @@ def test_certificate_of_strangers_that_carries_a_genuine_order_follows_from_noth
             assert not await follows(context, network.peer_id, proof)
             with pytest.raises((PeerViolation, IntegrityError)):
                 context.signatures.check_certificate(
-                    _forged(notaries, order[:-1] + b"x", NUM_STEPS, network.now()), 1.75e9
+                    _forged(signers, order[:-1] + b"x", NUM_STEPS, network.now()), 1.75e9
                 )
             await network.close()
             await swarm.finish()
@@ -254,10 +254,10 @@ def test_certificate_of_strangers_that_carries_a_genuine_order_follows_from_noth
     virtual_time.run(main(), compute_s=_cost)
 
 
-def _forged(notaries: list[RunSignatures], order: bytes, step: int, now: float) -> bytes:
-    peers = sorted(each.identity.peer_id for each in notaries)
+def _forged(signers: list[RunSignatures], order: bytes, step: int, now: float) -> bytes:
+    peers = sorted(each.identity.peer_id for each in signers)
     group = Group(
-        run=notaries[0].run,
+        run=signers[0].run,
         step=step,
         attempt=0,
         state_digest=bytes(32),
@@ -266,10 +266,10 @@ def _forged(notaries: list[RunSignatures], order: bytes, step: int, now: float) 
         vote_s=1.0,
         order=order,
     )
-    signed = notaries[0].sign_group(group, now)
+    signed = signers[0].sign_group(group, now)
     outcome = Outcome(origin_digest=signed.digest, part_digests=(), state_digest=bytes(32))
     vote = Vote(run=group.run, step=step, attempt=0, group_digest=signed.digest, outcome=outcome)
-    return Certificate(group=signed.data, votes=tuple(each.sign_vote(vote, now) for each in notaries)).to_bytes()
+    return Certificate(group=signed.data, votes=tuple(each.sign_vote(vote, now) for each in signers)).to_bytes()
 
 
 def test_member_that_is_started_again_from_a_resumed_state_still_knows_the_order() -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.round_scripts import LEADER, STEP, ready
+from support.round_scripts import COORDINATOR, STEP, ready
 from swarm.testing import virtual_time
 from swarm.training.member.round_calls import POLL_S
 from swarm.training.member.round_service import RoundService
@@ -23,7 +23,7 @@ def make_service(outer_step: int) -> RoundService:
 def test_report_that_waits_for_a_step_is_refused_at_once_when_the_service_closes() -> None:
     async def main() -> None:
         service = make_service(STEP - 1)
-        waiting = asyncio.create_task(service._answer(LEADER, ready()))
+        waiting = asyncio.create_task(service._answer(COORDINATOR, ready()))
         await asyncio.sleep(POLL_S / 2)
         assert not waiting.done()
         service.close()
@@ -31,14 +31,14 @@ def test_report_that_waits_for_a_step_is_refused_at_once_when_the_service_closes
             with pytest.raises(PeerRefused, match="does not train any more"):
                 await waiting
         with pytest.raises(PeerRefused, match="does not train any more"):
-            await service._answer(LEADER, ready())
+            await service._answer(COORDINATOR, ready())
 
     virtual_time.run(main())
 
 
 def test_report_that_a_driver_answers_with_pending_as_it_ends_is_refused_if_the_service_has_closed() -> None:
     class Ending:
-        terms = SimpleNamespace(step=STEP)
+        setup = SimpleNamespace(step=STEP)
         abstains = False
 
         async def report(self, *_: object) -> ReadyReply:
@@ -48,8 +48,8 @@ def test_report_that_a_driver_answers_with_pending_as_it_ends_is_refused_if_the_
     async def main() -> None:
         service = make_service(STEP - 1)
         service.set_driver(cast(Any, Ending()))
-        assert (await service._answer(LEADER, ready())).kind == "pending"
-        waiting = asyncio.create_task(service._answer(LEADER, ready()))
+        assert (await service._answer(COORDINATOR, ready())).kind == "pending"
+        waiting = asyncio.create_task(service._answer(COORDINATOR, ready()))
         await asyncio.sleep(0.5)
         service.close()
         with pytest.raises(PeerRefused, match="does not train any more"):
@@ -60,12 +60,12 @@ def test_report_that_a_driver_answers_with_pending_as_it_ends_is_refused_if_the_
 
 def test_report_to_a_member_that_has_lost_its_state_is_refused_at_once() -> None:
     """The others would otherwise wait for it as their coordinator."""
-    driver = SimpleNamespace(terms=SimpleNamespace(step=STEP), abstains=True)
+    driver = SimpleNamespace(setup=SimpleNamespace(step=STEP), abstains=True)
 
     async def main() -> None:
         service = make_service(STEP - 1)
         service.set_driver(cast(Any, driver))
         with pytest.raises(PeerRefused, match="has lost the state"):
-            await service._answer(LEADER, ready())
+            await service._answer(COORDINATOR, ready())
 
     virtual_time.run(main())

@@ -16,7 +16,7 @@ from swarm.training.round.group_formation import (
     grace_after,
     origin_complaint,
 )
-from swarm.training.round.round_state import Terms, coordinator_of
+from swarm.training.round.round_state import RoundSetup, coordinator_of
 from swarm.training.run.vote import Succession
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Contribution, Group, Outcome, Ready, SignedGroup
@@ -24,7 +24,7 @@ from swarm_protocol.training_messages import Contribution, Group, Outcome, Ready
 PEERS = tuple(sorted(Identity(bytes([number]) * 32).peer_id for number in range(6)))
 A, B, C, D, E, F = PEERS
 DIGEST = bytes(32)
-TERMS = Terms(
+TERMS = RoundSetup(
     run="run",
     me=A,
     step=5,
@@ -90,8 +90,8 @@ def test_form_group_with_all_fit_is_accepted_by_each_member() -> None:
 
 
 def test_form_group_with_too_many_takes_contributors_and_itself_first() -> None:
-    terms = replace(TERMS, me=E, max_group=3)
-    group, left_out = form_group(terms, 0, {E: ready(0), F: ready(0), A: ready(), B: ready()})
+    setup = replace(TERMS, me=E, max_group=3)
+    group, left_out = form_group(setup, 0, {E: ready(0), F: ready(0), A: ready(), B: ready()})
     assert group.peer_ids == tuple(sorted((A, B, E)))
     assert "full" in left_out[F]
 
@@ -169,12 +169,12 @@ def test_complaint_about_a_coordinator_that_makes_up_the_bandwidth_of_another_me
     reports = {peer: ready(bytes_per_s=1000) for peer in (A, B, C)}
     group, _ = form_group(replace(TERMS, me=B, bytes_per_s=1000), 0, reports)
     mine = Contribution(peer_id=A, num_tokens=40, num_samples=10, loss=2.0)
-    terms = replace(TERMS, bytes_per_s=1000)
-    assert complaint(terms, 0, mine, signed(group)) == ""
-    made_up, _ = form_group(terms, 0, {**reports, A: ready(bytes_per_s=1), B: ready(bytes_per_s=10**9)})
-    assert "changes this member's contribution" in complaint(terms, 0, mine, signed(made_up))
+    setup = replace(TERMS, bytes_per_s=1000)
+    assert complaint(setup, 0, mine, signed(group)) == ""
+    made_up, _ = form_group(setup, 0, {**reports, A: ready(bytes_per_s=1), B: ready(bytes_per_s=10**9)})
+    assert "changes this member's contribution" in complaint(setup, 0, mine, signed(made_up))
     boast, _ = form_group(replace(TERMS, me=B), 0, {**reports, B: ready(bytes_per_s=10**9)})
-    assert complaint(terms, 0, mine, signed(boast)) == ""
+    assert complaint(setup, 0, mine, signed(boast)) == ""
     assert boast.part_values[1] <= 4 / 6 * TERMS.num_values + 256
 
 
@@ -273,8 +273,8 @@ def test_form_group_leaves_out_the_accused_and_says_by_whom() -> None:
 
 
 def test_form_group_of_a_run_that_admits_few_leaves_the_others_out_with_a_reason() -> None:
-    terms = replace(TERMS, admission=(A, B, C))
-    group, left_out = form_group(terms, 0, {peer: ready() for peer in (A, B, D)})
+    setup = replace(TERMS, admission=(A, B, C))
+    group, left_out = form_group(setup, 0, {peer: ready() for peer in (A, B, D)})
     assert group.peer_ids == (A, B)
     assert left_out == {D: "the run does not admit it"}
 
@@ -289,11 +289,11 @@ def test_complaint_about_a_group_with_a_peer_that_is_not_admitted() -> None:
 
 def test_lease_of_one_who_was_left_out_of_the_last_group_still_counts() -> None:
     """With overlap, leases come from the round before the last."""
-    terms = replace(TERMS, roster=(A, B, C), leased=(A, B, C, D))
-    group, left_out = form_group(terms, 0, {peer: ready() for peer in (A, B, D)})
+    setup = replace(TERMS, roster=(A, B, C), leased=(A, B, C, D))
+    group, left_out = form_group(setup, 0, {peer: ready() for peer in (A, B, D)})
     assert group.peer_ids == (A, B, D)
     assert not left_out
-    assert form_group(replace(terms, leased=(A, B)), 0, {A: ready(), B: ready(), D: ready()})[1].keys() == {D}
+    assert form_group(replace(setup, leased=(A, B)), 0, {A: ready(), B: ready(), D: ready()})[1].keys() == {D}
 
 
 def test_fair_shares_are_in_proportion_to_what_members_carry() -> None:

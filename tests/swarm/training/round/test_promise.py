@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.round_scripts import ME, OFFER, OUTCOME, PEERS, ready, terms
+from support.round_scripts import ME, OFFER, OUTCOME, PEERS, ready, setup
 from support.training_swarm import Swarm, SyntheticInner, config
 from swarm.testing import virtual_time
 from swarm.training.member.trainer_events import OuterStep, RoundAborted
 from swarm.training.round import state_machine as machine
 from swarm.training.round.promise import Promise, PromiseFile
 from swarm.training.round.round_events import Ask, Reported, Sign
-from swarm.training.round.round_state import RoundState, Terms
+from swarm.training.round.round_state import RoundSetup, RoundState
 from swarm_protocol.errors import ConfigError, IntegrityError
 from swarm_protocol.training_messages import Ready
 
@@ -62,8 +62,8 @@ def test_promise_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path: Path
         PromiseFile(tmp_path / "votes").write(PROMISE)
 
 
-def begun(promise: Promise | None, start: Terms | None = None) -> RoundState:
-    return machine.begin(start or terms(), accused={}, promise=promise)
+def begun(promise: Promise | None, start: RoundSetup | None = None) -> RoundState:
+    return machine.begin(start or setup(), accused={}, promise=promise)
 
 
 def test_step_after_a_restart_goes_on_behind_the_promised_attempt_with_the_vote() -> None:
@@ -80,17 +80,17 @@ def test_step_after_a_restart_goes_on_behind_the_promised_attempt_with_the_vote(
 @pytest.mark.parametrize(
     ("start", "attempt", "abstains"),
     [
-        (terms(state_digest=b"x" * 32, step=6), 0, True),
-        (terms(state_digest=b"x" * 32, first_attempt=0), 0, True),
-        (terms(state_digest=b"x" * 32, first_attempt=2), 2, False),
-        (terms(state_digest=b"x" * 32, step=8), 0, False),
-        (terms(first_attempt=5), 5, False),
-        (terms(state_digest=b"x" * 32, step=6, min_group=1), 0, False),
+        (setup(state_digest=b"x" * 32, step=6), 0, True),
+        (setup(state_digest=b"x" * 32, first_attempt=0), 0, True),
+        (setup(state_digest=b"x" * 32, first_attempt=2), 2, False),
+        (setup(state_digest=b"x" * 32, step=8), 0, False),
+        (setup(first_attempt=5), 5, False),
+        (setup(state_digest=b"x" * 32, step=6, min_group=1), 0, False),
     ],
     ids=["a step before", "before the members were admitted", "after it", "a step later", "decided", "alone"],
 )
 def test_step_from_another_state_is_taken_part_in_unless_the_promise_was_from_a_later_one(
-    start: Terms, attempt: int, abstains: bool
+    start: RoundSetup, attempt: int, abstains: bool
 ) -> None:
     state = begun(PROMISE, start)
     assert (state.attempt, state.abstains, state.ballot) == (attempt, abstains, None)
@@ -100,11 +100,11 @@ def test_step_from_another_state_is_taken_part_in_unless_the_promise_was_from_a_
 
 
 def test_abstaining_member_leads_no_group() -> None:
-    state = begun(PROMISE, terms(step=6, state_digest=b"x" * 32))
+    state = begun(PROMISE, setup(step=6, state_digest=b"x" * 32))
     for peer in PEERS:
         if peer != ME:
             report = replace(ready(), step=6, state_digest=b"x" * 32)
-            state, actions = machine.step(replace(state, leader=ME), Reported(peer=peer, ready=report), 9.0)
+            state, actions = machine.step(replace(state, coordinator=ME), Reported(peer=peer, ready=report), 9.0)
             assert not any(isinstance(each, Sign) for each in actions)
 
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.round_scripts import (
+    COORDINATOR,
     FIRST,
-    LEADER,
     ME,
     OFFER,
     OTHERS,
@@ -30,8 +30,8 @@ from support.round_scripts import (
     outcome,
     play,
     ready,
+    setup,
     signed,
-    terms,
     trace,
     voted,
 )
@@ -60,7 +60,7 @@ from swarm.training.round.round_events import (
     Sign,
     Tick,
 )
-from swarm.training.round.round_state import RoundState, Terms
+from swarm.training.round.round_state import RoundSetup, RoundState
 from swarm_protocol import limits
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Certificate, SignedGroup
@@ -69,7 +69,7 @@ from swarm_protocol.training_messages import Certificate, SignedGroup
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_trace_replays_to_the_same_phases_and_actions(name: str) -> None:
     golden = json.loads((TRACES / f"{name}.json").read_text())
-    start = from_json(golden["terms"])
+    start = from_json(golden["setup"])
     script = [(each["now"], from_json(each["event"])) for each in golden["steps"]]
     assert play(start, script) == golden["steps"]
 
@@ -82,9 +82,9 @@ def test_trace_file_is_what_its_script_gives(name: str) -> None:
 # --- single rules ----------------------------------------------------------------------------------------------------
 
 
-def run(script: Script, start: Terms | None = None) -> tuple[RoundState, list[Action]]:
+def run(script: Script, start: RoundSetup | None = None) -> tuple[RoundState, list[Action]]:
     """Return the state, and the last event's actions."""
-    state, actions = machine.begin(start or terms(), accused={}), list[Action]()
+    state, actions = machine.begin(start or setup(), accused={}), list[Action]()
     for now, event in script:
         state, actions = machine.step(state, event, now)
     return state, actions
@@ -93,7 +93,7 @@ def run(script: Script, start: Terms | None = None) -> tuple[RoundState, list[Ac
 def test_step_with_votes_before_the_own_result_waits_for_it() -> None:
     """Others may still need this member's part, so it does not run off with a certificate."""
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
-    script += [(2.0, voted(peer, FIRST, OUTCOME)) for peer in (LEADER, *OTHERS)]
+    script += [(2.0, voted(peer, FIRST, OUTCOME)) for peer in (COORDINATOR, *OTHERS)]
     state, actions = run(script)
     assert (state.phase, actions) == ("reducing", [])
 
@@ -102,7 +102,7 @@ def test_step_with_a_member_that_left_before_voting_ends_a_hopeless_vote_at_once
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST)), (2.0, Reduced(attempt=0, outcome=OUTCOME))]
     script += [
         (2.0, voted(ME, FIRST, OUTCOME)),
-        (2.1, left(LEADER, FIRST, "no disk")),
+        (2.1, left(COORDINATOR, FIRST, "no disk")),
         (2.2, left(OTHERS[0], FIRST, "x")),
     ]
     state, actions = run(script)
@@ -114,7 +114,7 @@ def test_step_with_a_member_that_left_before_voting_ends_a_hopeless_vote_at_once
 
 @pytest.mark.parametrize("change", [{"sequence": 1}, {"state_digest": b"x" * 32}])
 def test_report_from_another_state_or_resume_order_is_answered_and_in_no_group(change: dict[str, object]) -> None:
-    start = terms(LEADER)
+    start = setup(COORDINATOR)
     state, actions = run([(0.0, Reported(peer=ME, ready=ready(**change)))], start)
     assert [(each.peer, each.reply.kind) for each in actions if isinstance(each, Reply)] == [(ME, "behind")]
     assert not state.ready
@@ -139,7 +139,7 @@ def test_attempts_that_fail_again_and_again_rest_longer_up_to_a_bound() -> None:
     state, _ = run([(0.0, OFFER)])
     now, rests = 0.0, []
     for _ in range(12):
-        state, _ = machine.step(state, Lost(peer=state.leader, reason="gone"), now)
+        state, _ = machine.step(state, Lost(peer=state.coordinator, reason="gone"), now)
         due = machine.wake_at(state)
         assert due is not None
         rests.append(due - now)
@@ -147,7 +147,7 @@ def test_attempts_that_fail_again_and_again_rest_longer_up_to_a_bound() -> None:
         faults, timers = replace(state.faults, unreachable={}), replace(state.timers, deadline=due)
         state = replace(state, faults=faults, timers=timers)
         state, _ = machine.step(state, Tick(), due)
-        state = replace(state, leader=LEADER, asked=LEADER)
+        state = replace(state, coordinator=COORDINATOR, asked=COORDINATOR)
         now = due
     assert rests[0] < 0.1
     assert all(later >= earlier - 1e-6 for earlier, later in itertools.pairwise(rests))
@@ -155,7 +155,7 @@ def test_attempts_that_fail_again_and_again_rest_longer_up_to_a_bound() -> None:
 
 
 def test_reports_and_votes_of_strangers_are_bounded() -> None:
-    state = machine.begin(terms(), accused={})
+    state = machine.begin(setup(), accused={})
     for number in range(3000):
         state, _ = machine.step(state, Reported(peer=f"stranger {number}", ready=ready()), 0.0)
         state, _ = machine.step(state, replace(voted(ME, FIRST, OUTCOME), peer=f"stranger {number}"), 0.0)
@@ -163,7 +163,7 @@ def test_reports_and_votes_of_strangers_are_bounded() -> None:
     assert len(state.voting.votes) <= 1024
 
 
-@pytest.mark.parametrize("tellers", [(OTHERS[0], OTHERS[0]), (OTHERS[1], LEADER)], ids=["itself", "others"])
+@pytest.mark.parametrize("tellers", [(OTHERS[0], OTHERS[0]), (OTHERS[1], COORDINATOR)], ids=["itself", "others"])
 def test_member_that_leaves_twice_in_a_step_is_left_out_of_the_next_attempt_and_who_tells_of_it_is_not(
     tellers: tuple[str, str],
 ) -> None:
@@ -188,8 +188,8 @@ def test_attempt_that_a_member_leaves_names_whom_it_misses_and_not_the_member_it
 
 
 def test_coordinator_that_waits_in_vain_names_as_missing_only_those_who_did_not_answer() -> None:
-    mine = Offered(contribution=contribution(LEADER))
-    state, _ = run([(0.0, mine)], terms(LEADER, min_group=4))
+    mine = Offered(contribution=contribution(COORDINATOR))
+    state, _ = run([(0.0, mine)], setup(COORDINATOR, min_group=4))
     due = machine.wake_at(state)
     assert due is not None
     state, actions = machine.step(state, Tick(), due)
@@ -207,23 +207,23 @@ def test_coordinator_that_waits_in_vain_names_as_missing_only_those_who_did_not_
 
 def test_grace_follows_the_interval_that_the_member_last_had() -> None:
     reports: Script = [(1.0, Reported(peer=peer, ready=ready())) for peer in OTHERS]
-    mine = Offered(contribution=contribution(LEADER), interval_s=40.0)
-    state, _ = run([(0.0, mine), *reports], terms(LEADER))
+    mine = Offered(contribution=contribution(COORDINATOR), interval_s=40.0)
+    state, _ = run([(0.0, mine), *reports], setup(COORDINATOR))
     assert state.timers.grace_until == 11.0
-    state, _ = machine.step(machine.begin(terms(LEADER), accused={}, interval_s=40.0), *reversed(reports[0]))
+    state, _ = machine.step(machine.begin(setup(COORDINATOR), accused={}, interval_s=40.0), *reversed(reports[0]))
     state, _ = machine.step(state, *reversed(reports[1]))
     assert state.timers.grace_until == 11.0
 
 
 def test_member_tells_for_whom_it_waits() -> None:
     reports: Script = [(1.0, Reported(peer=OTHERS[0], ready=ready()))]
-    state, _ = run([(0.0, Offered(contribution=contribution(LEADER))), *reports], terms(LEADER))
+    state, _ = run([(0.0, Offered(contribution=contribution(COORDINATOR))), *reports], setup(COORDINATOR))
     assert awaited_peers(state) == tuple(sorted((ME, OTHERS[1])))
     state, _ = run([(0.0, OFFER)])
-    assert awaited_peers(state) == (LEADER,)
+    assert awaited_peers(state) == (COORDINATOR,)
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
     assert awaited_peers(run(script)[0]) == ()
-    script += [(2.0, Reduced(attempt=0, outcome=OUTCOME)), (2.1, voted(LEADER, FIRST, OUTCOME))]
+    script += [(2.0, Reduced(attempt=0, outcome=OUTCOME)), (2.1, voted(COORDINATOR, FIRST, OUTCOME))]
     assert awaited_peers(run(script)[0]) == tuple(sorted(OTHERS))
 
 
@@ -235,12 +235,12 @@ def test_strangers_without_number_keep_no_member_from_voting_and_reporting() -> 
     script = [
         (0.0, Reported(peer=f"stranger {number}", ready=ready(num_tokens=0, num_samples=0))) for number in range(1100)
     ]
-    state, _ = run([*script, (1.0, Reported(peer=OTHERS[0], ready=ready()))], terms(LEADER))
+    state, _ = run([*script, (1.0, Reported(peer=OTHERS[0], ready=ready()))], setup(COORDINATOR))
     assert OTHERS[0] in state.ready
 
 
 def test_votes_of_peers_that_the_run_does_not_admit_are_not_kept() -> None:
-    state, _ = run([(0.0, voted(PEERS[3], FIRST, OUTCOME))], terms(LEADER, roster=(), admission=PEERS[:3]))
+    state, _ = run([(0.0, voted(PEERS[3], FIRST, OUTCOME))], setup(COORDINATOR, roster=(), admission=PEERS[:3]))
     assert not state.voting.votes
 
 
@@ -279,10 +279,10 @@ def test_later_attempt_that_was_named_too_soon_is_gone_to_when_its_time_has_come
 
 def test_coordinator_that_names_one_attempt_after_another_is_given_up() -> None:
     state, _ = run([(0.0, OFFER), (0.1, Moved(attempt=0, to=4))])
-    leader = state.leader
+    coordinator = state.coordinator
     state, actions = machine.step(state, Moved(attempt=4, to=9), 0.11)
     (notice,) = [each for each in actions if isinstance(each, GiveUp)]
-    assert leader[-6:] in notice.reason
+    assert coordinator[-6:] in notice.reason
     assert (state.attempt, state.phase) == (5, "resting")
 
 
@@ -300,15 +300,15 @@ def test_attempt_that_leaves_no_room_for_later_ones_is_not_believed() -> None:
     assert state.attempt == 0
     state, _ = run([(0.0, OFFER), (1.0, Moved(attempt=0, to=last))])
     assert (state.attempt, state.phase) == (1, "resting"), "another coordinator is asked"
-    state, _ = run([(0.0, OFFER), (1.0, Sighted(peer=OTHERS[0], attempt=last))], terms(roster=()))
+    state, _ = run([(0.0, OFFER), (1.0, Sighted(peer=OTHERS[0], attempt=last))], setup(roster=()))
     assert state.attempt == 0
 
 
 def test_member_that_votes_twice_is_accused_and_its_first_vote_counts() -> None:
-    first, second = voted(LEADER, FIRST, OUTCOME), voted(LEADER, FIRST, outcome(FIRST, b"x"))
+    first, second = voted(COORDINATOR, FIRST, OUTCOME), voted(COORDINATOR, FIRST, outcome(FIRST, b"x"))
     state, _ = run([(0.0, OFFER), (0.1, Grouped(signed=FIRST)), (0.2, first), (0.3, second)])
-    assert state.faults.accused == {LEADER: "voted twice"}
-    assert state.voting.votes[LEADER] == first
+    assert state.faults.accused == {COORDINATOR: "voted twice"}
+    assert state.voting.votes[COORDINATOR] == first
 
 
 def test_strangers_that_vote_twice_are_not_accused() -> None:
@@ -324,7 +324,7 @@ def test_strangers_that_vote_twice_are_not_accused() -> None:
 
 def test_report_names_the_accused_of_the_roster_before_those_who_left_it() -> None:
     former = [Identity(number.to_bytes(32, "big")).peer_id for number in range(1, 300)]
-    state = machine.begin(terms(), accused=dict.fromkeys([*former, OTHERS[0]], "it lied"))
+    state = machine.begin(setup(), accused=dict.fromkeys([*former, OTHERS[0]], "it lied"))
     _, actions = machine.step(state, OFFER, 0.0)
     (ask,) = [action for action in actions if isinstance(action, Ask)]
     assert len(ask.ready.accused) == limits.MAX_GROUP_MEMBERS
@@ -333,30 +333,30 @@ def test_report_names_the_accused_of_the_roster_before_those_who_left_it() -> No
 
 def test_coordinator_whose_interval_lasts_forms_the_group_without_its_share() -> None:
     script: Script = [(0.0, Reported(peer=peer, ready=ready())) for peer in (ME, *OTHERS)]
-    state, actions = run([*script, (1.0, Tick()), (2.0, Tick())], terms(LEADER))
+    state, actions = run([*script, (1.0, Tick()), (2.0, Tick())], setup(COORDINATOR))
     assert state.phase == "signing"
     (sign,) = actions
     assert isinstance(sign, Sign)
-    assert next(member for member in sign.group.members if member.peer_id == LEADER).num_tokens == 0
+    assert next(member for member in sign.group.members if member.peer_id == COORDINATOR).num_tokens == 0
     # its interval ends between signing and hearing of its own group
-    own = SignedGroup(group=sign.group, signer=LEADER, data=b"own", digest=b"o" * 32)
-    state, _ = machine.step(state, Offered(contribution=contribution(LEADER)), 2.0)
+    own = SignedGroup(group=sign.group, signer=COORDINATOR, data=b"own", digest=b"o" * 32)
+    state, _ = machine.step(state, Offered(contribution=contribution(COORDINATOR)), 2.0)
     state, actions = machine.step(state, Grouped(signed=own), 2.0)
     assert isinstance(actions[0], Reduce)
 
 
 def test_coordinator_of_a_full_group_waits_for_its_own_interval() -> None:
     script: Script = [(0.0, Reported(peer=peer, ready=ready())) for peer in (ME, *OTHERS)]
-    state, actions = run(script, terms(LEADER, max_group=4))
+    state, actions = run(script, setup(COORDINATOR, max_group=4))
     assert (state.phase, actions) == ("forming", [])
-    _, (sign,) = machine.step(state, Offered(contribution=contribution(LEADER)), 0.1)
+    _, (sign,) = machine.step(state, Offered(contribution=contribution(COORDINATOR)), 0.1)
     assert isinstance(sign, Sign)
     assert all(member.num_tokens for member in sign.group.members)
 
 
 def test_coordinator_asks_the_absent_where_they_are_and_then_to_hurry() -> None:
-    script: Script = [(0.0, Offered(contribution=contribution(LEADER))), (0.5, Reported(peer=ME, ready=ready()))]
-    state, actions = run(script, terms(LEADER))
+    script: Script = [(0.0, Offered(contribution=contribution(COORDINATOR))), (0.5, Reported(peer=ME, ready=ready()))]
+    state, actions = run(script, setup(COORDINATOR))
     assert actions == [Query(peers=tuple(sorted(OTHERS)), hurry=False)]
     state, actions = machine.step(state, Tick(), 1.5)
     assert actions == [Query(peers=tuple(sorted(OTHERS)), hurry=True)]
@@ -380,10 +380,10 @@ def test_member_behind_is_told_and_an_earlier_attempt_corrected() -> None:
 def test_coordinator_blames_who_does_not_give_the_parts_it_says_it_voted_for() -> None:
     made_up = {"voted": OUTCOME, "voted_origin": b"made up", "voted_attempt": 0}
     script: Script = [(0.0, Reported(peer=peer, ready=ready())) for peer in OTHERS]
-    script += [(0.5, Reported(peer=ME, ready=ready(**made_up))), (0.6, Offered(contribution=contribution(LEADER)))]
-    state, (sign,) = run(script, terms(LEADER))
+    script += [(0.5, Reported(peer=ME, ready=ready(**made_up))), (0.6, Offered(contribution=contribution(COORDINATOR)))]
+    state, (sign,) = run(script, setup(COORDINATOR))
     assert isinstance(sign, Sign)
-    own = SignedGroup(group=sign.group, signer=LEADER, data=b"own", digest=b"o" * 32)
+    own = SignedGroup(group=sign.group, signer=COORDINATOR, data=b"own", digest=b"o" * 32)
     state, (recover,) = machine.step(state, Grouped(signed=own), 2.0)
     assert isinstance(recover, Recover)
     state, _ = machine.step(state, ReduceFailed(attempt=0, reason="cannot be had"), 3.0)
@@ -393,8 +393,8 @@ def test_coordinator_blames_who_does_not_give_the_parts_it_says_it_voted_for() -
 def test_member_that_another_ones_origin_says_to_leave_blames_who_signed_that() -> None:
     members = tuple(replace(each, leaving=each.peer_id == ME) for each in FIRST.group.members)
     made_up = replace(FIRST, group=replace(FIRST.group, members=members), signer=OTHERS[0])
-    leader = machine.begin(terms(ME, first_attempt=1), accused={}).leader
-    resumed = signed(PEERS, 1, leader, part_values=(), resumes=OUTCOME, origin=FIRST.data)
+    coordinator = machine.begin(setup(ME, first_attempt=1), accused={}).coordinator
+    resumed = signed(PEERS, 1, coordinator, part_values=(), resumes=OUTCOME, origin=FIRST.data)
     script: Script = [(0.0, OFFER), (1.0, Moved(attempt=0, to=1))]
     state, _ = run([*script, (2.0, Grouped(signed=replace(resumed, origin=made_up)))])
     assert set(state.faults.accused) == {OTHERS[0]}
@@ -406,7 +406,7 @@ def test_member_that_another_ones_origin_says_to_leave_blames_who_signed_that() 
 def test_one_made_up_vote_and_a_missing_one_turn_no_honest_members_against_each_other() -> None:
     liar, made_up = OTHERS[0], replace(OUTCOME, part_digests=(b"x" * 32,) * len(PEERS), state_digest=b"x" * 32)
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST)), (2.0, Reduced(attempt=0, outcome=OUTCOME))]
-    script += [(2.0, voted(peer, FIRST, OUTCOME)) for peer in (ME, LEADER)]
+    script += [(2.0, voted(peer, FIRST, OUTCOME)) for peer in (ME, COORDINATOR)]
     state, actions = run([*script, (2.1, voted(liar, FIRST, made_up)), (13.0, Tick())])
     assert any(isinstance(each, GiveUp) for each in actions)
     assert not state.faults.accused
@@ -418,7 +418,7 @@ def test_one_made_up_vote_and_a_missing_one_turn_no_honest_members_against_each_
 )
 def test_member_that_loses_too_many_says_for_how_many_the_run_waits(lost: tuple[str, ...], words: str) -> None:
     script: Script = [(0.0, OFFER), *((0.5, Lost(peer=peer, reason="x")) for peer in lost)]
-    _, actions = run([*script, (1.0, Lost(peer=LEADER, reason="x"))])
+    _, actions = run([*script, (1.0, Lost(peer=COORDINATOR, reason="x"))])
     (notice,) = [each for each in actions if isinstance(each, GiveUp)]
     assert words in notice.reason
     assert ("waits" in notice.reason) == bool(words)
@@ -426,7 +426,7 @@ def test_member_that_loses_too_many_says_for_how_many_the_run_waits(lost: tuple[
 
 def test_finished_round_ignores_everything() -> None:
     me, script = member_commits()
-    state, actions = run(script[:-1], terms(me))
+    state, actions = run(script[:-1], setup(me))
     (finish,) = actions
     assert isinstance(finish, Finish)
     assert len(Certificate.from_bytes(finish.certificate).votes) == 3
@@ -443,7 +443,7 @@ ALL_EVENTS = [event for script in SCRIPTS.values() for _, event in script()[1]]
 def test_step_in_any_order_of_events_never_raises_and_votes_once_an_attempt(
     script: list[tuple[Event, float]], me: str
 ) -> None:
-    state, now, votes = machine.begin(terms(me), accused={}), 0.0, []
+    state, now, votes = machine.begin(setup(me), accused={}), 0.0, []
     for event, pause_s in script:
         now += pause_s
         before = state.attempt
@@ -464,7 +464,7 @@ def test_member_that_spoiled_an_attempt_is_forgiven_only_after_the_next_one() ->
 
 
 def test_peer_that_the_run_does_not_admit_is_told_so_and_counts_for_nothing() -> None:
-    start = terms(LEADER, roster=(), admission=PEERS[:3])
+    start = setup(COORDINATOR, roster=(), admission=PEERS[:3])
     stranger = PEERS[3]
     state, _ = machine.step(machine.begin(start, accused={}), Sighted(peer=stranger), 0.0)
     assert state.known == ()

@@ -17,7 +17,7 @@ from swarm_protocol.training_messages import Certificate, Contribution, Group, O
 
 NOW = 1_750_000_000.0
 IDENTITIES = sorted((Identity(bytes([number]) * 32) for number in range(4)), key=lambda each: each.peer_id)
-NOTARIES = [RunSignatures(identity=each, network_id="test", run="run") for each in IDENTITIES]
+SIGNERS = [RunSignatures(identity=each, network_id="test", run="run") for each in IDENTITIES]
 STRANGER = RunSignatures(identity=Identity(b"s" * 32), network_id="test", run="run")
 OUTCOME_STATE = b"n" * 32
 
@@ -54,34 +54,34 @@ def certify(signed: SignedGroup, voters: list[RunSignatures], outcome: Outcome |
 
 
 def test_check_certificate_with_two_thirds_proves_the_outcome() -> None:
-    signed = NOTARIES[0].sign_group(make_group(), NOW)
-    proof = STRANGER.check_certificate(certify(signed, NOTARIES[1:]), NOW + 86400.0)
+    signed = SIGNERS[0].sign_group(make_group(), NOW)
+    proof = STRANGER.check_certificate(certify(signed, SIGNERS[1:]), NOW + 86400.0)
     assert proof.outcome.state_digest == OUTCOME_STATE
     assert (proof.outer_step, proof.next_attempt) == (3, 0)
-    assert proof.voters == tuple(each.identity.peer_id for each in NOTARIES[1:])
+    assert proof.voters == tuple(each.identity.peer_id for each in SIGNERS[1:])
 
 
 def test_check_certificate_with_fewer_votes_is_refused() -> None:
-    signed = NOTARIES[0].sign_group(make_group(), NOW)
+    signed = SIGNERS[0].sign_group(make_group(), NOW)
     with pytest.raises(PeerViolation, match="3 must agree"):
-        STRANGER.check_certificate(certify(signed, NOTARIES[:2]), NOW)
+        STRANGER.check_certificate(certify(signed, SIGNERS[:2]), NOW)
 
 
 def test_check_certificate_counts_neither_strangers_nor_votes_for_another_group() -> None:
-    signed = NOTARIES[0].sign_group(make_group(), NOW)
+    signed = SIGNERS[0].sign_group(make_group(), NOW)
     with pytest.raises(PeerViolation, match="2 of 4"):
-        STRANGER.check_certificate(certify(signed, [*NOTARIES[:2], STRANGER]), NOW)
-    other = NOTARIES[1].sign_group(make_group(), NOW)
-    foreign = NOTARIES[2].sign_vote(make_vote(other, make_outcome(signed)), NOW)
-    own = Certificate.from_bytes(certify(signed, NOTARIES[:2])).votes
+        STRANGER.check_certificate(certify(signed, [*SIGNERS[:2], STRANGER]), NOW)
+    other = SIGNERS[1].sign_group(make_group(), NOW)
+    foreign = SIGNERS[2].sign_vote(make_vote(other, make_outcome(signed)), NOW)
+    own = Certificate.from_bytes(certify(signed, SIGNERS[:2])).votes
     with pytest.raises(PeerViolation, match="2 of 4"):
         STRANGER.check_certificate(Certificate(group=signed.data, votes=(*own, foreign)).to_bytes(), NOW)
 
 
 def test_check_certificate_of_a_group_with_a_peer_that_is_not_admitted_is_refused() -> None:
     """Keys cost nothing: two new ones could otherwise certify any state."""
-    data = certify(NOTARIES[0].sign_group(make_group(), NOW), NOTARIES)
-    peers = tuple(each.identity.peer_id for each in NOTARIES)
+    data = certify(SIGNERS[0].sign_group(make_group(), NOW), SIGNERS)
+    peers = tuple(each.identity.peer_id for each in SIGNERS)
     assert replace(STRANGER, admission=peers).check_certificate(data, NOW).voters == peers
     with pytest.raises(PeerViolation, match="does not admit"):
         replace(STRANGER, admission=peers[1:]).check_certificate(data, NOW)
@@ -97,8 +97,8 @@ def test_group_of_a_step_before_the_resume_order_that_it_names_is_refused() -> N
     """Steps that the author has ended could otherwise outrank those that follow from the order."""
     reader = replace(STRANGER, author=STRANGER.identity.peer_id)
     for outer_step in (3, 2):
-        signed = NOTARIES[0].sign_group(make_group(order=signed_order(STRANGER, outer_step)), NOW)
-        data = certify(signed, NOTARIES)
+        signed = SIGNERS[0].sign_group(make_group(order=signed_order(STRANGER, outer_step)), NOW)
+        data = certify(signed, SIGNERS)
         if outer_step == 3:
             with pytest.raises(PeerViolation, match="before the resume order"):
                 reader.check_certificate(data, NOW)
@@ -110,10 +110,10 @@ def test_certificate_that_resumes_an_outcome_from_before_the_resume_order_is_ref
     reader = replace(STRANGER, author=STRANGER.identity.peer_id)
     order = signed_order(STRANGER, 2)
     for before, is_refused in ((b"", True), (order, False)):
-        origin = NOTARIES[0].sign_group(make_group(order=before), NOW)
+        origin = SIGNERS[0].sign_group(make_group(order=before), NOW)
         outcome = make_outcome(origin)
         resuming = make_group(attempt=2, part_values=(), resumes=outcome, origin=origin.data, order=order)
-        data = certify(NOTARIES[1].sign_group(resuming, NOW), NOTARIES, outcome)
+        data = certify(SIGNERS[1].sign_group(resuming, NOW), SIGNERS, outcome)
         if is_refused:
             with pytest.raises(PeerViolation, match="from before the last resume order"):
                 reader.check_certificate(data, NOW)
@@ -131,7 +131,7 @@ def test_group_within_a_group_within_another_is_read_no_further_than_the_first(
             origin_digest = hashlib.sha256(data).digest()
             outcome = Outcome(origin_digest=origin_digest, part_digests=(), state_digest=OUTCOME_STATE)
             few = replace(few, resumes=outcome, origin=data)
-        data = NOTARIES[0].sign_group(few, NOW).data
+        data = SIGNERS[0].sign_group(few, NOW).data
     num_read, unseal = 0, certificate.unseal
 
     def counted(*arguments: Any, **more: Any) -> Any:
@@ -145,7 +145,7 @@ def test_group_within_a_group_within_another_is_read_no_further_than_the_first(
     assert num_read == 2
 
 
-def test_notary_of_a_run_checks_by_all_its_terms() -> None:
+def test_signatures_of_a_run_check_by_all_its_settings() -> None:
     config = RunConfig(name="run", outer_steps=9, min_group=3, admission=tuple(each.peer_id for each in IDENTITIES))
     run = SignedRun(config=config, peer_id=IDENTITIES[0].peer_id, issued_at=1, signature=bytes(64))
     signatures = RunSignatures.of_run(run, IDENTITIES[1], "test")
@@ -154,31 +154,31 @@ def test_notary_of_a_run_checks_by_all_its_terms() -> None:
 
 
 def test_check_certificate_with_a_forged_vote_is_an_integrity_error() -> None:
-    signed = NOTARIES[0].sign_group(make_group(), NOW)
-    votes = list(Certificate.from_bytes(certify(signed, NOTARIES[:3])).votes)
+    signed = SIGNERS[0].sign_group(make_group(), NOW)
+    votes = list(Certificate.from_bytes(certify(signed, SIGNERS[:3])).votes)
     votes[0] = votes[0][:-1] + bytes([votes[0][-1] ^ 1])
     with pytest.raises(IntegrityError):
         STRANGER.check_certificate(Certificate(group=signed.data, votes=tuple(votes)).to_bytes(), NOW)
 
 
 def test_check_certificate_of_another_run_or_network_is_refused() -> None:
-    data = certify(NOTARIES[0].sign_group(make_group(), NOW), NOTARIES)
+    data = certify(SIGNERS[0].sign_group(make_group(), NOW), SIGNERS)
     for reader in (replace(STRANGER, run="other"), replace(STRANGER, network_id="other")):
         with pytest.raises(PeerViolation):
             reader.check_certificate(data, NOW)
 
 
 def test_read_group_with_a_changed_byte_is_an_integrity_error() -> None:
-    data = bytearray(NOTARIES[0].sign_group(make_group(), NOW).data)
+    data = bytearray(SIGNERS[0].sign_group(make_group(), NOW).data)
     data[-100] ^= 1
     with pytest.raises((IntegrityError, PeerViolation)):
         STRANGER.read_group(bytes(data), NOW)
 
 
 def test_read_vote_whose_envelope_is_about_another_round_is_refused() -> None:
-    signed = NOTARIES[0].sign_group(make_group(), NOW)
+    signed = SIGNERS[0].sign_group(make_group(), NOW)
     vote = make_vote(signed, make_outcome(signed))
-    forged = NOTARIES[0]._seal("vote", replace(vote, attempt=2), NOW)
+    forged = SIGNERS[0]._seal("vote", replace(vote, attempt=2), NOW)
     with pytest.raises(PeerViolation):
         # the same payload as a group is refused by its purpose
         STRANGER.read_group(forged, NOW)
@@ -187,27 +187,27 @@ def test_read_vote_whose_envelope_is_about_another_round_is_refused() -> None:
 
 
 def test_certificate_of_a_resumed_outcome_proves_the_first_groups_work() -> None:
-    first = NOTARIES[0].sign_group(make_group(), NOW)
+    first = SIGNERS[0].sign_group(make_group(), NOW)
     outcome = make_outcome(first)
     resumed = make_group(
         attempt=2, members=make_group().members[:2], part_values=(), resumes=outcome, origin=first.data
     )
-    signed = NOTARIES[1].sign_group(resumed, NOW)
-    proof = STRANGER.check_certificate(certify(signed, NOTARIES[:2], outcome), NOW)
+    signed = SIGNERS[1].sign_group(resumed, NOW)
+    proof = STRANGER.check_certificate(certify(signed, SIGNERS[:2], outcome), NOW)
     assert proof.origin == first.group
     assert proof.outcome == outcome
 
 
 @pytest.mark.parametrize("change", [{"step": 4}, {"state_digest": b"z" * 32}])
 def test_read_group_that_resumes_another_steps_outcome_is_refused(change: dict[str, object]) -> None:
-    first = NOTARIES[0].sign_group(make_group(**change), NOW)
+    first = SIGNERS[0].sign_group(make_group(**change), NOW)
     group = make_group(attempt=2, part_values=(), resumes=make_outcome(first), origin=first.data)
     with pytest.raises(PeerViolation, match="another step or state"):
-        STRANGER.read_group(NOTARIES[1].sign_group(group, NOW).data, NOW)
+        STRANGER.read_group(SIGNERS[1].sign_group(group, NOW).data, NOW)
 
 
 def test_check_origin_with_other_bytes_or_another_number_of_parts_is_refused() -> None:
-    first = NOTARIES[0].sign_group(make_group(), NOW)
+    first = SIGNERS[0].sign_group(make_group(), NOW)
     with pytest.raises(PeerViolation, match="another group"):
         STRANGER.check_origin(first.data + b"x", make_outcome(first), 3, bytes(32), NOW)
     with pytest.raises(PeerViolation, match="number of parts"):
@@ -221,9 +221,9 @@ def test_rank_prefers_more_steps_then_later_admissions_then_larger_groups() -> N
             for each in IDENTITIES[:members]
         )
         parts = (1,) * members if tokens else ()
-        signed = NOTARIES[0].sign_group(make_group(step=step, attempt=attempt, members=chosen, part_values=parts), NOW)
+        signed = SIGNERS[0].sign_group(make_group(step=step, attempt=attempt, members=chosen, part_values=parts), NOW)
         outcome = make_outcome(signed, num_parts=len(parts))
-        return STRANGER.check_certificate(certify(signed, NOTARIES[:members], outcome), NOW).rank
+        return STRANGER.check_certificate(certify(signed, SIGNERS[:members], outcome), NOW).rank
 
     ranks = [rank(3, 5, 1, 2), rank(3, 0, 1, 3), rank(4, 2, 0, 1), rank(4, 7, 0, 1), rank(4, 0, 1, 1)]
     assert ranks == sorted(ranks)
@@ -231,6 +231,6 @@ def test_rank_prefers_more_steps_then_later_admissions_then_larger_groups() -> N
 
 
 def test_sign_group_names_the_group_by_its_bytes() -> None:
-    signed = NOTARIES[0].sign_group(make_group(), NOW)
+    signed = SIGNERS[0].sign_group(make_group(), NOW)
     assert signed.digest == hashlib.sha256(signed.data).digest()
     assert STRANGER.read_group(signed.data, NOW) == signed

@@ -28,7 +28,7 @@ from swarm_protocol.records import TrainerRecord
 from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, Standing, Vote
 
 NOW = 1_750_000_000.0
-NOTARIES = [RunSignatures(identity=Identity(bytes([number]) * 32), network_id="test", run="run") for number in range(8)]
+SIGNERS = [RunSignatures(identity=Identity(bytes([number]) * 32), network_id="test", run="run") for number in range(8)]
 
 MEMBERS = tuple(f"member {number:02}" for number in range(2 * MAX_ASKED))
 
@@ -60,8 +60,8 @@ def test_whom_a_newcomer_asks_does_not_depend_on_what_peers_claim() -> None:
 def test_claims_in_a_closed_run_are_those_of_the_peers_that_it_admits() -> None:
     """A newcomer would otherwise ask only strangers, whose keys cost nothing."""
     strangers = [Identity(bytes([number + 100]) * 32).peer_id for number in range(100)]
-    admitted = tuple(each.identity.peer_id for each in NOTARIES[:3])
-    signatures = replace(NOTARIES[0], admission=admitted)
+    admitted = tuple(each.identity.peer_id for each in SIGNERS[:3])
+    signatures = replace(SIGNERS[0], admission=admitted)
     records = {
         peer: TrainerRecord(run="run", outer_step=3, digest=bytes(32), state="training")
         for peer in (*strangers, *admitted)
@@ -75,12 +75,12 @@ HONEST, FORGERS = range(5), range(5, 7)
 
 
 def shown_by(members: range, proof: Proof) -> dict[str, Proof]:
-    return {NOTARIES[number].identity.peer_id: proof for number in members}
+    return {SIGNERS[number].identity.peer_id: proof for number in members}
 
 
 def certificate(members: range, step: int, *, leaving: tuple[int, ...] = (), order: bytes = b"") -> Proof:
-    peers = sorted(NOTARIES[number].identity.peer_id for number in members)
-    gone = {NOTARIES[number].identity.peer_id for number in leaving}
+    peers = sorted(SIGNERS[number].identity.peer_id for number in members)
+    gone = {SIGNERS[number].identity.peer_id for number in leaving}
     group = Group(
         run="run",
         step=step,
@@ -92,13 +92,13 @@ def certificate(members: range, step: int, *, leaving: tuple[int, ...] = (), ord
         vote_s=1.0,
         order=order,
     )
-    signed = NOTARIES[members[0]].sign_group(group, NOW)
+    signed = SIGNERS[members[0]].sign_group(group, NOW)
     state = bytes([step + 1, members[0]]) * 16
     outcome = Outcome(origin_digest=signed.digest, part_digests=(bytes(32),) * len(peers), state_digest=state)
     vote = Vote(run="run", step=step, attempt=0, group_digest=signed.digest, outcome=outcome)
     voters = [number for number in members if number not in leaving or number in FORGERS]
-    votes = tuple(NOTARIES[number].sign_vote(vote, NOW) for number in voters)
-    return NOTARIES[0].check_certificate(Certificate(group=signed.data, votes=votes).to_bytes(), NOW)
+    votes = tuple(SIGNERS[number].sign_vote(vote, NOW) for number in voters)
+    return SIGNERS[0].check_certificate(Certificate(group=signed.data, votes=votes).to_bytes(), NOW)
 
 
 def test_most_supported_is_what_most_voters_show_and_not_the_furthest_claim() -> None:
@@ -119,7 +119,7 @@ def test_most_supported_is_the_newest_of_the_history_that_members_share() -> Non
 def test_forged_group_that_names_an_honest_member_is_of_no_history_with_it() -> None:
     """It says that the forgers leave, so that its roster is the honest member alone, who does not have to vote."""
     honest, forged = certificate(HONEST, 4), certificate(range(4, 7), 200, leaving=(5, 6))
-    assert forged.roster == (NOTARIES[4].identity.peer_id,)
+    assert forged.roster == (SIGNERS[4].identity.peer_id,)
     assert not are_of_one_history(honest, forged)
 
 
@@ -138,7 +138,7 @@ def test_newcomer_does_not_follow_two_fresh_keys_that_are_further_than_all_other
             forged = certified(
                 [RunSignatures(identity=each, network_id="test", run=swarm.run.run_id) for each in keys], 12, NOW
             )
-            digest = NOTARIES[0].identity.peer_id.encode().ljust(32)[:32]
+            digest = SIGNERS[0].identity.peer_id.encode().ljust(32)[:32]
             standing = Standing(outer_step=12, state_digest=digest, certificate=forged).to_bytes()
 
             async def answer(_peer: str, _request: bytes) -> bytes:

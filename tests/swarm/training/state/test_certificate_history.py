@@ -23,14 +23,14 @@ from swarm_protocol.training_messages import Certificate, Contribution, Group, O
 
 NOW = 1_750_000_000.0
 RULE = Succession(min_group=2)
-NOTARIES = sorted(
+SIGNERS = sorted(
     (
         RunSignatures(identity=Identity(bytes([n]) * 32), network_id="test", run="run", succession=RULE)
         for n in range(8)
     ),
     key=lambda each: each.identity.peer_id,
 )
-PEERS = [each.identity.peer_id for each in NOTARIES]
+PEERS = [each.identity.peer_id for each in SIGNERS]
 
 
 def link(step: int, members: Sequence[int], voters: Sequence[int] = ()) -> Proof:
@@ -45,13 +45,13 @@ def link(step: int, members: Sequence[int], voters: Sequence[int] = ()) -> Proof
         reduce_s=1.0,
         vote_s=1.0,
     )
-    signed = NOTARIES[members[0]].sign_group(group, NOW)
+    signed = SIGNERS[members[0]].sign_group(group, NOW)
     outcome = Outcome(
         origin_digest=signed.digest, part_digests=(bytes(32),) * len(members), state_digest=bytes([step + 1]) * 32
     )
     vote = Vote(run="run", step=step, attempt=0, group_digest=signed.digest, outcome=outcome)
-    votes = tuple(NOTARIES[n].sign_vote(vote, NOW) for n in voters or members)
-    return NOTARIES[0].check_certificate(Certificate(group=signed.data, votes=votes).to_bytes(), NOW)
+    votes = tuple(SIGNERS[n].sign_vote(vote, NOW) for n in voters or members)
+    return SIGNERS[0].check_certificate(Certificate(group=signed.data, votes=votes).to_bytes(), NOW)
 
 
 @dataclass
@@ -72,8 +72,8 @@ class Laggard:
         replica = SimpleNamespace(
             anchors=(tuple(PEERS[:3]),), rank=link(1, (0, 1, 2)).rank, outer_step=1, order=None, history=self.history
         )
-        context: Any = SimpleNamespace(signatures=NOTARIES[0], replica=replica, run="run")
-        context.history = ProofReader(network=mine, signatures=NOTARIES[0], methods=Methods("run")).history
+        context: Any = SimpleNamespace(signatures=SIGNERS[0], replica=replica, run="run")
+        context.history = ProofReader(network=mine, signatures=SIGNERS[0], methods=Methods("run")).history
         await other.serve_stream(Methods("run").history, self._show)
         try:
             return await follows(context, other.peer_id, proof)

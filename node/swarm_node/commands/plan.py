@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from swarm.heap import uncollected
 from swarm.router.block_budget import COMFORTABLE_SESSIONS
 from swarm.router.planner import PlacementPlan, PlannedNode, plan
 from swarm.router.routing import format_spans
@@ -45,10 +46,11 @@ def run(flags: Flags) -> int:
     if not path.is_file():
         raise ConfigError(f"cannot read {path}: it is no file", remedy="give --nodes a TOML file with a [[nodes]] each")
     # torch takes seconds to import: what is refused above is refused at once
-    from swarm.serving.server.capability import planned_needs  # noqa: PLC0415
-    from swarm.serving.server.server_options import ServerOptions  # noqa: PLC0415
+    with uncollected():
+        from swarm.serving.server.capability import planned_needs  # noqa: PLC0415
+        from swarm.serving.server.server_options import ServerOptions  # noqa: PLC0415
 
-    from swarm_node.roles.sources import find_source  # noqa: PLC0415
+        from swarm_node.roles.sources import find_source  # noqa: PLC0415
 
     diagnostics.quieten_libraries()
     source = find_source(model, Home(config.home), lambda *_: None)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swarm.heap import uncollected
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 from swarm_protocol.limits import MAX_OUTER_STEP
@@ -51,7 +52,8 @@ def sign(flags: Flags) -> int:
 
     diagnostics.quieten_libraries()
     try:
-        config = read_config(path)
+        with uncollected():
+            config = read_config(path)
     except ImpossibleRun as error:
         for problem in error.problems:
             emitter.emit("run_problem", problem=problem)
@@ -74,7 +76,8 @@ def show(flags: Flags) -> int:
     from swarm.training.run.run_file import inspect_run  # noqa: PLC0415
 
     diagnostics.quieten_libraries()
-    found = inspect_run(path)
+    with uncollected():
+        found = inspect_run(path)
     _tell(Emitter(json=flags.json), path, found)
     return 0 if found.run else EXIT_UNSIGNED
 

@@ -256,14 +256,11 @@ def _way_in(entry: NetworkEntry) -> str:
 
 async def _keep_announced(node: Node) -> None:
     """Keep the node's own record and the count of peers fresh; announce at once that the node leaves."""
-    leaving = node.shutdown.leaving
     while True:
-        if leaving.is_set():
+        if node.shutdown.leaving.is_set():
             await asyncio.sleep(REFRESH_S)
         else:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(REFRESH_S):
-                    await leaving.wait()
+            await node.shutdown.wait(REFRESH_S)
         await _look_around(node)
 
 

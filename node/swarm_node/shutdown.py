@@ -45,6 +45,13 @@ class Shutdown:
             self.reason = reason
             self.leaving.set()
 
+    async def wait(self, seconds: float) -> bool:
+        """Wait until the node should leave, at most `seconds`; return whether it should."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.leaving.wait()
+        return self.leaving.is_set()
+
     def force(self, reason: str) -> None:
         """Leave without finishing what is in flight."""
         self.reason = self.reason or reason

@@ -40,23 +40,16 @@ TEMPERATURE = 0.7
 
 def demo(
     *,
-    nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="Volunteers to start.")] = NUM_NODES,
-    outer_steps: Annotated[int, typer.Option("--outer-steps", metavar="N", help="Outer steps to train.")] = OUTER_STEPS,
-    interval_steps: Annotated[
-        int, typer.Option("--interval-steps", metavar="N", help="Inner steps in each.")
-    ] = INTERVAL_STEPS,
+    nodes: Annotated[int, typer.Option(metavar="N", help="Volunteers to start.")] = NUM_NODES,
+    outer_steps: Annotated[int, typer.Option(metavar="N", help="Outer steps to train.")] = OUTER_STEPS,
+    interval_steps: Annotated[int, typer.Option(metavar="N", help="Inner steps in each.")] = INTERVAL_STEPS,
     min_tokens: Annotated[
-        int,
-        typer.Option(
-            "--min-tokens", metavar="N", help="Length of the completion, or more until the killed node is missed."
-        ),
+        int, typer.Option(metavar="N", help="Length of the completion, or more until the killed node is missed.")
     ] = MIN_NEW_TOKENS,
-    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="What to complete.")] = PROMPT,
-    temperature: Annotated[
-        float, typer.Option("--temperature", metavar="T", help="0: always the likeliest byte.")
-    ] = TEMPERATURE,
+    prompt: Annotated[str, typer.Option(metavar="TEXT", help="What to complete.")] = PROMPT,
+    temperature: Annotated[float, typer.Option(metavar="T", help="0: always the likeliest byte.")] = TEMPERATURE,
     keep: Annotated[
-        Path | None, typer.Option("--keep", metavar="DIR", help="Keep everything, the trained model too, in DIR.")
+        Path | None, typer.Option(metavar="DIR", help="Keep everything, the trained model too, in DIR.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print events as JSON lines on stdout.")] = False,
 ) -> int:

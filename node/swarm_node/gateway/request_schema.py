@@ -153,24 +153,14 @@ class NamedSchema(StrictBody):
 class AnyText(StrictBody):
     type: Literal["text"]
 
-    def answer_schema(self) -> JsonObject | None:
-        """Return the JSON schema of what may be answered; None for anything."""
-        return None
-
 
 class AnyObject(StrictBody):
     type: Literal["json_object"]
-
-    def answer_schema(self) -> JsonObject | None:
-        return {"type": "object"}
 
 
 class FittingText(StrictBody):
     type: Literal["json_schema"]
     json_schema: NamedSchema
-
-    def answer_schema(self) -> JsonObject | None:
-        return self.json_schema.schema_
 
 
 ResponseFormat = Annotated[AnyText | AnyObject | FittingText, Field(discriminator="type")]
@@ -257,7 +247,9 @@ class SamplingRequest(StrictBody):
 
     def answer_schema(self) -> JsonObject | None:
         """Return the JSON schema of what may be answered; None for anything."""
-        return self.response_format.answer_schema() if self.response_format else None
+        if isinstance(self.response_format, FittingText):
+            return self.response_format.json_schema.schema_
+        return {"type": "object"} if isinstance(self.response_format, AnyObject) else None
 
     def shown_stops(self) -> tuple[str, ...]:
         """Return the stop strings that end the text of the answer and belong to it."""

@@ -12,7 +12,6 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -153,9 +152,7 @@ class HelperRole(IdleRole):
                     break
             else:
                 self._report_waiting(node)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(POLL_S):
-                        await node.shutdown.leaving.wait()
+                await node.shutdown.wait(POLL_S)
 
     async def _find_needs(self, node: Node, poller: NetworkPoller) -> list[Need]:
         try:

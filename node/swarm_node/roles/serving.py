@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,9 +97,7 @@ class ModelServing:
                 if failure := volunteer.failure:
                     raise failure
                 self._say(volunteer)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(1.0):
-                        await leaving.wait()
+                await self._node.shutdown.wait(1.0)
             await volunteer.drain(within_s=self._node.shutdown.grace_s)
         except SessionError:
             if not self._node.shutdown.leaving.is_set():

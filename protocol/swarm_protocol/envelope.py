@@ -15,21 +15,22 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from swarm_protocol import limits
-from swarm_protocol.checks import check_name, check_text
+from swarm_protocol.checks import Checked, named, one_line, sized
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.identity import (
     KEY_BYTES,
     SIGNATURE_BYTES,
     Identity,
-    check_peer_id,
+    PeerId,
     peer_id_of,
     public_key_of,
     verify,
 )
 from swarm_protocol.records import NodeRecord, Record, ServeRecord, TrainerRecord, publish_key
-from swarm_protocol.version import check_network_id
+from swarm_protocol.version import NetworkId
 
 ENVELOPE_VERSION = 1
 _DOMAIN = b"swarm-envelope:"
@@ -45,30 +46,24 @@ _KINDS: dict[str, type[NodeRecord] | type[ServeRecord] | type[TrainerRecord]] = 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Envelope:
+class Envelope(Checked):
     """Well formed, but only `seal` and `unseal` vouch for the signature. Times are Unix seconds."""
 
-    purpose: str
-    network_id: str
-    subject: str
-    peer_id: str
+    purpose: Annotated[str, named(limits.MAX_PURPOSE_BYTES)]
+    network_id: NetworkId
+    subject: Annotated[str, one_line(limits.MAX_SUBJECT_BYTES, empty=False)]
+    peer_id: PeerId
     issued_at: float
     expires_at: float
     payload: bytes
-    signature: bytes
+    signature: Annotated[bytes, sized(SIGNATURE_BYTES)]
 
     def __post_init__(self) -> None:
-        check_name(self.purpose, "purpose", max_bytes=limits.MAX_PURPOSE_BYTES)
-        check_network_id(self.network_id)
-        check_text(self.subject, "subject", max_chars=limits.MAX_SUBJECT_BYTES, empty=False)
         if len(self.subject.encode()) > limits.MAX_SUBJECT_BYTES:
             raise ValueError(f"subject has more than {limits.MAX_SUBJECT_BYTES} bytes")
-        check_peer_id(self.peer_id)
         _check_times(self.issued_at, self.expires_at)
         if not isinstance(self.payload, bytes) or len(self.payload) > limits.MAX_SIGNED_PAYLOAD_BYTES:
             raise ValueError(f"payload is not bytes, at most {limits.MAX_SIGNED_PAYLOAD_BYTES} of them")
-        if not isinstance(self.signature, bytes) or len(self.signature) != SIGNATURE_BYTES:
-            raise ValueError(f"signature is not {SIGNATURE_BYTES} bytes")
 
     def to_bytes(self) -> bytes:
         return _signed_bytes(self) + self.signature

@@ -225,7 +225,7 @@ def test_close_that_is_cancelled_ends_cancelled_and_leaves_no_engine(
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 3)]) as box:
             server = box.servers[box.who["s0"]]
-            engine = server._deployed.engine
+            engine = server.deployed.engine
             closing = asyncio.create_task(server.close())
             for _ in range(num_turns + 1):
                 await asyncio.sleep(0)
@@ -352,7 +352,7 @@ def test_move_serves_the_new_span_before_the_old_one_ends_and_then_gives_its_mem
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 3)]) as box, talking(box) as old:
             server = box.servers[box.who["s0"]]
-            pool = weakref.ref(server._deployed.engine.pool)
+            pool = weakref.ref(server.deployed.engine.pool)
             await old.open(1)
             assert await server.move(3, 6, options=ServerOptions(), still_wanted=yes, within_s=20)
             assert (server.record.start, server.record.end) == (3, 6)
@@ -410,7 +410,7 @@ def test_leave_and_move_frees_the_old_span_before_it_loads_the_new_one(boxes: An
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 3)]) as box, talking(box) as talk:
             server = box.servers[box.who["s0"]]
-            pool = weakref.ref(server._deployed.engine.pool)
+            pool = weakref.ref(server.deployed.engine.pool)
             held = []
 
             async def load(*arguments: Any) -> Deployment:

@@ -203,9 +203,9 @@ def test_volunteer_places_itself_by_what_it_observes(llama_dir: Path, monkeypatc
             await place.volunteers[0].start()
             server = place.volunteers[0].server
             assert server is not None
-            assert server._deployed is not None
+            assert server.deployed is not None
             for _ in range(5):
-                server._deployed.engine.observed.measured_again(70.0, 5.0)  # type: ignore[union-attr]
+                server.deployed.engine.observed.measured_again(70.0, 5.0)  # type: ignore[union-attr]
             await asyncio.sleep(2 * WATCH_S)
             assert chosen_with == [pytest.approx(70.0 + 2 * 5.0)]
 
@@ -271,7 +271,7 @@ def spy_on_state(server: SpanServer, seen: list[tuple[str, int]]) -> None:
 
     def spy() -> None:
         announce()
-        seen.append((server.record.state if server._deployed else "away", server.start_block))
+        seen.append((server.record.state if server.deployed else "away", server.start_block))
 
     server.announcer.announce = spy  # type: ignore[method-assign]
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from swarm_protocol.records import ServeRecord, ServeState
+from swarm_protocol.records import ServeRecord
 
 from swarm.network.membership import Membership
 from swarm.serving.server.deployment import Deployment
+
+if TYPE_CHECKING:
+    from swarm.serving.server.span_server import SpanServer
 
 logger = logging.getLogger(__name__)
 
@@ -50,29 +53,18 @@ class RecentRate:
         return max(0.0, (count - before) / (now - since)) if now > since else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedNow:
-    """What a server serves now: `num_tokens` were run since its start, on these blocks and on earlier ones."""
-
-    deployment: Deployment
-    state: ServeState
-    num_sessions: int
-    num_tokens: int
-
-
 class SpanAnnouncer:
-    """Publish the record of the model `name`. `served` returns None while there are no blocks.
+    """Publish the record of what `server` serves; nothing while it has no blocks.
 
     Its owner may set `rtt_ms`, `is_relayed` and `moving_to`, which are published by the next `announce`.
     """
 
-    def __init__(self, membership: Membership, name: str, served: Callable[[], ServedNow | None]) -> None:
+    def __init__(self, membership: Membership, server: SpanServer) -> None:
         self.rtt_ms: Mapping[str, float] = {}
         self.is_relayed = False
         self.moving_to = (0, 0)
         self._membership = membership
-        self._name = name
-        self._served = served
+        self._server = server
         self._rate: RecentRate | None = None
         self._idle_since_s = 0.0
         self._tokens_per_s = 0.0
@@ -86,24 +78,21 @@ class SpanAnnouncer:
     @property
     def record(self) -> ServeRecord:
         """What is announced now. Only while there are blocks."""
-        served = self._served()
-        assert served is not None, "not started, or closed"
-        return self._record_of(served)
-
-    def _record_of(self, served: ServedNow) -> ServeRecord:
-        loaded, speed = served.deployment.loaded, served.deployment.speed
-        start, end = served.deployment.blocks
+        server = self._server
+        assert server.deployed is not None, "not started, or closed"
+        loaded, speed = server.deployed.loaded, server.deployed.speed
+        start, end = server.deployed.blocks
         return ServeRecord(
-            model=self._name,
+            model=server.name,
             revision=loaded.revision,
             num_blocks=loaded.span.num_blocks,
             start=start,
             end=end,
-            state=served.state,
+            state=server.state,
             prefill_ms_per_token=speed.prefill_ms,
             decode_ms_per_block=speed.decode_ms,
-            free_kv_tokens=served.deployment.engine.free_tokens,
-            queue_depth=served.num_sessions,
+            free_kv_tokens=server.deployed.engine.free_tokens,
+            queue_depth=len(server.sessions),
             rtt_ms=self.rtt_ms,
             relayed=self.is_relayed,
             next_start=self.moving_to[0],
@@ -114,12 +103,12 @@ class SpanAnnouncer:
 
     def announce(self) -> None:
         """Publish the record now. While there are no blocks, the last record stays."""
-        if (served := self._served()) is not None:
-            self._update_rate(served)
-            self._membership.announce(self._record_of(served))
+        if self._server.deployed is not None:
+            self._update_rate(self._server.deployed)
+            self._membership.announce(self.record)
 
     def withdraw(self) -> None:
-        self._membership.withdraw("serve", self._name)
+        self._membership.withdraw("serve", self._server.name)
 
     def changed(self) -> None:
         """Announce soon: the load has changed."""
@@ -140,27 +129,29 @@ class SpanAnnouncer:
                     async with asyncio.timeout(LOOK_S):
                         is_news = await self._changed.wait()
                 except TimeoutError:
-                    served = self._served()
-                    is_news = served is not None and (self._update_rate(served) or await self._measure_if_idle(served))
+                    deployed = self._server.deployed
+                    is_news = deployed is not None and (
+                        self._update_rate(deployed) or await self._measure_if_idle(deployed)
+                    )
 
-    def _update_rate(self, served: ServedNow) -> bool:
+    def _update_rate(self, deployed: Deployment) -> bool:
         """Return whether the rate of tokens has changed since it was last looked at."""
         before, now = self._tokens_per_s, asyncio.get_running_loop().time()
-        if before or served.deployment.engine.load.num_running:
+        if before or deployed.engine.load.num_running:
             self._idle_since_s = now
         if self._rate is not None:
-            self._tokens_per_s = self._rate.per_s(served.num_tokens, now)
+            self._tokens_per_s = self._rate.per_s(self._server.num_tokens, now)
         return self._tokens_per_s != before
 
-    async def _measure_if_idle(self, served: ServedNow) -> bool:
+    async def _measure_if_idle(self, deployed: Deployment) -> bool:
         """Return whether the blocks were measured again, so that there is something to announce."""
         now = asyncio.get_running_loop().time()
-        if served.state != "serving" or now - self._idle_since_s < IDLE_S:
+        if self._server.state != "serving" or now - self._idle_since_s < IDLE_S:
             return False
         self._idle_since_s = now
         try:
-            await served.deployment.measure_again()
+            await deployed.measure_again()
         except (RuntimeError, MemoryError) as error:
-            logger.warning("could not measure the blocks of %s again: %s", self._name, error)
+            logger.warning("could not measure the blocks of %s again: %s", self._server.name, error)
             return False
         return True

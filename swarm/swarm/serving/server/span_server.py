@@ -27,7 +27,7 @@ from swarm.serving.server.deployment import Deployment
 from swarm.serving.server.forward_server import ForwardServer, ForwardSpan
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.server_session import ServedSpan, ServerSession
-from swarm.serving.server.span_announcer import ServedNow, SpanAnnouncer
+from swarm.serving.server.span_announcer import SpanAnnouncer
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class SpanServer:
         self.end_block = end
         self.options = options or ServerOptions()
         self.failure: SessionError | None = None
-        self.announcer = SpanAnnouncer(membership, name, self._served_now)
+        self.announcer = SpanAnnouncer(membership, self)
         self.connections = ConnectionServer(
             network, name, self.options, offer=self._offered, on_changed=self._sessions_changed
         )
@@ -59,8 +59,8 @@ class SpanServer:
         self._network = network
         self._model_dir = model_dir
         self._grammars = GrammarPool(model_dir / "tokenizer.json")
-        self._state: ServeState = "joining"
-        self._deployed: Deployment | None = None
+        self.state: ServeState = "joining"
+        self.deployed: Deployment | None = None
         self._retiring: set[Deployment] = set()
         self._num_tokens = 0
         self._ended = asyncio.Event()
@@ -81,8 +81,8 @@ class SpanServer:
         except BaseException:
             await deployed.close()
             raise
-        self._deployed = deployed
-        self._state = "serving"
+        self.deployed = deployed
+        self.state = "serving"
         self.announcer.start()
         self._main = asyncio.create_task(self._run(), name=f"serving {self.name}")
 
@@ -101,11 +101,11 @@ class SpanServer:
         Raises as `start`.
         """
         new = await Deployment.load(self._model_dir, start, end, options)
-        old, tasks = self._deployed, self._tasks
+        old, tasks = self.deployed, self._tasks
         try:
             is_wanted = (
-                self._state == "serving" and new.loaded.revision == self.revision and await still_wanted()
-            ) and self._state == "serving"
+                self.state == "serving" and new.loaded.revision == self.revision and await still_wanted()
+            ) and self.state == "serving"
         except BaseException:
             await new.close()
             raise
@@ -135,8 +135,8 @@ class SpanServer:
         """
         old, old_options, revision = (self.start_block, self.end_block), self.options, self.revision
         await self.drain(within_s=within_s)
-        if self._deployed is not None:
-            deployed, self._deployed = self._deployed, None
+        if self.deployed is not None:
+            deployed, self.deployed = self.deployed, None
             await self._stop(deployed)
             del deployed
         try:
@@ -154,19 +154,19 @@ class SpanServer:
             await deployed.close()  # the server has been closed, or has failed
             return
         self._take(deployed)
-        self._state = "serving"
+        self.state = "serving"
         self.announcer.announce()
 
     def _take(self, deployed: Deployment) -> None:
         assert self._tasks is not None, "only while running"
-        self._deployed, self.options = deployed, deployed.options
+        self.deployed, self.options = deployed, deployed.options
         self.start_block, self.end_block = deployed.blocks
         self.announcer.moving_to = (0, 0)
         deployed.start(self._tasks)
 
     async def drain(self, *, within_s: float = 30.0) -> None:
         """Take no new sessions, ask the open ones to leave, and end those that have not `within_s`."""
-        self._state = "draining"
+        self.state = "draining"
         self.announcer.announce()
         await self._let_leave(self.sessions, within_s)
 
@@ -196,7 +196,7 @@ class SpanServer:
             for deployed in self._deployments:
                 deployed.engine.close(wait=False)
             self._grammars.close()
-            self._deployed = None
+            self.deployed = None
             self._retiring.clear()
         if not main.cancelled():
             main.result()
@@ -204,8 +204,8 @@ class SpanServer:
     async def _run(self) -> None:
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                assert self._deployed is not None
-                self._deployed.start(self._tasks)
+                assert self.deployed is not None
+                self.deployed.start(self._tasks)
                 self._tasks.create_task(self.connections.run(), name="connections")
                 self._tasks.create_task(self.announcer.run(), name="announce load")
         except ExceptionGroup as group:
@@ -224,7 +224,7 @@ class SpanServer:
 
     def _leave(self) -> None:
         """End every session now and withdraw the record."""
-        self._state = "draining"
+        self.state = "draining"
         self.connections.end(self.sessions, _leaving())
         self.announcer.withdraw()
 
@@ -241,7 +241,7 @@ class SpanServer:
     @property
     def load(self) -> EngineLoad:
         """The load of the announced blocks now; zero while there are none."""
-        return self._deployed.engine.load if self._deployed is not None else EngineLoad()
+        return self.deployed.engine.load if self.deployed is not None else EngineLoad()
 
     @property
     def revision(self) -> str:
@@ -259,22 +259,12 @@ class SpanServer:
 
     @property
     def _deployments(self) -> list[Deployment]:
-        return [deployed for deployed in (self._deployed, *self._retiring) if deployed is not None]
+        return [deployed for deployed in (self.deployed, *self._retiring) if deployed is not None]
 
     @property
     def _ready(self) -> Deployment:
-        assert self._deployed is not None, "not started, or closed"
-        return self._deployed
-
-    def _served_now(self) -> ServedNow | None:
-        if self._deployed is None:
-            return None
-        return ServedNow(
-            deployment=self._deployed,
-            state=self._state,
-            num_sessions=len(self.connections.sessions),
-            num_tokens=self.num_tokens,
-        )
+        assert self.deployed is not None, "not started, or closed"
+        return self.deployed
 
     def _sessions_changed(self) -> None:
         self.announcer.changed()
@@ -282,11 +272,11 @@ class SpanServer:
 
     def _offered(self) -> ServedSpan:
         """Return what new sessions are opened on. Raises PeerRefused."""
-        if self._state != "serving" or self._deployed is None:
+        if self.state != "serving" or self.deployed is None:
             raise PeerRefused("the server takes no new sessions", remedy="ask another server")
-        loaded = self._deployed.loaded
+        loaded = self.deployed.loaded
         return ServedSpan(
-            engine=self._deployed.engine,
+            engine=self.deployed.engine,
             revision=loaded.revision,
             max_step_tokens=loaded.max_step_tokens,
             grammars=self._grammars,
@@ -294,21 +284,21 @@ class SpanServer:
 
     def _forward_span(self) -> ForwardSpan:
         """Return what calls on whole sequences run on. Raises PeerRefused."""
-        if self._state != "serving" or self._deployed is None:
+        if self.state != "serving" or self.deployed is None:
             raise PeerRefused("the server takes no new calls", remedy="ask another server")
-        loaded = self._deployed.loaded
+        loaded = self.deployed.loaded
         return ForwardSpan(
             span=loaded.span,
             revision=loaded.revision,
-            in_thread=self._deployed.engine.in_thread,
-            forward_ms=self._deployed.speed.prefill_ms,
+            in_thread=self.deployed.engine.in_thread,
+            forward_ms=self.deployed.speed.prefill_ms,
         )
 
     async def _give_files(self, _peer_id: str, request: bytes) -> bytes:
         FilesRequest.from_bytes(request)
-        if self._deployed is None:
+        if self.deployed is None:
             raise PeerRefused(f"{self.name} is no longer served here", remedy="ask another server")
-        return self._deployed.loaded.files
+        return self.deployed.loaded.files
 
 
 def _leaving() -> PeerRefused:

@@ -199,7 +199,8 @@ def publish_key(record: Record, peer_id: str) -> str:
             prefix = f"serve/{record.model}"
         case TrainerRecord():
             prefix = f"train/{record.run}"
-    return f"{prefix}/{_shard(peer_id)}"
+    shard = int.from_bytes(hashlib.sha256(peer_id.encode()).digest(), "big") % limits.NUM_KEY_SHARDS
+    return f"{prefix}/{shard}"
 
 
 def lookup_keys(kind: Kind, name: str = "") -> tuple[str, ...]:
@@ -209,7 +210,3 @@ def lookup_keys(kind: Kind, name: str = "") -> tuple[str, ...]:
         raise ValueError("the nodes have no name")
     prefix = kind if kind == "nodes" else f"{kind}/{check_name(name, 'name')}"
     return tuple(f"{prefix}/{shard}" for shard in range(limits.NUM_KEY_SHARDS))
-
-
-def _shard(peer_id: str) -> int:
-    return int.from_bytes(hashlib.sha256(peer_id.encode()).digest(), "big") % limits.NUM_KEY_SHARDS

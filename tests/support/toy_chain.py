@@ -31,10 +31,11 @@ from swarm.serving.session.session_state import (
     TakeToken,
     UpdateLink,
 )
-from swarm.serving.session.stage import Neighbours, Opened, ReplayBuffer, Stage, StepReport, StepTimer
+from swarm.serving.session.stage import Neighbours, ReplayBuffer, Stage, StepReport, StepTimer
 from swarm.serving.session.trace import HopTrace
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation, SessionError, SwarmError
 from swarm_protocol.records import ServeRecord
+from swarm_protocol.session_frames import SampledToken, SequenceReady
 
 ROW_BYTES = 8
 BAD = b"\xff" * ROW_BYTES
@@ -44,6 +45,11 @@ BACKOFF_S = 1.0
 MISSING = SessionError("blocks are missing")
 
 States = tuple[bytes, ...]
+
+
+def ready(length: int, max_step_tokens: int) -> SequenceReady:
+    """What a server says that holds so many positions already."""
+    return SequenceReady(sequence_id=bytes(16), max_step_tokens=max_step_tokens, length=length)
 
 
 def run_blocks(states: States, x: bytes) -> States:
@@ -137,7 +143,6 @@ class ToyWorld:
         self.judged: list[str] = []
         self._lines = random.Random(f"lines/{seed}")
         self._slowest_s: dict[tuple[str, str], float] = {}
-        self._last: list[int] = []
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self._arrival_s: dict[tuple[str, str], float] = {}
@@ -219,8 +224,8 @@ class ToyWorld:
                 case Repaired(repair, num_tokens):
                     self.num_anew += "only others" in str(repair.error)
                     self.repaired.append((repair.lost_peer, num_tokens))
-                case TakeToken(goes_on):
-                    self.outputs += self._last
+                case TakeToken(token, goes_on):
+                    self.outputs.append(token.token_id)
                     assert not self.is_answered, "answered twice"
                     self.is_answered = not goes_on
                     if goes_on:
@@ -359,7 +364,7 @@ class ToyWorld:
             self.to_client(
                 server,
                 stage.sequence_id,
-                lambda stage: self.state.on_opened(stage, Opened(length, server.max_step_tokens), self.now_s),
+                lambda stage: self.state.on_opened(stage, ready(length, server.max_step_tokens), self.now_s),
             )
 
         delay_s = 0.05 if action.taken_over else 0.0
@@ -438,7 +443,7 @@ class ToyWorld:
         ran = StepReport(
             position=position,
             rows=rows,
-            has_token=bool(outputs),
+            token=SampledToken(token_id=int.from_bytes(outputs[-1], "little") % VOCAB) if outputs else None,
             push_failed=push_failed,
             looped=looped,
             num_links=sequence.num_links,
@@ -479,7 +484,6 @@ class ToyWorld:
         rows = ran.rows
         if BAD in (rows[i : i + ROW_BYTES] for i in range(0, len(rows), ROW_BYTES)) or BAD in outputs:
             raise PeerViolation("not finite")
-        self._last = [int.from_bytes(output, "little") % VOCAB for output in outputs]
         return self.state.on_report(stage, ran, self.now_s)
 
     # --- what goes wrong --------------------------------------------------------------------------------------------

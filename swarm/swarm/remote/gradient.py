@@ -129,7 +129,12 @@ def waiting_for(loop: asyncio.AbstractEventLoop) -> Wait:
     def wait(work: Coroutine[Any, Any, T]) -> T:
         if not loop.is_running() or _runs_here(loop):
             work.close()
-            raise _own_loop() if loop.is_running() else _closed()
+            if not loop.is_running():
+                raise _closed()
+            raise ConfigError(
+                "backward() would wait for the event loop that it stops",
+                remedy="use: await asyncio.to_thread(loss.backward)",
+            )
         future = asyncio.run_coroutine_threadsafe(work, loop)
         try:
             while True:
@@ -178,12 +183,6 @@ def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
         return asyncio.get_running_loop() is loop
     except RuntimeError:
         return False
-
-
-def _own_loop() -> ConfigError:
-    return ConfigError(
-        "backward() would wait for the event loop that it stops", remedy="use: await asyncio.to_thread(loss.backward)"
-    )
 
 
 def _closed() -> SessionError:

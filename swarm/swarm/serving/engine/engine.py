@@ -167,8 +167,9 @@ class Engine:
             chosen.append(sequence)
             num_free += self.pages.num_freed_by(sequence.page_table)
             if num_free >= num_pages and len(self._sequences) - len(chosen) < self._admission.max_sequences:
+                why = "the session was idle, and others needed its room"
                 for evicted in chosen:
-                    self.end(evicted, _evicted())
+                    self.end(evicted, PeerRefused(why, remedy="open it again", retry_after_s=RETRY_AFTER_S))
                 return True
         return False
 
@@ -285,9 +286,3 @@ def _done(step: SequenceStep, last: PieceResult, batch_size: int) -> StepOutput:
 
 def _over() -> PeerRefused:
     return PeerRefused("the server computes no more", remedy="ask another server")
-
-
-def _evicted() -> PeerRefused:
-    return PeerRefused(
-        "the session was idle, and others needed its room", remedy="open it again", retry_after_s=RETRY_AFTER_S
-    )

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.limits import PAGE_TOKENS
+from swarm_protocol.session_frames import SampledToken
 
 from swarm.serving.session.stage import Neighbours, ReplayBuffer, Stage, StepReport
 
@@ -61,8 +62,9 @@ class UpdateLink:
 
 @dataclass(frozen=True, slots=True)
 class TakeToken:
-    """The token that came last is the answer. `goes_on`: it is also the next input; report that at once by `follow`."""
+    """The token is the answer. `goes_on`: it is also the next input; report that at once by `follow`."""
 
+    token: SampledToken
     goes_on: bool
 
 
@@ -175,10 +177,10 @@ class Pipeline:
         if request.is_timed and report.position == self.length == stage.done + 1:
             self._note_times(report, (now_s - request.asked_s) * 1000)
         if report.position > request.answered:
-            if not report.has_token:
+            if report.token is None:
                 raise PeerViolation("the server left out what was asked for")
             request.answered = report.position
-            taken.append(TakeToken(goes_on=request.ahead > 0))
+            taken.append(TakeToken(report.token, goes_on=request.ahead > 0))
         self._progress(stage, report, now_s)
         return taken
 

@@ -58,7 +58,7 @@ from swarm.serving.session.session_state import (
     ReportFailure,
     SessionState,
 )
-from swarm.serving.session.stage import Opened, Stage, StepTimer
+from swarm.serving.session.stage import Stage, StepTimer
 from swarm.serving.session.trace import HopTrace, Replay, Trace
 
 logger = logging.getLogger(__name__)
@@ -135,7 +135,6 @@ class Session:
         self._is_busy = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = math.inf
-        self._received: SampledToken | None = None
         self._answers: deque[SampledToken] = deque()
         self._waiting: asyncio.Future[None] | None = None
         self._pauses: list[tuple[Replay, float]] = []
@@ -214,8 +213,8 @@ class Session:
         match action:
             case Feed(stage):
                 self._send(stage, self._messages.step(action, self._state.pipeline.buffers[stage.start]))
-            case TakeToken():
-                self._take_token(goes_on=action.goes_on)
+            case TakeToken(token, goes_on):
+                self._take_token(token, goes_on=goes_on)
             case UpdateLink(stage):
                 self._send(stage, self._messages.link(stage))
             case GrantHandover(stage):
@@ -242,9 +241,8 @@ class Session:
         if connection is not None:
             connection.send(frame)
 
-    def _take_token(self, *, goes_on: bool) -> None:
-        token, now_s = self._received, self._loop.time()
-        assert token is not None
+    def _take_token(self, token: SampledToken, *, goes_on: bool) -> None:
+        now_s = self._loop.time()
         self._messages.drawn.append(token.token_id)
         for replay, since_s in self._pauses:
             replay.failover_ms = (now_s - since_s) * 1000
@@ -329,17 +327,16 @@ class Session:
         """Raises PeerViolation for what no server has reason to send."""
         match message:
             case StepResult():
-                result = self._messages.check_result(stage, message)
-                self._received = result.token
-                self._trace.codec_error = max(self._trace.codec_error, result.codec_error)
-                actions = self._state.on_report(stage, result.report, now_s)
+                report = self._messages.check_result(stage, message)
+                self._trace.codec_error = max(self._trace.codec_error, message.codec_error)
+                actions = self._state.on_report(stage, report, now_s)
                 self._health.worked(stage.peer_id)
                 return actions
             case LinkAck():
                 return self._state.on_link_ack(stage, message.num_links, message.position, now_s)
             case SequenceReady():
                 self._health.worked(stage.peer_id)
-                return self._state.on_opened(stage, Opened(message.length, message.max_step_tokens), now_s)
+                return self._state.on_opened(stage, message, now_s)
             case SequenceEnded():
                 error = message.error(stage.peer_id)
                 if isinstance(error, ConfigError) and self._messages.has_grammar:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from swarm_protocol.errors import PeerViolation
@@ -31,15 +31,6 @@ from swarm.serving.session.pipeline import Feed
 from swarm.serving.session.session_state import GrantHandover, OpenStage
 from swarm.serving.session.stage import PrefixStore, ReplayBuffer, Stage, StepReport
 from swarm.serving.wire.page_keys import PageKeyChain, root_key
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedResult:
-    """A step's result. Only the last stage has a `token`."""
-
-    report: StepReport
-    token: SampledToken | None
-    codec_error: float
 
 
 class SessionMessages:
@@ -151,8 +142,11 @@ class SessionMessages:
     def close(self, stage: Stage) -> CloseSequence:
         return CloseSequence(sequence_id=stage.sequence_id)
 
-    def check_result(self, stage: Stage, result: StepResult) -> CheckedResult:
-        """Raises PeerViolation for a result that the stage's server cannot have, or numbers that are not finite."""
+    def check_result(self, stage: Stage, result: StepResult) -> StepReport:
+        """Return what the stage's server says.
+
+        Raises PeerViolation for a result that it cannot have, or numbers that are not finite.
+        """
         rows, token = result.rows, result.token
         copy: Data = b""
         if stage.end < self.model.num_blocks:
@@ -164,10 +158,10 @@ class SessionMessages:
             raise PeerViolation("logits in place of a token, or beside it")
         elif token is not None:
             self._check_token(token)
-        report = StepReport(
+        return StepReport(
             position=result.position,
             rows=copy,
-            has_token=token is not None,
+            token=token,
             compute_ms=result.compute_ms,
             queue_ms=result.queue_ms,
             push_failed=result.push_failed,
@@ -176,7 +170,6 @@ class SessionMessages:
             num_links=result.num_links,
             upstream_ms=result.upstream_ms,
         )
-        return CheckedResult(report, token, result.codec_error)
 
     def _check_token(self, token: SampledToken) -> None:
         if max(token.token_id, *(token_id for token_id, _ in token.top), 0) >= self.model.vocab_size:

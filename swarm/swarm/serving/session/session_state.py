@@ -23,9 +23,10 @@ from typing import TypeAlias
 
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SessionError, SwarmError
 from swarm_protocol.limits import PAGE_TOKENS
+from swarm_protocol.session_frames import SequenceReady
 
 from swarm.serving.session.pipeline import Feed, LostToken, Pipeline, TakeToken, UpdateLink
-from swarm.serving.session.stage import Opened, ReplayBuffer, Stage, StepReport
+from swarm.serving.session.stage import ReplayBuffer, Stage, StepReport
 
 OPEN_S = 10.0
 """Covers dialling through a relay and a server's slow moment. A handover gets the time of a replay on top."""
@@ -216,7 +217,7 @@ class SessionState:
             repair.is_idle = True
         return self._decide(now_s)
 
-    def on_opened(self, stage: Stage, opened: Opened, now_s: float) -> list[Action]:
+    def on_opened(self, stage: Stage, opened: SequenceReady, now_s: float) -> list[Action]:
         """The server has a sequence for the stage. Raises PeerViolation if it says what cannot be."""
         repair = self._repair_with(stage)
         if stage.opened:

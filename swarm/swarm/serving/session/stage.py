@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from swarm_protocol.limits import PAGE_TOKENS
 from swarm_protocol.records import ServeRecord
 from swarm_protocol.rows import Data
-from swarm_protocol.session_frames import Spent
+from swarm_protocol.session_frames import SampledToken, SequenceReady, Spent
 
 from swarm.serving.session.trace import HopTrace
 
@@ -84,7 +84,7 @@ class StepTimer:
 class StepReport:
     """What a server said of one step: it has run everything before `position`.
 
-    `rows` are the resulting inputs of the next stage; the last stage has none, but perhaps the token that follows.
+    `rows` are the resulting inputs of the next stage; the last stage has none, but perhaps the `token` that follows.
     `push_failed`: the next stage has not taken some rows. `passed_on`: the report is of single tokens, whose times come
     with the last stage's answer as `upstream_ms`, compute and queue of the stages before, the nearest last. `looped`:
     the token that the last stage drew is on its way to the first. `num_links`: the number of link updates that the
@@ -93,7 +93,7 @@ class StepReport:
 
     position: int
     rows: Data = b""
-    has_token: bool = False
+    token: SampledToken | None = None
     compute_ms: float = 0.0
     queue_ms: float = 0.0
     push_failed: bool = False
@@ -107,14 +107,6 @@ class StepReport:
         num_rows = max(0, len(self.rows) // row_bytes - (self.position - position))
         rows, rest = self.rows[: num_rows * row_bytes], self.rows[num_rows * row_bytes :]
         return replace(self, position=position, rows=rows), replace(self, rows=rest, compute_ms=0.0, queue_ms=0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """What a server said when it opened the sequence: it holds `length` positions already."""
-
-    length: int
-    max_step_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +165,7 @@ class Stage:
     row_bytes: int
     trace: HopTrace
     max_length: int = 0
-    opened: Opened | None = None
+    opened: SequenceReady | None = None
     done: int = 0
     fed: int = 0
     given: int = 0

@@ -9,7 +9,18 @@ from contextlib import suppress
 from functools import partial
 
 import pytest
-from support.toy_chain import KINDS, ROW_BYTES, Request, ToyServer, ToyWorld, answers, any_world, outputs_of, token_row
+from support.toy_chain import (
+    KINDS,
+    ROW_BYTES,
+    Request,
+    ToyServer,
+    ToyWorld,
+    answers,
+    any_world,
+    outputs_of,
+    ready,
+    token_row,
+)
 from swarm.serving.session.pipeline import RELINK_S, WINDOW_CHUNKS
 from swarm.serving.session.session_state import (
     LEAVE_RETRY_S,
@@ -25,10 +36,12 @@ from swarm.serving.session.session_state import (
     TakeToken,
     UpdateLink,
 )
-from swarm.serving.session.stage import FLOOR_S, Opened, ReplayBuffer, Stage, StepReport
+from swarm.serving.session.stage import FLOOR_S, ReplayBuffer, Stage, StepReport
 from swarm_protocol.errors import PeerUnreachable, PeerViolation, SessionError
+from swarm_protocol.session_frames import SampledToken
 
 THIRDS = [(0, 2), (2, 4), (4, 6)]
+TOKEN = SampledToken(token_id=7)
 
 
 def test_state_every_history_of_failures_ends_with_the_undisturbed_answers() -> None:
@@ -299,7 +312,7 @@ def opened(num_blocks: int = 2, spans: tuple[tuple[int, int], ...] = ((0, 1), (1
     fresh = [world.new_stage(f"s{i}", start, end) for i, (start, end) in enumerate(spans)]
     assert [type(action) for action in state.on_found(find.repair, fresh, 0.0)] == [OpenStage] * len(spans)
     for stage in fresh:
-        state.on_opened(stage, Opened(0, 8), 0.0)
+        state.on_opened(stage, ready(0, 8), 0.0)
     return state, world
 
 
@@ -329,7 +342,7 @@ def ring(ahead: int = 8) -> SessionState:
     fresh = [world.new_stage(f"s{i}", i, i + 1) for i in range(3)]
     state.on_found(find.repair, fresh, 0.0)
     for stage in fresh:
-        state.on_opened(stage, Opened(0, 8), 0.0)
+        state.on_opened(stage, ready(0, 8), 0.0)
     return state
 
 
@@ -340,10 +353,12 @@ def test_ran_ahead_of_what_the_client_knows_is_kept_until_it_does() -> None:
     state.on_report(first, StepReport(position=4, rows=bytes(4 * ROW_BYTES)), 1.0)
     state.on_report(first, StepReport(position=6, rows=b"c" * 2 * ROW_BYTES), 1.0)
     assert (first.done, first.reported, state.pipeline.buffers[1].length) == (4, 6, 4)
-    assert state.on_report(last, StepReport(position=4, has_token=True, looped=True), 1.0) == [TakeToken(goes_on=True)]
+    assert state.on_report(last, StepReport(position=4, token=TOKEN, looped=True), 1.0) == [
+        TakeToken(TOKEN, goes_on=True)
+    ]
     assert state.follow(token_row(7), 1.0) == [], "nobody is fed"
     assert (first.done, state.pipeline.buffers[1].length) == (5, 5)
-    state.on_report(last, StepReport(position=5, has_token=True, looped=True), 1.0)
+    state.on_report(last, StepReport(position=5, token=TOKEN, looped=True), 1.0)
     state.follow(token_row(8), 1.0)
     assert (first.done, state.pipeline.buffers[1].rows(4, 6)) == (6, b"c" * 2 * ROW_BYTES)
 
@@ -357,7 +372,7 @@ def test_ran_further_ahead_than_the_client_allowed_is_a_violation() -> None:
     with pytest.raises(PeerViolation, match="left out"):
         state.on_report(middle, StepReport(position=6, rows=bytes(ROW_BYTES)), 1.0)
     with pytest.raises(PeerViolation, match="ran 5 positions"):
-        state.on_report(last, StepReport(position=5, has_token=True), 1.0)
+        state.on_report(last, StepReport(position=5, token=TOKEN), 1.0)
 
 
 def test_ran_ahead_that_is_told_without_end_takes_no_memory() -> None:
@@ -394,7 +409,7 @@ def spare(state: SessionState, actions: list[Action], now_s: float) -> Stage:
     (repair,) = [action.repair for action in actions if isinstance(action, FindServers)]
     stage = ToyWorld(4, num_blocks=3, spans=[]).new_stage(f"spare {now_s}", repair.start, repair.end)
     state.on_found(repair, [stage], now_s)
-    state.on_opened(stage, Opened(0, 8), now_s)
+    state.on_opened(stage, ready(0, 8), now_s)
     return stage
 
 
@@ -410,7 +425,7 @@ def in_doubt() -> tuple[SessionState, Stage, Stage, Stage]:
 
 def test_token_that_died_is_not_copied_even_where_its_place_is_taken() -> None:
     state, first, _, new = in_doubt()
-    state.on_report(new, StepReport(position=4, has_token=True), 2.0)
+    state.on_report(new, StepReport(position=4, token=TOKEN), 2.0)
     state.follow(token_row(7), 2.0)
     state.on_report(first, StepReport(position=5, rows=b"T" * ROW_BYTES), 2.1)
     assert not state.stages, "all begin anew"
@@ -419,7 +434,7 @@ def test_token_that_died_is_not_copied_even_where_its_place_is_taken() -> None:
 
 def test_token_that_died_and_came_to_the_new_last_stage_is_not_answered_and_nobody_is_blamed() -> None:
     state, _, _, new = in_doubt()
-    actions = state.on_report(new, StepReport(position=5, has_token=True), 2.0)
+    actions = state.on_report(new, StepReport(position=5, token=TOKEN), 2.0)
     assert not state.stages
     assert not any(isinstance(action, TakeToken | ReportFailure) for action in actions)
 
@@ -435,7 +450,7 @@ def test_stage_that_goes_before_it_has_said_leaves_the_others_in_doubt() -> None
 
 def test_doubt_on_doubt_is_about_the_first_token() -> None:
     state, first, middle, new = in_doubt()
-    state.on_report(new, StepReport(position=4, has_token=True), 2.0)
+    state.on_report(new, StepReport(position=4, token=TOKEN), 2.0)
     state.follow(token_row(7), 2.0)
     state.on_lost(middle, PeerUnreachable("gone"), FailureCause.SILENT, 2.1)
     state.on_lost(new, PeerUnreachable("gone"), FailureCause.SILENT, 2.2)
@@ -477,12 +492,12 @@ def test_ran_ahead_with_rows_that_were_told_before_takes_no_more_memory_than_the
 def test_last_stage_whose_tokens_do_not_get_on_is_linked_again_later() -> None:
     state = ring()
     first, _, last = state.stages
-    state.on_report(last, StepReport(position=4, has_token=True, push_failed=True), 1.0)
+    state.on_report(last, StepReport(position=4, token=TOKEN, push_failed=True), 1.0)
     actions = state.follow(token_row(7), 1.0)
     assert any(isinstance(action, Feed) and action.stage is first for action in actions)
     assert last.link.neighbours.next is None
     state.on_link_ack(last, 1, 4, 1.0)
-    state.on_report(last, StepReport(position=5, has_token=True, num_links=1), 1.0 + RELINK_S)
+    state.on_report(last, StepReport(position=5, token=TOKEN, num_links=1), 1.0 + RELINK_S)
     state.follow(token_row(8), 1.0 + RELINK_S)
     assert last.link.neighbours.next is first
 
@@ -493,11 +508,11 @@ def test_ran_rows_and_a_token_that_are_known_already_are_cut_off() -> None:
     state.on_report(upper, StepReport(position=2, rows=b"a" * 2 * ROW_BYTES), 1.0)
     state.on_report(upper, StepReport(position=4, rows=b"b" * 3 * ROW_BYTES), 1.0)
     assert state.pipeline.buffers[1].rows(0, 4) == b"a" * 2 * ROW_BYTES + b"b" * 2 * ROW_BYTES
-    assert TakeToken(goes_on=False) in state.on_report(last, StepReport(position=4, has_token=True), 1.0)
+    assert TakeToken(TOKEN, goes_on=False) in state.on_report(last, StepReport(position=4, token=TOKEN), 1.0)
     state.ask(bytes(4 * ROW_BYTES), 2.0)
     assert not any(isinstance(a, TakeToken) for a in state.on_report(last, StepReport(position=6), 3.0))
-    assert TakeToken(goes_on=False) in state.on_report(last, StepReport(position=8, has_token=True), 3.0)
-    again = state.on_report(last, StepReport(position=8, has_token=True), 3.0)
+    assert TakeToken(TOKEN, goes_on=False) in state.on_report(last, StepReport(position=8, token=TOKEN), 3.0)
+    again = state.on_report(last, StepReport(position=8, token=TOKEN), 3.0)
     assert not any(isinstance(a, TakeToken) for a in again)
 
 
@@ -509,8 +524,8 @@ def test_ready_with_more_than_it_was_told_of_is_a_violation() -> None:
     stage = world.new_stage("s0", 0, 1)
     state.on_found(find.repair, [stage], 0.0)
     with pytest.raises(PeerViolation, match="holds 17 positions, and was told of 16"):
-        state.on_opened(stage, Opened(17, 8), 0.0)
-    feeds = [action for action in state.on_opened(stage, Opened(16, 8), 0.0) if isinstance(action, Feed)]
+        state.on_opened(stage, ready(17, 8), 0.0)
+    feeds = [action for action in state.on_opened(stage, ready(16, 8), 0.0) if isinstance(action, Feed)]
     assert [(feed.start, feed.end, feed.wants_token) for feed in feeds] == [(16, 20, True)]
 
 
@@ -531,13 +546,13 @@ def test_lost_server_after_server_ends_the_session() -> None:
         if finds:
             stage = world.new_stage(f"s{number}", 0, 1)
             state.on_found(finds[0].repair, [stage], 1.0)
-            state.on_opened(stage, Opened(0, 8), 1.0)
+            state.on_opened(stage, ready(0, 8), 1.0)
     assert isinstance(state.error, SessionError)
 
 
 def test_not_found_while_nobody_asks_is_looked_for_again_with_the_next_question() -> None:
     state, _ = opened(1, ((0, 1),))
-    state.on_report(state.stages[0], StepReport(position=4, has_token=True), 1.0)
+    state.on_report(state.stages[0], StepReport(position=4, token=TOKEN), 1.0)
     (repair,) = [
         action.repair
         for action in state.on_lost(state.stages[0], PeerUnreachable("gone"), FailureCause.SILENT, 1.0)

@@ -62,7 +62,7 @@ def test_trainer_takes_no_more_than_run_show_says(tmp_path: Path) -> None:
             names = ("node-1", "node-2")
             for name in names:
                 await fleet.spawn(name, "join", "--run", str(run_path), "--peers", state.node("seed").addrs[0])
-            with TreePeaks(fleet[name].pid for name in names) as tree:
+            with TreePeaks(fleet.processes[name].process.pid for name in names) as tree:
                 done = lambda: all(state.node(name).outer_step >= NUM_STEPS for name in names)  # noqa: E731
                 await fleet.until(done, within_s=600, what="training")
             return [sum(each) for each in tree.peaks.values()]

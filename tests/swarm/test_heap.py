@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib.util
+import json
 import mmap
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
-from swarm.heap import _MADV_POPULATE_WRITE, make_resident, uncollected
+from swarm.heap import _MADV_POPULATE_WRITE, absent, make_resident, release_code, uncollected
 from swarm.serving.model import kv_pool
 from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, KVShape
 
@@ -83,3 +86,26 @@ def test_what_is_made_uncollected_stays_out_of_later_collections() -> None:
         raise ImportError
     assert gc.isenabled()
     assert gc.get_freeze_count() > num_frozen
+
+
+def test_absent_packages_seem_not_to_be_installed_until_the_end() -> None:
+    assert "this" not in sys.modules
+    with absent("this", "json"):
+        assert importlib.util.find_spec("this") is None
+        assert importlib.import_module("json") is json
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module("this")
+    assert importlib.util.find_spec("this") is not None
+    assert sys.modules["json"] is json
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_release_code_unmaps_code_that_still_runs_afterwards() -> None:
+    def code_kb() -> int:
+        sizes = [part.split() for part in Path("/proc/self/smaps").read_text().split("VmFlags:")]
+        return sum(int(each[each.index("Rss:") + 1]) for each in sizes if "r-xp" in each and "Rss:" in each)
+
+    expected, before_kb = torch.linspace(0, 1, 9).exp().sum(), code_kb()
+    release_code()
+    assert code_kb() < 0.9 * before_kb
+    assert torch.linspace(0, 1, 9).exp().sum() == expected

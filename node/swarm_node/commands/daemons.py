@@ -9,13 +9,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarm.heap import uncollected
+from swarm.heap import absent, uncollected
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 
 from swarm_node import diagnostics
 from swarm_node.commands.command_options import Flags, imported
 from swarm_node.events.emitter import Emitter
+from swarm_node.machine.libraries import UNUSED_PACKAGES
 from swarm_node.settings.config import Config
 from swarm_node.settings.parsers import RUN_ID_FORM
 from swarm_node.storage import remembered_peers
@@ -132,7 +133,7 @@ def live(flags: Flags, config: Config, role_code: str, *, joins: bool) -> int:
         if joins:
             remembered_peers.check_can_join(config)
         # torch and the network take seconds to import: the checks above come first
-        with uncollected():
+        with uncollected(), absent(*UNUSED_PACKAGES):
             role: NodeRole = imported(role_code)(config)
             from swarm_node import daemon  # noqa: PLC0415
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import numba.np.arraymath  # noqa: F401 (with the first compiled loop it would be too late to do without SciPy)
 from swarm.serving.model.model_files import hub_revision, open_model
 from swarm.serving.server.server_options import DTYPES, Dtype
 from swarm.start_checkpoint import check_source, no_copy

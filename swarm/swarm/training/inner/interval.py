@@ -29,7 +29,7 @@ from swarm_protocol.errors import ConfigError, RoundError
 from swarm_protocol.records import ValidationReport
 from torch import Tensor
 
-from swarm.heap import give_back
+from swarm.heap import give_back, release_code
 from swarm.training.data.corpus_loading import load_corpus
 from swarm.training.data.local_data import DEFAULT_DATA, LocalData
 from swarm.training.inner.inner_loop import InnerLoop, IntervalResult
@@ -109,6 +109,7 @@ def prepare(
     # last, since it may start worker processes, which the caller must end
     inner = InnerLoop(config, model, corpus, local)
     give_back()
+    release_code()
     if has_checkpoint:
         theta_N = torch.zeros(layout.num_values)
     return TrainingSetup(inner=inner, theta_N=theta_N, bounds=layout.bounds, bring=bring if has_checkpoint else None)

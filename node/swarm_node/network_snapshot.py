@@ -12,7 +12,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
@@ -58,8 +58,7 @@ class NetworkPoller:
     def __init__(self, network: Network, membership: Membership) -> None:
         self._network = network
         self._membership = membership
-        self._servers: dict[str, Listed[ServeRecord]] = {}
-        self._trainers: dict[str, Listed[TrainerRecord]] = {}
+        self._listed: dict[LookupKey, Listed[Any]] = {}
         self._asked: dict[LookupKey, int] = {}
         self._num_polls = 0
 
@@ -76,15 +75,14 @@ class NetworkPoller:
         due = sorted(keys, key=self._asked.__getitem__)[:MAX_LISTINGS]
         async with asyncio.TaskGroup() as tasks:
             asking = [tasks.create_task(self._list(key), name=f"look up {key[1]}") for key in due]
-        self._servers = {name: each for name, each in self._servers.items() if ("serve", name) in self._asked}
-        self._trainers = {name: each for name, each in self._trainers.items() if ("train", name) in self._asked}
+        self._listed = {key: listed for key, listed in self._listed.items() if key in self._asked}
         return self._snapshot(nodes), tuple(task.result() for task in asking if task.result())
 
     def _keys(self, nodes: Mapping[str, NodeRecord]) -> list[LookupKey]:
         models = _most_named((record.models for record in nodes.values()), MAX_MODELS)
         # a member that has finished a run names it no more, and its last record says so for another minute
         named = _most_named((record.runs for record in nodes.values()), MAX_RUNS)
-        ended = [run for run, listed in self._trainers.items() if listed.records and run not in named]
+        ended = [run for run in self._of("train") if run not in named]
         runs = [*named, *ended][:MAX_RUNS]
         return [*(("serve", model) for model in models), *(("train", run) for run in runs)]
 
@@ -93,25 +91,26 @@ class NetworkPoller:
         kind, name = key
         self._asked[key] = self._num_polls
         try:
-            if kind == "serve":
-                servers = await self._membership.servers(name)
-                self._servers[name] = Listed(records=servers, ages_s=self._membership.ages_s(kind, name))
-            else:
-                trainers = await self._membership.trainers(name)
-                self._trainers[name] = Listed(records=trainers, ages_s=self._membership.ages_s(kind, name))
+            look_up = self._membership.servers if kind == "serve" else self._membership.trainers
+            records: Mapping[str, Any] = await look_up(name)
+            self._listed[key] = Listed(records=records, ages_s=self._membership.ages_s(kind, name))
         except SwarmError as error:
             return f"{name} could not be looked up: {error.message}"
         return ""
 
     def _snapshot(self, nodes: Mapping[str, NodeRecord]) -> NetworkSnapshot:
-        servers = {peer_id for listed in self._servers.values() for peer_id in listed.records}
+        models = self._of("serve")
+        servers = {peer_id for listed in models.values() for peer_id in listed.records}
         return NetworkSnapshot(
             at=self._network.now(),
             nodes=Listed(records=nodes, ages_s=self._membership.ages_s("nodes")),
-            models={name: listed for name, listed in self._servers.items() if listed.records},
-            runs={name: listed for name, listed in self._trainers.items() if listed.records},
+            models=models,
+            runs=self._of("train"),
             rtts_ms=self._membership.known_rtts_ms(servers),
         )
+
+    def _of(self, kind: Literal["serve", "train"]) -> dict[str, Listed[Any]]:
+        return {name: listed for (each, name), listed in self._listed.items() if each == kind and listed.records}
 
 
 def _most_named(named: Iterable[tuple[str, ...]], most: int) -> list[str]:

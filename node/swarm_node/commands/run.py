@@ -85,10 +85,10 @@ def show(flags: Flags) -> int:
 def resume(flags: Flags) -> int:
     config = _with_peers(flags)
     path, author = _existing(flags), _identity(flags)
-    from swarm_node.commands.run_resume import ResumeRequest, resume_run  # noqa: PLC0415
+    from swarm_node.commands.run_resume import resume_run  # noqa: PLC0415
 
-    asked = ResumeRequest(path=path, author=author, members=flags.paths["members"], is_certain=flags.extra["yes"])
-    return resume_run(asked, config, Emitter(json=flags.json))
+    members, emitter = flags.paths["members"], Emitter(json=flags.json)
+    return resume_run(path, author, members, config, emitter, is_certain=flags.extra["yes"])
 
 
 def export(flags: Flags) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.network.interface import Network
@@ -22,17 +21,9 @@ from swarm_node.settings.config import Config
 MAX_MEMBERS_BYTES = 1 << 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResumeRequest:
-    """The options of `run resume`; `members` is a file with a peer id on each line."""
-
-    path: Path
-    author: Identity
-    members: Path | None
-    is_certain: bool
-
-
-def resume_run(asked: ResumeRequest, config: Config, emitter: Emitter) -> int:
+def resume_run(
+    path: Path, author: Identity, members: Path | None, config: Config, emitter: Emitter, *, is_certain: bool
+) -> int:
     """Survey the run, sign an order of `author` and deliver it; without `is_certain`, only print what would be signed.
 
     `members` is a file with a peer id on each line, and only these peers are asked where the run is; None stands for
@@ -40,10 +31,20 @@ def resume_run(asked: ResumeRequest, config: Config, emitter: Emitter) -> int:
     PeerUnreachable if no member took the order.
     """
     diagnostics.quieten_libraries()
-    run = read_signed(asked.path)
-    named = read_members(asked.members) if asked.members else ()
+    run = read_signed(path)
+    named = read_members(members) if members else ()
+
+    async def resume() -> None:
+        async with visiting(config) as (network, membership):
+
+            async def look() -> RunSurvey:
+                return await survey(network, run, named or await membership.trainers(run.run_id))
+
+            await _order(network, run, author, named, await retried(look), emitter, is_certain=is_certain)
+
     interrupts.raise_in_command()
-    return asyncio.run(_resume(run, asked, named, config, emitter))
+    asyncio.run(resume())
+    return 0
 
 
 def read_members(path: Path) -> tuple[str, ...]:
@@ -65,31 +66,21 @@ def read_members(path: Path) -> tuple[str, ...]:
     return peers
 
 
-async def _resume(
-    run: SignedRun, asked: ResumeRequest, named: tuple[str, ...], config: Config, emitter: Emitter
-) -> int:
-    async with visiting(config) as (network, membership):
-
-        async def look() -> RunSurvey:
-            return await survey(network, run, named or await membership.trainers(run.run_id))
-
-        await _order(network, run, asked, named, await retried(look), emitter)
-    return 0
-
-
 async def _order(
     network: Network,
     run: SignedRun,
-    asked: ResumeRequest,
+    author: Identity,
     named: tuple[str, ...],
     situation: RunSurvey,
     emitter: Emitter,
+    *,
+    is_certain: bool,
 ) -> None:
     proof = situation.proof
     here = tuple(peer for peer in situation.holders if peer in proof.roster)
     roster = named or here or situation.holders
     left_out = sorted(set(proof.roster) - set(roster))
-    certificate = sign_order(run, situation, roster, asked.author, network_id=network.network_id, now=network.now())
+    certificate = sign_order(run, situation, roster, author, network_id=network.network_id, now=network.now())
     emitter.emit(
         "resume_planned",
         run=run.run_id,
@@ -99,7 +90,7 @@ async def _order(
         left_out=left_out,
         left_out_names=", ".join(map(short, left_out)) or "none",
     )
-    if not asked.is_certain:
+    if not is_certain:
         _tell_unsigned(run, situation, emitter)
         return
     answers = await deliver(network, run, certificate, sorted({*roster, *situation.holders}))

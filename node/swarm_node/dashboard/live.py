@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import NoReturn
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -21,9 +21,6 @@ from swarm_node.dashboard.views import Overview, ViewSource
 from swarm_node.http.addresses import caller_of
 from swarm_node.http.event_stream import EventStream, event, wait_disconnected
 from swarm_node.http.http_error import HttpError
-
-Over = asyncio.Task[Any]
-"""A task that is done when a stream is over."""
 
 MAX_STREAMS = 512
 """Each holds a connection and a task, some 50 KiB."""
@@ -141,28 +138,25 @@ class LiveResponse(Response):
             await error(scope, receive, send)
 
     async def _stream(self, receive: Receive, events: EventStream) -> None:
+        """Send news until the visitor has left, the dashboard closes or the stream is old."""
         gone = asyncio.create_task(wait_disconnected(receive), name="visitor left")
-        over: list[Over] = [
-            gone,
-            asyncio.create_task(self._live.closed.wait(), name="dashboard closes"),
-            asyncio.create_task(asyncio.sleep(MAX_STREAM_S), name="stream is old"),
-        ]
+        sending = asyncio.create_task(self._send_news(events), name="news for a visitor")
+        over = {gone, sending, asyncio.create_task(self._live.closed.wait(), name="dashboard closes")}
         try:
-            await self._send_news(events, over)
+            await asyncio.wait(over, timeout=MAX_STREAM_S, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                await sending
         finally:
             for task in over:
                 task.cancel()
         if not gone.done():
             await events.end()
 
-    async def _send_news(self, events: EventStream, over: Sequence[Over]) -> None:
+    async def _send_news(self, events: EventStream) -> NoReturn:
         seen: Overview | None = None
-        while not any(task.done() for task in over):
+        while True:
             overview, data = self._live.overview()
-            if overview is seen:
-                data = self._live.heartbeat()
+            await events.send(self._live.heartbeat() if overview is seen else data)
             seen = overview
-            await events.send(data)
             if self._live.overview()[0] is seen:
-                waits = [*over, self._live.news()]
-                await asyncio.wait(waits, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([self._live.news()], timeout=HEARTBEAT_S)

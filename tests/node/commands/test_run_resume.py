@@ -14,7 +14,7 @@ from swarm.testing import virtual_time
 from swarm.training.member.resume import survey
 from swarm.training.member.trainer_events import OuterStep, RunResumed
 from swarm_node.commands import run_resume
-from swarm_node.commands.run_resume import ResumeRequest, read_members
+from swarm_node.commands.run_resume import read_members
 from swarm_node.events.emitter import Emitter
 from swarm_protocol.errors import ConfigError, PeerTimeout, PeerUnreachable
 from swarm_protocol.identity import Identity
@@ -40,14 +40,13 @@ async def resume(
 ) -> list[dict[str, object]]:
     """The events that the command emits, once it has looked and, if it is certain, signed."""
     out = io.StringIO()
-    asked = ResumeRequest(path=Path("run.toml"), author=author, members=None, is_certain=is_certain)
     network = swarm.internet.network(ONLOOKER)
     try:
         async with Membership(network) as membership:
             peers = named or await membership.trainers(swarm.run.run_id)
             situation = await survey(network, swarm.run, peers)
         emitter = Emitter(json=True, out=out, err=io.StringIO())
-        await run_resume._order(network, swarm.run, asked, named, situation, emitter)
+        await run_resume._order(network, swarm.run, author, named, situation, emitter, is_certain=is_certain)
     finally:
         await network.close()
     return [json.loads(line) for line in out.getvalue().splitlines()]
@@ -123,10 +122,9 @@ def test_resume_that_no_member_takes_is_an_error() -> None:
                 situation = await survey(network, swarm.run, await membership.trainers(swarm.run.run_id))
             swarm.kill("m2")
             swarm.kill("m3")
-            asked = ResumeRequest(path=Path("run.toml"), author=AUTHOR, members=None, is_certain=True)
             emitter = Emitter(json=False, out=io.StringIO(), err=io.StringIO())
             with pytest.raises(PeerUnreachable, match="no member took the resume order"):
-                await run_resume._order(network, swarm.run, asked, (), situation, emitter)
+                await run_resume._order(network, swarm.run, AUTHOR, (), situation, emitter, is_certain=True)
             await network.close()
 
     virtual_time.run(main(), compute_s=_cost)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from swarm.training.data.corpus_loading import load_corpus
+from swarm.training.data.corpus import load_corpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.run.layout import Layout, fragment_of
 from swarm.training.run.run_config import RunConfig

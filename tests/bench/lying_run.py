@@ -16,8 +16,7 @@ from itertools import accumulate, pairwise
 import torch
 from support.aggregated import aggregate
 from swarm.training.allreduce.parts import part_values
-from swarm.training.data.corpus import Corpus
-from swarm.training.data.corpus_loading import load_corpus
+from swarm.training.data.corpus import Corpus, load_corpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.run.run_config import DataConfig, InnerConfig, RunConfig
 from swarm.training.run.run_model import build_model, initial_theta

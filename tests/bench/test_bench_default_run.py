@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from swarm.training.data.corpus_loading import load_bytes
+from swarm.training.data.corpus import load_bytes
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta

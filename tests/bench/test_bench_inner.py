@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from swarm.training.data.corpus_loading import load_bytes
+from swarm.training.data.corpus import load_bytes
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.one_device import LocalOptions
 from swarm.training.run.run_config import InnerConfig, RunConfig

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from support.arithmetic_span import NUM_BLOCKS, NUM_PAGES, REVISION, Sums, rows_of, sums_of
+from support.faults import Fault, FaultScript
 from support.leaks import no_leaks
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.serving.engine.engine import Engine
@@ -24,7 +25,6 @@ from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.server_session import ServedSpan
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 from swarm.testing import virtual_time
-from swarm.testing.faults import Fault, FaultScript
 from swarm_compression import get_row_codec
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.rows import Rows

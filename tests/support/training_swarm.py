@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
+from support.faults import FaultScript
 from swarm.network.interface import no_faults
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time
-from swarm.testing.faults import FaultScript
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.inner.interval import TrainingSetup
 from swarm.training.member.run_member import RunMember, RunMemberOptions

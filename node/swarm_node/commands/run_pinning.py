@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from swarm.start_checkpoint import CheckpointSource, check_source, pin_of
-from swarm.training.data.corpus_loading import load_corpus
+from swarm.training.data.corpus import load_corpus
 from swarm.training.data.hub import commit_of_data_set, commit_of_tokenizer
 from swarm.training.data.local_data import LocalData
 from swarm.training.run.run_config import LOCAL, DataConfig, RunConfig

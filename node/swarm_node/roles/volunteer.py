@@ -17,7 +17,7 @@ import numba.np.arraymath  # noqa: F401 (with the first compiled loop it would b
 from swarm.serving.model.model_files import hub_revision, open_model
 from swarm.serving.server.server_options import DTYPES, Dtype
 from swarm.start_checkpoint import check_source, no_copy
-from swarm.training.data.corpus_loading import check_meaning
+from swarm.training.data.corpus import check_meaning
 from swarm.training.data.local_data import LocalData
 from swarm.training.data.tokenizer import own_tokenizer
 from swarm.training.data.tokenizing import PreparationStopped

@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from support.faults import Fault, FaultScript
 from support.text_models import byte_tokenizer
 from support.tiny_models import FAMILIES, local_tokens, write_model
 from support.tokenizer_here import TokenizerHere
@@ -26,7 +27,6 @@ from swarm.serving.server.deployment import LoadedSpan, load
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.span_server import SpanServer
 from swarm.serving.session.session import SessionOptions
-from swarm.testing.faults import Fault, FaultScript
 from swarm_protocol.records import NodeRecord
 
 NUM_TOKENS = 16

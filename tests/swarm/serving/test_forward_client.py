@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from support.faults import Fault
 from support.leaks import no_leaks
 from swarm.client import AsyncClient
 from swarm.testing import virtual_time
-from swarm.testing.faults import Fault
 from swarm_protocol.errors import ConfigError, SessionError, SwarmError
 from torch import Tensor
 from torch.nn.functional import cross_entropy

@@ -21,6 +21,7 @@ from unittest.mock import AsyncMock, MagicMock, patch
 import numpy as np
 import pytest
 import torch
+from support.faults import Fault
 from support.leaks import no_leaks
 from support.tokenizer_here import TokenizerHere
 from swarm.client.assets_cache import MAX_BAD_FILES
@@ -31,7 +32,6 @@ from swarm.serving.model.model_assets import ModelAssets, fetch_files, open_asse
 from swarm.serving.model.model_files import open_model
 from swarm.serving.server.server_options import ServerOptions
 from swarm.testing import virtual_time
-from swarm.testing.faults import Fault
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerError, SessionError
 from swarm_protocol.serving_messages import FILES_METHOD, FilesResponse

@@ -11,14 +11,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from support.faults import SCRIPT_VARIABLE, Fault, FaultScript
 from swarm.network.interface import no_faults
 from swarm.testing import virtual_time
-from swarm.testing.faults import SCRIPT_VARIABLE, Fault, FaultScript
 from swarm_protocol.errors import ConfigError, PeerUnreachable
 
 CHILD = """
 import asyncio
-from swarm.testing.faults import FaultScript
+from support.faults import FaultScript
 
 async def main():
     faults = FaultScript.from_environment().hook("trainer-1")

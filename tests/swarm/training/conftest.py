@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from swarm.training.data.corpus import Corpus
-from swarm.training.data.corpus_loading import load_bytes
+from swarm.training.data.corpus import Corpus, load_bytes
 from swarm.training.run.run_config import DataConfig, InnerConfig, RunConfig
 
 TINY_MODEL = {

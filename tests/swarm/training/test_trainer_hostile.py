@@ -23,7 +23,7 @@ from swarm.training.member.trainer_events import Admitted, IntervalDone, OuterSt
 from swarm.training.round.round_events import Event, Grouped
 from swarm.training.run.methods import Methods
 from swarm.training.state.certificate import RunSignatures
-from swarm.training.state.following import RunContext
+from swarm.training.state.state_sync import RunContext
 from swarm_compression import get_codec
 from swarm_protocol.errors import ConfigError, RoundError, SwarmError
 from swarm_protocol.identity import Identity

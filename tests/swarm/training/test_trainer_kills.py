@@ -6,11 +6,11 @@ import asyncio
 import logging
 
 import pytest
+from support.faults import Fault, FaultScript
 from support.leaks import no_leaks
 from support.training_swarm import PHASES, Member, Swarm, assert_equal_steps, config
 from swarm.network.memory.memory_link import LinkModel
 from swarm.testing import virtual_time
-from swarm.testing.faults import Fault, FaultScript
 from swarm.training.member.trainer_events import OuterStep, RoundAborted
 
 NUM_STEPS = 3

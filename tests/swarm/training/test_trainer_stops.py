@@ -9,9 +9,9 @@ import asyncio
 import logging
 
 import pytest
+from support.faults import Fault, FaultScript
 from support.training_swarm import Member, Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.testing import virtual_time
-from swarm.testing.faults import Fault, FaultScript
 from swarm.training.allreduce.parts import FRAME_VALUES
 from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, SLOWEST_BYTES_PER_S
 from swarm.training.member.round_calls import POLL_S

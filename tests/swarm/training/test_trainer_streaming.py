@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.faults import Fault, FaultScript
 from support.leaks import no_leaks
 from support.training_swarm import PHASES, Member, Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.network.memory.memory_link import LinkModel
 from swarm.testing import virtual_time
-from swarm.testing.faults import Fault, FaultScript
 from swarm.training.data.corpus import Corpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import TrainingSetup

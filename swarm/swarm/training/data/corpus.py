@@ -3,13 +3,21 @@
 Sample `s` is window `permute(seed, epoch)[s mod num_samples]` of the training tokens, with epoch `s div num_samples`:
 each window once an epoch, in an order that depends only on the seed.
 
+`load_corpus` makes the corpus of this machine: held in memory (the default, the standard library's source as bytes),
+from tokens that were kept, or tokenized by a worker process. Kept tokens are named after what they were made of. Tokens
+that the run pins by their digest are used without their source, which may be gone or unreachable by then. Blocks.
+
 Shapes: B samples, T window_tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import logging
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,8 +26,21 @@ from numpy.typing import NDArray
 from swarm_protocol.errors import ConfigError, IntegrityError
 from torch import Tensor
 
-from swarm.training.data.token_file import TokenHeader, Tokens
-from swarm.training.run.run_config import DataConfig
+from swarm.training.data.document_files import FileSource
+from swarm.training.data.hub import HubSource
+from swarm.training.data.local_data import DEFAULT_DATA, LocalData
+from swarm.training.data.source import (
+    VALIDATION_SHARE,
+    DocumentSource,
+    PythonSource,
+    digest_of,
+    read_python,
+    standard_library,
+)
+from swarm.training.data.token_file import TokenFile, TokenHeader, Tokens, read_header
+from swarm.training.data.tokenizer import TokenizerFiles, check_vocabulary
+from swarm.training.data.tokenizing import Job, tokenize
+from swarm.training.run.run_config import BYTE_VOCABULARY, END_OF_TEXT, DataConfig
 from swarm.training.run.seeded import permute
 
 
@@ -124,3 +145,141 @@ def windows_of(sample_ids: Sequence[int], num_samples: int, seed: int) -> NDArra
         now_B = epoch_B == epoch
         window_B[now_B] = permute(place_B[now_B], num_samples, seed=seed, epoch=int(epoch))
     return window_B
+
+
+logger = logging.getLogger(__name__)
+
+_FORM = "1"
+"""The version of passages, split and token files. Tokens of another version are made again."""
+
+
+def load_bytes(config: DataConfig, *, seed: int, folder: Path | None = None) -> Corpus:
+    """Read the standard library, or `folder` in its place, as bytes. Blocks, for about 0.1 s for the standard library.
+
+    One file in VALIDATION_SHARE, chosen by the hash of its path, is held out.
+
+    Raises IntegrityError if the content is not what `config.digest` pins, or changes while it is read, and ConfigError
+    if there is too little or too much of it.
+    """
+    root = folder or standard_library()
+    files = read_python(root)
+    train = _join(data for name, data in files if not _is_held_out(name))
+    validation = _join(data for name, data in files if _is_held_out(name))
+    header = TokenHeader(
+        vocab_size=BYTE_VOCABULARY, num_train=len(train), num_validation=len(validation), digest=digest_of(files)
+    )
+    tokens = MemoryTokens(header=header, tokens=np.frombuffer(train + validation, np.uint8))
+    remedy = "train with the Python version that the run was made with"
+    return Corpus.of(tokens, config, seed=seed, source=f"the text under {root}", remedy=remedy)
+
+
+def _is_held_out(name: str) -> bool:
+    return hashlib.blake2b(os.fsencode(name), digest_size=1).digest()[0] % VALIDATION_SHARE == 0
+
+
+def _join(documents: Iterable[bytes]) -> bytes:
+    return b"".join(data + bytes([END_OF_TEXT]) for data in documents)
+
+
+def _evict(path: Path, max_bytes: int) -> None:
+    """Mark the tokens in `path` as used, and delete the least recently used others beyond `max_bytes` in total.
+
+    Another process may be training on deleted tokens: it has them open, and can still read them.
+    """
+    try:
+        os.utime(path)
+        kept = sorted(path.parent.glob("*.tokens"), key=lambda each: each.stat().st_mtime_ns, reverse=True)
+        num_bytes = path.stat().st_size
+        for other in kept:
+            if other != path:
+                num_bytes += other.stat().st_size
+                if num_bytes > max_bytes:
+                    other.unlink()
+    except OSError as error:  # another process may be deleting them too
+        logger.warning("the tokens in %s were not looked through: %s", path.parent, error)
+
+
+def load_corpus(
+    config: DataConfig,
+    *,
+    seed: int,
+    vocab_size: int = 0,
+    local: LocalData = DEFAULT_DATA,
+) -> Corpus:
+    """Load the data of a run whose model has `vocab_size` tokens (0: unknown). Fast if its tokens were kept.
+
+    Raises ConfigError for data or a tokenizer that cannot be had or used, IntegrityError for data that is not the run's
+    or changes while it is read, and `PreparationStopped` soon after `local.stop` returned True.
+    """
+    check_meaning(config, local)
+    if config.source == "python-stdlib" and config.tokenizer == "bytes":
+        corpus = load_bytes(config, seed=seed)
+        check_vocabulary(corpus.vocab_size, vocab_size)
+        return corpus
+    folder = local.cache_folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)  # tokens are the text
+    except OSError as error:
+        raise ConfigError(
+            f"tokens cannot be kept in {folder}: {error.strerror}",
+            remedy="make it writable, or name another cache folder in XDG_CACHE_HOME",
+        ) from error
+    tokens, name = _pinned(folder, config.digest), "the run"
+    if tokens is None:
+        tokenizer = TokenizerFiles.find(config.tokenizer, local.tokenizer, config.tokenizer_revision)
+        source = _find_source(config, local)
+        path, name = folder / f"{_key(source, tokenizer)}.tokens", source.name
+        tokens = _open(path)
+        if tokens is None:
+            tokenize(Job(source=source, tokenizer=tokenizer, path=path, vocab_size=vocab_size), local)
+            tokens = TokenFile(path)
+    _evict(tokens.path, local.max_cache_bytes)
+    check_vocabulary(tokens.header.vocab_size, vocab_size)
+    remedy = "get the same data and the same tokenizer as the run's author, under the same file names"
+    return Corpus.of(tokens, config, seed=seed, source=name, remedy=remedy)
+
+
+def check_meaning(config: DataConfig, local: LocalData) -> None:
+    """Raises ConfigError if a member names data or a tokenizer that the run does not use."""
+    if local.path is not None and config.source != "files":
+        what = "the standard library" if config.source == "python-stdlib" else f"the data set {config.hub_id}"
+        raise ConfigError(f"the run trains on {what}, so {local.path} means nothing", remedy="leave out --data")
+    if local.tokenizer is not None and config.tokenizer != "local":
+        raise ConfigError(
+            f"the run's tokenizer is {config.tokenizer}, so {local.tokenizer} means nothing",
+            remedy="leave out --tokenizer",
+        )
+
+
+def _find_source(config: DataConfig, local: LocalData) -> DocumentSource:
+    if config.source == "python-stdlib":
+        return PythonSource.find()
+    if config.source == "hub":
+        return HubSource.find(config.hub_id, config.hub_config, config.split, config.text_key, config.revision)
+    if local.path is None:
+        raise ConfigError("the run trains on each member's own files", remedy="name a file or folder: --data PATH")
+    return FileSource.find(local.path, config.text_key)
+
+
+def _key(source: DocumentSource, tokenizer: TokenizerFiles) -> str:
+    return hashlib.blake2b(repr((_FORM, source.key, tokenizer.key)).encode(), digest_size=16).hexdigest()
+
+
+def _pinned(folder: Path, digest: str) -> TokenFile | None:
+    for path in sorted(folder.glob("*.tokens")) if digest else ():
+        try:
+            found = read_header(path).digest
+        except IntegrityError:
+            continue
+        if found == digest and (tokens := _open(path)) is not None:
+            return tokens
+    return None
+
+
+def _open(path: Path) -> TokenFile | None:
+    """The token file at `path`. None if there is none, or it is damaged."""
+    try:
+        return TokenFile(path)
+    except IntegrityError:
+        return None

@@ -30,7 +30,7 @@ from swarm_protocol.records import ValidationReport
 from torch import Tensor
 
 from swarm.heap import give_back, release_code
-from swarm.training.data.corpus_loading import load_corpus
+from swarm.training.data.corpus import load_corpus
 from swarm.training.data.local_data import DEFAULT_DATA, LocalData
 from swarm.training.inner.inner_loop import InnerLoop, IntervalResult
 from swarm.training.inner.one_device import ONE_CPU, LocalOptions

@@ -21,8 +21,7 @@ from swarm.training.allreduce.parts import ReductionScheme
 from swarm.training.allreduce.peer_connections import MeteredStream
 from swarm.training.round.round_events import Event, Reduced, ReduceFailed
 from swarm.training.round.round_state import short
-from swarm.training.state.following import RunContext
-from swarm.training.state.state_sync import repair_if_damaged
+from swarm.training.state.state_sync import RunContext, repair_if_damaged
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from swarm.training.round.promise import Promise, PromiseStore
 from swarm.training.round.round_events import Event, Grouped, LeftOut, Lost, Moved, Proven, Sighted
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.state.certificate import Proof
-from swarm.training.state.following import RunContext, follows
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S
+from swarm.training.state.state_sync import RunContext, follows
 
 logger = logging.getLogger(__name__)
 

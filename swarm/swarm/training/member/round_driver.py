@@ -46,7 +46,7 @@ from swarm.training.round.round_events import (
 )
 from swarm.training.round.round_state import Ballot, RoundSetup, RoundState, own_report, with_coordinator
 from swarm.training.state.certificate import Proof
-from swarm.training.state.following import RunContext
+from swarm.training.state.state_sync import RunContext
 
 MAX_LOOKING_AT = 64
 """Peers asked at one time, whatever others say about who else is there."""

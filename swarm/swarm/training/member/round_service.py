@@ -18,8 +18,8 @@ from swarm.training.member.round_driver import RoundDriver
 from swarm.training.round.group_formation import origin_complaint
 from swarm.training.round.round_events import AttemptLeft, Proven, Sighted, Voted
 from swarm.training.round.round_state import RoundSetup
-from swarm.training.state.following import RunContext
 from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S
+from swarm.training.state.state_sync import RunContext
 from swarm.training.state.state_transfer import Donor
 
 

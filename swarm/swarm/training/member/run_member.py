@@ -46,11 +46,10 @@ from swarm.training.run.methods import Methods
 from swarm.training.run.run_copy import serve_run
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.certificate import Proof, RunSignatures, whom_to_ask
-from swarm.training.state.following import RunContext, claims_of, furthest, trainers
 from swarm.training.state.replica import HashedState, Replica
 from swarm.training.state.replica_state import ReplicaState
 from swarm.training.state.state_download import NO_STORE, ChunkStore
-from swarm.training.state.state_sync import SyncResult, reach
+from swarm.training.state.state_sync import RunContext, SyncResult, claims_of, furthest, reach, trainers
 from swarm.training.state.state_transfer import Fetcher
 
 T = TypeVar("T")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.arithmetic_span import NUM_PAGES, REVISION, alone, answer, prompt_of
+from support.faults import Fault
 from support.served_chain import (
     COLUMNS,
     MAX_STEP_TOKENS,
@@ -31,7 +32,6 @@ from swarm.serving.server.connection_server import IDLE_CONNECTION_S, MAX_CONNEC
 from swarm.serving.server.session_inbox import MAX_INBOX
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 from swarm.serving.wire.page_keys import page_keys
-from swarm.testing.faults import Fault
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SessionError
 from swarm_protocol.frames import Frames

@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from support.arithmetic_span import prompt_of
+from support.faults import Fault
 from support.served_chain import (
     COLUMNS,
     MODEL,
@@ -27,7 +28,6 @@ from swarm.serving.server.forwarder import MAX_PEERS_PER_CLIENT, REST_S, UNUSED_
 from swarm.serving.server.server_session import refuse_push
 from swarm.serving.server.session_outputs import MAX_REFUSED
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
-from swarm.testing.faults import Fault
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation
 from swarm_protocol.rows import Rows
 from swarm_protocol.session_frames import (

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.faults import Fault
 from support.served_chain import World, floats, opening, token_rows, with_servers
 from swarm.client import AsyncClient
 from swarm.serving.grammar import grammar_masks
 from swarm.testing import virtual_time
-from swarm.testing.faults import Fault
 from swarm_protocol.errors import ConfigError, PeerRefused, PeerTimeout, PeerViolation, SwarmError
 from swarm_protocol.sampler import Grammar, Sampler
 from swarm_protocol.session_frames import AnswerTokens, SequenceEnded, StepResult, TokenDraw

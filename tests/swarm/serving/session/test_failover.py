@@ -14,12 +14,12 @@ from typing import Any
 from unittest.mock import AsyncMock, patch
 
 import pytest
+from support.faults import Fault
 from swarm.router.routing import NoChain
 from swarm.serving.session.session import SessionOptions
 from swarm.serving.session.session_state import LEAVE_RETRY_S, MAX_FAILURES
 from swarm.serving.session.stage import FLOOR_S
 from swarm.testing import virtual_time
-from swarm.testing.faults import Fault
 from swarm_protocol.errors import SessionError
 from swarm_protocol.session_frames import Frame, SampledToken, StepResult
 

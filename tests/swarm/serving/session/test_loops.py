@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 from support.arithmetic_span import prompt_of
+from support.faults import Fault
 from support.served_chain import PICK, Talk, World, sequence_id, through, token_rows, with_servers
-from swarm.testing.faults import Fault
 from swarm_protocol import limits
 from swarm_protocol.session_frames import LinkAck, LinkUpdate, SequenceEnded, SequenceRef, StepResult, TokenDraw
 

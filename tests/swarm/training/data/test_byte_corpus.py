@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from swarm.training.data import source
-from swarm.training.data.corpus import Corpus
-from swarm.training.data.corpus_loading import load_bytes
+from swarm.training.data.corpus import Corpus, load_bytes
 from swarm.training.run.run_config import DataConfig
 from swarm_protocol.errors import ConfigError, IntegrityError
 

@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 from filelock import FileLock
 from support.text_models import byte_tokenizer
-from swarm.training.data import corpus_loading, source, tokenizing
-from swarm.training.data.corpus import Corpus
-from swarm.training.data.corpus_loading import load_corpus
+from swarm.training.data import corpus, source, tokenizing
+from swarm.training.data.corpus import Corpus, load_corpus
 from swarm.training.data.local_data import LocalData, Progress
 from swarm.training.data.source import Passage
 from swarm.training.data.token_file import TokenFile, TokenWriter
@@ -41,7 +40,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
         check_vocabulary(tokenizer.vocab_size, job.vocab_size)
         write_tokens(job.source, tokenizer, job.path, local.on_progress)
 
-    monkeypatch.setattr(corpus_loading, "tokenize", tokenize)
+    monkeypatch.setattr(corpus, "tokenize", tokenize)
     return done
 
 

@@ -17,7 +17,7 @@ from huggingface_hub import file_download
 from support.local_data_hub import COMMIT, DATA_SET, TOKENIZER, DataHub, local_data_hub
 from support.text_models import byte_tokenizer
 from swarm.training.data import hub
-from swarm.training.data.corpus_loading import load_corpus
+from swarm.training.data.corpus import load_corpus
 from swarm.training.data.hub import HubSource, bring_tokenizer, check_builder
 from swarm.training.data.local_data import LocalData
 from swarm.training.data.tokenizer import TOKENIZER_FILES, TokenizerFiles

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from swarm.training.data import tokenizing
-from swarm.training.data.corpus_loading import load_corpus
+from swarm.training.data.corpus import load_corpus
 from swarm.training.data.document_files import File, FileSource
 from swarm.training.data.local_data import LocalData, Progress
 from swarm.training.data.tokenizer import TokenizerFiles

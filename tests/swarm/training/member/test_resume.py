@@ -17,7 +17,7 @@ from swarm.training.member.progress_reports import trainer_record
 from swarm.training.member.resume import deliver, sign_order, survey
 from swarm.training.member.trainer_events import OuterStep, RunResumed
 from swarm.training.state.certificate import RunSignatures
-from swarm.training.state.following import follows
+from swarm.training.state.state_sync import follows
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerTimeout, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord

@@ -32,7 +32,7 @@ from swarm.training.member.trainer_events import (
 )
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
-from swarm.training.state.following import RunContext
+from swarm.training.state.state_sync import RunContext
 from swarm_compression import warm_up
 from swarm_protocol.errors import ConfigError, IntegrityError, RoundError
 from swarm_protocol.identity import Identity

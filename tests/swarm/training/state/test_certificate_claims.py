@@ -22,7 +22,7 @@ from swarm.training.state.certificate import (
     most_supported,
     whom_to_ask,
 )
-from swarm.training.state.following import claims_of
+from swarm.training.state.state_sync import claims_of
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
 from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, Standing, Vote

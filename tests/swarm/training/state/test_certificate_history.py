@@ -16,8 +16,8 @@ from swarm.training.run.methods import Methods
 from swarm.training.run.vote import Succession
 from swarm.training.state import certificate as module
 from swarm.training.state.certificate import CertificateHistory, Proof, RunSignatures
-from swarm.training.state.following import follows
 from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S, ProofReader
+from swarm.training.state.state_sync import follows
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, Vote
 

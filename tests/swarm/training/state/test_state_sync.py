@@ -19,9 +19,8 @@ from swarm.training.member.trainer_events import OuterStep, StateFetched
 from swarm.training.run.methods import Methods
 from swarm.training.state import replica
 from swarm.training.state.certificate import Proof
-from swarm.training.state.following import RunContext
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S, ProofReader
-from swarm.training.state.state_sync import MAX_LINKS, SyncResult, catch_up
+from swarm.training.state.state_sync import MAX_LINKS, RunContext, SyncResult, catch_up
 from swarm_protocol.errors import RoundError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord

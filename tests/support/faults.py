@@ -23,9 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from swarm_protocol.errors import ConfigError, PeerUnreachable
-
 from swarm.network.interface import FaultHook
+from swarm_protocol.errors import ConfigError, PeerUnreachable
 
 SCRIPT_VARIABLE = "SWARM_TEST_FAULTS"
 

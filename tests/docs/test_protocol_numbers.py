@@ -18,7 +18,6 @@ from swarm.network.relay import relay
 from swarm.serving.server import connection_server, forward_server, session_inbox, session_outputs
 from swarm.serving.session import pipeline, session_state
 from swarm.training.allreduce import butterfly, parts, peer_connections
-from swarm.training.member import round_calls
 from swarm.training.round import round_state
 from swarm.training.run import signed_run
 from swarm.training.state import certificate, replica_state, state_transfer
@@ -81,12 +80,12 @@ SAID = [
     ("rounds.md", f"chunks of {replica_state.CHUNK_BYTES // MIB} MiB"),
     ("rounds.md", f"head has at most {replica_state.MAX_HEAD_BYTES // MIB} MiB"),
     ("rounds.md", f"({round_state.FIRST_REST_S} s, doubling to {round_state.MAX_REST_S:.0f} s)"),
-    ("rounds.md", f"at least {round_calls.FOUNDING_GRACE_S:.0f} s for a run's first group"),
+    ("rounds.md", f"at least {round_state.FOUNDING_GRACE_S:.0f} s for a run's first group"),
     (
         "rounds.md",
-        f"`reduce_s` = {round_calls.SPARE_S:.0f} s + 2 × encoded bytes ÷ {peer_connections.SLOWEST_BYTES_PER_S:,.0f}",
+        f"`reduce_s` = {round_state.SPARE_S:.0f} s + 2 × encoded bytes ÷ {peer_connections.SLOWEST_BYTES_PER_S:,.0f}",
     ),
-    ("rounds.md", f"`vote_s` = {round_calls.SPARE_S:.0f} s + N ÷ {round_calls.SLOWEST_VALUES_PER_S:,.0f}"),
+    ("rounds.md", f"`vote_s` = {round_state.SPARE_S:.0f} s + N ÷ {round_state.SLOWEST_VALUES_PER_S:,.0f}"),
     ("rounds.md", f"between 1/{parts.NOISE} and {parts.NOISE} becomes 1"),
     ("rounds.md", f"cut to 1/{parts.MAX_SKEW:.0f} and {parts.MAX_SKEW:.0f}"),
     ("rounds.md", f"multiples of {parts.PART_ALIGNMENT} values"),

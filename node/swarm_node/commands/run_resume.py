@@ -7,7 +7,7 @@ from pathlib import Path
 
 from swarm.network.interface import Network
 from swarm.training.member.resume import RunSurvey, deliver, sign_order, survey
-from swarm.training.round.round_state import short
+from swarm.training.run.methods import short
 from swarm.training.run.run_file import read_signed
 from swarm.training.run.signed_run import SignedRun
 from swarm_protocol.errors import ConfigError, PeerUnreachable

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median, median_high
 
 from swarm.training.member.observer import Observer
-from swarm.training.round.round_state import short
+from swarm.training.run.methods import short
 from swarm.training.run.run_copy import find_run
 from swarm.training.run.run_file import read_signed
 from swarm.training.run.signed_run import SignedRun

@@ -25,8 +25,8 @@ from swarm.training.member import trainer_events as events
 from swarm.training.member.linger import let_others_finish
 from swarm.training.member.run_member import RunMember, RunMemberOptions
 from swarm.training.round.promise import PromiseFile
-from swarm.training.round.round_state import short
 from swarm.training.run.layout import fragment_of
+from swarm.training.run.methods import short
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.checkpoint import Checkpoint, discard_inner, load_newest, write_inner
 from swarm.training.state.export import export_hf

@@ -33,7 +33,13 @@ asyncio.run(main())
 def run_child(script: FaultScript, folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **script.environment(folder)}
     return subprocess.run(
-        [sys.executable, "-c", CHILD], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", CHILD],
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
 

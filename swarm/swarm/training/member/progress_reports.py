@@ -10,6 +10,7 @@ from swarm_protocol.records import Refusal, RoundReport, TrainerRecord, TrainerS
 
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.member.trainer_events import Admitted, OuterStep, RunResumed
+from swarm.training.round.round_state import RoundState
 from swarm.training.state.certificate import Proof
 from swarm.training.state.replica import Replica
 
@@ -71,6 +72,19 @@ def _line(reason: str) -> str:
     """Return what a record can hold of `reason`, which may contain another peer's text."""
     line = "".join(char if char.isprintable() else "?" for char in reason)
     return line[: limits.MAX_REFUSAL_CHARS] or "for no reason that it gave"
+
+
+def measured(state: RoundState) -> Measured | None:
+    """Return what the time is spent on. While its own interval runs, a member waits for nothing."""
+    match state.phase:
+        case "reducing":
+            return "reduce"
+        case "voting":
+            return "commit"
+        case "done":
+            return "apply"
+        case _:
+            return "group" if state.mine is not None else None
 
 
 def committed(

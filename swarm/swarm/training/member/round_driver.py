@@ -7,18 +7,28 @@ ask meanwhile comes in through `round_service`, which calls `report`, `accept`, 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
 from swarm_protocol import limits
-from swarm_protocol.training_messages import Contribution, Ready, ReadyReply, SignedGroup, StandingRequest
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, SwarmError
+from swarm_protocol.training_messages import (
+    Abort,
+    Contribution,
+    Ready,
+    ReadyReply,
+    SignedGroup,
+    StandingRequest,
+    VoteReply,
+)
 
 from swarm.network.interface import Stream
+from swarm.training.allreduce.peer_connections import SILENT_S
 from swarm.training.member.interval_loop import IntervalLoop, IntervalOffer
-from swarm.training.member.progress_reports import DOWNWEIGHTED, LEFT_OUT, Measured, RoundLog
+from swarm.training.member.progress_reports import DOWNWEIGHTED, LEFT_OUT, RoundLog, measured
 from swarm.training.member.reductions import Reductions
-from swarm.training.member.round_calls import POLL_S, announce, ask_standing, report_ready, send_vote
 from swarm.training.member.trainer_events import ContributionLate, Waiting
 from swarm.training.round import state_machine
 from swarm.training.round.group_formation import awaited_peers
@@ -32,13 +42,17 @@ from swarm.training.round.round_events import (
     Finish,
     GiveUp,
     Grouped,
+    LeftOut,
     Lost,
+    Moved,
     Offered,
+    Proven,
     Query,
     Recover,
     Reduce,
     Reply,
     Reported,
+    Sighted,
     Sign,
     Tick,
     Voted,
@@ -46,8 +60,16 @@ from swarm.training.round.round_events import (
 )
 from swarm.training.round.round_state import Ballot, RoundSetup, RoundState, own_report, with_coordinator
 from swarm.training.state.certificate import Proof
-from swarm.training.state.state_sync import RunContext
+from swarm.training.state.proof_reader import CALL_TIMEOUT_S
+from swarm.training.state.state_sync import RunContext, follows
 
+logger = logging.getLogger(__name__)
+
+POLL_S = 1.0
+"""How long a coordinator keeps a report waiting before the member has to send it again. A coordinator that is stopped,
+but whose connection does not break, is noticed after at most this and SILENT_S."""
+ANNOUNCE_TIMEOUT_S = 0.5
+"""How long leaving an attempt waits until the others have heard why."""
 MAX_LOOKING_AT = 64
 """Peers asked at one time, whatever others say about who else is there."""
 
@@ -149,7 +171,7 @@ class RoundDriver:
     async def run(self) -> bytes:
         """Return the certificate that ends the step."""
         now = asyncio.get_running_loop().time
-        self.log.enter(_measured(self._state), now())
+        self.log.enter(measured(self._state), now())
         async with asyncio.TaskGroup() as tasks:
             self._group = tasks
             try:
@@ -160,7 +182,7 @@ class RoundDriver:
                         self._offered = (now(), self._context.network.now())
                     before = self._state
                     self._state, actions = state_machine.step(before, event, now())
-                    self.log.enter(_measured(self._state), now())
+                    self.log.enter(measured(self._state), now())
                     self.log.refuse_new(self._state.faults.accused, before.faults.accused)
                     if self._state.asked != before.asked:
                         self._end_attempt()
@@ -237,14 +259,13 @@ class RoundDriver:
             case Reply(peer=peer, reply=reply):
                 self._reply(peer, reply)
             case Query(peers=peers, hurry=hurry):
-                for peer in peers:
-                    self._query_or_hurry(peer, hurry=hurry)
+                self._query_or_hurry(peers, hurry=hurry)
             case Sign():
                 await self._sign(action)
             case CastVote():
                 await self._cast(action)
             case Announce(abort=abort, peers=peers):
-                await announce(self._context, abort, peers)
+                await self._announce(abort, peers)
             case GiveUp():
                 self._end_attempt()
                 self._on_abort(action)
@@ -300,10 +321,34 @@ class RoundDriver:
             task.cancel()
 
     async def _ask(self, action: Ask) -> None:
+        """Report to the coordinator until it decides."""
         await self._context.faults.reached("round.ready")
-        event, num_bytes = await report_ready(self._context, action.peer, action.ready)
+        context, peer, request, num_bytes = self._context, action.peer, action.ready.to_bytes(), 0
+        reply = ReadyReply(kind="pending")
+        try:
+            while reply.kind == "pending":
+                num_bytes += len(request)
+                data = await context.network.call(peer, context.methods.ready, request, timeout_s=POLL_S + SILENT_S)
+                reply = ReadyReply.from_bytes(data)
+            event = await self._event_of(peer, action.ready.attempt, reply)
+        except SwarmError as error:
+            event = Lost(peer=peer, reason=error.message)
         self._bytes_sent += num_bytes
         self.feed(event)
+
+    async def _event_of(self, peer: str, attempt: int, reply: ReadyReply) -> Event:
+        """Raises PeerViolation or IntegrityError."""
+        match reply.kind:
+            case "group":
+                signed = self._context.signatures.read_group(reply.group, self._context.network.now())
+                return Grouped(signed=signed)
+            case "attempt":
+                return Moved(attempt=attempt, to=reply.attempt)
+            case "left_out":
+                return LeftOut(attempt=attempt, reason=reply.reason)
+            case _:
+                further = await overtaken(self._context, peer, reply.certificate)
+                return further or Lost(peer=peer, reason="it starts from another state")
 
     def _reply(self, peer: str, reply: ReadyReply) -> None:
         if reply.kind == "behind":
@@ -316,11 +361,12 @@ class RoundDriver:
         if (waiting := self._waiting.pop(peer, None)) and not waiting.done():
             waiting.set_result(reply)
 
-    def _query_or_hurry(self, peer: str, *, hurry: bool) -> None:
-        if peer != self._context.network.peer_id:
-            self._spawn(self._query(peer, hurry=hurry), f"query {peer[-6:]}")
-        elif hurry:
-            self.hurry()
+    def _query_or_hurry(self, peers: tuple[str, ...], *, hurry: bool) -> None:
+        for peer in peers:
+            if peer != self._context.network.peer_id:
+                self._spawn(self._query(peer, hurry=hurry), f"query {peer[-6:]}")
+            elif hurry:
+                self.hurry()
 
     async def _query(self, peer: str, *, hurry: bool) -> None:
         event, _ = await self._standing_of(peer, hurry=hurry)
@@ -328,8 +374,18 @@ class RoundDriver:
             self.feed(event)
 
     async def _standing_of(self, peer: str, *, hurry: bool) -> tuple[Event | None, tuple[str, ...]]:
+        """Ask `peer` where it is. Return an event that says that it is further than this member, there, or gone; and
+        the peers that it knows."""
         request = StandingRequest(run=self._context.run, step=self.setup.step, attempt=self.attempt, hurry=hurry)
-        return await ask_standing(self._context, peer, request)
+        try:
+            standing = await self._context.standing(peer, request)
+            sighted = Sighted(peer=peer, attempt=standing.attempt)
+            return await overtaken(self._context, peer, standing.certificate) or sighted, standing.known
+        except PeerRefused:
+            # it is there, but does not take part yet
+            return None, ()
+        except SwarmError as error:
+            return Lost(peer=peer, reason=error.message), ()
 
     async def _look(self, peer: str) -> None:
         event, others = await self._standing_of(peer, hurry=False)
@@ -363,23 +419,45 @@ class RoundDriver:
             self._background.create_task(self._send_vote(peer, data), name=f"vote to {peer[-6:]}")
 
     async def _send_vote(self, peer: str, data: bytes) -> None:
-        event = await send_vote(self._context, peer, data)
-        await self._context.faults.reached("round.voted")
-        if event is not None:
-            self.feed(event)
+        context, lost = self._context, None
+        try:
+            reply = await context.network.call(peer, context.methods.vote, data, timeout_s=CALL_TIMEOUT_S)
+            context.meter.reported(peer, VoteReply.from_bytes(reply).bytes_per_s)
+        except (PeerTimeout, PeerUnreachable) as error:
+            lost = Lost(peer=peer, reason=error.message)
+        except SwarmError as error:
+            logger.warning("%s did not take a vote: %s", peer[-6:], error)
+        await context.faults.reached("round.voted")
+        if lost is not None:
+            self.feed(lost)
+
+    async def _announce(self, abort: Abort, peers: tuple[str, ...]) -> None:
+        """Send `abort` to `peers`, within ANNOUNCE_TIMEOUT_S, so that they hear the reason before streams break."""
+        network, method, data = self._context.network, self._context.methods.abort, abort.to_bytes()
+
+        async def tell(peer: str) -> None:
+            try:
+                await network.call(peer, method, data, timeout_s=ANNOUNCE_TIMEOUT_S)
+            except SwarmError as error:
+                logger.debug("could not tell %s why this member left: %s", peer[-6:], error)
+
+        async with asyncio.TaskGroup() as tasks:
+            for peer in peers:
+                tasks.create_task(tell(peer))
 
 
-def _measured(state: RoundState) -> Measured | None:
-    """Return what the time is spent on. While its own interval runs, a member waits for nothing."""
-    match state.phase:
-        case "reducing":
-            return "reduce"
-        case "voting":
-            return "commit"
-        case "done":
-            return "apply"
-        case _:
-            return "group" if state.mine is not None else None
+async def overtaken(context: RunContext, peer: str, certificate: bytes) -> Proven | None:
+    """Return an event if `certificate`, which `peer` shows, has a higher rank than this member's state and follows from
+    it.
+
+    A new replica decides what to follow by asking several peers (see `state_sync.furthest`). Raises PeerViolation or
+    IntegrityError.
+    """
+    if not certificate:
+        return None
+    proof = await context.check(certificate)
+    is_further = proof.rank > context.replica.rank and await follows(context, peer, proof)
+    return Proven(certificate=certificate) if is_further else None
 
 
 def _is_lost(proof: Proof, setup: RoundSetup, mine: Contribution | None) -> bool:

@@ -13,8 +13,7 @@ from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError
 from swarm_protocol.training_messages import Abort, Ready, ReadyReply, SignedGroup, StandingRequest, VoteReply
 
 from swarm.network.interface import Stream
-from swarm.training.member.round_calls import POLL_S
-from swarm.training.member.round_driver import RoundDriver
+from swarm.training.member.round_driver import POLL_S, RoundDriver
 from swarm.training.round.group_formation import origin_complaint
 from swarm.training.round.round_events import AttemptLeft, Proven, Sighted, Voted
 from swarm.training.round.round_state import RoundSetup

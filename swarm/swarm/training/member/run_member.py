@@ -27,7 +27,7 @@ from swarm.training.allreduce.parts import Residuals
 from swarm.training.inner.interval import Intervals, TrainingSetup, Validator
 from swarm.training.member.interval_loop import IntervalLoop
 from swarm.training.member.progress_reports import committed, trainer_record
-from swarm.training.member.round_calls import recall_promise, settle, setup_of
+from swarm.training.member.reductions import settle
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.round_service import RoundService
 from swarm.training.member.trainer_events import (
@@ -39,9 +39,9 @@ from swarm.training.member.trainer_events import (
     Waiting,
 )
 from swarm.training.round import state_machine
-from swarm.training.round.promise import Promise, PromiseStore
+from swarm.training.round.promise import Promise, PromiseStore, recall_promise
 from swarm.training.round.round_events import GiveUp, Proven
-from swarm.training.round.round_state import rest_after
+from swarm.training.round.round_state import rest_after, setup_of
 from swarm.training.run.methods import Methods
 from swarm.training.run.run_copy import serve_run
 from swarm.training.run.signed_run import SignedRun

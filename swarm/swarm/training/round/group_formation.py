@@ -36,8 +36,8 @@ from swarm.training.round.round_state import (
     reported,
     rest_after,
     roster_left,
-    short,
 )
+from swarm.training.run.methods import short
 
 GRACE_SHARE = 0.25
 MAX_GRACE_S = 30.0

@@ -9,7 +9,9 @@ history" of the documentation says what follows from this, and what a run does w
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,10 +20,13 @@ from pathlib import Path
 from typing import Protocol
 
 from swarm_compression.codec import Data
-from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation
+from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation, SwarmError
 from swarm_protocol.training_messages import Outcome, Ready
 
 from swarm.training.round.round_state import Ballot, RoundState, with_coordinator
+from swarm.training.state.state_sync import RunContext
+
+logger = logging.getLogger(__name__)
 
 _NUMBER_BYTES = 8
 _DIGEST_BYTES = 32
@@ -71,6 +76,22 @@ def bound_by(state: RoundState, promise: Promise | None) -> RoundState:
     if report.voted is not None:
         ballot = Ballot(attempt=report.voted_attempt, outcome=report.voted, origin=report.voted_origin)
     return with_coordinator(replace(state, attempt=report.attempt + 1, ballot=ballot))
+
+
+async def recall_promise(context: RunContext, promises: PromiseStore | None) -> Promise | None:
+    """Return what this member promised before it was started again; None if it keeps no promises. The outcome it voted
+    for is proposed if it still has the parts."""
+    if promises is None:
+        return None
+    kept = await asyncio.get_running_loop().run_in_executor(context.executor, promises.read)
+    if kept is None or kept.report.voted is None or kept.report.state_digest != context.replica.digest:
+        return kept
+    try:
+        origin = context.signatures.read_group(kept.report.voted_origin, context.network.now()).group
+        await context.replica.propose(context.executor, kept.report.voted.origin_digest, origin, kept.parts)
+    except SwarmError as error:
+        logger.warning("what this member voted for before its restart cannot be made again: %s", error)
+    return kept
 
 
 class PromiseFile:

@@ -77,10 +77,10 @@ from swarm.training.round.round_state import (
     moves_at,
     note_shortage,
     roster_left,
-    short,
     suspect,
     with_coordinator,
 )
+from swarm.training.run.methods import short
 from swarm.training.run.vote import disagreement, tally
 
 

@@ -1,4 +1,4 @@
-"""The names under which the members of one run call each other."""
+"""The names under which the members of one run call each other, and by which messages name them."""
 
 from __future__ import annotations
 
@@ -19,3 +19,8 @@ class Methods:
         self.manifest = f"train.manifest/{run}"
         self.chunk = f"train.chunk/{run}"
         self.run_file = f"train.run_file/{run}"
+
+
+def short(peer_id: str) -> str:
+    """Return a peer id's last six characters, which identify peers in messages."""
+    return peer_id[-6:]

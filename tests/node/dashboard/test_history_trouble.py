@@ -16,6 +16,7 @@ import pytest
 from sqlalchemy import text
 from support.history_places import postgres  # noqa: F401
 from support.postgres_server import PostgresServer
+from swarm_node.dashboard.history import store
 from swarm_node.dashboard.history.facts import HistoryError, SamplesFact, SeriesSample
 from swarm_node.dashboard.history.history import DashboardHistory
 from swarm_node.dashboard.history.store import open_store, reason
@@ -86,7 +87,10 @@ def damage(file: Path) -> None:
     file.write_bytes(content)
 
 
-def test_locked_at_the_start_is_a_warning_and_what_was_told_arrives_later(tmp_path: Path) -> None:
+def test_locked_at_the_start_is_a_warning_and_what_was_told_arrives_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "BUSY_S", 0.2)
     file = tmp_path / "history.sqlite3"
     begun(file, "before")
     heard: list[HistoryError] = []
@@ -108,7 +112,10 @@ def test_locked_at_the_start_is_a_warning_and_what_was_told_arrives_later(tmp_pa
     assert heard[0].remedy
 
 
-def test_locked_while_running_goes_on_in_memory_with_what_was_there(tmp_path: Path) -> None:
+def test_locked_while_running_goes_on_in_memory_with_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "BUSY_S", 0.2)
     file = tmp_path / "history.sqlite3"
 
     async def run() -> None:

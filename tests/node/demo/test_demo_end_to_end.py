@@ -18,7 +18,7 @@ import pytest
 from swarm_node.events import event_contract
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-SHORT = ("--nodes", "4", "--outer-steps", "2", "--interval-steps", "8", "--min-tokens", "40", "--json")
+SHORT = ("--nodes", "4", "--outer-steps", "2", "--interval-steps", "2", "--min-tokens", "40", "--json")
 GREEDY = ("--temperature", "0")  # so that transformers' own generate can be asked for the same
 
 

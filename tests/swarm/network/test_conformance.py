@@ -469,7 +469,7 @@ def test_leaving_a_stream_full_of_unread_messages_cancels_its_handler(run: Run) 
         await world.a.serve_stream(method, hanging.stream)
 
         async def fill() -> None:
-            async with world.b.stream(world.a.peer_id, method, timeout_s=3) as stream:
+            async with world.b.stream(world.a.peer_id, method, timeout_s=1.5) as stream:
                 while True:
                     await stream.send(bytes(MIB))
 
@@ -503,7 +503,7 @@ def test_receive_without_a_message_raises_timeout_and_the_stream_goes_on(run: Ru
     async def case(world: World) -> None:
         method = world.name()
         await world.a.serve_stream(method, echo_stream)
-        async with world.b.stream(world.a.peer_id, method, timeout_s=3) as stream:
+        async with world.b.stream(world.a.peer_id, method, timeout_s=1.5) as stream:
             with pytest.raises(PeerTimeout):
                 await stream.receive()
             await stream.send(b"still here")
@@ -516,8 +516,8 @@ def test_handler_waits_for_as_long_as_its_caller_stays(run: Run) -> None:
     async def case(world: World) -> None:
         method = world.name()
         await world.a.serve_stream(method, echo_stream)
-        async with world.b.stream(world.a.peer_id, method, timeout_s=2) as stream:
-            await asyncio.sleep(2.5)  # the caller's deadline is the caller's own
+        async with world.b.stream(world.a.peer_id, method, timeout_s=1) as stream:
+            await asyncio.sleep(1.2)  # the caller's deadline is the caller's own
             await stream.send(b"late")
             assert await stream.receive() == b"late"
 

@@ -85,8 +85,10 @@ COMMANDS = (
         code="swarm_node.commands.run:init",
         settings=HERE,
         example="swarm-node run init story.toml",
-        arguments={"path": "The new run file (default: run.toml)."},
-        texts={"start": "Train this checkpoint further: a Hugging Face model directory, or OWNER/NAME[@REVISION]."},
+        own={
+            "PATH": "The new run file (default: run.toml).",
+            "--start START": "Train this checkpoint further: a Hugging Face model directory, or OWNER/NAME[@REVISION].",
+        },
     ),
     Command(
         name="run sign",
@@ -94,11 +96,11 @@ COMMANDS = (
         code="swarm_node.commands.run:sign",
         settings=(*HERE, *DATA),
         example="swarm-node run sign story.toml",
-        arguments={"path": "The run file (default: run.toml)."},
-        paths={"identity": "Sign with this key instead of the home's."},
-        switches={
-            "pin": "Pin a data set of the hub by its tokens, not only its commit: download and tokenize it now.",
-            "unpinned": "Leave the data open: who has other data, such as another Python's, may train too.",
+        own={
+            "PATH": "The run file (default: run.toml).",
+            "--identity FILE": "Sign with this key instead of the home's.",
+            "--pin": "Pin a data set of the hub by its tokens, not only its commit: download and tokenize it now.",
+            "--unpinned": "Leave the data open: who has other data, such as another Python's, may train too.",
         },
     ),
     Command(
@@ -107,7 +109,7 @@ COMMANDS = (
         code="swarm_node.commands.run:show",
         settings=(),
         example="swarm-node run show story.toml",
-        arguments={"path": "The run file (default: run.toml)."},
+        own={"PATH": "The run file (default: run.toml)."},
     ),
     Command(
         name="run watch",
@@ -115,7 +117,7 @@ COMMANDS = (
         code="swarm_node.commands.run:watch",
         settings=("peers", "network_id", "tensorboard"),
         example=f"swarm-node run watch story.toml --peers {ADDR}",
-        arguments={"path": "The signed run file, or the run's id (default: run.toml)."},
+        own={"PATH": "The signed run file, or the run's id (default: run.toml)."},
     ),
     Command(
         name="run export",
@@ -123,9 +125,11 @@ COMMANDS = (
         code="swarm_node.commands.run:export",
         settings=(*HERE, "tokenizer", "peers", "network_id"),
         example="swarm-node run export story.toml --step 200",
-        arguments={"path": "The signed run file, or the run's id (default: run.toml)."},
-        paths={"out": "The new directory (default: the run's id and the step, here)."},
-        texts={"step": "Outer step (default: the newest one that is there)."},
+        own={
+            "PATH": "The signed run file, or the run's id (default: run.toml).",
+            "--out DIR": "The new directory (default: the run's id and the step, here).",
+            "--step STEP": "Outer step (default: the newest one that is there).",
+        },
     ),
     Command(
         name="run resume",
@@ -133,12 +137,12 @@ COMMANDS = (
         code="swarm_node.commands.run:resume",
         settings=(*HERE, "peers", "network_id"),
         example=f"swarm-node run resume story.toml --peers {ADDR} --yes",
-        arguments={"path": "The signed run file (default: run.toml)."},
-        paths={
-            "identity": "Sign with this key instead of the home's.",
-            "members": "Let the peer ids in this file go on, one a line (default: the last members that answer).",
+        own={
+            "PATH": "The signed run file (default: run.toml).",
+            "--identity FILE": "Sign with this key instead of the home's.",
+            "--members FILE": "Let these peer ids go on, one a line (default: the last members that answer).",
+            "--yes": "Sign and deliver it; without this, only say what would be signed.",
         },
-        switches={"yes": "Sign and deliver it; without this, only say what would be signed."},
     ),
     Command(
         name="models list",
@@ -153,7 +157,7 @@ COMMANDS = (
         code="swarm_node.commands.models:check",
         settings=HERE,
         example="swarm-node models check OWNER/NAME",
-        arguments={"model": "A directory, or OWNER/NAME[@REVISION] on a hub."},
+        own={"MODEL": "A directory, or OWNER/NAME[@REVISION] on a hub."},
     ),
     Command(
         name="chat",
@@ -161,11 +165,11 @@ COMMANDS = (
         code="swarm_node.commands.chat:run",
         settings=(*HERE, "peers", "network_id"),
         example=f"swarm-node chat story --peers {ADDR}",
-        arguments={"model": "The model's name, or NAME@REVISION for one of several that are served under it."},
-        texts={
-            "system": "What the model is told before the conversation.",
-            "temperature": "How freely words are drawn, from 0 (always the likeliest) to 2 (default: 0.7).",
-            "max_tokens": "Tokens of an answer at most (default: 512).",
+        own={
+            "MODEL": "The model's name, or NAME@REVISION for one of several that are served under it.",
+            "--system SYSTEM": "What the model is told before the conversation.",
+            "--temperature TEMPERATURE": "How freely words are drawn, from 0 (the likeliest) to 2 (default: 0.7).",
+            "--max-tokens TOKENS": "Tokens of an answer at most (default: 512).",
         },
     ),
     Command(
@@ -197,7 +201,7 @@ COMMANDS = (
         code="swarm_node.top.command:run",
         settings=("peers", "url", "network_id"),
         example=f"swarm-node top --peers {ADDR}",
-        switches={"once": "Print the picture as plain text and exit, as where there is no terminal."},
+        own={"--once": "Print the picture as plain text and exit, as where there is no terminal."},
     ),
     Command(
         name="status",
@@ -233,7 +237,9 @@ COMMANDS = (
         code="swarm_node.commands.plan:run",
         settings=("home", "model", "dtype"),
         example="swarm-node plan --model ~/models/story --nodes nodes.toml",
-        paths={"nodes": "TOML file: name, memory, and decode_ms_per_block or tokens_per_s in a [[nodes]] for each."},
+        own={
+            "--nodes FILE": "TOML file: name, memory, and decode_ms_per_block or tokens_per_s in a [[nodes]] for each."
+        },
     ),
     Command(
         name="identity",
@@ -241,7 +247,7 @@ COMMANDS = (
         code="swarm_node.commands.this_node:identity",
         settings=HERE,
         example="swarm-node identity --new",
-        switches={"new": "Create the key; an existing one is never overwritten."},
+        own={"--new": "Create the key; an existing one is never overwritten."},
     ),
 )
 

@@ -49,16 +49,14 @@ def _offered(incomplete: str, fits: Callable[[Path], bool]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """What was given on the command line; None marks what was not. `extra` holds the command's own switches, `paths`
-    its own files, and `texts` its own options with a value.
+    """What was given on the command line; None marks what was not. `own` holds what no setting is, by its name:
+    switches as bool, files as Path, all else as text.
     """
 
     values: Mapping[str, Value]
     json: bool
     file: Path | None
-    extra: Mapping[str, bool]
-    paths: Mapping[str, Path | None] = field(default_factory=dict)
-    texts: Mapping[str, str | None] = field(default_factory=dict)
+    own: Mapping[str, Any] = field(default_factory=dict)
 
     def resolve(self) -> Config:
         """Resolve the settings from these flags, the environment and the file. Raises ConfigError."""
@@ -73,9 +71,9 @@ class Flags:
 class Command:
     """One command: its line in the help, its code (`module:function`, imported when it runs) and its options.
 
-    `settings` are options for settings. The command's own options are `switches` (on or off), `paths` (files) and
-    `texts` (values). `arguments` are given without an option's name: `path` is a file, any other a text. A name of two
-    words is a command of the group that the first word names.
+    `settings` are options for settings. `own` maps what is the command's alone to its help: `--yes` is a switch,
+    `--out DIR` and `--identity FILE` are paths, `--step STEP` is a text; `PATH` and `MODEL` need no option's name. A
+    command of two words is in the group that the first names.
     """
 
     name: str
@@ -83,24 +81,12 @@ class Command:
     code: str
     settings: Sequence[str]
     example: str
-    switches: Mapping[str, str] = field(default_factory=dict)
-    paths: Mapping[str, str] = field(default_factory=dict)
-    texts: Mapping[str, str] = field(default_factory=dict)
-    arguments: Mapping[str, str] = field(default_factory=dict)
+    own: Mapping[str, str] = field(default_factory=dict)
 
     def add_to(self, app: typer.Typer) -> None:
         """Register the command with `app`, which is the program or the command's group."""
-        parameters = [_argument(name, about) for name, about in self.arguments.items()]
-        parameters += [_setting_option(name) for name in self.settings]
-        parameters += [_option(name, bool, f"--{name}", about, default=False) for name, about in self.switches.items()]
-        parameters += [
-            _option(name, Path | None, f"--{name}", about, metavar="DIR" if name == "out" else "FILE")
-            for name, about in self.paths.items()
-        ]
-        parameters += [
-            _option(name, str | None, "--" + name.replace("_", "-"), about, metavar=name.split("_")[-1].upper())
-            for name, about in self.texts.items()
-        ]
+        own = [_own(spec, about) for spec, about in self.own.items()]
+        parameters = [*own, *map(_setting_option, self.settings)]
         parameters.append(_option("json", bool, "--json", "Print events as JSON lines on stdout.", default=False))
         parameters.append(
             _option(
@@ -111,13 +97,9 @@ class Command:
         def callback(**given: Any) -> int:
             # an empty list is typer's way to say that a repeatable option was not given
             values = {name: given[name] if given[name] != [] else None for name in self.settings}
-            extra = {name: bool(given[name]) for name in self.switches}
-            paths = {name: given[name] for name in (*self.paths, "path") if name in given}
-            texts = {name: given[name] for name in (*self.texts, *self.arguments) if name != "path"}
+            given_own = {each.name: given[each.name] for each in own}
             run: Callable[[Flags], int] = imported(self.code)
-            return run(
-                Flags(values=values, json=given["json"], file=given["config"], extra=extra, paths=paths, texts=texts)
-            )
+            return run(Flags(values=values, json=given["json"], file=given["config"], own=given_own))
 
         callback.__doc__ = self.purpose
         callback.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -163,9 +145,15 @@ def _setting_option(name: str) -> inspect.Parameter:
     return _option(name, kind, flag, about, metavar=setting.metavar, complete=COMPLETIONS.get(name))
 
 
-def _argument(name: str, about: str) -> inspect.Parameter:
-    argument = typer.Argument(help=escape(about), metavar=name.upper(), show_default=False)
-    kind: Any = Path | None if name == "path" else str | None
+def _own(spec: str, about: str) -> inspect.Parameter:
+    flag, _, metavar = spec.partition(" ")
+    name = flag.lstrip("-").replace("-", "_").lower()
+    kind: Any = Path | None if metavar in {"FILE", "DIR"} or flag == "PATH" else str | None
+    if flag.startswith("--"):
+        return _option(
+            name, kind if metavar else bool, flag, about, default=None if metavar else False, metavar=metavar
+        )
+    argument = typer.Argument(help=escape(about), metavar=flag, show_default=False)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, argument])
 
 
@@ -180,6 +168,8 @@ def _option(
     complete: Callable[[str], list[str]] | None = None,
 ) -> inspect.Parameter:
     # brackets would be taken for markup and vanish
-    option = typer.Option(declared, help=escape(about), metavar=metavar, show_default=False, autocompletion=complete)
+    option = typer.Option(
+        declared, help=escape(about), metavar=metavar or None, show_default=False, autocompletion=complete
+    )
     annotation = Annotated[kind, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

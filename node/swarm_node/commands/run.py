@@ -62,7 +62,7 @@ def sign(flags: Flags) -> int:
             f"{path} cannot be signed: {few} impossible", remedy="correct what is listed above"
         ) from error
     interrupts.raise_in_command()
-    pins = data_pins(config, settings, emitter, pin=flags.extra["pin"], unpinned=flags.extra["unpinned"])
+    pins = data_pins(config, settings, emitter, pin=flags.own["pin"], unpinned=flags.own["unpinned"])
     run = sign_file(path, identity, pins={**pins, **start_pins(config, settings, emitter)})
     for message, remedy in warnings_of(run.config):
         emitter.emit("warning", message=message, remedy=remedy)
@@ -87,19 +87,19 @@ def resume(flags: Flags) -> int:
     path, author = _existing(flags), _identity(flags)
     from swarm_node.commands.run_resume import resume_run  # noqa: PLC0415
 
-    members, emitter = flags.paths["members"], Emitter(json=flags.json)
-    return resume_run(path, author, members, config, emitter, is_certain=flags.extra["yes"])
+    members, emitter = flags.own["members"], Emitter(json=flags.json)
+    return resume_run(path, author, members, config, emitter, is_certain=flags.own["yes"])
 
 
 def export(flags: Flags) -> int:
-    config, which, text = flags.resolve(), _file_or_id(flags), flags.texts["step"]
+    config, which, text = flags.resolve(), _file_or_id(flags), flags.own["step"]
     try:
         outer_step = None if text is None else whole_number(0, MAX_OUTER_STEP)(text)
     except ValueError as error:
         raise ConfigError(f"--step: {text!r} {error}", remedy="write --step 200") from error
     from swarm_node.commands.run_export import export_run  # noqa: PLC0415
 
-    return export_run(which, outer_step, flags.paths["out"], config, Emitter(json=flags.json))
+    return export_run(which, outer_step, flags.own["out"], config, Emitter(json=flags.json))
 
 
 def watch(flags: Flags) -> int:
@@ -121,7 +121,7 @@ def _with_peers(flags: Flags) -> Config:
 
 def _existing(flags: Flags) -> Path:
     """Return the run file's path; it is checked before torch is imported. Raises ConfigError."""
-    path = flags.paths["path"] or DEFAULT_PATH
+    path = flags.own["path"] or DEFAULT_PATH
     if not path.exists():
         if isinstance(parse_run(str(path)), RunId):
             raise ConfigError(f"{path} is a run's id", remedy="name the run's signed file: this command needs it")
@@ -134,7 +134,7 @@ def _existing(flags: Flags) -> Path:
 
 
 def _file_or_id(flags: Flags) -> Path | RunId:
-    named = flags.paths["path"]
+    named = flags.own["path"]
     which = parse_run(str(named)) if named else None
     if isinstance(which, Path) and not which.exists():
         raise ConfigError(f"{named} cannot be read: it is not there", remedy=f"name the run's file, or {RUN_ID_FORM}")
@@ -143,7 +143,7 @@ def _file_or_id(flags: Flags) -> Path | RunId:
 
 def _identity(flags: Flags) -> Identity:
     """Return the key to sign with. Raises ConfigError if there is none: a run's author has to know which key signs."""
-    if given := flags.paths["identity"]:
+    if given := flags.own["identity"]:
         if not given.exists():
             raise ConfigError(f"there is no identity file {given}", remedy="check --identity")
         return Identity.load(given)
@@ -236,7 +236,7 @@ def _streaming(config: RunConfig) -> str:
 
 
 def init(flags: Flags) -> int:
-    path, emitter = flags.paths["path"] or DEFAULT_PATH, Emitter(json=flags.json)
+    path, emitter = flags.own["path"] or DEFAULT_PATH, Emitter(json=flags.json)
     from swarm.training.run.run_config import RunConfig  # noqa: PLC0415
     from swarm.training.run.run_file import new_run_file  # noqa: PLC0415
 
@@ -244,7 +244,7 @@ def init(flags: Flags) -> int:
         config = RunConfig(name=path.stem if path.stem != DEFAULT_PATH.stem else DEFAULT_NAME)
     except ValueError:
         config = RunConfig(name=DEFAULT_NAME)
-    if start := flags.texts["start"]:
+    if start := flags.own["start"]:
         config = _starting_from(config, start, flags.home())
     new_run_file(path, config)
     emitter.emit("run_written", path=str(path))

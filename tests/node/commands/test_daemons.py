@@ -24,7 +24,7 @@ def test_join_that_serves_has_threads_sleep_between_steps_unless_told_otherwise(
         monkeypatch.delenv("OMP_WAIT_POLICY")
     monkeypatch.setattr(daemons, "live", lambda *_arguments, **_options: 0)
     (tmp_path / "config.json").write_text("{}")
-    flags = Flags(values={"home": str(tmp_path / "home"), "model": str(tmp_path)}, json=False, file=None, extra={})
+    flags = Flags(values={"home": str(tmp_path / "home"), "model": str(tmp_path)}, json=False, file=None)
     assert daemons.join(flags) == 0
     assert os.environ["OMP_WAIT_POLICY"] == expected
 
@@ -33,7 +33,7 @@ def test_join_that_does_not_serve_leaves_them_alone(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("OMP_WAIT_POLICY", "")
     monkeypatch.delenv("OMP_WAIT_POLICY")
     monkeypatch.setattr(daemons, "live", lambda *_arguments, **_options: 0)
-    assert daemons.join(Flags(values={"home": str(tmp_path / "home")}, json=False, file=None, extra={})) == 0
+    assert daemons.join(Flags(values={"home": str(tmp_path / "home")}, json=False, file=None)) == 0
     assert "OMP_WAIT_POLICY" not in os.environ
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from inspect import get_annotations
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
@@ -185,15 +185,17 @@ class Checked:
     __post_init__: Callable[[Any], None]
 
     def __init_subclass__(cls) -> None:
+        value_type: Any = cls
         own = cls.__dict__.get("__post_init__")
         if getattr(own, "__name__", "") != "_check_fields":  # slots make a class twice
-            checks = {field: check for field, hint in hints_of(cls).items() if (check := _check_of(hint))}
+            checks = {field: check for field, hint in hints_of(value_type).items() if (check := _check_of(hint))}
             lines = [f"check_{field}(self.{field}, {field!r})" for field in checks]
             names = {f"check_{field}": check for field, check in checks.items()} | {"own": own}
             lines += ["own(self)"] if own else []
             cls.__post_init__ = made_function("_check_fields", "self", lines, names)
 
 
+@cache
 def hints_of(value_type: Any) -> dict[str, Any]:
     """Return the annotations of a class's own fields, in which names are those of its module alone."""
     return get_annotations(value_type, locals={}, eval_str=True)

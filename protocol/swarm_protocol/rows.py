@@ -6,10 +6,10 @@ So rows can be cut anywhere and sent again as they are. The decoding side must c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 from swarm_protocol import limits
-from swarm_protocol.checks import check_int
+from swarm_protocol.checks import Checked, check_int, whole
 
 Data: TypeAlias = bytes | bytearray | memoryview
 
@@ -38,16 +38,15 @@ def row_bytes(codec: str, num_columns: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class Rows(Checked):
     """`num_rows` rows of `num_columns`, one after another. `payload` may be a view of a larger message: keep a copy."""
 
     codec: str
-    num_rows: int
+    num_rows: Annotated[int, whole(limits.MAX_STEP_TOKENS, low=1)]
     num_columns: int
     payload: Data
 
     def __post_init__(self) -> None:
-        check_int(self.num_rows, "num_rows", low=1, high=limits.MAX_STEP_TOKENS)
         check_int(self.num_columns, "num_columns", low=self.codec != TOKENS, high=limits.MAX_COLUMNS)
         if len(self.payload) != self.num_rows * self.row_bytes:
             raise ValueError(f"{self.num_rows} rows of {self.row_bytes} bytes are not {len(self.payload)} bytes")

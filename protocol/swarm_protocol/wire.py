@@ -177,7 +177,7 @@ def _is_map(field: Any) -> bool:
 
 def _inner_types(value_type: Any) -> dict[str, type[Any]]:
     """Return the dataclasses that the annotations of a dataclass's fields name."""
-    hints = hints_of(value_type) if is_dataclass(value_type) else {}
+    hints = hints_of(value_type) if hasattr(value_type, "__dataclass_fields__") else {}
     return {name: inner for name, hint in hints.items() if (inner := _dataclass_in(hint))}
 
 

@@ -44,9 +44,6 @@ MAX_PROPOSALS = 12
 
 Span = tuple[int, int]
 
-ENOUGH_SERVERS = 2
-"""Servers of one block, before speed counts: the second takes over when the first is lost."""
-
 SAME_SPEED = 1.1
 _LOWEST = 1e-9  # tokens/s: below any server's, whatever it claims
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from swarm.router.placement import (
-    ENOUGH_SERVERS,
     SAME_SPEED,
     Capacity,
     choose_move,
@@ -21,6 +20,9 @@ from swarm_protocol.identity import peer_id_of
 from swarm_protocol.records import ServeRecord, ServeState
 
 PEERS = [peer_id_of(bytes([number] * 32)) for number in range(4)]
+
+ENOUGH_SERVERS = 2
+"""The second server of a block takes over when the first is lost."""
 
 
 def record(

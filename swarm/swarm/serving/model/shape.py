@@ -7,32 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 from swarm_protocol import limits
-from swarm_protocol.checks import check_int
+from swarm_protocol.checks import Checked, whole
 from swarm_protocol.errors import ConfigError
 
 _FOLLOWS_THE_LONGEST = {"dynamic", "longrope"}
 """Rotary embeddings that turn all positions otherwise once one of them is behind the original context."""
 
 
+Width: TypeAlias = Annotated[int, whole(limits.MAX_MESSAGE_BYTES // 4, low=1)]
+"""A row must fit into a message."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
-    """The sizes of a model by which a client checks what servers send."""
+class ModelShape(Checked):
+    """The sizes of a model by which a client checks what servers send. Raises ValueError: they are a server's."""
 
     name: str
     revision: str
-    num_blocks: int
-    hidden_size: int
-    vocab_size: int
-
-    def __post_init__(self) -> None:
-        """Raises ValueError: the numbers are a server's."""
-        check_int(self.num_blocks, "num_blocks", low=1, high=limits.MAX_BLOCKS)
-        # a row of either must fit into a message
-        check_int(self.hidden_size, "hidden_size", low=1, high=limits.MAX_MESSAGE_BYTES // 4)
-        check_int(self.vocab_size, "vocab_size", low=1, high=limits.MAX_MESSAGE_BYTES // 4)
+    num_blocks: Annotated[int, whole(limits.MAX_BLOCKS, low=1)]
+    hidden_size: Width
+    vocab_size: Width
 
 
 def check_span(start: int, end: int, num_blocks: int) -> None:

@@ -47,11 +47,9 @@ class NotFinite(AggregationError):
 class AggregationReport:
     """What the aggregation did to each member, in the members' order.
 
-    `norms` are the slices' lengths, or their distances from the centre, if the aggregator uses them. `kept` is the
-    share of each slice's weight that was left: 1 for all, 0 for a slice that was left out. Both are empty where each
-    coordinate is aggregated on its own. `note` says why the result is less robust than the run asks for."""
+    `kept` is the share of each slice's weight that was left: 1 for all, 0 for a slice that was left out; it is empty
+    where each coordinate is aggregated on its own. `note` says why the result is less robust than the run asks for."""
 
-    norms: tuple[float, ...] = ()
     kept: tuple[float, ...] = ()
     note: str = ""
 
@@ -158,7 +156,7 @@ class NormClippedMean(Aggregator):
         kept = tuple(1.0 if norm <= limit else limit / norm for norm in norms)
         return AggregationDecision(
             coefficients=tuple(share * each for share, each in zip(shares(weights), kept, strict=True)),
-            report=AggregationReport(norms=norms, kept=kept),
+            report=AggregationReport(kept=kept),
         )
 
 
@@ -194,7 +192,6 @@ class MultiKrum(Aggregator):
         return AggregationDecision(
             coefficients=shares(chosen),
             report=AggregationReport(
-                norms=tuple(math.sqrt(own) for own in survey.diagonal().tolist()),
                 kept=tuple(float(member in selected) for member in range(num_members)),
                 note=note,
             ),
@@ -280,7 +277,7 @@ class GeometricMedian(Aggregator):
             reached = distances(survey, point)
             if _stands_still(former, point):
                 break
-        return AggregationDecision(coefficients=point, report=_report(start, reached, unit))
+        return AggregationDecision(coefficients=point, report=_report(reached, unit))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,7 +314,7 @@ class CenteredClip(Aggregator):
             coefficients=point,
             centre=1 - math.fsum(point),
             cut=median_cut(weights),
-            report=_report(start, reached, limit),
+            report=_report(reached, limit),
         )
 
 
@@ -326,13 +323,12 @@ def _start_alone(weights: Sequence[int], start: Sequence[float]) -> AggregationD
         coefficients=(0.0,) * len(weights),
         centre=1.0,
         cut=median_cut(weights),
-        report=AggregationReport(norms=tuple(start), kept=tuple(float(length == 0) for length in start)),
+        report=AggregationReport(kept=tuple(float(length == 0) for length in start)),
     )
 
 
-def _report(start: Sequence[float], reached: Sequence[float], limit: float) -> AggregationReport:
-    kept = tuple(1.0 if length <= limit else limit / length for length in reached)
-    return AggregationReport(norms=tuple(start), kept=kept)
+def _report(reached: Sequence[float], limit: float) -> AggregationReport:
+    return AggregationReport(kept=tuple(1.0 if length <= limit else limit / length for length in reached))
 
 
 def _stands_still(former: Sequence[float], point: Sequence[float]) -> bool:
@@ -409,7 +405,7 @@ class Aggregation:
         survey = np.sqrt(self._survey) if self._aggregator.survey == "norms" else self._survey
         self._decision = self._aggregator.decide(self._weights, survey)
         report = self._decision.report
-        return AggregationReport(norms=self._of_all(report.norms), kept=self._of_all(report.kept), note=report.note)
+        return AggregationReport(kept=self._of_all(report.kept), note=report.note)
 
     @property
     def is_sum(self) -> bool:

@@ -189,7 +189,6 @@ def test_multi_krum_leaves_out_the_farthest_slices_and_reports_it() -> None:
     assert left_out(report) == (2, 5)
     assert np.allclose(result_N, np.average(x_MN[[0, 1, 3, 4, 6]], axis=0, weights=(1, 2, 3, 4, 5)), atol=1e-6)
     assert not report.note
-    assert report.norms[2] > 10 * report.norms[0]
 
 
 @pytest.mark.parametrize(("num_members", "num_left_out"), [(1, 0), (2, 0), (4, 0), (5, 1), (8, 2), (9, 3)])

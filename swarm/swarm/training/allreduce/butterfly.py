@@ -79,7 +79,7 @@ class Butterfly:
     @property
     def kept_shares(self) -> dict[str, float]:
         """The share of its weight that each notably reduced member keeps in this member's part, by peer."""
-        return self._own.kept_shares
+        return self._own.reducer.kept_shares
 
     @property
     def bytes_sent(self) -> int:

@@ -174,15 +174,11 @@ class PartOwner:
         self._streams = streams
         self._group = streams.group
         self._part = part
-        self._reducer = PartReducer(streams.scheme, streams.group)
+        self.reducer = PartReducer(streams.scheme, streams.group)
         self._inboxes = {peer: FrameInbox(peer, streams.heard) for peer in self._group.peer_ids}
         self._accepted: dict[str, asyncio.Future[Stream]] = {}
         self._delivering: dict[str, asyncio.Task[None]] = {}
         self._closed = asyncio.Event()
-
-    @property
-    def kept_shares(self) -> dict[str, float]:
-        return self._reducer.kept_shares
 
     @property
     def is_closed(self) -> bool:
@@ -212,21 +208,21 @@ class PartOwner:
 
     def lacks(self, peer: str) -> bool:
         """Whether `peer` left before all its slices had arrived: without them this part cannot be reduced."""
-        inbox, contributes = self._inboxes[peer], peer in [each.peer_id for each in self._reducer.contributors]
+        inbox, contributes = self._inboxes[peer], peer in [each.peer_id for each in self.reducer.contributors]
         return contributes and not inbox.is_filling and inbox.num_received < len(self._part.frames)
 
     async def reduce(self) -> None:
-        await _reduce_part(self._streams, self._reducer, self._part.frames, self._slice_of, self._reduce_frame)
+        await _reduce_part(self._streams, self.reducer, self._part.frames, self._slice_of, self._reduce_frame)
 
     async def _reduce_frame(self, index: int, encoded: Sequence[Data]) -> None:
         streams, frame = self._streams, self._part.frames[index]
         if index == 0:
             await streams.faults.reached("round.reducing")
         place = self._part.frame(index)
-        if self._reducer.is_quick:
-            self._reducer.reduce(encoded, num_values(frame), place)
+        if self.reducer.is_quick:
+            self.reducer.reduce(encoded, num_values(frame), place)
         else:
-            await streams.off_loop(self._reducer.reduce, encoded, num_values(frame), place)
+            await streams.off_loop(self.reducer.reduce, encoded, num_values(frame), place)
         if index == 0:
             await streams.faults.reached("round.reduced")
         self._part.have_next()

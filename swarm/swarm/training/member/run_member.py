@@ -48,7 +48,7 @@ from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.certificate import Proof, RunSignatures, whom_to_ask
 from swarm.training.state.replica import HashedState, Replica
 from swarm.training.state.replica_state import ReplicaState
-from swarm.training.state.state_download import NO_STORE, ChunkStore
+from swarm.training.state.state_download import ChunkStore
 from swarm.training.state.state_sync import RunContext, SyncResult, claims_of, furthest, reach, trainers
 from swarm.training.state.state_transfer import Fetcher
 
@@ -80,7 +80,7 @@ class RunMemberOptions:
     clock: Callable[[], float] = time.monotonic
     state: ReplicaState | None = None
     certificate: bytes = b""
-    chunks: ChunkStore = NO_STORE
+    chunks: ChunkStore | None = None
     promises: PromiseStore | None = None
 
 

@@ -6,7 +6,6 @@ Values only. `run_file` reads, signs and writes runs; `run_model` builds what `R
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
@@ -27,6 +26,7 @@ from swarm.training.run.settings import (
     is_digest,
     is_hub_id,
     is_revision,
+    matching,
     number,
     refuse_unknown_keys,
     setting,
@@ -83,19 +83,14 @@ _MODEL_KEYS: Mapping[str, str] = {
     "eos_token_id": "Token that ends a document.",
 }
 
-_NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?")
 _NAME_RULE = "1 to 64 of a-z, 0-9, '.', '_' and '-', with a letter or digit at both ends"
-_COLUMN = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_is_column = matching(r"[\w.-]{1,64}")
 _COLUMN_RULE = "use 1 to 64 letters, digits, '_', '-' and '.'"
 
 _SOURCES = ("python-stdlib", "files", "hub")
 _INNER_OPTIMIZERS = ("adamw", "muon")
 _SCHEDULES = ("constant", "linear", "cosine")
 _OUTER_OPTIMIZERS = ("nesterov", "average")
-
-
-def _is_column(value: object) -> bool:
-    return isinstance(value, str) and _COLUMN.fullmatch(value) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +238,7 @@ class RunConfig:
     name: str = field(
         metadata=describe(
             "Beginning of the run's id. The rest is a digest of all settings, of who signed them, and when.",
-            lambda value: isinstance(value, str) and _NAME.fullmatch(value) is not None,
+            matching(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?"),
             f"use a name such as my-run: {_NAME_RULE}",
         )
     )

@@ -20,7 +20,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -35,7 +34,7 @@ from swarm.building import BUILDING
 from swarm.training.run.layout import MAX_STATE_VALUES, Layout
 from swarm.training.run.run_config import BYTE_VOCABULARY, RunConfig
 from swarm.training.run.seeded import stream
-from swarm.training.run.settings import refuse_unknown_keys
+from swarm.training.run.settings import is_digest, refuse_unknown_keys
 
 MODULE_TYPE = "module"
 MAX_SAMPLES = 1 << 48
@@ -82,7 +81,7 @@ def check_module_run(config: RunConfig) -> int:
         raise ConfigError(
             f"[model] num_values = {num_values!r}", remedy=f"use the number of parameters, 1 to {MAX_STATE_VALUES}"
         )
-    if not isinstance(digest, str) or re.fullmatch("[0-9a-f]{64}", digest) is None:
+    if not is_digest(digest):
         raise ConfigError(f"[model] digest = {digest!r}", remedy="swarm.trainer.module_run fills it in")
     if type(num_samples) is not int or not 0 <= num_samples <= MAX_SAMPLES:
         raise ConfigError(f"[model] num_samples = {num_samples!r}", remedy="use the data set's length, or 0")

@@ -20,11 +20,6 @@ MAX_ADMITTED = 1024
 """Peer ids that a run may admit: several full groups, within a run file's size."""
 _UNSET = object()
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
-_REVISION = re.compile(r"\w[\w.-]{0,95}(?:/\w[\w.-]{0,95})?", re.ASCII)
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-
 
 class ImpossibleRun(ConfigError):
     """`problems` are the impossible values of a run, each with its remedy."""
@@ -157,22 +152,18 @@ def are_peers(value: object) -> bool:
     return len(set(value)) == len(value)
 
 
-def is_hub_id(value: object) -> bool:
-    """Whether it is OWNER/NAME."""
-    return isinstance(value, str) and _HUB_ID.fullmatch(value) is not None
+def matching(pattern: str) -> Callable[[object], bool]:
+    """Return a check whether a value is text that matches the whole of `pattern`."""
+    whole = re.compile(pattern, re.ASCII)
+    return lambda value: isinstance(value, str) and whole.fullmatch(value) is not None
 
 
-def is_revision(value: object) -> bool:
-    """Whether it can be a branch, a tag or a commit of a repository on a hub."""
-    return isinstance(value, str) and _REVISION.fullmatch(value) is not None
-
-
-def is_commit(value: str) -> bool:
-    return _COMMIT.fullmatch(value) is not None
-
-
-def is_digest(value: object) -> bool:
-    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
+is_hub_id = matching(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+"""Whether it is OWNER/NAME."""
+is_revision = matching(r"\w[\w.-]{0,95}(?:/\w[\w.-]{0,95})?")
+"""Whether it can be a branch, a tag or a commit of a repository on a hub."""
+is_commit = matching(r"[0-9a-f]{40}")
+is_digest = matching(r"[0-9a-f]{64}")
 
 
 def refuse_unknown_keys(mapping: Mapping[str, Any], known: Collection[str], where: str) -> None:

@@ -130,27 +130,10 @@ class ChunkStore(Protocol):
         """Forget everything, since the download is done."""
 
 
-class _NoStore:
-    """Keeps nothing."""
-
-    def resume(self, digests: Collection[bytes]) -> Iterator[bytes]:
-        del digests
-        return iter(())
-
-    def keep(self, digest: bytes, data: bytes) -> None:
-        del digest, data
-
-    def clear(self) -> None:
-        pass
-
-
-NO_STORE = _NoStore()
-
-
 class Download:
     """Runs one download. `gave` has the bytes of the state that each donor has given."""
 
-    def __init__(self, manifest: Manifest, ask: Ask, executor: Executor, store: ChunkStore) -> None:
+    def __init__(self, manifest: Manifest, ask: Ask, executor: Executor, store: ChunkStore | None) -> None:
         self.gave: dict[str, int] = {}
         self._manifest = manifest
         self._ask = ask
@@ -168,7 +151,8 @@ class Download:
             reasons = "; ".join(f"{donor[-6:]}: {reason}" for donor, reason in self._failures.items())
             raise RoundError(f"the state cannot be had: {reasons or 'nobody has it'}")
         state = await self._off_loop(self._assembly.finish)
-        await self._off_loop(self._store.clear)
+        if self._store is not None:
+            await self._off_loop(self._store.clear)
         return state
 
     def _reuse(self, own: Sequence[ReplicaState]) -> None:
@@ -179,7 +163,7 @@ class Download:
         wanted: dict[bytes, list[int]] = {}
         for index in self._assembly.missing:
             wanted.setdefault(digests[index], []).append(index)
-        for data in self._store.resume(wanted.keys()):
+        for data in self._store.resume(wanted.keys()) if self._store is not None else ():
             for index in wanted.get(hashlib.sha256(data).digest(), ()):
                 self._assembly.put(index, data)
 
@@ -227,7 +211,8 @@ class Download:
         except SwarmError as error:
             logger.warning("dropped %s as a donor: %s", donor[-6:], error)
             return error.message
-        await self._off_loop(self._store.keep, self._manifest.chunk_digests[index], data)
+        if self._store is not None:
+            await self._off_loop(self._store.keep, self._manifest.chunk_digests[index], data)
         return ""
 
     async def _off_loop(self, function: Callable[..., T], *arguments: Any) -> T:

@@ -25,7 +25,7 @@ from swarm.training.run.methods import Methods
 from swarm.training.state.proof_reader import SMALL_BYTES
 from swarm.training.state.replica import HashedState, Replica
 from swarm.training.state.replica_state import CHUNK_BYTES, MAX_HEAD_BYTES, Manifest
-from swarm.training.state.state_download import NO_STORE, ChunkStore, Download
+from swarm.training.state.state_download import ChunkStore, Download
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ class Fetcher:
     """Fetches for one member of a run. `executor` hashes and parses large data. `store` keeps a state's chunks over a
     restart."""
 
-    def __init__(self, network: Network, methods: Methods, executor: Executor, store: ChunkStore = NO_STORE) -> None:
+    def __init__(self, network: Network, methods: Methods, executor: Executor, store: ChunkStore | None = None) -> None:
         self._network = network
         self._methods = methods
         self._executor = executor

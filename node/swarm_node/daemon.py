@@ -226,7 +226,10 @@ async def _arrive(node: Node, entry: NetworkEntry) -> None:
         "network", f"{node.network.network_id}, listening on {', '.join(addrs) or 'nothing: through relays only'}"
     )
     await _look_around(node)
-    node.steps.done("peers", f"{node.num_peers} live, this one included{_way_in(entry)}")
+    way_in = f"; joined through remembered peers: {', '.join(entry.remembered[:MAX_NAMED])}" if entry.remembered else ""
+    more = len(entry.remembered) - MAX_NAMED
+    way_in += f" and {more} more" if more > 0 else ""
+    node.steps.done("peers", f"{node.num_peers} live, this one included{way_in}")
     if node.config.peers and entry.remembered:
         node.emitter.emit(
             "warning",
@@ -244,14 +247,6 @@ async def _arrive(node: Node, entry: NetworkEntry) -> None:
         network_id=node.network.network_id,
         home=str(node.home.path),
     )
-
-
-def _way_in(entry: NetworkEntry) -> str:
-    if not entry.remembered:
-        return ""
-    named = ", ".join(entry.remembered[:MAX_NAMED])
-    more = len(entry.remembered) - MAX_NAMED
-    return f"; joined through remembered peers: {named}{f' and {more} more' if more > 0 else ''}"
 
 
 async def _keep_announced(node: Node) -> None:

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 import traceback
-import types
 from pathlib import Path
 
 from swarm_protocol.errors import SwarmError
@@ -25,6 +24,7 @@ from swarm_node.storage.home import explain, explained
 
 MAX_FILE_BYTES = 10 * 2**20  # days of a busy node at the default level
 NUM_OLD_FILES = 3
+HUMAN = "%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S"
 OURS = ("swarm", "swarm_node", "swarm_protocol", "swarm_compression")
 _MARK = "_swarm"  # set on the handlers made here, so that setting up twice replaces them
 
@@ -64,7 +64,8 @@ def set_up(directory: Path, *, log_format: str, level: str) -> Path:
     terminal = logging.StreamHandler(sys.stderr)
     terminal.setLevel(logging.ERROR)
     terminal.addFilter(lambda record: record.name.split(".")[0] in OURS)
-    formatter = JsonFormatter() if log_format == "json" else _human()
+    formatter = JsonFormatter() if log_format == "json" else logging.Formatter(*HUMAN)
+    formatter.converter = time.gmtime
     terminal.setFormatter(formatter if log_format == "json" else logging.Formatter("%(levelname)s: %(message)s"))
     file.setFormatter(formatter)
     root = logging.getLogger()
@@ -103,23 +104,14 @@ def keep_traceback(error: BaseException) -> Path:
     """Write where `error` came from to the log file, or to a temporary one if there is none yet. Returns its path."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, _LogFile):
-            record = logging.LogRecord("swarm_node", logging.ERROR, __file__, 0, "unexpected error", None, _info(error))
+            info = type(error), error, error.__traceback__
+            record = logging.LogRecord("swarm_node", logging.ERROR, __file__, 0, "unexpected error", None, info)
             handler.handle(record)
             return Path(handler.baseFilename)
     descriptor, path = tempfile.mkstemp(prefix="swarm-node-", suffix=".log", text=True)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         traceback.print_exception(error, file=file)
     return Path(path)
-
-
-def _info(error: BaseException) -> tuple[type[BaseException], BaseException, types.TracebackType | None]:
-    return type(error), error, error.__traceback__
-
-
-def _human() -> logging.Formatter:
-    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
-    formatter.converter = time.gmtime
-    return formatter
 
 
 EXIT_FAILURE = 1

@@ -79,7 +79,10 @@ class ViewBuilder:
             network_id=self._network.network_id,
             version=self._network.version,
             num_nodes=by_state["alive"],
-            num_volunteers=num_volunteers(nodes.values()),
+            num_volunteers=sum(
+                node.state == "alive" and bool(node.role == "volunteer" or node.models or node.runs)
+                for node in nodes.values()
+            ),
             nodes_by_state=by_state,
             nodes_by_reachability=by_reachability,
             models=tuple(detail.model for detail in models.values()),
@@ -150,11 +153,6 @@ def counted(nodes: Iterable[NodeView]) -> tuple[dict[str, int], dict[str, int]]:
         {state: by_state[state] for state in ("alive", "leaving")},
         {kind: by_reachability[kind] for kind in REACHES},
     )
-
-
-def num_volunteers(nodes: Iterable[NodeView]) -> int:
-    """Count the nodes that are alive and serve, train or wait for work."""
-    return sum(node.state == "alive" and bool(node.role == "volunteer" or node.models or node.runs) for node in nodes)
 
 
 def first_token_s(nodes: Mapping[str, NodeRecord]) -> tuple[float | None, float | None]:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from swarm_node.dashboard import pages
-from swarm_node.dashboard.history import schema
 
 ROOT = Path(__file__).parents[2]
 WHEEL = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
@@ -24,10 +23,7 @@ def test_the_wheel_takes_whole_packages_and_leaves_nothing_out() -> None:
         assert (ROOT / package / "py.typed").is_file()
 
 
-@pytest.mark.parametrize(
-    "folder",
-    [DASHBOARD / "static", DASHBOARD / "templates", schema.MIGRATIONS, schema.MIGRATIONS / "versions"],
-)
+@pytest.mark.parametrize("folder", [DASHBOARD / "static", DASHBOARD / "templates"])
 def test_what_is_read_at_run_time_lies_in_a_package_and_is_not_ignored(folder: Path) -> None:
     files = [file for file in folder.iterdir() if file.is_file()]
     assert files

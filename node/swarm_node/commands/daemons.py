@@ -42,6 +42,11 @@ def seed(flags: Flags) -> int:
 def join(flags: Flags) -> int:
     config = flags.resolve()
     _check_work(config)
+    if isinstance(config.run, Path):
+        # a file that is no run, or not what was signed, is refused before torch is imported to try the run's model
+        from swarm.training.run.run_file import read_signed  # noqa: PLC0415
+
+        read_signed(config.run)
     if config.model:
         # torch's threads would otherwise spin for milliseconds after each decoding step, on cores that others need
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -186,6 +186,8 @@ class Checked:
 
     def __init_subclass__(cls) -> None:
         value_type: Any = cls
+        bases = cls.__mro__[1:]
+        assert not any(hasattr(base, "__dataclass_fields__") for base in bases), "checks of a base are not inherited"
         own = cls.__dict__.get("__post_init__")
         if getattr(own, "__name__", "") != "_check_fields":  # slots make a class twice
             checks = {field: check for field, hint in hints_of(value_type).items() if (check := _check_of(hint))}

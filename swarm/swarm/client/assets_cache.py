@@ -22,7 +22,7 @@ from swarm.serving.model.model_assets import (
     open_assets,
     start_child,
 )
-from swarm.serving.session.known_servers import PeerHealth
+from swarm.serving.session.known_servers import PeerHealth, keep_newest
 
 MAX_MODELS = 8
 
@@ -71,7 +71,9 @@ class AssetsCache:
             async with loading:
                 if key not in self._assets:
                     willing = [peer_id for peer_id, record in servers.items() if record.state == "serving"]
-                    self._keep(key, await self._from_servers(model, revision, willing))
+                    assets = await self._from_servers(model, revision, willing)
+                    # the process of one that is dropped ends once no answer uses it any more
+                    keep_newest(self._assets, key, assets, MAX_MODELS)
         return self._assets[key]
 
     async def _from_servers(self, model: str, revision: str, peer_ids: Sequence[str]) -> ModelAssets:
@@ -87,7 +89,8 @@ class AssetsCache:
             except IntegrityError as error:
                 failure = error
                 num_bad += 1
-                self._remember_bad(model, revision, peer_id)
+                now_s = asyncio.get_running_loop().time()
+                keep_newest(self._bad_since, (model, revision, peer_id), now_s, MAX_REMEMBERED)
                 if num_bad == MAX_BAD_FILES:
                     break
         raise failure
@@ -107,17 +110,3 @@ class AssetsCache:
             peer_ids,
             key=lambda peer_id: (self._bad_since.get((model, revision, peer_id), 0.0), peer_id in failing),
         )
-
-    def _remember_bad(self, model: str, revision: str, peer_id: str) -> None:
-        self._bad_since[model, revision, peer_id] = asyncio.get_running_loop().time()
-        if len(self._bad_since) > MAX_REMEMBERED:
-            del self._bad_since[next(iter(self._bad_since))]
-
-    def _keep(self, key: tuple[str, str], assets: ModelAssets) -> None:
-        """Store the assets.
-
-        The oldest go when there are too many; their process ends once no answer uses it any more.
-        """
-        if len(self._assets) >= MAX_MODELS:
-            del self._assets[next(iter(self._assets))]
-        self._assets[key] = assets

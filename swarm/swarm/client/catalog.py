@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
 
 from swarm_protocol import limits
 from swarm_protocol.checks import check_name
@@ -29,7 +28,7 @@ from swarm.router.revisions import (
     short_revision,
     split_pin,
 )
-from swarm.serving.session.known_servers import PeerHealth
+from swarm.serving.session.known_servers import PeerHealth, keep_newest
 
 MAX_USED_MODELS = 256
 MAX_REVISIONS = 4
@@ -53,9 +52,6 @@ MAX_WARNED = 256
 
 Servers = Mapping[str, ServeRecord]
 """Servers of one model, by peer id."""
-
-K = TypeVar("K")
-T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -216,16 +212,13 @@ class ModelCatalog:
         self._used.add(chosen.name, chosen.revision.digest)
 
     async def _servers(self, name: str) -> Servers:
-        """Return the servers of all revisions, looked up again after MODELS_FRESH_S.
-
-        A session looks them up when one fails.
-        """
+        """Return the servers of all revisions, of MODELS_FRESH_S ago at most; a session looks again when one fails."""
         now_s = asyncio.get_running_loop().time()
         seen_s, servers = self._seen.get(name, (0.0, {}))
         if not servers or now_s - seen_s >= MODELS_FRESH_S:
             servers = await self._membership.servers(name)
             if servers:
-                _keep(self._seen, name, (now_s, servers), MAX_MODELS)
+                keep_newest(self._seen, name, (now_s, servers), MAX_MODELS)
         return servers
 
     def _choose(self, name: str, pin: str, servers: Servers) -> ChosenRevision | None:
@@ -271,7 +264,7 @@ class ModelCatalog:
         key = chosen.name, chosen.revision.digest
         if not others or key in self._warned:
             return
-        _keep(self._warned, key, None, MAX_WARNED)
+        keep_newest(self._warned, key, None, MAX_WARNED)
         logger.warning(
             "%s is served with several weights: revision %s, which is used here, and %s; to be sure of one, ask for %s",
             chosen.name,
@@ -301,11 +294,3 @@ class ModelCatalog:
                 for each in chosen.others[:MAX_OTHERS]
             ),
         )
-
-
-def _keep(cache: dict[K, T], key: K, value: T, most: int) -> None:
-    """Store a value; drop the oldest one when there are too many."""
-    cache.pop(key, None)
-    if len(cache) >= most:
-        del cache[next(iter(cache))]
-    cache[key] = value

@@ -17,7 +17,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias, TypeVar
 
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.records import ServeRecord
@@ -31,6 +31,9 @@ from swarm.serving.session.stage import PrefixStore
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 
 logger = logging.getLogger(__name__)
+
+K = TypeVar("K")
+T = TypeVar("T")
 
 IDLE_S = 30.0
 """Time for a person to read an answer and ask again, without another dial."""
@@ -293,8 +296,7 @@ class PeerHealth:
         known = self._refusals.pop(peer_id, None)
         if known is not None and known.until_s > now_s:
             num_tokens = min(num_tokens, known.num_tokens)
-        self._refusals[peer_id] = _Refusal(num_tokens, now_s + retry_after_s)
-        _bound(self._refusals)
+        keep_newest(self._refusals, peer_id, _Refusal(num_tokens, now_s + retry_after_s), MAX_PEERS)
 
     def failed(self, peer_id: str, error: SwarmError) -> None:
         """Avoid the peer, each time twice as long as the last time, or until one that is leaving has left."""
@@ -309,14 +311,15 @@ class PeerHealth:
             backoff_s, rest_s = LEAVING_BACKOFF_S, LEAVING_REST_S
         failures.last_s = now_s
         failures.avoid_until_s, failures.rest_until_s = now_s + backoff_s, now_s + rest_s
-        self._failures[peer_id] = failures
-        _bound(self._failures)
+        keep_newest(self._failures, peer_id, failures, MAX_PEERS)
 
 
-def _bound(by_peer: dict[str, Any]) -> None:
-    """Drop the oldest entry when there are too many."""
-    if len(by_peer) > MAX_PEERS:
-        del by_peer[next(iter(by_peer))]
+def keep_newest(cache: dict[K, T], key: K, value: T, most: int) -> None:
+    """Store a value as the newest one; drop the oldest one when there are too many."""
+    cache.pop(key, None)
+    if len(cache) >= most:
+        del cache[next(iter(cache))]
+    cache[key] = value
 
 
 class KnownServers:

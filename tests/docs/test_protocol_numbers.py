@@ -43,6 +43,7 @@ SAID = [
         "transport.md",
         f"at most {stream_resume.MAX_HELD_PER_PEER} streams of one peer and {stream_resume.MAX_HELD:,} in all",
     ),
+    ("transport.md", f"is not asked for {stream_resume.NUDGE_S} seconds"),
     ("transport.md", f"and for {reconnection.GRACE_S:.0f} seconds if the other side closed it"),
     ("transport.md", f"not reached within {reconnection.YIELD_S} seconds"),
     (

@@ -222,7 +222,10 @@ class Libp2pNetwork:
         )
         pump = asyncio.create_task(stream.pump())
         try:
-            with self._watch.watching(stream):
+            with (
+                self._streams.resumable.opened(peer_id, stream_id, stream.break_off),
+                self._watch.watching(stream),
+            ):
                 yield stream
         finally:
             pump.cancel()

@@ -3,8 +3,9 @@
 TCP tells of a path that vanished only after many seconds, often minutes. So a peer from which nothing came for a second
 is asked for an echo by libp2p's own ping (`/ipfs/ping/1.0.0`), which the peer's daemon answers by itself: a process
 that computes or is stopped is not mistaken for a dead path. Without an echo the daemon's connections to that peer are
-closed, it is dialled anew, and its streams go on (`stream_resume`). Peers that keep this node reachable are asked
-often enough that a NAT does not forget the connection.
+closed, it is dialled anew, and its streams go on (`stream_resume`). All other paths are then asked at once, as they are
+when an own address has changed. Peers that keep this node reachable are asked often enough that a NAT does not forget
+the connection.
 
 `run` is a task of the network; it owns the tasks that wait for echoes.
 """
@@ -22,7 +23,7 @@ from swarm_protocol.errors import PeerUnreachable
 
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host
 from swarm.network.libp2p.libp2p_stream import Libp2pStream
-from swarm.network.libp2p.reconnection import Reconnector
+from swarm.network.libp2p.reconnection import HOLD_S, Reconnector
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class PathWatch:
         self._streams: set[Libp2pStream] = set()
         self._heard_at: dict[str, float] = {}  # as far as known, of the peers in use and those that are kept
         self._asking: set[str] = set()
+        self._has_lost_one = False  # a path, since the last look
         self._echo_s: dict[str, tuple[float, float]] = {}  # time for an echo where it is not ECHO_S, and until when
 
     @contextmanager
@@ -80,9 +82,11 @@ class PathWatch:
             while True:
                 await asyncio.sleep(TICK_S)
                 before, sources = sources, source_addresses()
+                are_suspect = before != sources or self._has_lost_one
+                self._has_lost_one = False
                 for peer_id, limit_s in self._look(loop.time()).items():
                     is_silent = loop.time() - self._heard_at[peer_id] >= limit_s
-                    if (is_silent or before != sources) and peer_id not in self._asking:
+                    if (is_silent or are_suspect) and peer_id not in self._asking:
                         self._asking.add(peer_id)
                         tasks.create_task(self._check(peer_id))
 
@@ -105,9 +109,11 @@ class PathWatch:
         try:
             if peer_id in await self._host.connected_peers() and not await self._is_heard(peer_id):
                 self._be_patient(peer_id)
+                self._has_lost_one = True  # the other paths may have gone with it
                 await self.reconnector.drop(peer_id)
-                await self.reconnector.reach(peer_id)
-        except PeerUnreachable:
+                async with asyncio.timeout(HOLD_S):
+                    await self.reconnector.reach(peer_id)
+        except (PeerUnreachable, TimeoutError):
             pass  # it is gone, or the daemon has ended
         finally:
             self._heard_at[peer_id] = asyncio.get_running_loop().time()

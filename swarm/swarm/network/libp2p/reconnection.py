@@ -12,6 +12,7 @@ State belongs to the network's loop; the daemon's dials end with the tasks that 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
@@ -20,6 +21,8 @@ from swarm_protocol.errors import PeerUnreachable
 from swarm.network.libp2p.daemon_control import ControlError
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host, dial_failure, translate
 from swarm.network.multiaddr import tcp_place
+
+logger = logging.getLogger(__name__)
 
 HOLD_S = 10.0
 """Time that a stream without a connection is kept. The daemon dials an address again 5 s after a failure."""
@@ -69,6 +72,7 @@ class Reconnector:
             return
         pause_s = MIN_PAUSE_S
         while (failure := await self._dial(peer_id)) is not None:
+            logger.debug("%s is not reached again: %s", peer_id, failure)
             if self._tells_death(peer_id, failure):
                 raise PeerUnreachable(f"peer {peer_id} is gone ({dial_failure(failure)})", peer_id=peer_id)
             await asyncio.sleep(pause_s)

@@ -4,8 +4,10 @@
     resume         opener: id, 16 bytes | frames received, 8 bytes big-endian
                    acceptor: 0, 1 byte | frames received, 8 bytes, or: 1, 1 byte | 0, 8 bytes: refused
 
-Ids are random and valid for one peer only. `reopening` is the opener's side, `AcceptedStreams` the acceptor's: it holds
-streams without a connection for HOLD_S, and bounds how many. What is sent again belongs to `libp2p_stream`.
+An acceptor that has lost its connection may be the only one who knows: then it sends such a request itself, which the
+opener refuses, and takes as a reason to ask. Ids are random and valid for one peer only. `reopening` is the opener's
+side, `ResumableStreams` the acceptor's: it holds streams without a connection for HOLD_S, and bounds how many. What is
+sent again belongs to `libp2p_stream`.
 """
 
 from __future__ import annotations
@@ -36,6 +38,9 @@ MAX_HELD_PER_PEER = 64
 MAX_HELD = 1024
 """Accepted streams without a connection. Each costs its handler; further ones end with their connection. What they keep
 unread and unacknowledged is bounded by budgets."""
+
+NUDGE_S = 0.3
+"""Pause from which on the acceptor no longer expects that the opener asks by itself."""
 
 _CHECK_S = 1.0
 """Longest pause between two looks whether the opener of a held stream is still there."""
@@ -101,11 +106,24 @@ async def _ask(host: Host, protocol: str, peer_id: str, request: bytes) -> Resum
     return Resumed(reader=reader, writer=writer, num_received=num_received)
 
 
-class AcceptedStreams:
-    def __init__(self, reconnector: Reconnector) -> None:
+class ResumableStreams:
+    def __init__(self, host: Host, reconnector: Reconnector, protocol: str) -> None:
+        """`protocol` is that of resuming."""
+        self._host = host
         self._reconnector = reconnector
+        self._protocol = protocol
         self._streams: dict[tuple[str, bytes], AcceptedStream] = {}
+        self._opened: dict[tuple[str, bytes], Callable[[], None]] = {}
         self._num_held: Counter[str] = Counter()
+
+    @contextmanager
+    def opened(self, peer_id: str, stream_id: bytes, break_off: Callable[[], None]) -> Iterator[None]:
+        """Let the acceptor of an own stream ask for another byte stream while the context lasts."""
+        self._opened[peer_id, stream_id] = break_off
+        try:
+            yield
+        finally:
+            del self._opened[peer_id, stream_id]
 
     @contextmanager
     def accepted(self, peer_id: str, stream_id: bytes) -> Iterator[AcceptedStream]:
@@ -113,7 +131,7 @@ class AcceptedStreams:
         key = (peer_id, stream_id)
         if key in self._streams:
             raise PeerViolation("two streams have one id", peer_id=peer_id)
-        stream = self._streams[key] = AcceptedStream(self, peer_id)
+        stream = self._streams[key] = AcceptedStream(self, peer_id, stream_id)
         try:
             yield stream
         finally:
@@ -127,6 +145,8 @@ class AcceptedStreams:
         if stream is None:
             writer.write(ANSWER.pack(_REFUSED, 0))
             writer.close()
+            if break_off := self._opened.get((peer_id, stream_id)):
+                break_off()
         else:
             stream.take(Resumed(reader=reader, writer=writer, num_received=num_received))
 
@@ -143,12 +163,17 @@ class AcceptedStreams:
             if not self._num_held[peer_id]:
                 del self._num_held[peer_id]
 
-    async def watch(self, peer_id: str) -> None:
-        """Return when the peer is gone. Reaches it meanwhile if it does not connect itself, as behind a NAT."""
+    async def watch(self, peer_id: str, stream_id: bytes) -> None:
+        """Return when the opener of a held stream is gone. Reaches it meanwhile if it does not connect itself, as
+        behind a NAT, and tells it that its stream has lost its connection."""
         pause_s = MIN_PAUSE_S
         with suppress(PeerUnreachable):
             while True:
                 await self._reconnector.reach(peer_id)
+                if pause_s >= NUDGE_S:
+                    with suppress(TimeoutError, PeerUnreachable, *CONTROL_FAILURES):
+                        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                            await _ask(self._host, self._protocol, peer_id, REQUEST.pack(stream_id, 0))
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _CHECK_S)
 
@@ -156,10 +181,11 @@ class AcceptedStreams:
 class AcceptedStream:
     """One accepted stream. Whoever makes it sets `break_off`, which ends its byte stream."""
 
-    def __init__(self, streams: AcceptedStreams, peer_id: str) -> None:
+    def __init__(self, streams: ResumableStreams, peer_id: str, stream_id: bytes) -> None:
         self.break_off: Callable[[], None] | None = None
         self._streams = streams
         self._peer_id = peer_id
+        self._stream_id = stream_id
         self._offer: asyncio.Future[Resumed] = asyncio.get_running_loop().create_future()
 
     def take(self, resumed: Resumed) -> None:
@@ -183,7 +209,7 @@ class AcceptedStream:
         return resumed
 
     async def _offered(self) -> Resumed:
-        watching = asyncio.create_task(self._streams.watch(self._peer_id))
+        watching = asyncio.create_task(self._streams.watch(self._peer_id, self._stream_id))
         try:
             while not self._offer.done():
                 offer = self._offer

@@ -23,7 +23,7 @@ from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_stream import LINGER_S, Libp2pStream
 from swarm.network.libp2p.path_watch import PathWatch
 from swarm.network.libp2p.sent_frames import SentFrames
-from swarm.network.libp2p.stream_resume import ID_BYTES, REQUEST, AcceptedStreams, Resumption
+from swarm.network.libp2p.stream_resume import ID_BYTES, REQUEST, ResumableStreams, Resumption
 from swarm.network.multiaddr import peer_id_text
 
 OPENING_TIMEOUT_S = 5.0
@@ -39,7 +39,7 @@ class StreamServer:
         self._tasks = tasks
         self._watch = watch
         self._resume_protocol = resume_protocol
-        self._accepted = AcceptedStreams(watch.reconnector)
+        self.resumable = ResumableStreams(host, watch.reconnector, resume_protocol)
         self._handlers: dict[str, tuple[StreamHandler, int]] = {}
         self._num_streams: Counter[str] = Counter()
         self._num_resumes: Counter[str] = Counter()
@@ -92,7 +92,7 @@ class StreamServer:
             if number > MAX_STREAMS_PER_PEER:
                 writer.transport.abort()
             else:
-                self._accepted.offer(peer_id, await reader.readexactly(REQUEST.size), reader, writer)
+                self.resumable.offer(peer_id, await reader.readexactly(REQUEST.size), reader, writer)
 
     async def _run(
         self,
@@ -104,7 +104,7 @@ class StreamServer:
     ) -> None:
         """Run the handler for as long as the caller stays."""
         handler, max_message_bytes = self._handlers[protocol]
-        with self._accepted.accepted(peer_id, stream_id) as accepted:
+        with self.resumable.accepted(peer_id, stream_id) as accepted:
             stream = Libp2pStream(
                 reader,
                 writer,

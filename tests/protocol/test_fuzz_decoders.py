@@ -23,7 +23,7 @@ def fuzz(folder: Path, *arguments: str, seconds: int) -> subprocess.CompletedPro
 
 
 def test_fuzzer_finds_nothing_but_typed_errors(tmp_path: Path) -> None:
-    outcome = fuzz(tmp_path, seconds=3)
+    outcome = fuzz(tmp_path, seconds=2)
     assert outcome.returncode == 0, outcome.stdout[-2000:] + outcome.stderr[-4000:]
     runs = re.search(r"Done (\d+) runs", outcome.stderr)
     assert runs is not None

@@ -92,6 +92,7 @@ def paths_of(source: ExampleSource) -> list[str]:
 
 @pytest.mark.parametrize("swarm", SWARMS)
 def test_every_page_is_quiet_accessible_narrow_and_light(browser: Browser, swarms: Swarms, swarm: str) -> None:
+    """Axe would take seconds for a page of a thousand rows, which are like those of a small swarm."""
     source, served = swarms[swarm]
     context = browser.new_context(viewport=PHONE, color_scheme="dark" if swarm in {"small", "empty"} else "light")
     page = context.new_page()
@@ -102,8 +103,9 @@ def test_every_page_is_quiet_accessible_narrow_and_light(browser: Browser, swarm
         assert page.locator("h1").count() == 1
         width = page.evaluate("document.documentElement.scrollWidth")
         assert width <= PHONE["width"], f"{path} scrolls sideways: {width}"
-        found = Axe().run(page)
-        assert found.violations_count == 0, f"{path}: {found.generate_report()}"
+        if swarm != "large":
+            found = Axe().run(page)
+            assert found.violations_count == 0, f"{path}: {found.generate_report()}"
         weight = page.evaluate(f"{WEIGHT.format('navigation')} + {WEIGHT.format('resource')}")
         assert 8_000 < weight < MAX_PAGE_BYTES, f"{path} weighs {weight:,} bytes"
     assert not heard

@@ -15,13 +15,16 @@ from swarm.training.run.signed_run import SignedRun
 from swarm_node.dashboard.collector import Collector
 from swarm_node.dashboard.history.facts import ContributionTotal, HistoryError, SeriesSample, StepFact, Turnover
 from swarm_node.dashboard.run_follower import FetchRun
-from swarm_node.dashboard.view_builder import NetworkInfo
 from swarm_node.dashboard.views import ChangeEvent, PresenceView, RefusalView, Series, StepView
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import Record, ServeRecord, TrainerRecord
 
-INFO = NetworkInfo(network_id="test", version="1", join_command="swarm-node join --peers /ip4/192.0.2.1/tcp/1/p2p/x")
+ABOUT = {
+    "network_id": "test",
+    "version": "1",
+    "join_command": "swarm-node join --peers /ip4/192.0.2.1/tcp/1/p2p/x",
+}
 SETTLED_S = 15.0
 """After it, a dashboard tells who comes and who goes."""
 
@@ -173,7 +176,7 @@ async def world(fetch_run: FetchRun = fetch_nothing, internet: MemoryInternet | 
         stack.push_async_callback(network.close)
         membership = await stack.enter_async_context(Membership(network))
         history = PlainHistory()
-        collector = Collector(network, membership, history, info=INFO, fetch_run=fetch_run)  # type: ignore[arg-type]
+        collector = Collector(network, membership, history, about=ABOUT, fetch_run=fetch_run)  # type: ignore[arg-type]
         found = World(internet, stack, network, membership, history, collector)
         looking = asyncio.create_task(collector.run_forever())
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -36,7 +36,6 @@ from swarm_node.dashboard.run_views import (
 )
 from swarm_node.dashboard.view_builder import (
     ChangeLog,
-    NetworkInfo,
     SnapshotViews,
     ViewBuilder,
     series_samples,
@@ -84,7 +83,7 @@ class Collector:
         membership: Membership,
         history: DashboardHistory,
         *,
-        info: NetworkInfo,
+        about: Mapping[str, str],
         fetch_run: FetchRun,
         checkpoints: Checkpoints | None = None,
     ) -> None:
@@ -103,7 +102,7 @@ class Collector:
         self._recent_changes: tuple[ChangeEvent, ...] = ()
         self._recalling: asyncio.Task[None] | None = None
         self._snapshot = NetworkSnapshot(at=network.now(), nodes=Listed(records={}, ages_s={}), models={}, runs={})
-        self._builder = ViewBuilder(info)
+        self._builder = ViewBuilder(about)
         self._views = self._builder.build(self._snapshot, ())
         self._nodes: dict[str, NodeView] = {}
         self._overview = self._views.overview
@@ -318,11 +317,11 @@ async def running_collector(
             network,
             membership,
             history,
-            info=NetworkInfo(
-                network_id=network.network_id,
-                version=software_version(),
-                join_command=join_command(config.peers, config.network_id),
-            ),
+            about={
+                "network_id": network.network_id,
+                "version": software_version(),
+                "join_command": join_command(config.peers, config.network_id),
+            },
             fetch_run=fetch_run,
             checkpoints=checkpoints(config),
         )

@@ -33,15 +33,6 @@ MONTH_S = 30 * 86400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkInfo:
-    """What stays the same in every overview: which network this is, and how to join it."""
-
-    network_id: str
-    version: str
-    join_command: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotViews:
     """The views of one snapshot, by peer id, model and run id. `overview` is without what the history adds."""
 
@@ -52,10 +43,13 @@ class SnapshotViews:
 
 
 class ViewBuilder:
-    """Builds views, and keeps what they were made of, so that the next ones make only what is new."""
+    """Builds views, and keeps what they were made of, so that the next ones make only what is new.
 
-    def __init__(self, network: NetworkInfo) -> None:
-        self._network = network
+    `about` has what stays the same in every overview: `network_id`, `version` and `join_command`.
+    """
+
+    def __init__(self, about: Mapping[str, str]) -> None:
+        self._about = about
         self._nodes = RecordMemo(node_view)
         self._servers: dict[str, RecordMemo[ServeRecord, ServerView]] = {}
 
@@ -76,8 +70,6 @@ class ViewBuilder:
         overview = Overview(
             at=snapshot.at,
             stale=None,
-            network_id=self._network.network_id,
-            version=self._network.version,
             num_nodes=by_state["alive"],
             num_volunteers=sum(
                 node.state == "alive" and bool(node.role == "volunteer" or node.models or node.runs)
@@ -94,7 +86,7 @@ class ViewBuilder:
             joins_24h=0,
             leaves_24h=0,
             happenings=(),
-            join_command=self._network.join_command,
+            **self._about,
         )
         return SnapshotViews(overview=overview, nodes=nodes, models=models, runs=runs)
 

@@ -21,6 +21,7 @@ from swarm_protocol.limits import MAX_OUTER_STEP
 from swarm_node import diagnostics, interrupts
 from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
+from swarm_node.formatting import size
 from swarm_node.settings.parsers import RUN_ID_FORM, RunId, parse_model, parse_run, whole_number
 from swarm_node.storage.home import Home
 
@@ -219,8 +220,8 @@ def _lines(found: InspectedRun, cost: Cost) -> Iterator[str]:
     who = f"{len(config.admission)} peers may join" if config.admission else "anyone may join"
     yield f"group      {config.min_group} to {config.max_group} members, {config.aggregator}, {who}"
     yield f"{unit:<10} {cost.member_tokens:,} a member and outer step; {least:,} to {most:,} a group"
-    yield f"traffic    up to {cost.member_bytes / 1e6:,.4g} MB a member and outer step, as {config.codec}"
-    yield f"memory     {cost.memory_bytes / 1e9:,.3g} GB a member on a CPU, and what activations take"
+    yield f"traffic    up to {size(cost.member_bytes)} a member and outer step, as {config.codec}"
+    yield f"memory     {size(cost.memory_bytes)} a member on a CPU, and what activations take"
 
 
 def _pinned(digest: str, revision: str = "") -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from swarm_protocol.errors import PeerTimeout, PeerViolation, SwarmError
@@ -92,18 +93,7 @@ class Observer:
     async def _first_look(self, peers: Sequence[str]) -> list[CommittedStep]:
         """Return the step that most of its voters show (see `certificate`). Raises SwarmError if nobody answers as
         members do."""
-        shown, failures = dict[str, Proof](), list[SwarmError]()
-
-        async def ask(peer: str) -> None:
-            try:
-                if (newest := await self._reader.newest(peer, self._request())) is not None:
-                    shown[peer] = newest
-            except SwarmError as error:
-                failures.append(error)
-
-        async with asyncio.TaskGroup() as tasks:
-            for peer in peers:
-                tasks.create_task(ask(peer))
+        shown, failures = await self._reader.newest_of(peers, self._request())
         newest = most_supported(shown)
         if newest is None:
             if failures and len(failures) == len(peers):
@@ -130,8 +120,8 @@ class Observer:
             start = await self._reader.check(Certificate(order=newest.origin.order).to_bytes())
             request = replace(request, step=start.outer_step + 1)
         try:
-            async with asyncio.timeout(HISTORY_TIMEOUT_S):
-                links = [link async for link in self._reader.history(peer, request)]
+            async with asyncio.timeout(HISTORY_TIMEOUT_S), aclosing(self._reader.history(peer, request)) as history:
+                links = [link async for link in history]
         except TimeoutError:
             raise PeerTimeout("its history does not come", peer_id=peer) from None
         return self._following(start, [*links, newest], peer)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 
 from swarm_protocol.errors import ConfigError, PeerTimeout, SwarmError
@@ -44,23 +43,14 @@ async def survey(network: Network, run: SignedRun, peers: Collection[str]) -> Ru
 
     Raises PeerTimeout if none shows a state.
     """
-    reader, shown = ProofReader.of_outsider(network, run), dict[str, Proof]()
-
-    async def ask(peer: str) -> None:
-        with suppress(SwarmError):  # a peer that does not answer counts as absent
-            if proof := await reader.newest(peer, StandingRequest(run=run.run_id, step=1, watches=True)):
-                shown[peer] = proof
-
-    async def ask_all(chosen: Collection[str]) -> Proof | None:
-        async with asyncio.TaskGroup() as tasks:
-            for peer in chosen:
-                tasks.create_task(ask(peer))
-        return most_supported(shown)
-
+    reader, request = ProofReader.of_outsider(network, run), StandingRequest(run=run.run_id, step=1, watches=True)
     admitted = dict.fromkeys(filter(reader.signatures.admits, peers), 0)
-    proof = await ask_all(whom_to_ask(admitted, (), reader.signatures.identity.peer_id))
-    if proof is not None:
-        proof = await ask_all(set(proof.roster) - shown.keys())
+    # a peer that does not answer counts as absent
+    shown, _ = await reader.newest_of(whom_to_ask(admitted, (), reader.signatures.identity.peer_id), request)
+    if (proof := most_supported(shown)) is not None:
+        others, _ = await reader.newest_of(set(proof.roster) - shown.keys(), request)
+        shown |= others
+        proof = most_supported(shown)
     if proof is None:
         raise PeerTimeout(
             f"no member of {run.run_id} shows a certified state", remedy="start a member that has one, and try again"

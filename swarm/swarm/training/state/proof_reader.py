@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from swarm_protocol.errors import PeerViolation
+from swarm_protocol.errors import PeerViolation, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Standing, StandingRequest
 
@@ -68,6 +68,24 @@ class ProofReader:
         """Return the proof of `peer`'s state; None if that is the run's initial state. Raises SwarmError."""
         certificate = (await self.standing(peer, request)).certificate
         return await self.check(certificate) if certificate else None
+
+    async def newest_of(
+        self, peers: Collection[str], request: StandingRequest
+    ) -> tuple[dict[str, Proof], list[SwarmError]]:
+        """Ask all `peers` at once. Return the proofs of their states by peer, and the failures of those without."""
+        shown, failures = dict[str, Proof](), list[SwarmError]()
+
+        async def ask(peer: str) -> None:
+            try:
+                if (proof := await self.newest(peer, request)) is not None:
+                    shown[peer] = proof
+            except SwarmError as error:
+                failures.append(error)
+
+        async with asyncio.TaskGroup() as tasks:
+            for peer in peers:
+                tasks.create_task(ask(peer))
+        return shown, failures
 
     async def history(self, peer: str, request: StandingRequest) -> AsyncGenerator[Proof, None]:
         """Yield the links from the state before step `request.step` to `peer`'s, each checked. Close it after use.

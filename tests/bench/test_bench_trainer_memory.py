@@ -17,7 +17,7 @@ import pytest
 from bench.process_memory import TreePeaks
 from bench.report import Report
 from swarm.training.run.run_config import DataConfig, RunConfig
-from swarm.training.run.run_cost import cost_of
+from swarm.training.run.run_cost import PROGRAM_BYTES, cost_of
 from swarm.training.run.run_file import write_run
 from swarm_node.demo.demo_state import DemoState
 from swarm_node.demo.nodes import Fleet
@@ -31,8 +31,8 @@ pytestmark = [
 
 MIB = 2**20
 NUM_STEPS = 3
-BESIDE_MIB = 300
-"""Activations of 4 windows of 128 tokens, the libp2p daemon, and processes that tokenize or probe."""
+MOST_MIB = 1290
+"""With the activations of 4 windows of 128 tokens."""
 MODEL = {
     "model_type": "llama",
     "vocab_size": 256,
@@ -45,7 +45,7 @@ MODEL = {
 }
 
 
-def test_trainer_takes_no_more_than_run_show_says(tmp_path: Path) -> None:
+def test_trainer_takes_what_run_show_says(tmp_path: Path) -> None:
     config = RunConfig(
         name="memory", outer_steps=NUM_STEPS, interval_steps=4, model=MODEL, data=DataConfig(window_tokens=128)
     )
@@ -73,7 +73,8 @@ def test_trainer_takes_no_more_than_run_show_says(tmp_path: Path) -> None:
             f"trainer {index + 1}",
             peak_MiB=peak / MIB,
             said_MiB=cost.memory_bytes / MIB,
-            bytes_a_parameter=(peak - 600 * MIB) / cost.num_parameters,
+            bytes_a_parameter=(peak - PROGRAM_BYTES) / cost.num_parameters,
         )
     report.show()
-    assert max(peaks) <= cost.memory_bytes + BESIDE_MIB * MIB
+    assert max(peaks) <= MOST_MIB * MIB
+    assert all(0.9 * cost.memory_bytes <= peak <= 1.1 * cost.memory_bytes for peak in peaks)

@@ -22,6 +22,7 @@ from swarm.training.data.local_data import LocalData
 from swarm.training.data.tokenizer import own_tokenizer
 from swarm.training.data.tokenizing import PreparationStopped
 from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_cost import PARAMETER_BYTES
 from swarm.training.run.run_file import load_run
 from swarm.training.run.run_model import check_model, refuse_module_run
 from swarm.training.run.signed_run import SignedRun
@@ -129,10 +130,6 @@ def schedule_of(run: RunConfig) -> str:
     return f"{steps}{streaming}{overlap}"
 
 
-TRAINING_BYTES = 40
-"""Memory for each parameter in bytes, in fp32: weights, gradient and two moments; the committed state twice; the round.
-"""
-
 Work = Callable[[], Awaitable[None]]
 
 
@@ -175,7 +172,7 @@ async def _training(node: Node, need: RunNeed) -> Work:
     if need.num_helpers >= config.max_group:
         raise ConfigError(f"its group of {config.max_group} is full", remedy="wait until a member leaves")
     _check_data(config, node)
-    num_bytes = TRAINING_BYTES * await asyncio.to_thread(check_model, config)
+    num_bytes = PARAMETER_BYTES * await asyncio.to_thread(check_model, config)
     if num_bytes > node.hardware.free_memory_bytes:
         raise ConfigError(f"it needs about {size(num_bytes)} of memory", remedy="free some")
     return partial(train, node, run, origin)

@@ -85,9 +85,14 @@ class Butterfly:
     def bytes_sent(self) -> int:
         return self._streams.bytes_sent
 
-    def drop_contribution(self) -> None:
-        """See `PartStreams.drop_contribution`."""
+    def drop(self) -> None:
+        """The step is over: let go of the contribution and of the parts. Streams that are still served then fail.
+
+        Exceptions that ended streams refer to this object, so only a garbage collection would free it.
+        """
         self._streams.drop_contribution()
+        for part in self._parts:
+            part.drop()
 
     async def run(self) -> tuple[Data, ...]:
         """Return all parts' encoded results, once this member has also handed out its own. After a failure, run until

@@ -66,8 +66,7 @@ class PartStreams:
         self._encodes_at_once = on_cpu and scheme.feedback is None and scheme.codec.is_quick
 
     def drop_contribution(self) -> None:
-        """The step is over: encode no more slices, and free 4 bytes a parameter. Exceptions that ended streams refer to
-        this object until the next garbage collection."""
+        """The step is over: encode no more slices, and free 4 bytes a parameter."""
         self._delta_N = None
 
     @asynccontextmanager

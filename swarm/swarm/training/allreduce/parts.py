@@ -19,7 +19,7 @@ from swarm_compression import Codec, CodecError
 from swarm_compression.codec import Data
 from swarm_compression.feedback import ErrorFeedback
 from swarm_protocol import limits
-from swarm_protocol.errors import IntegrityError, SwarmError
+from swarm_protocol.errors import IntegrityError, RoundError, SwarmError
 from swarm_protocol.training_messages import Contribution, Group
 from torch import Tensor
 
@@ -182,6 +182,8 @@ class PartResult:
     The first `have` frames of the result are there; `kept` of the owner's slices have come. The owner and its backup
     send the same bytes, so the first frame to arrive counts. Until its result is there, a frame's place in the buffer
     may hold the owner's own slice: at the owner, and at the backup that keeps it. One task owns this object.
+
+    After `drop`, all access to frames raises RoundError.
     """
 
     def __init__(self, group: Group, index: int, codec: Codec) -> None:
@@ -193,6 +195,7 @@ class PartResult:
         sizes = [codec.encoded_bytes(num_values(frame)) for frame in self.frames]
         self._places = [slice(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0))]
         self.data = bytearray(sum(sizes))
+        self._is_dropped = False
         self._failure: SwarmError | None = None
         self._changed = asyncio.Event()
 
@@ -203,7 +206,7 @@ class PartResult:
     def put(self, frame: int, data: Data) -> None:
         """Store one frame of the result, whose size has been checked. A frame that is there already is ignored."""
         if frame == self.have:
-            self.data[self._places[frame]] = data
+            self.frame(frame)[:] = data
             self.have_next()
 
     def have_next(self) -> None:
@@ -216,7 +219,7 @@ class PartResult:
         if len(data) != self._places[frame].stop - self._places[frame].start:
             return False
         if frame >= self.have:
-            self.data[self._places[frame]] = data
+            self.frame(frame)[:] = data
         self.kept = frame + 1
         self._notify()
         return True
@@ -224,7 +227,13 @@ class PartResult:
     def frame(self, frame: int) -> memoryview:
         """Return the frame's place: it holds the result if that is there, else the owner's slice. At the owner, the
         result is written here. Once the result is there, it does not change any more."""
+        if self._is_dropped:
+            raise RoundError("the step is over")
         return memoryview(self.data)[self._places[frame]]
+
+    def drop(self) -> None:
+        """Let go of the frames, since the step is over. Who has taken `data` keeps it."""
+        self.data, self._is_dropped = bytearray(), True
 
     def fail(self, error: SwarmError) -> None:
         """Raise `error` in every task that waits for frames by `reached`."""

@@ -150,7 +150,7 @@ class OneDevice:
 
     def flat(self, where: slice = slice(None)) -> Tensor:
         """fp32 CPU [F]: a copy of the slice."""
-        return self._theta_N[where].cpu().clone()
+        return self._theta_N[where].to("cpu", copy=True)
 
     def step(self, x_BT: Tensor, factor: float, num_windows: int = 0) -> float:
         """Take one optimizer step on the gradient of `num_windows` windows of all devices, of which `x_BT` are this

@@ -92,7 +92,9 @@ class ModuleInner:
         self._layout.set_parameters(self._own.module, theta_N)
 
     def flat(self, where: slice = slice(None)) -> Tensor:
-        return self._layout.flatten(self._own.module)[where].clone()
+        theta_N = self._layout.flatten(self._own.module)
+        theta_F = theta_N[where]
+        return theta_F if len(theta_F) == len(theta_N) else theta_F.clone()  # a view would keep all of them
 
     def train(
         self,
@@ -113,6 +115,7 @@ class ModuleInner:
             except StopIteration as error:
                 # a future cannot carry StopIteration, so its caller would wait for ever
                 raise RuntimeError("a function of the module's author raised StopIteration") from error
+        self._optimizer.zero_grad()  # a round needs as much for the pseudo-gradient
         num_samples = len(losses) * size
         return IntervalResult(
             num_steps=len(losses),

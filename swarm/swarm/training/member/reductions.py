@@ -120,12 +120,12 @@ class Reductions:
         await butterfly.accept(peer, metered)
 
     def close(self) -> None:
-        """The step is over: refuse the streams that still wait for a group, and drop the contribution."""
+        """The step is over: refuse the streams that still wait for a group, and drop what the reductions hold."""
         for place in self._places.values():
             if not place.butterfly.done():
                 place.butterfly.set_result(None)
         for butterfly in self._butterflies:
-            butterfly.drop_contribution()
+            butterfly.drop()
 
     def _place(self, digest: bytes) -> _Place:
         if digest not in self._places:

@@ -12,13 +12,14 @@ from swarm_compression import get_codec
 from swarm.training.run.run_config import DEFAULT_AGGREGATOR, RunConfig
 from swarm.training.run.run_model import check_model
 
-PROGRAM_BYTES = 600 * 2**20
-"""The memory of a trainer without a model: Python, torch, transformers, numba and libp2p, as measured on Linux."""
-PARAMETER_BYTES = 44
-"""The most that a member on one CPU device holds for each parameter, beside activations: weights 4, moments 8,
-committed state 8, last results 4, and then either a round (pseudo-gradient 4, proposed state 8, reduction 2) or the
-next interval while a checkpoint is written (gradient 4, copies of the moments 8, the former state, as long as it is
-still being written, 8)."""
+PROGRAM_BYTES = 520 * 2**20
+"""The memory of a trainer without a model, as measured on Linux: Python with torch, transformers and numba (450 MiB, of
+which 75 are code in the system's file cache), and the libp2p daemon (70 MiB)."""
+PARAMETER_BYTES = 32
+"""The most that a member on one CPU device holds for each parameter, beside activations, when the next state is made:
+weights 4, moments 8, the committed state 8, the next one 8, and the last four rounds' results in int8 4. An interval
+takes 4 of gradient, a round 4 of pseudo-gradient and 1 of its own result, instead of the next state. A run with overlap
+does both at once; what a peer fetches, and what waits for a slow disk, adds a state of 8 each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

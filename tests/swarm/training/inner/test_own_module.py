@@ -98,6 +98,18 @@ def test_train_uses_the_leased_samples_and_the_author_s_optimizer() -> None:
     assert inner.train(range(7), 5, lambda: True).num_steps == 0
 
 
+def test_train_leaves_no_gradient_and_flat_is_a_copy() -> None:
+    module = make_module()
+    inner = ModuleInner(run_of(), own(module))
+    inner.train(range(8), 2)
+    assert all(parameter.grad is None for parameter in module.parameters())
+    for where in (slice(None), slice(3, 7)):
+        before_F = inner.flat(where)
+        inner.flat(where).zero_()
+        assert torch.equal(inner.flat(where), before_F)
+        assert before_F.untyped_storage().nbytes() == 4 * before_F.numel()
+
+
 def test_train_on_a_stream_takes_batch_after_batch_and_begins_again() -> None:
     batches = [(torch.full((2, 3), float(index)), torch.zeros(2)) for index in range(3)]
     seen: list[float] = []

@@ -73,7 +73,7 @@ class PlainHistory:
         self.samples.append((at, list(samples)))
 
     def record_step(self, step: StepFact) -> None:
-        self.told_steps[step.run, step.outer_step] = step
+        self.told_steps[step.run, step.step.outer_step] = step
 
     def record_refusal(self, run: str, refusal: RefusalView) -> None:
         self.told_refusals.append(refusal)
@@ -100,11 +100,11 @@ class PlainHistory:
         return Series(name=name, unit="?", start=values[0][0], step_s=1.0, values=tuple(value for _, value in values))
 
     async def steps(self, run: str) -> tuple[StepView, ...]:
-        found = [step for _, step in sorted(self.told_steps.items()) if step.run == run]
-        names = StepView.model_fields.keys() - {"num_members"}
         return tuple(
-            StepView(num_members=len(step.group), **{name: getattr(step, name) for name in names})
-            for step in self._kept(found)
+            fact.step.model_copy(update={"num_members": len(fact.group)})
+            for fact in self._kept(
+                [fact for _, fact in sorted(self.told_steps.items(), key=lambda told: told[0]) if fact.run == run]
+            )
         )
 
     async def refusals(self, run: str) -> tuple[RefusalView, ...]:

@@ -233,7 +233,7 @@ class RunFollower:
                 group=committed.group,
                 # a certificate says what the group did together, so each member gets the same part
                 tokens=dict.fromkeys(committed.group, committed.num_tokens // max(1, len(committed.group))),
-                **view.model_dump(exclude={"num_members"}),
+                step=view,
             )
         )
 

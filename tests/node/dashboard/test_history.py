@@ -13,7 +13,7 @@ from swarm_node.dashboard.history.facts import SeriesSample, StepFact, Turnover
 from swarm_node.dashboard.history.history import DashboardHistory
 from swarm_node.dashboard.history.retention import DAY_S, HOUR_S, RetentionLimits
 from swarm_node.dashboard.history.writer import WriterTiming
-from swarm_node.dashboard.views import ChangeEvent, RefusalView
+from swarm_node.dashboard.views import ChangeEvent, RefusalView, StepView
 
 NOW = 1_800_000_000.0
 HOSTILE = [
@@ -64,8 +64,13 @@ def step(number: int, **values: object) -> StepFact:
         "group": ("ada", "ben"),
         "num_tokens": 30,
         "tokens": {"ada": 10, "ben": 20},
+        **dict.fromkeys(("seconds", "bytes_per_parameter")),
+        "phases_s": {},
     }
-    return StepFact(**(fields | values))  # type: ignore[arg-type]
+    given = fields | values
+    about = {name: given.pop(name) for name in ("run", "group", "tokens")}
+    view = StepView.model_construct(**given, num_members=2)  # type: ignore[arg-type]
+    return StepFact(**about, step=view)  # type: ignore[arg-type]
 
 
 def refusal(number: int, **values: object) -> RefusalView:

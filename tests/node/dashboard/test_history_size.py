@@ -14,6 +14,7 @@ from swarm_node.dashboard.history.facts import Fact, PresenceFact, SamplesFact, 
 from swarm_node.dashboard.history.recorder import FactRecorder
 from swarm_node.dashboard.history.retention import DAY_S, HOUR_S, Retention, RetentionLimits
 from swarm_node.dashboard.history.store import Store, open_store
+from swarm_node.dashboard.views import StepView
 
 START = 1_800_000_000.0
 DAYS = 30
@@ -36,18 +37,18 @@ class Swarm:
 
     def step(self, number: int, at: float) -> StepFact:
         group = tuple(self._random.sample(NODES[:64], GROUP))
-        return StepFact(
-            run="run-1",
+        view = StepView(
             outer_step=number,
             at=at,
             loss=3.0,
             digest="d" * 64,
-            group=group,
+            num_members=GROUP,
             num_tokens=GROUP * 1000,
-            tokens=dict.fromkeys(group, 1000),
             seconds=600.0,
             phases_s={"interval": 500.0, "group": 1.0, "reduce": 60.0, "commit": 2.0, "apply": 1.0},
+            bytes_per_parameter=None,
         )
+        return StepFact(run="run-1", group=group, tokens=dict.fromkeys(group, 1000), step=view)
 
 
 def samples(at: float) -> SamplesFact:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from swarm_protocol.errors import SwarmError
 
-from swarm_node.dashboard.views import ChangeEvent, RefusalView
+from swarm_node.dashboard.views import ChangeEvent, RefusalView, StepView
 
 MAX_NAME = 256
 MAX_WORDS = 1000
@@ -48,17 +48,9 @@ class StepFact:
     """
 
     run: str
-    outer_step: int
-    at: float
-    loss: float
-    digest: str
     group: tuple[str, ...]
-    num_tokens: int
+    step: StepView
     tokens: Mapping[str, int] = field(default_factory=dict)
-    seconds: float | None = None
-    phases_s: Mapping[str, float] = field(default_factory=dict)
-    bytes_per_parameter: float | None = None
-    validation_loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

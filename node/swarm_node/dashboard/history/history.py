@@ -110,7 +110,7 @@ class DashboardHistory:
         self._put(SamplesFact(at, tuple(sample for sample in samples if finite(sample.value) is not None)), at)
 
     def record_step(self, step: StepFact) -> None:
-        self._put(step, step.at)
+        self._put(step, step.step.at)
 
     def record_refusal(self, run: str, refusal: RefusalView) -> None:
         """Record a refusal; of each outer step, peer, and peer that refused it the first is kept."""

@@ -143,9 +143,10 @@ class FactRecorder:
             _replace(connection, series, ["name"], {"name": name, "unit": units[name]})
         return known | _known_numbers(connection, series, "name", taken)
 
-    def _step(self, connection: Connection, step: StepFact) -> None:
-        run = _run(connection, step.run, step.at)
-        group = {bounded(peer): whole(step.tokens.get(peer, 0)) for peer in step.group[:MAX_MEMBERS]}
+    def _step(self, connection: Connection, fact: StepFact) -> None:
+        step = fact.step
+        run = _run(connection, fact.run, step.at)
+        group = {bounded(peer): whole(fact.tokens.get(peer, 0)) for peer in fact.group[:MAX_MEMBERS]}
         numbers = _numbers(connection, nodes, "peer_id", group)
         row = {
             "outer_step": whole(step.outer_step),

@@ -6,8 +6,6 @@ import ast
 import json
 import re
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -156,30 +154,25 @@ def test_unknown_variable_suggests_by_its_own_part(
     assert "→ known are SWARM_HOME, SWARM_NAME" in said(capsys, "status")[1]
 
 
-def run_process(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [str(Path(sys.executable).with_name("swarm-node")), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+def test_dashboard_that_does_not_answer_is_a_line_and_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    code, error = said(capsys, "top", "--url", "http://127.0.0.1:1", "--once")
+    assert code == 1
+    assert error.startswith("no dashboard answers at http://127.0.0.1:1: ")
+    assert " → check --url" in error
 
 
-def test_dashboard_that_does_not_answer_is_a_line_and_a_remedy() -> None:
-    done = run_process("top", "--url", "http://127.0.0.1:1", "--once")
-    assert done.returncode == 1
-    message, remedy = done.stderr.splitlines()
-    assert message.startswith("error: no dashboard answers at http://127.0.0.1:1: ")
-    assert remedy.startswith("  → check --url")
-
-
-def test_occupied_port_of_a_gateway_is_a_line_and_a_remedy() -> None:
+def test_occupied_port_of_a_gateway_is_a_line_and_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = str(holder.getsockname()[1])
-        done = run_process("gateway", "--peers", PEER, "--port", port, "--json")
-    assert done.returncode == 1
-    event = json.loads(done.stdout.splitlines()[-1])
+        code = cli.run(["gateway", "--peers", PEER, "--port", port, "--json"])
+    told = capsys.readouterr()
+    assert code == 1
+    event = json.loads(told.out.splitlines()[-1])
     assert event["message"].startswith(f"cannot listen on 127.0.0.1 port {port}")
     assert "choose another --port" in event["remedy"]
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in told.err
 
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from swarm_node import interrupts
 
-from .conftest import Node, Seed, StartNode, run_node, wait_until
+from .conftest import Node, RunHere, Seed, StartNode, run_node, wait_until
 
 JOIN = ("join", "--take", "nothing", "--network-id", "tests", "--probe", "off", "--device", "cpu")
 
@@ -25,8 +25,8 @@ def test_seed_when_ready_invites_others_with_its_address(seed: Seed) -> None:
     )
 
 
-def test_status_of_a_seed_shows_what_it_is(seed: Seed) -> None:
-    [status] = run_node("status", "--home", seed.node.home).events
+def test_status_of_a_seed_shows_what_it_is(seed: Seed, run_here: RunHere) -> None:
+    [status] = run_here("status", "--home", seed.node.home).events
     assert status["state"] == "seeding"
     assert status["peer_id"] == seed.peer_id
     assert status["addrs"] == [seed.addr]
@@ -59,12 +59,12 @@ def test_start_in_a_home_that_is_taken_names_the_daemon(seed: Seed) -> None:
     assert seed.node.process.poll() is None
 
 
-def test_join_without_work_stands_by(member: Node) -> None:
+def test_join_without_work_stands_by(member: Node, run_here: RunHere) -> None:
     steps = [event["title"] for event in member.events if event["event"] == "step"]
     assert steps == ["hardware", "network", "peers", "reachability"]
     assert member.wait_for("step")["title"] == "takes"
     assert "--run" in str(member.wait_for("step")["detail"])
-    [status] = run_node("status", "--home", member.home).events
+    [status] = run_here("status", "--home", member.home).events
     assert status["state"] == "idle"
     assert isinstance(status["num_peers"], int)
     assert status["num_peers"] >= 2, "the seed and this node, perhaps some that were killed a moment ago"
@@ -72,7 +72,7 @@ def test_join_without_work_stands_by(member: Node) -> None:
 
 
 @pytest.mark.parametrize("command", ["drain", "stop"])
-def test_drain_and_stop_wait_until_the_daemon_is_gone(start_node: StartNode, command: str) -> None:
+def test_drain_and_stop_wait_until_the_daemon_is_gone(start_node: StartNode, run_here: RunHere, command: str) -> None:
     node = start_node("seed")
     node.wait_for("ready")
     answer = run_node(command, "--home", node.home)
@@ -80,7 +80,7 @@ def test_drain_and_stop_wait_until_the_daemon_is_gone(start_node: StartNode, com
     assert answer.code == 0
     assert node.wait_end(timeout_s=5) == 0
     assert node.events[-1]["reason"] == command
-    assert "no daemon is running" in run_node(command, "--home", node.home).error, "once is enough"
+    assert "no daemon is running" in run_here(command, "--home", node.home).error, "once is enough"
 
 
 def test_start_that_is_interrupted_ends_at_once(seed: Seed, start_node: StartNode) -> None:
@@ -91,13 +91,15 @@ def test_start_that_is_interrupted_ends_at_once(seed: Seed, start_node: StartNod
     assert node.events[-1]["event"] == "stopped"
 
 
-def test_daemon_that_is_killed_leaves_no_libp2p_process_and_a_usable_home(start_node: StartNode) -> None:
+def test_daemon_that_is_killed_leaves_no_libp2p_process_and_a_usable_home(
+    start_node: StartNode, run_here: RunHere
+) -> None:
     node = start_node("seed")
     node.wait_for("ready")
     child = node.libp2p
     node.process.kill()
     wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, "libp2p's process outlives us")
-    assert "no daemon is running" in run_node("status", "--home", node.home).error
+    assert "no daemon is running" in run_here("status", "--home", node.home).error
     again = start_node("seed")
     again.wait_for("ready")
     again.process.send_signal(signal.SIGINT)

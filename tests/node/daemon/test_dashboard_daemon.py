@@ -7,10 +7,10 @@ import signal
 import time
 
 import httpx
-from node.daemon.conftest import START_S, Node, Seed, StartNode, run_node, wait_until
+from node.daemon.conftest import START_S, Node, RunHere, Seed, StartNode, wait_until
 
 
-def test_dashboard_shows_a_real_network(seed: Seed, member: Node, start_node: StartNode) -> None:
+def test_dashboard_shows_a_real_network(seed: Seed, member: Node, start_node: StartNode, run_here: RunHere) -> None:
     node = start_node("dashboard", "--network-id", "tests", "--peers", seed.addr, "--port", "0", home="dashboard")
     url = str(node.wait_for("dashboard")["url"])
 
@@ -19,7 +19,7 @@ def test_dashboard_shows_a_real_network(seed: Seed, member: Node, start_node: St
 
     # others may be listed, too: the seed remembers for a minute those of the tests before
     wait_until(lambda: seed.peer_id in peers() and len(peers()) >= 3, "the seed, the member and itself", START_S)
-    assert run_node("doctor", "--network-id", "tests", "--peers", seed.addr, "--home", node.home).code == 0
+    assert run_here("doctor", "--network-id", "tests", "--peers", seed.addr, "--home", node.home).code == 0
     asked_at = time.time()
     wait_until(lambda: httpx.get(f"{url}/api/v1/overview", timeout=10).json()["at"] > asked_at, "another look", START_S)
     names = {each["name"] for each in httpx.get(f"{url}/api/v1/nodes", timeout=10).json()}

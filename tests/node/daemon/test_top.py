@@ -9,11 +9,11 @@ import time
 
 from swarm_node.dashboard.views import Overview
 
-from .conftest import COMMAND, START_S, Node, Seed, environment, run_node
+from .conftest import COMMAND, START_S, Node, RunHere, Seed, environment
 
 
-def test_top_through_a_seed_tells_programs_what_a_dashboard_would(seed: Seed, member: Node) -> None:
-    answer = run_node("top", "--network-id", "tests", "--peers", seed.addr)
+def test_top_through_a_seed_tells_programs_what_a_dashboard_would(seed: Seed, member: Node, run_here: RunHere) -> None:
+    answer = run_here("top", "--network-id", "tests", "--peers", seed.addr)
     [event] = answer.events
     view = Overview.model_validate(event["overview"])
     assert (answer.code, event["event"], view.network_id) == (0, "overview", "tests")

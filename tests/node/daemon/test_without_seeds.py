@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 
-from .conftest import Node, StartNode, run_node, wait_until
+from .conftest import Node, RunHere, StartNode, wait_until
 
 JOIN = ("join", "--take", "nothing", "--network-id", "orphans", "--probe", "off", "--device", "cpu")
 
@@ -15,7 +15,7 @@ def remembers(node: Node, peer_id: object) -> bool:
     return path.is_file() and peer_id in {each["peer_id"] for each in json.loads(path.read_text())["peers"]}
 
 
-def test_node_whose_seeds_are_gone_comes_back_through_members(start_node: StartNode) -> None:
+def test_node_whose_seeds_are_gone_comes_back_through_members(start_node: StartNode, run_here: RunHere) -> None:
     seed = start_node("seed", "--network-id", "orphans", home="seed")
     addrs = seed.wait_for("ready")["addrs"]
     assert isinstance(addrs, list)
@@ -38,23 +38,25 @@ def test_node_whose_seeds_are_gone_comes_back_through_members(start_node: StartN
 
     told_nothing = start_node(*JOIN, home="node")
     told_nothing.wait_for("ready")
-    [status] = run_node("status", "--home", told_nothing.home).events
+    [status] = run_here("status", "--home", told_nothing.home).events
     assert isinstance(status["num_peers"], int)
     assert status["num_peers"] >= 2
     told_nothing.end()
     other.end()
 
     since = time.monotonic()
-    alone = run_node(*JOIN, "--home", node.home)
+    alone = run_here(*JOIN, "--home", node.home)
     assert alone.code == 1
     assert "peers that this node remembers (2) could be reached → give --peers" in alone.error
     assert time.monotonic() - since < 20
-    both = run_node(*JOIN, "--peers", addrs[0], "--home", node.home)
+    both = run_here(*JOIN, "--peers", addrs[0], "--home", node.home)
     assert "none of the given peers could be reached" in both.error
     assert "connection refused" in both.error
 
 
-def test_given_peer_of_another_network_is_named_also_where_others_are_remembered(start_node: StartNode) -> None:
+def test_given_peer_of_another_network_is_named_also_where_others_are_remembered(
+    start_node: StartNode, run_here: RunHere
+) -> None:
     member, stranger = [start_node("seed", "--network-id", name, home=name) for name in ("orphans", "others")]
     addrs, wrong = member.wait_for("ready")["addrs"], stranger.wait_for("ready")["addrs"]
     assert isinstance(addrs, list)
@@ -64,10 +66,10 @@ def test_given_peer_of_another_network_is_named_also_where_others_are_remembered
     node.wait_for("ready")
     node.end()
     assert remembers(node, member_id)
-    error = run_node(*JOIN, "--peers", wrong[0], "--home", node.home).error
+    error = run_here(*JOIN, "--peers", wrong[0], "--home", node.home).error
     assert "cannot join through the given peers" in error
     assert "'others'" in error
-    copied = run_node(*JOIN, "--home", node.home, "--peers", addrs[0], "--network-id", "others")
+    copied = run_here(*JOIN, "--home", node.home, "--peers", addrs[0], "--network-id", "others")
     assert "'orphans'" in copied.error
 
 

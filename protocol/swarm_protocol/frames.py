@@ -185,9 +185,15 @@ _FORMS: wire.Forms = MappingProxyType(
         "page_keys": wire.FieldForm(b"".join, _read_page_keys),
     }
 )
-_WRITERS: dict[type[Any], tuple[str, Callable[[Any, Any], None]]] = {}
-_READERS: dict[str, Callable[..., Frame]] = {}
-for _kind, _frame_type in _KINDS.items():
-    _descriptor = session_pb2.Frame.DESCRIPTOR.fields_by_name[_kind].message_type
-    _WRITERS[_frame_type] = _kind, wire.writer(_frame_type, _descriptor, _FORMS)
-    _READERS[_kind] = wire.reader(_frame_type, _descriptor, _FORMS)
+
+
+def _descriptor(kind: str) -> Any:
+    return session_pb2.Frame.DESCRIPTOR.fields_by_name[kind].message_type
+
+
+_WRITERS: Mapping[type[Any], tuple[str, Callable[[Any, Any], None]]] = {
+    frame_type: (kind, wire.writer(frame_type, _descriptor(kind), _FORMS)) for kind, frame_type in _KINDS.items()
+}
+_READERS: Mapping[str, Callable[..., Frame]] = {
+    kind: wire.reader(frame_type, _descriptor(kind), _FORMS) for kind, frame_type in _KINDS.items()
+}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import multiprocessing
 import os
 import signal
 import time
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 import uvloop
 from chaos.armed import ArmedFaults
+from support.forked_node import FORKING
 from support.network_worlds import libp2p_node
 from support.training_swarm import SyntheticInner, config, signed
 from swarm.network.membership import Membership
@@ -150,11 +150,6 @@ class Members:
     def __init__(self, plan: Plan) -> None:
         self.all: dict[str, Member] = {}
         self._plan = plan
-        self._context = multiprocessing.get_context("forkserver")
-        # what takes long to import, and is found without pytest's path
-        self._context.set_forkserver_preload(
-            ["swarm.training.member.run_member", "swarm.network.libp2p.libp2p_network"]
-        )
         self._changed = asyncio.Event()
 
     async def __aenter__(self) -> Members:
@@ -175,8 +170,8 @@ class Members:
 
     def stand_by(self, name: str) -> Member:
         """Start a process that gets ready, and then waits."""
-        connection, theirs = self._context.Pipe()
-        process = self._context.Process(target=live, args=(name, self._plan, theirs), name=name, daemon=True)
+        connection, theirs = FORKING.Pipe()
+        process = FORKING.Process(target=live, args=(name, self._plan, theirs), name=name, daemon=True)
         process.start()
         theirs.close()
         member = self.all[name] = Member(name, process, connection)

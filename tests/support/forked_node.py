@@ -17,8 +17,9 @@ from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import IO, Any
 
-_FORKING = multiprocessing.get_context("forkserver")
-_FORKING.set_forkserver_preload(
+# one for all tests: Python has one such process at most, which imports what was named when it started
+FORKING = multiprocessing.get_context("forkserver")
+FORKING.set_forkserver_preload(
     ["swarm_node.roles.volunteer", "swarm_node.roles.training", "transformers.models.llama.modeling_llama"]
 )
 
@@ -29,7 +30,7 @@ class ForkedNode:
     def __init__(self, arguments: Sequence[str], *, environment: Mapping[str, str], err_path: Path) -> None:
         reading, writing = os.pipe()
         self.stdout: IO[str] = os.fdopen(reading)
-        self._process = _FORKING.Process(target=_run, args=(arguments, environment, err_path, _Sent(writing)))
+        self._process = FORKING.Process(target=_run, args=(arguments, environment, err_path, _Sent(writing)))
         self._process.start()
         os.close(writing)
         assert self._process.pid is not None

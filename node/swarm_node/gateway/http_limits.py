@@ -5,8 +5,6 @@ Limits between peers are in `swarm_protocol.limits`, those of connections in `sw
 
 from __future__ import annotations
 
-# --- a request -----------------------------------------------------------------------------------------------------
-
 # A prompt of 128k tokens is about half a megabyte of text; JSON escapes may double it, chat parts add some.
 MAX_HTTP_BODY_BYTES = 4 * 2**20
 # Text beyond what fits the body cannot come; this names the field that is too long.
@@ -38,8 +36,6 @@ MAX_STOP_CHARS = 256
 # The largest vocabularies have 256k entries.
 MAX_TOP_K = 2**18
 
-# --- an answer -----------------------------------------------------------------------------------------------------
-
 # The longest contexts in use; the model's own context bounds it further.
 MAX_NEW_TOKENS = 2**17
 # OpenAI's default for completions.
@@ -53,8 +49,6 @@ MAX_QUEUED_TOKENS = 64
 # JSON has no infinity; OpenAI's word for a token that could not come.
 LEAST_LOGPROB = -9999.0
 
-# --- the gateway ---------------------------------------------------------------------------------------------------
-
 # Choices that run at once: each holds a chain of streams and a cache at every server.
 MAX_RUNNING_REQUESTS = 64
 # Names in a message about an unknown model.
@@ -65,8 +59,6 @@ MAX_SEEN_MODELS = 4096
 RETRY_AFTER_S = 2.0
 # A trace is under 10 KiB.
 MAX_KEPT_TRACES = 256
-
-# --- callers -------------------------------------------------------------------------------------------------------
 
 # A caller without limits of its own, where others than this machine can reach the gateway.
 REQUESTS_PER_MIN = 600

@@ -256,10 +256,10 @@ def unseal_record(data: bytes, *, network_id: str, key: str, now: float) -> Enve
 def read_record(envelope: Envelope) -> Record:
     """The record that a verified envelope carries.
 
-    Raises PeerViolation if it is malformed, or not under the one key where its signer may publish it: so nobody
-    shows up under another's model, or in every shard.
+    Raises PeerViolation if it is malformed, or not under one of the few keys where its signer may publish it: so nobody
+    shows up under another's model, or in every key of a tree.
     """
-    record_type = _KINDS.get(envelope.subject.split("/", 1)[0])
+    record_type = _KINDS.get(envelope.subject.partition("#")[0].split("/", 1)[0])
     if record_type is None:
         raise PeerViolation(f"no records are kept under {envelope.subject!r}", peer_id=envelope.peer_id)
     try:
@@ -267,6 +267,7 @@ def read_record(envelope: Envelope) -> Record:
     except PeerViolation as violation:
         violation.peer_id = envelope.peer_id
         raise
-    if publish_key(record, envelope.peer_id) != envelope.subject:
+    depth = len(envelope.subject.partition("#")[2])
+    if depth > limits.MAX_KEY_DEPTH or publish_key(record, envelope.peer_id, depth) != envelope.subject:
         raise PeerViolation(f"record does not belong under {envelope.subject!r}", peer_id=envelope.peer_id)
     return record

@@ -53,11 +53,10 @@ MAX_SUBJECT_BYTES = 255
 
 # --- records in the DHT --------------------------------------------------------------------------------------------
 
-# All records of a key come in one answer of at most MAX_FIND_RESPONSE_BYTES: 450 records at this bound, thousands at
-# the usual 300 bytes.
+# All records of a key come in one answer of at most MAX_FIND_RESPONSE_BYTES: 450 records at this bound.
 MAX_RECORD_BYTES = 8 * 2**10
-# So many fit an answer even if each is as large as allowed. A thousand nodes are 125 a key.
-MAX_RECORDS_PER_KEY = 400
+# So many fit an answer even if each is as large as allowed. What comes later goes to the keys below.
+MAX_RECORDS_PER_KEY = 128
 # How long the dead are listed. Records are refreshed at half of it, so one lost refresh does no harm.
 RECORD_LIFETIME_S = 60.0
 # For records that change rarely; beyond this the dead would be counted on for too long.
@@ -65,10 +64,12 @@ MAX_RECORD_LIFETIME_S = 300.0
 # Less than half of RECORD_LIFETIME_S: a record is refreshed with 30 s left, so a reader whose clock is this far ahead
 # never sees a living peer as expired.
 MAX_CLOCK_SKEW_S = 15.0
-# 1,000 nodes are 125 records a key; a reader asks for all shards at once, so more shards cost every lookup.
-NUM_KEY_SHARDS = 8
+# A reader asks for all keys below a full one at once.
+NUM_CHILD_KEYS = 8
+# 4,681 keys: full, they list half a million peers.
+MAX_KEY_DEPTH = 4
 
-# All shards of four names; a lookup asks for those of one.
+# The keys below four full ones.
 MAX_FIND_KEYS = 32
 # The peers that one answer names for a key: a whole bucket of the routing table.
 MAX_FOUND_PEERS = 20

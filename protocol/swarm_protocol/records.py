@@ -189,9 +189,16 @@ class TrainerRecord(wire.WireMessage):
 
 Record: TypeAlias = NodeRecord | ServeRecord | TrainerRecord
 
+_LEVEL = "#"
+"""Begins the digits of a key. No name has it, so that no model's name looks like another's key."""
 
-def publish_key(record: Record, peer_id: str) -> str:
-    """The one key under which `peer_id` publishes `record`; its shard follows from the peer id."""
+
+def publish_key(record: Record, peer_id: str, depth: int = 0) -> str:
+    """The key under which `peer_id` publishes `record`: of depth 0, or, where that one is full, of the next depth.
+
+    Each key has NUM_CHILD_KEYS below it; which one of them it is follows from the peer id. So keys form a tree that is
+    as deep as there are records (a prefix hash tree: Ramabhadran et al. 2004).
+    """
     match record:
         case NodeRecord():
             prefix = "nodes"
@@ -199,14 +206,21 @@ def publish_key(record: Record, peer_id: str) -> str:
             prefix = f"serve/{record.model}"
         case TrainerRecord():
             prefix = f"train/{record.run}"
-    shard = int.from_bytes(hashlib.sha256(peer_id.encode()).digest(), "big") % limits.NUM_KEY_SHARDS
-    return f"{prefix}/{shard}"
+    digits = int.from_bytes(hashlib.sha256(peer_id.encode()).digest(), "big")
+    path = [str(digits // limits.NUM_CHILD_KEYS**level % limits.NUM_CHILD_KEYS) for level in range(depth)]
+    return f"{prefix}{_LEVEL}{''.join(path)}"
 
 
-def lookup_keys(kind: Kind, name: str = "") -> tuple[str, ...]:
-    """All keys that hold records of `kind`: of every node, or of the model or run `name`. Raises ValueError."""
+def lookup_key(kind: Kind, name: str = "") -> str:
+    """The key of depth 0 of records of `kind`: of every node, or of the model or run `name`. Raises ValueError."""
     check_choice(kind, "kind", get_args(Kind))
     if kind == "nodes" and name:
         raise ValueError("the nodes have no name")
     prefix = kind if kind == "nodes" else f"{kind}/{check_name(name, 'name')}"
-    return tuple(f"{prefix}/{shard}" for shard in range(limits.NUM_KEY_SHARDS))
+    return f"{prefix}{_LEVEL}"
+
+
+def child_keys(key: str) -> tuple[str, ...]:
+    """The keys below `key`, where the records are that it has no room for. None below MAX_KEY_DEPTH."""
+    depth = len(key) - key.index(_LEVEL) - 1
+    return tuple(f"{key}{child}" for child in range(limits.NUM_CHILD_KEYS)) if depth < limits.MAX_KEY_DEPTH else ()

@@ -100,8 +100,10 @@ def test_transport_page_describes_how_a_stream_is_resumed() -> None:
 
 @pytest.mark.parametrize("peer_id", PEERS)
 def test_records_page_describes_a_records_key(peer_id: str) -> None:
-    shard = int.from_bytes(hashlib.sha256(peer_id.encode()).digest(), "big") % 8
-    assert publish_key(TrainerRecord(run="own-1", outer_step=0, state="joining"), peer_id) == f"train/own-1/{shard}"
+    digits = oct(int.from_bytes(hashlib.sha256(peer_id.encode()).digest(), "big"))
+    record = TrainerRecord(run="own-1", outer_step=0, state="joining")
+    assert publish_key(record, peer_id) == "train/own-1#"
+    assert publish_key(record, peer_id, 2) == f"train/own-1#{digits[-1]}{digits[-2]}"
 
 
 def test_sessions_page_describes_a_message_with_rows() -> None:

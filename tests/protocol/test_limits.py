@@ -11,7 +11,7 @@ from swarm_protocol.dht_messages import (
     place_of,
 )
 from swarm_protocol.identity import Identity
-from swarm_protocol.records import lookup_keys
+from swarm_protocol.records import child_keys, lookup_key
 
 
 def test_limits_of_lifetimes_leave_room_for_a_lost_refresh_and_a_skewed_clock() -> None:
@@ -21,7 +21,7 @@ def test_limits_of_lifetimes_leave_room_for_a_lost_refresh_and_a_skewed_clock() 
 
 
 def test_limits_of_records_let_a_thousand_nodes_share_their_keys() -> None:
-    assert limits.MAX_RECORDS_PER_KEY * limits.NUM_KEY_SHARDS > 1000
+    assert limits.MAX_RECORDS_PER_KEY * (1 + limits.NUM_CHILD_KEYS) > 1000
 
 
 def longest_addrs() -> tuple[str, ...]:
@@ -46,7 +46,10 @@ def test_limits_of_requests_let_in_all_keys() -> None:
 
 
 def test_limits_of_names_let_every_key_be_a_subject() -> None:
-    longest = max(lookup_keys("serve", "n" * limits.MAX_NAME_BYTES), key=len)
+    longest = lookup_key("serve", "n" * limits.MAX_NAME_BYTES)
+    for _ in range(limits.MAX_KEY_DEPTH):
+        longest = child_keys(longest)[0]
+    assert child_keys(longest) == ()
     assert len(longest) <= limits.MAX_SUBJECT_BYTES
     steps = f"{'n' * limits.MAX_NAME_BYTES}/{limits.MAX_OUTER_STEP}/{2**32}"
     assert len(steps) <= limits.MAX_SUBJECT_BYTES

@@ -20,7 +20,8 @@ from swarm_protocol.records import (
     ServeRecord,
     TrainerRecord,
     ValidationReport,
-    lookup_keys,
+    child_keys,
+    lookup_key,
     publish_key,
 )
 
@@ -357,29 +358,36 @@ def test_serve_record_keeps_a_copy_of_its_round_trips() -> None:
 
 
 @given(peer_id=PEER_IDS)
-def test_publish_key_is_one_of_the_lookup_keys(peer_id: str) -> None:
-    assert publish_key(NODE, peer_id) in lookup_keys("nodes")
-    assert publish_key(SERVE, peer_id) in lookup_keys("serve", SERVE.model)
-    assert publish_key(TRAINER, peer_id) in lookup_keys("train", TRAINER.run)
+def test_publish_key_of_each_depth_is_below_the_one_before(peer_id: str) -> None:
+    for record, root in (
+        (NODE, lookup_key("nodes")),
+        (SERVE, lookup_key("serve", SERVE.model)),
+        (TRAINER, lookup_key("train", TRAINER.run)),
+    ):
+        assert publish_key(record, peer_id) == root
+        for depth in range(limits.MAX_KEY_DEPTH):
+            assert publish_key(record, peer_id, depth + 1) in child_keys(publish_key(record, peer_id, depth))
+        assert child_keys(publish_key(record, peer_id, limits.MAX_KEY_DEPTH)) == ()
 
 
 def test_keys_of_a_peer_are_the_published_ones() -> None:
-    # of the specification's peer id: sha256 of its text, mod 8
+    # of the specification's peer id: sha256 of its text, its last octal digits
     peer_id = "12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq"
-    assert publish_key(NODE, peer_id) == "nodes/3"
-    assert publish_key(SERVE, peer_id) == "serve/meta-llama/Llama-3.1-8B/3"
-    assert publish_key(TRAINER, peer_id) == "train/stdlib-1f00ba44/3"
-    assert lookup_keys("nodes") == tuple(f"nodes/{shard}" for shard in range(8))
+    assert publish_key(NODE, peer_id) == "nodes#"
+    assert publish_key(NODE, peer_id, 1) == "nodes#3"
+    assert publish_key(SERVE, peer_id, 1) == "serve/meta-llama/Llama-3.1-8B#3"
+    assert publish_key(TRAINER, peer_id, 1) == "train/stdlib-1f00ba44#3"
+    assert child_keys("nodes#") == tuple(f"nodes#{child}" for child in range(8))
 
 
-def test_shards_of_many_peers_are_even() -> None:
-    keys = [publish_key(NODE, peer_id_of(number.to_bytes(32, "big"))) for number in range(8000)]
-    counts = [keys.count(key) for key in lookup_keys("nodes")]
+def test_children_of_a_key_share_many_peers_evenly() -> None:
+    keys = [publish_key(NODE, peer_id_of(number.to_bytes(32, "big")), 1) for number in range(8000)]
+    counts = [keys.count(key) for key in child_keys("nodes#")]
     assert sum(counts) == 8000
     assert all(900 < count < 1100 for count in counts)
 
 
 @pytest.mark.parametrize(("kind", "name"), [("files", ""), ("nodes", "a"), ("serve", ""), ("train", "../x")])
-def test_lookup_keys_of_nonsense_are_refused(kind: Any, name: str) -> None:
+def test_lookup_key_of_nonsense_is_refused(kind: Any, name: str) -> None:
     with pytest.raises(ValueError, match=r"name|kind"):
-        lookup_keys(kind, name)
+        lookup_key(kind, name)

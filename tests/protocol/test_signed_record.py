@@ -8,7 +8,7 @@ from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope, read_record, seal, seal_record, unseal_record
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import Identity
-from swarm_protocol.records import Record, lookup_keys, publish_key
+from swarm_protocol.records import Record, child_keys, lookup_key, publish_key
 
 
 def record_of(record: Record, key: str, payload: bytes | None = None) -> Envelope:
@@ -91,9 +91,10 @@ def test_unseal_record_over_the_limits_is_refused() -> None:
         unseal_at(signed_record(bytes(2 * limits.MAX_RECORD_BYTES), NOW + 60.0))
 
 
-def test_read_record_in_another_shard_or_under_another_model_is_refused() -> None:
-    own = publish_key(SERVE, IDENTITY.peer_id)
-    elsewhere = [key for key in lookup_keys("serve", SERVE.model) if key != own]
+def test_read_record_under_the_key_of_another_peer_or_under_another_model_is_refused() -> None:
+    own = publish_key(SERVE, IDENTITY.peer_id, 1)
+    assert read_record(record_of(SERVE, own)) == SERVE
+    elsewhere = [key for key in child_keys(lookup_key("serve", SERVE.model)) if key != own]
     foreign = publish_key(replace(SERVE, model="another"), IDENTITY.peer_id)
     for key in (*elsewhere, foreign):
         with pytest.raises(PeerViolation, match="does not belong under") as caught:

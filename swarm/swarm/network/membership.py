@@ -22,8 +22,17 @@ from typing import TypeVar
 
 from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope, read_record
-from swarm_protocol.errors import PeerViolation, SwarmError
-from swarm_protocol.records import Kind, NodeRecord, Record, ServeRecord, TrainerRecord, lookup_keys, publish_key
+from swarm_protocol.errors import PeerTimeout, PeerViolation, SwarmError
+from swarm_protocol.records import (
+    Kind,
+    NodeRecord,
+    Record,
+    ServeRecord,
+    TrainerRecord,
+    child_keys,
+    lookup_key,
+    publish_key,
+)
 
 from swarm.network.interface import Network
 from swarm.network.round_trips import RoundTrips
@@ -37,6 +46,10 @@ MAX_LISTED_PEERS = 4096
 MAX_LISTED_MODELS = 64
 """Maximum models listed. The caller looks up the servers of each, and anyone can make up names."""
 
+FULL_RECORDS = limits.MAX_RECORDS_PER_KEY // 2
+"""Living records of a key from which on the keys below it are read, too. Some of a full key's are of the dead, and
+what comes free is soon taken by those below."""
+
 MAX_VIEWS = 64
 """Models and runs whose records are remembered. Their names may come from users of a gateway."""
 
@@ -48,6 +61,8 @@ PUBLISH_TIMEOUT_S = 5.0
 """Time-out of publishing; also the time that leaving takes when nobody answers."""
 RETRY_FRACTION = 0.1
 """Pause after a failed publication, as a fraction of a record's lifetime: four tries before the old record expires."""
+MOVE_UP_EVERY = 10
+"""Publications after which a record under a key below a full one is offered to the one above again: five minutes."""
 SEES_NOBODY = "no peer took it; this node sees nobody"
 
 
@@ -174,11 +189,32 @@ class Membership:
         return tuple(sorted(likeliest[:MAX_LISTED_MODELS]))
 
     async def _look_up(self, record_type: type[R], kind: Kind, name: str, timeout_s: float) -> dict[str, R]:
-        envelopes = await self._network.lookup(lookup_keys(kind, name), timeout_s=timeout_s)
+        envelopes = await self._find_all(lookup_key(kind, name), timeout_s)
         view = self._view(kind, name)
         for envelope in sorted(envelopes, key=lambda envelope: envelope.peer_id):
             self._remember(view, envelope)
         return {peer_id: seen.record for peer_id, seen in sorted(view.items()) if isinstance(seen.record, record_type)}
+
+    async def _find_all(self, root: str, timeout_s: float) -> list[Envelope]:
+        """The records under `root` and under the keys below those that are full, level by level.
+
+        Raises PeerTimeout if nobody answered for `root`; records below may be missing when time is up.
+        """
+        until = asyncio.get_running_loop().time() + timeout_s
+        found = await self._network.lookup([root], timeout_s=timeout_s)
+        level, deeper = found, True
+        while deeper:
+            held = Counter(envelope.subject for envelope in level)
+            keys = [key for full in held if held[full] >= FULL_RECORDS for key in child_keys(full)]
+            deeper = bool(keys) and len(found) < MAX_LISTED_PEERS
+            if deeper:
+                left_s = until - asyncio.get_running_loop().time()
+                try:
+                    level = await self._network.lookup(keys, timeout_s=left_s)
+                except PeerTimeout:
+                    break
+                found += level
+        return found
 
     def _view(self, kind: Kind, name: str) -> dict[str, _Seen]:
         """Return the remembered records that have not expired. A lookup that misses a record or finds an old one hides
@@ -259,6 +295,8 @@ class Announcer:
         self._announced: dict[tuple[Kind, str], _Announced] = {}
         self._changed = asyncio.Event()
         self._failing: set[tuple[Kind, str]] = set()
+        self._depths: dict[tuple[Kind, str], int] = {}
+        self._num_published = 0
         self._was_heard = False
         self._jitter = random.Random(network.peer_id)
 
@@ -314,7 +352,7 @@ class Announcer:
                     publishing.create_task(self._publish(key, announced))
 
     async def _publish(self, key: tuple[Kind, str], announced: _Announced) -> None:
-        failure = await self._failure_to_publish(announced.record)
+        failure = await self._failure_to_publish(key, announced.record)
         if failure:
             self._count_failure(key, failure)
         else:
@@ -336,17 +374,27 @@ class Announcer:
             level = logging.WARNING if self._was_heard or failure != SEES_NOBODY else logging.INFO
             logger.log(level, "could not publish the %s record: %s", " ".join(key).strip(), failure)
 
-    async def _failure_to_publish(self, record: Record) -> str:
+    async def _failure_to_publish(self, key: tuple[Kind, str], record: Record) -> str:
+        self._num_published += 1
+        depth = self._depths.get(key, 0)
+        if depth and self._num_published % MOVE_UP_EVERY == 0:
+            depth -= 1
         try:
             async with asyncio.timeout(PUBLISH_TIMEOUT_S):
-                taken = await self._network.publish(
-                    publish_key(record, self._network.peer_id), record.to_bytes(), lifetime_s=self._lifetime_s
-                )
+                taken = await self._is_taken(record, depth)
+                while not taken and depth < limits.MAX_KEY_DEPTH:
+                    depth += 1
+                    taken = await self._is_taken(record, depth)
+                self._depths[key] = depth if taken else 0
         except TimeoutError:
             return f"nobody confirmed it within {PUBLISH_TIMEOUT_S:g} s"
         except SwarmError as error:
             return str(error)
         return "" if taken else SEES_NOBODY
+
+    async def _is_taken(self, record: Record, depth: int) -> bool:
+        key = publish_key(record, self._network.peer_id, depth)
+        return await self._network.publish(key, record.to_bytes(), lifetime_s=self._lifetime_s)
 
 
 def _kind_and_name(record: Record) -> tuple[Kind, str]:

@@ -19,12 +19,12 @@ from swarm.network.libp2p.libp2p_network import (
 from swarm.network.libp2p.network_entry import Greeting
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.identity import Identity
-from swarm_protocol.records import lookup_keys
+from swarm_protocol.records import child_keys, lookup_key
 
 pytestmark = pytest.mark.usefixtures("identities_are_free")
 
 LIFETIME_S = 6.0
-KEYS = lookup_keys("nodes")
+KEYS = child_keys(lookup_key("nodes"))
 
 
 async def keep_announcing(network: Libp2pNetwork, lifetime_s: float) -> None:

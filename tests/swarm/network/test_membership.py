@@ -22,7 +22,7 @@ from swarm_protocol import limits
 from swarm_protocol.envelope import seal_record
 from swarm_protocol.errors import PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.identity import Identity
-from swarm_protocol.records import ServeRecord, TrainerRecord, lookup_keys, publish_key
+from swarm_protocol.records import ServeRecord, TrainerRecord, lookup_key, publish_key
 
 LATENCY_S = 0.03
 SEEN_S = 0.5
@@ -362,9 +362,7 @@ async def test_malformed_record_of_one_peer_hides_nobody_else_and_is_counted() -
     a, b, liar = internet.network(), internet.network(), internet.network()
     async with Membership(a) as at_a, Membership(b) as at_b:
         at_a.announce(node_record("a"))
-        for key in lookup_keys("nodes"):
-            await liar.publish(key, b"no record at all", lifetime_s=60)
-        await liar.publish(publish_key(node_record(), a.peer_id), node_record("liar").to_bytes(), lifetime_s=60)
+        await liar.publish(lookup_key("nodes"), b"no record at all", lifetime_s=60)
         await asyncio.sleep(SEEN_S)
         assert list(await at_b.nodes()) == [a.peer_id]
         num_malformed = at_b.counters.num_malformed
@@ -653,3 +651,30 @@ async def test_made_up_models_do_not_crowd_out_one_that_several_nodes_serve() ->
     assert len(models) == membership_module.MAX_LISTED_MODELS
     assert "tiny" in models
     await internet.close()
+
+
+def test_record_that_a_full_key_has_no_room_for_is_listed_from_the_key_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership_module, "FULL_RECORDS", 2)
+    plain, root = MemoryNetwork.publish, lookup_key("nodes")
+
+    async def publish(network: MemoryNetwork, key: str, payload: bytes, *, lifetime_s: float) -> bool:
+        others = [each for each in await network.lookup([key], timeout_s=1) if each.peer_id != network.peer_id]
+        is_full = key == root and len(others) >= 2
+        return not is_full and await plain(network, key, payload, lifetime_s=lifetime_s)
+
+    monkeypatch.setattr(MemoryNetwork, "publish", publish)
+
+    async def main() -> None:
+        internet = make_internet()
+        networks = [internet.network() for _ in range(6)]
+        async with AsyncExitStack() as stack:
+            members = [await stack.enter_async_context(Membership(network)) for network in networks]
+            for index, member in enumerate(members):
+                member.announce(node_record(f"n{index}"))
+                await asyncio.sleep(1)
+            await asyncio.sleep(SEEN_S)
+            assert len(await networks[0].lookup([root], timeout_s=1)) < 6
+            assert set(await members[0].nodes()) == {network.peer_id for network in networks}
+        await internet.close()
+
+    virtual_time.run(main())

@@ -22,7 +22,7 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from swarm_protocol import limits
@@ -66,6 +66,18 @@ FIND_ADDRS_TIMEOUT_S = 2.0
 SOUGHT_S = 2.0
 """A peer's addresses are searched for anew no more often: a dead one is dialled again and again."""
 
+NUM_FIRST_SEARCHES = 3
+SEARCH_EVERY = 5
+
+MIN_HOLD_S = 20.0
+"""Less than the time until a record is published again: in a network that changes, each time is a new search."""
+
+MAX_HOLD_S = 300.0
+"""In five minutes of a network whose half leaves in an hour, one of ten nodes near a key is a new one. Readers ask ten
+nodes, and owners store with five."""
+
+MAX_HELD_PLACES = 256
+
 _NO_ANSWER = b""
 """The answer to a malformed request. No decoder accepts it."""
 
@@ -85,6 +97,17 @@ class DhtCounts:
     num_records: int
     num_refused: int
     num_peers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Holders:
+    """The nodes nearest to a key, as a search found them; good for `hold_s`, which ends at `until`. `passed_over` were
+    nearest of those that this node knew then, some of which may not have answered."""
+
+    peers: tuple[str, ...]
+    passed_over: Sequence[str]
+    hold_s: float
+    until: float
 
 
 class _Sought:
@@ -120,6 +143,10 @@ class RecordDht:
         self._book = AddressBook()
         self._suspects: dict[str, float] = {}
         self._sought: dict[str, _Sought] = {}
+        self._holders: dict[bytes, _Holders] = {}
+        self.last_hops = 0
+        """Calls one after the other by which the last `find` came to the node nearest to a key."""
+        self._num_tended = 0
         self._num_refused = 0
         self._calls = asyncio.Semaphore(NUM_PARALLEL_CALLS)
 
@@ -159,32 +186,84 @@ class RecordDht:
         return await self._find(peer_id, FindRequest(addrs=self.own_addrs), addrs) is not None
 
     async def refresh(self) -> None:
-        """Meet the nodes nearest to this one: who has searched for itself can be found by all others.
-
-        Also looks who of the routing table has gone, and forgets records that are due to be dropped.
-        """
-        self._storage.clear_due()
-        await asyncio.gather(*(self.ping(peer_id) for peer_id in self._table.doubtful()))
+        """Meet the nodes nearest to this one: who has searched for itself can be found by all others."""
         await self._search([place_of(self._host.peer_id)], only_peers=True, timeout_s=SEARCH_TIMEOUT_S)
 
+    async def tend(self) -> None:
+        """Look who of the routing table has gone, forget records that are due to be dropped, and `refresh`. Once a
+        minute; of every two times each bucket has its turn once, and a node that has been there for a while searches
+        for itself at every fifth: who comes later searches, too, and both meet."""
+        self._storage.clear_due()
+        turn, self._num_tended = self._num_tended, self._num_tended + 1
+        await asyncio.gather(*(self.ping(peer_id) for peer_id in self._table.doubtful(turn)))
+        if turn < NUM_FIRST_SEARCHES or turn % SEARCH_EVERY == 0:
+            await self.refresh()
+
     async def store(self, envelope: Envelope) -> bool:
-        """Place `envelope` with the nodes nearest to its key. False: no other node took it."""
+        """Place `envelope` with the nodes nearest to its key. False: most of them did not take it, or none is there.
+
+        The nodes that took the key's last record are taken to be the nearest until one of them does not answer, a
+        nearer node is known, or it is time to search again.
+        """
         place, data = place_of(envelope.subject), envelope.to_bytes()
-        search = await self._search([place], only_peers=True, timeout_s=SEARCH_TIMEOUT_S)
-        nearest = search.nearest(place, NUM_REPLICAS)
-        farthest = [node_id_of(peer_id) ^ to_id(place) for peer_id in nearest[NUM_REPLICAS - 1 :]]
-        if not farthest or node_id_of(self._host.peer_id) ^ to_id(place) < farthest[0]:
-            self._storage.store(envelope, data)
         request = StoreRequest(record=data).to_bytes()
-        answers = await asyncio.gather(
-            *(self._call(peer_id, "store", request, StoreResponse.from_bytes) for peer_id in nearest)
+        holders = self._holders.get(place)
+        if holders is not None and self._is_current(place, holders):
+            answers = await self._store_with(holders.peers, request)
+            if None in answers:
+                self._holders[place] = replace(holders, until=0.0)  # the next time is a new search
+            if answers.count(None) <= NUM_REPLICAS // 2:
+                self._keep_own(envelope, data, holders.peers)
+                return _is_held(answers)
+        search = await self._search([place], only_peers=True, timeout_s=SEARCH_TIMEOUT_S)
+        nearest = tuple(search.nearest(place, NUM_REPLICAS))
+        self._remember_holders(place, nearest, holders)
+        self._keep_own(envelope, data, nearest)
+        answers = await self._store_with(nearest, request)
+        return _is_held(answers)
+
+    def forget_holders(self) -> None:
+        """Search for the nodes nearest to every key anew: which they are may have changed at once, as when a partition
+        healed."""
+        self._holders.clear()
+
+    async def _store_with(self, peers: Sequence[str], request: bytes) -> list[StoreResponse | None]:
+        return await asyncio.gather(
+            *(self._call(peer_id, "store", request, StoreResponse.from_bytes) for peer_id in peers)
         )
-        return any(answer is not None and answer.held for answer in answers)
+
+    def _keep_own(self, envelope: Envelope, data: bytes, nearest: Sequence[str]) -> None:
+        """Hold the record here, too, if this node is one of the nearest to its key."""
+        place = to_id(place_of(envelope.subject))
+        farthest = [node_id_of(peer_id) ^ place for peer_id in nearest[NUM_REPLICAS - 1 :]]
+        if not farthest or node_id_of(self._host.peer_id) ^ place < farthest[0]:
+            self._storage.store(envelope, data)
+
+    def _is_current(self, place: bytes, holders: _Holders) -> bool:
+        if asyncio.get_running_loop().time() >= holders.until:
+            return False
+        return set(self._table.nearest(to_id(place), NUM_REPLICAS)) <= {*holders.peers, *holders.passed_over}
+
+    def _remember_holders(self, place: bytes, nearest: tuple[str, ...], before: _Holders | None) -> None:
+        """Go by `nearest` the longer, the longer they have stayed the same. Fewer than all replicas are a network that
+        has just begun, where the next node to come is one of them."""
+        self._holders.pop(place, None)
+        if len(nearest) < NUM_REPLICAS:
+            return
+        hold_s = MIN_HOLD_S
+        if before is not None and (num_new := len({*nearest} - {*before.peers})) <= 1:
+            hold_s = min(MAX_HOLD_S, before.hold_s * 2) if num_new == 0 else max(MIN_HOLD_S, before.hold_s / 2)
+        passed_over = self._table.nearest(to_id(place), NUM_REPLICAS)
+        now = asyncio.get_running_loop().time()
+        self._holders[place] = _Holders(peers=nearest, passed_over=passed_over, hold_s=hold_s, until=now + hold_s)
+        while len(self._holders) > MAX_HELD_PLACES:
+            del self._holders[next(iter(self._holders))]
 
     async def find(self, keys: Sequence[str], *, timeout_s: float) -> tuple[list[Envelope], bool]:
         """The newest record of each key and signer, expired ones included, and whether any node was there to ask."""
         places = list({place_of(key): None for key in keys})
         search = await self._search(places, only_peers=False, timeout_s=timeout_s)
+        self.last_hops = search.most_hops()
         for place in places:
             await self._take_in(search, place, self._storage.get(place))
         return list(search.records.values()), bool(search.answered) or not search.peers
@@ -277,7 +356,7 @@ class RecordDht:
             named = each.peers[:WIDTH]
             for contact in named:
                 search.note(contact.peer_id, contact.addrs)
-            search.meet([contact.peer_id for contact in named], self._suspects)
+            search.meet([contact.peer_id for contact in named], self._suspects, named_by=peer_id)
             await self._take_in(search, key, each.records)
         search.left_out(peer_id, request.keys[len(found) :])
 
@@ -363,6 +442,12 @@ class RecordDht:
         peers = tuple(Contact(peer_id=peer_id, addrs=self._book.of(peer_id)) for peer_id in others[:WIDTH])
         records = () if asked.only_peers else self._storage.get(key)
         return Found(records=records, peers=peers)
+
+
+def _is_held(answers: Sequence[StoreResponse | None]) -> bool:
+    """Return whether most of the nodes that answered hold the record. A full key's nodes refuse it all alike."""
+    held = [answer.held for answer in answers if answer is not None]
+    return sum(held) * 2 > len(held)
 
 
 class AddressBook:

@@ -7,6 +7,7 @@ until `drop_at`.
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -17,7 +18,7 @@ from swarm_protocol.envelope import RECORD_PURPOSE, Envelope, unseal
 from swarm_protocol.errors import SwarmError
 
 MAX_KEYS = 16384
-"""Sharded keys of a thousand models and runs."""
+"""Keys of some thousand models and runs, each of several levels."""
 
 MAX_BYTES = 256 * 2**20
 """Maximum bytes of stored records, as sent. A thousand nodes with eight models each need about 5 MiB."""
@@ -36,6 +37,7 @@ class RecordStorage:
         self._now = now
         self._records: dict[bytes, dict[str, tuple[float, bytes]]] = {}  # when each was issued, and as it was sent
         self._places: dict[str, set[bytes]] = {}  # of each signer's records
+        self._first_due: dict[bytes, float] = {}  # of each place, before which none of its records is due
         self._num_bytes = 0
 
     @property
@@ -56,6 +58,7 @@ class RecordStorage:
             return False
         self._records.setdefault(place, held)[envelope.peer_id] = (envelope.issued_at, data)
         self._places.setdefault(envelope.peer_id, set()).add(place)
+        self._first_due[place] = min(self._first_due.get(place, math.inf), drop_at(envelope.issued_at))
         self._num_bytes += len(data) - (len(present[1]) if present else 0)
         self._make_room()
         return envelope.peer_id in self._records.get(place, {})
@@ -77,9 +80,13 @@ class RecordStorage:
     def _drop_due(self, places: Iterable[bytes]) -> None:
         now = self._now()
         for place in places:
+            if self._first_due.get(place, math.inf) > now:
+                continue
             for signer, (issued_at, _) in list(self._records.get(place, {}).items()):
                 if drop_at(issued_at) <= now:
                     self._drop(place, signer)
+            if place in self._records:
+                self._first_due[place] = min(drop_at(issued_at) for issued_at, _ in self._records[place].values())
 
     def _make_room(self) -> None:
         """The keys whose last record is due first go, with all their records."""
@@ -100,6 +107,7 @@ class RecordStorage:
         self._num_bytes -= len(data)
         if not self._records[place]:
             del self._records[place]
+            del self._first_due[place]
         self._places[signer].discard(place)
         if not self._places[signer]:
             del self._places[signer]

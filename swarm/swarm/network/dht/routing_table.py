@@ -103,10 +103,11 @@ class RoutingTable:
             heir, _ = bucket.waiting.popitem()
             bucket.members[heir] = None
 
-    def doubtful(self) -> tuple[str, ...]:
-        """Return each bucket's member that was not heard of for longest. It is to be pinged: candidates may wait for
-        its place, and other nodes' searches learn of it from here."""
-        return tuple(next(iter(bucket.members)) for bucket in self._buckets.values() if bucket.members)
+    def doubtful(self, turn: int) -> tuple[str, ...]:
+        """Return, of every second bucket by `turn`, the member that was not heard of for longest. It is to be pinged:
+        candidates may wait for its place, and other nodes' searches learn of it from here."""
+        buckets = (bucket for bits, bucket in self._buckets.items() if (bits + turn) % 2 == 0 and bucket.members)
+        return tuple(next(iter(bucket.members)) for bucket in buckets)
 
     def nearest(self, key: int, count: int) -> list[str]:
         """The `count` members nearest to `key`, nearest first; fewer if there are not as many.
@@ -136,6 +137,8 @@ class NodeLookup:
         self._addrs: dict[str, tuple[str, ...]] = {}
         self.peers: set[str] = set()
         self.answered: set[str] = set()
+        self.num_hops: dict[str, int] = {}
+        """Calls one after the other by which each peer was found: one for those that were known before."""
         self.records: dict[tuple[str, str], Envelope] = {}  # by subject and signer
         self._num_records: Counter[str] = Counter()
 
@@ -144,19 +147,23 @@ class NodeLookup:
         """The keys that are searched for."""
         return tuple(self._ranked)
 
-    def meet(self, peers: Iterable[str], suspects: Container[str]) -> None:
-        """All but this node, those that were dropped, and `suspects`."""
+    def meet(self, peers: Iterable[str], suspects: Container[str], *, named_by: str = "") -> None:
+        """All but this node, those that were dropped, and `suspects`. Without `named_by` they were known before."""
+        num_hops = self.num_hops.get(named_by, 0) + 1
         for peer_id in peers:
             if peer_id in self.peers or peer_id == self._own_peer_id:
                 continue
             if peer_id not in self._dropped and peer_id not in suspects:
                 self.peers.add(peer_id)
+                self.num_hops[peer_id] = num_hops
                 for key, ranked in self._ranked.items():
                     insort(ranked, _placed(peer_id, key))
 
     def note(self, peer_id: str, addrs: Iterable[str]) -> None:
         """A node names `addrs` for `peer_id`. They are tried beside those that others named."""
         known = self._addrs.get(peer_id, ())
+        if addrs == known:
+            return
         self._addrs[peer_id] = tuple(dict.fromkeys((*known, *dialable(addrs))))[:MAX_ADDRS]
 
     def addrs_of(self, peer_id: str) -> tuple[str, ...]:
@@ -189,6 +196,10 @@ class NodeLookup:
     def nearest(self, key: bytes, count: int) -> list[str]:
         """Return the nearest peers that answered. A liar may have invented the others."""
         return list(islice((peer_id for _, peer_id in self._ranked[key] if peer_id in self.answered), count))
+
+    def most_hops(self) -> int:
+        """Return the hops to the nearest peer that answered, of the key where they are most."""
+        return max((self.num_hops[peer_id] for key in self._ranked for peer_id in self.nearest(key, 1)), default=0)
 
     def next_calls(self) -> list[tuple[str, list[bytes]]]:
         """Peers that are among the nearest of keys they have not been asked for, with as many as a request takes."""

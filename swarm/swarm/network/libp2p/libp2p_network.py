@@ -372,6 +372,7 @@ class Libp2pNetwork:
     async def _publish_again(self) -> None:
         """The nodes that hold our records may be others now."""
         self._forget_expired()
+        self._dht.forget_holders()
         await asyncio.gather(*(self._dht.store(envelope) for envelope in self._published.values()))
 
     def _fail(self, error: BaseException) -> None:

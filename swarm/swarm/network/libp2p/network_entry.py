@@ -289,7 +289,7 @@ class PartitionWatch:
                 if loop.time() >= refresh_at:
                     refresh_at = loop.time() + REFRESH_S
                     await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in self._met))
-                    await self._dht.refresh()
+                    await self._dht.tend()
             except PeerUnreachable:
                 return  # the daemon has ended; the unary connection tells
             back_off_s = min(back_off_s * 2, MAX_PAUSE_S) if cut_off else MIN_PAUSE_S

@@ -236,3 +236,43 @@ def test_node_that_only_asks_is_named_to_nobody() -> None:
         assert honest.peers() == ()
 
     virtual_time.run(main())
+
+
+def test_record_is_stored_again_without_a_search_until_a_holder_is_gone() -> None:
+    async def main() -> None:
+        world = World()
+        others = [Identity(bytes([number]) * 32) for number in range(10, 16)]
+        nodes = [await world.node(identity) for identity in (ASKER, *others)]
+        for node in nodes:
+            for identity in (ASKER, *others):
+                await node.ping(identity.peer_id)
+        num_finds = 0
+
+        def counted(answer: Any) -> Any:
+            async def find(peer_id: str, request: bytes) -> bytes:
+                nonlocal num_finds
+                num_finds += 1
+                return cast("bytes", await answer(peer_id, request))
+
+            return find
+
+        for identity in others:
+            world.wire[identity.peer_id, "find"] = counted(world.wire[identity.peer_id, "find"])
+        asker, envelope = nodes[0], record(ASKER)
+        assert await asker.store(envelope)
+        num_finds = 0
+        assert await asker.store(envelope)
+        assert num_finds == 0
+        holder = next(each.peer_id for each, node in zip(others, nodes[1:], strict=True) if node.counts.num_records)
+        world.wire = {place: answer for place, answer in world.wire.items() if place[0] != holder}
+        for host in world.hosts.values():
+            host._wire = world.wire
+        assert await asker.store(envelope)  # the others still take it
+        assert await asker.store(envelope)
+        assert num_finds > 0
+        asker.forget_holders()
+        num_finds = 0
+        assert await asker.store(envelope)
+        assert num_finds > 0
+
+    virtual_time.run(main())

@@ -80,18 +80,19 @@ def test_flood_of_newcomers_pushes_nobody_out() -> None:
     assert len(bucket.waiting) == BUCKET_SIZE
 
 
-def test_doubtful_is_of_each_bucket_who_was_not_heard_of_for_longest() -> None:
+def test_doubtful_is_of_every_second_bucket_who_was_not_heard_of_for_longest() -> None:
     table = full_table()
     first, second, third, *_ = far_peers(BUCKET_SIZE)
-    assert table.doubtful() == (first,)
+    assert table.doubtful(0) == (first,)
+    assert table.doubtful(1) == ()  # the bucket's turn is every second one
     table.heard_of(first)
-    assert table.doubtful() == (second,)
+    assert table.doubtful(0) == (second,)
     table.lost(second)
-    nearer = next(each for each in map(peer, range(100)) if bucket_of(each) < 256)
+    nearer = next(each for each in map(peer, range(100)) if bucket_of(each) == 254)
     table.heard_of(nearer)
-    assert table.doubtful() == (third, nearer)
+    assert table.doubtful(0) == (third, nearer)
     table.lost(nearer)
-    assert table.doubtful() == (third,)
+    assert table.doubtful(0) == (third,)
 
 
 def test_lost_peer_is_replaced_by_who_of_those_waiting_was_heard_of_last() -> None:

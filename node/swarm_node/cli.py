@@ -242,6 +242,18 @@ COMMANDS = (
         },
     ),
     Command(
+        name="simulate",
+        purpose="Simulate a network of thousands of nodes, which come and go, and report what it carries.",
+        code="swarm_node.commands.simulate:run",
+        settings=(),
+        example="swarm-node simulate scenario.toml --out report",
+        own={
+            "PATH": "The scenario file (TOML).",
+            "--out FILE": "Write FILE.html and FILE.json (default: the scenario's name with -report, here).",
+            "--seed SEED": "Seed of all that is random, in place of the file's; equal seeds give equal reports.",
+        },
+    ),
+    Command(
         name="identity",
         purpose="Show this node's peer id, the name that others know it by.",
         code="swarm_node.commands.this_node:identity",

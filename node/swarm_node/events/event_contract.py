@@ -392,6 +392,12 @@ EVENTS: Mapping[str, EventSpec] = {
         chain="list: for each hop of the first request name, start, end, ms a token; empty with gaps",
         chain_ms="number?: milliseconds of one token of one request",
     ),
+    "simulation": _event(
+        "What `simulate` found out.",
+        html="text: the report for people",
+        json="text: the report for programs",
+        sections="object: the report's figures by section",
+    ),
     "model_check": _event(
         "What `models check` found out about a model that can be served; `error` says why one cannot.",
         model="text: the model's name",

@@ -55,14 +55,21 @@ class LeftBehind(AssertionError):
     """The coroutine returned while tasks it had started still ran."""
 
 
-def run(coro: Coroutine[Any, Any, T], *, real_timeout_s: float = 60.0, compute_s: ComputeCost | None = None) -> T:
-    """The result of `coro`, or its exception.
+def run(
+    coro: Coroutine[Any, Any, T],
+    *,
+    real_timeout_s: float = 60.0,
+    compute_s: ComputeCost | None = None,
+    inline_jobs: bool = False,
+) -> T:
+    """The result of `coro`, or its exception. With `inline_jobs`, executor jobs run in the loop's own thread when they
+    are submitted: no two at a time, and thousands of executors cost no threads.
 
     Raises Deadlock, RealTimeout and LeftBehind as they say, and an ExceptionGroup of whatever tasks and callbacks
     raised without anyone awaiting them. `real_timeout_s` is checked between callbacks: one that never returns is
     left to the test runner's own timeout.
     """
-    loop = VirtualTimeLoop(real_timeout_s=real_timeout_s, compute_s=compute_s)
+    loop = VirtualTimeLoop(real_timeout_s=real_timeout_s, compute_s=compute_s, inline_jobs=inline_jobs)
     try:
         try:
             result = loop.run_until_complete(coro)
@@ -92,7 +99,8 @@ _this_thread = threading.local()
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """The loop under `run`. `time()` is virtual."""
 
-    def __init__(self, *, real_timeout_s: float, compute_s: ComputeCost | None) -> None:
+    def __init__(self, *, real_timeout_s: float, compute_s: ComputeCost | None, inline_jobs: bool) -> None:
+        self._inline_jobs = inline_jobs
         self._now_s = START_S
         self._real_deadline_s = time.monotonic() + real_timeout_s
         self._compute_s = compute_s
@@ -115,11 +123,15 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self, executor: Executor | None, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
         job = _Job(self.create_future())
-        job.running = (executor or self._threads).submit(job.work, func, args)
+        if self._inline_jobs:
+            job.running = _done(job.work, func, args)
+        else:
+            job.running = (executor or self._threads).submit(job.work, func, args)
         self._jobs.append(job)
         if self._compute_s and (cost_s := self._compute_s(_innermost(func, args))):
             self._postpone(job, cost_s)
-        job.running.add_done_callback(lambda _: self._wake())
+        if not self._inline_jobs:
+            job.running.add_done_callback(lambda _: self._wake())
         return job.result
 
     def unheard(self) -> list[Exception]:
@@ -151,7 +163,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             raise RealTimeout(f"out of real time; still there: {_describe(asyncio.all_tasks(self))}")
         if timeout_s == 0:
             return []  # something is ready; the system, which costs as much to ask, is asked once nothing is
-        if events := selector.select(0):
+        if not self._inline_jobs and (events := selector.select(0)):
             return events
         if job := next((job for job in self._jobs if job.due), None):
             if not job.running.done():
@@ -220,6 +232,16 @@ class _Job:
             self.result.set_exception(error)
         else:
             self.result.set_result(self.running.result())
+
+
+def _done(work: Callable[..., object], *args: object) -> Future[Any]:
+    """What a thread that has run `work` would leave behind."""
+    future: Future[Any] = Future()
+    try:
+        future.set_result(work(*args))
+    except Exception as error:
+        future.set_exception(error)
+    return future
 
 
 class _Selector(selectors.BaseSelector):

@@ -51,10 +51,17 @@ MIN_ISSUE_STEP_S = 0.002
 
 
 class MemoryInternet:
-    """All nodes of one simulation. Faults are switched at any time by the methods, and take effect at once."""
+    """All nodes of one simulation. Faults are switched at any time by the methods, and take effect at once.
+
+    `default_link` is the link of every two peers, or a function of both.
+    """
 
     def __init__(
-        self, seed: int = 0, default_link: LinkModel | None = None, *, detection_s: float = DETECTION_S
+        self,
+        seed: int = 0,
+        default_link: LinkModel | Callable[[str, str], LinkModel] | None = None,
+        *,
+        detection_s: float = DETECTION_S,
     ) -> None:
         self._seed = seed
         self._default_link = default_link or LinkModel()
@@ -186,13 +193,17 @@ class MemoryInternet:
         ]
 
     def _round_trip_s(self, a: str, b: str) -> float:
-        return sum(self._links.get(pair, self._default_link).latency_s for pair in ((a, b), (b, a)))
+        return sum(self._link_of(pair).latency_s for pair in ((a, b), (b, a)))
+
+    def _link_of(self, pair: tuple[str, str]) -> LinkModel:
+        link = self._links.get(pair, self._default_link)
+        return link(*pair) if callable(link) else link
 
     def _pipe(self, sender: str, receiver: str) -> Pipe:
         pair = (sender, receiver)
         if pair not in self._pipes:
             self._pipes[pair] = Pipe(
-                self._links.get(pair, self._default_link),
+                self._link_of(pair),
                 up=self._nodes[sender]._access.up,
                 down=self._nodes[receiver]._access.down,
                 rng=random.Random(f"{self._seed}/{sender}/{receiver}"),

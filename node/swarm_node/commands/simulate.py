@@ -1,0 +1,86 @@
+"""`swarm-node simulate`: a network of thousands of nodes in virtual time, from a scenario file to a report.
+
+The scenario is a TOML file, see `swarm.simulation.scenario` and the guide. The report goes to two files, one for people
+(HTML) and one for programs (JSON).
+"""
+
+from __future__ import annotations
+
+import time
+import tomllib
+from pathlib import Path
+
+from swarm.simulation.report import Report
+from swarm.simulation.scenario import Scenario, read_scenario
+from swarm.simulation.world import simulate
+from swarm_protocol.errors import ConfigError
+
+from swarm_node.commands.command_options import Flags
+from swarm_node.events.emitter import Emitter
+from swarm_node.settings.parsers import whole_number
+
+MAX_FILE_BYTES = 16 * 2**20
+"""A trace of 100,000 sessions has 3 MB."""
+
+
+def run(flags: Flags) -> int:
+    path: Path | None = flags.own["path"]
+    if path is None:
+        raise ConfigError("no scenario file is named", remedy="see swarm-node simulate --help")
+    scenario = _load(path, flags.own["seed"])
+    out: Path = flags.own["out"] or Path(f"{path.stem}-report")
+    pages = out.with_name(f"{out.name}.html"), out.with_name(f"{out.name}.json")
+    emitter, since = Emitter(json=flags.json), time.monotonic()
+    minutes = scenario.warm_up_minutes + scenario.minutes
+
+    def on_minute(minute: float, num_nodes: int) -> None:
+        emitter.status(
+            "simulation",
+            f"minute {minute:.0f} of {minutes:.0f} (warm-up {scenario.warm_up_minutes:.0f}), {num_nodes} nodes, "
+            f"{time.monotonic() - since:.0f} s",
+        )
+
+    report = simulate(scenario, on_minute=on_minute)
+    _write(report, pages)
+    if flags.json:
+        emitter.emit("simulation", html=str(pages[0]), json=str(pages[1]), sections=report.sections)
+    else:
+        emitter.result("\n".join((*report.lines(), f"report: {pages[0]} and {pages[1]}")))
+    return 0
+
+
+def _load(path: Path, seed: str | None) -> Scenario:
+    """Raises ConfigError."""
+    try:
+        table = tomllib.loads(_read(path))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is no TOML: {error}", remedy="see the guide for an example") from error
+    if seed is not None:
+        try:
+            table["seed"] = whole_number(0, 2**31 - 1)(seed)
+        except ValueError as error:
+            raise ConfigError(f"--seed {error}", remedy="use a whole number") from error
+    churn = table.get("churn")
+    trace = churn.get("trace") if isinstance(churn, dict) else None
+    return read_scenario(table, _read(path.parent / trace) if isinstance(trace, str) and trace else "")
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES} bytes", remedy="check that it is the right file")
+        return data.decode()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", remedy="name a scenario file that exists") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no text", remedy="check that it is the right file") from error
+
+
+def _write(report: Report, pages: tuple[Path, Path]) -> None:
+    try:
+        pages[0].write_text(report.to_html())
+        pages[1].write_text(report.to_json())
+    except OSError as error:
+        raise ConfigError(f"cannot write {pages[0]}: {error.strerror}", remedy="choose another --out") from error

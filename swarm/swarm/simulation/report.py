@@ -1,0 +1,177 @@
+"""The report of a simulation: its figures as JSON, and as one HTML page that needs nothing else. Pure.
+
+It holds nothing of the machine that simulated, so equal scenarios give equal reports.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from swarm.simulation.measurements import Measurements, share, spread
+from swarm.simulation.scenario import Scenario
+
+Figures = dict[str, object]
+
+FIDELITY = (
+    "Real code: membership, record DHT and codecs, placement, routing, group forming, votes, certificates, reductions.",
+    "Records are signed by a stub, and parsed and checked once for all nodes instead of by each; rounds sign for real.",
+    "Connections are there at once and stay: dialling, encryption and punching take no time. A relayed pair takes the "
+    "relay's way and 1 MB/s. Peers are dialled by their id; that their addresses are known is assumed.",
+    "Computing passes time and computes nothing. An answer takes the time that the router expects of its chain. "
+    "Weights come at the rate of the server's downlink. The vector's transfer passes as time before the round, which "
+    "reduces a small one.",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """`sections` are figures by title; `samples` one row of numbers for each simulated minute."""
+
+    name: str
+    scenario: Figures
+    sections: Mapping[str, Figures]
+    samples: Sequence[Mapping[str, float]]
+    fidelity: Sequence[str] = field(default=FIDELITY)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+    def to_html(self) -> str:
+        """One self-contained page: tables and pictures, no script."""
+        body = [f"<h1>{html.escape(self.name)}</h1>"]
+        for title, figures in self.sections.items():
+            body.append(f"<h2>{html.escape(title)}</h2>{_table(figures)}")
+        body.append("<h2>Over time</h2>")
+        names = [name for name in (self.samples[0] if self.samples else {}) if name != "minute"]
+        body += [_picture(name, [(each["minute"], each[name]) for each in self.samples]) for name in names]
+        body.append("<h2>What was simulated how</h2><ul>")
+        body += [f"<li>{html.escape(line)}</li>" for line in self.fidelity]
+        body.append(f"</ul><h2>Scenario</h2><pre>{html.escape(json.dumps(self.scenario, indent=1))}</pre>")
+        return f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(self.name)}</title>{_STYLE}" + (
+            "\n".join(body) + "</html>\n"
+        )
+
+    def lines(self) -> Iterable[str]:
+        """The figures as lines for a terminal."""
+        for title, figures in self.sections.items():
+            yield f"{title}"
+            for name, value in figures.items():
+                yield f"  {name:<44} {_text(value)}"
+
+
+def report_of(scenario: Scenario, measured: Measurements, sent_a_minute: Sequence[tuple[float, float]]) -> Report:
+    """`sent_a_minute` are messages and bytes of each node that was there at both ends."""
+    counts, last = measured.counts, measured.samples[-1] if measured.samples else {}
+    num_lookups = counts["lookups"]
+    sections: dict[str, Figures] = {
+        "Nodes": {
+            "nodes at the end": last.get("nodes"),
+            "joined": counts["joined"],
+            "left": counts["left"],
+        },
+        "Lookups": {
+            "lookups": num_lookups,
+            "share that found the record": share(
+                num_lookups - counts["lookups failed"] - counts["records lost"], num_lookups
+            ),
+            "without an answer": counts["lookups failed"],
+            "records of living nodes not found": counts["records lost"],
+            "hops": spread(measured.lookup_hops),
+            "log2 of the nodes": round(math.log2(scenario.nodes), 2),
+            "seconds": spread(measured.lookup_s),
+        },
+        "A node's state and traffic": {
+            "records held, mean": last.get("records_mean"),
+            "records held, most": last.get("records_max"),
+            "routing table, mean": last.get("peers_mean"),
+            "routing table, most": last.get("peers_max"),
+            "messages sent a minute": spread([messages for messages, _ in sent_a_minute]),
+            "bytes sent a minute": spread([num_bytes for _, num_bytes in sent_a_minute]),
+        },
+    }
+    if scenario.model is not None:
+        sections["Serving"] = _serving(scenario, measured)
+    if scenario.training is not None:
+        sections["Training"] = _training(scenario, measured)
+    return Report(
+        name=scenario.name,
+        scenario={name: value for name, value in asdict(scenario).items() if name != "sessions"},
+        sections=sections,
+        samples=measured.samples,
+    )
+
+
+def _serving(scenario: Scenario, measured: Measurements) -> Figures:
+    counts, samples = measured.counts, measured.samples
+    uncovered = [sample["blocks_without_server"] for sample in samples]
+    return {
+        "servers at the end": samples[-1]["servers"] if samples else None,
+        "blocks without a server": spread(uncovered),
+        "share of minutes with all blocks served": share(sum(not each for each in uncovered), len(uncovered)),
+        "requests": counts["requests"],
+        "share answered": share(counts["answers"], counts["answers"] + counts["requests failed"]),
+        "servers lost in an answer": counts["servers lost in an answer"],
+        "tokens/s of one answer": spread(measured.answer_tokens_per_s),
+        "tokens/s of all answers": counts["answer tokens"] / (scenario.minutes * 60),
+    }
+
+
+def _training(scenario: Scenario, measured: Measurements) -> Figures:
+    counts, samples = measured.counts, measured.samples
+    trainers = [sample["trainers"] for sample in samples]
+    trainer_s = sum(trainers) / len(trainers) * scenario.minutes * 60 if trainers else 0.0
+    return {
+        "trainers": spread(trainers),
+        "utilization (share of their time in intervals)": share(counts["training s"], trainer_s),
+        "seconds until a first round, besides the interval": spread(measured.find_group_s),
+        "rounds committed": round(counts["rounds"]),
+        "contributions": counts["contributions"],
+        "attempts that failed, of all members": counts["attempts failed"],
+        "seconds of a round after the interval": spread(measured.round_s),
+        "tokens/s committed": counts["committed tokens"] / (scenario.minutes * 60),
+    }
+
+
+_STYLE = (
+    "<style>body{font:15px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em;color:#222}"
+    "table{border-collapse:collapse}td{padding:.15em 1.5em .15em 0;border-bottom:1px solid #ddd;vertical-align:top}"
+    "td+td{font-variant-numeric:tabular-nums}figure{display:inline-block;margin:0 1em 1em 0}"
+    "polyline{fill:none;stroke:#2563eb;stroke-width:1.5}svg{background:#f6f7f9}</style>"
+)
+_WIDTH, _HEIGHT = 280, 90
+
+
+def _table(figures: Mapping[str, object]) -> str:
+    rows = [f"<tr><td>{html.escape(name)}<td>{html.escape(_text(value))}" for name, value in figures.items()]
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _picture(name: str, points: Sequence[tuple[float, float]]) -> str:
+    """A line over the minutes, from zero to its highest value."""
+    last, highest = max(x for x, _ in points), max(y for _, y in points)
+    drawn = " ".join(
+        f"{x / (last or 1) * _WIDTH:.1f},{(1 - y / (highest or 1)) * (_HEIGHT - 4) + 2:.1f}" for x, y in points
+    )
+    title = html.escape(f"{name.replace('_', ' ')}, at most {_text(highest)}")
+    return (
+        f'<figure><svg width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{title}">'
+        f'<polyline points="{drawn}"/></svg><figcaption>{title}</figcaption></figure>'
+    )
+
+
+def _text(value: object) -> str:
+    match value:
+        case None:
+            return "-"
+        case float():
+            return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+        case int():
+            return f"{value:,}"
+        case dict():
+            return ", ".join(f"{name} {_text(each)}" for name, each in value.items()) or "-"
+        case _:
+            return str(value)

@@ -1,0 +1,188 @@
+"""Simulated hosts that call each other: two timers for a call, in place of sockets. What `RecordDht` runs over.
+
+A message takes its sender's uplink, its receiver's downlink and the latency between their places; between hosts that
+only a relay joins it takes the relay's way and rate. Whoever is gone answers nothing, or, if it said goodbye, refuses
+the connection. Connections are not set up and not lost: what they cost comes on top.
+State belongs to the one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+
+from swarm_protocol.errors import PeerUnreachable, SwarmError
+from swarm_protocol.failure_messages import decode_failure, encode_failure
+
+from swarm.network.interface import NotServed, UnaryHandler
+from swarm.network.memory.memory_link import OVERHEAD_BYTES, LinkModel, Rate
+from swarm.simulation.scenario import Nat, Scenario
+
+RELAY_BYTES_PER_S = 1e6
+"""What one relayed pair gets of a relay, which has others to carry too."""
+
+DIAL_TIMEOUT_S = 5.0
+"""libp2p's own, for a host that does not answer at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a host is: its region, by index, and its NAT."""
+
+    region: int
+    nat: Nat
+
+
+class Links:
+    """The link between any two places of a scenario."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        index = {region.name: number for number, region in enumerate(scenario.regions)}
+        self._latency_s = [
+            [(one.latency_ms if one is other else 60.0) / 1e3 for other in scenario.regions] for one in scenario.regions
+        ]
+        for path in scenario.paths:
+            a, b = (index[name] for name in path.between)
+            self._latency_s[a][b] = self._latency_s[b][a] = path.latency_ms / 1e3
+
+    def latency_s(self, a: Place, b: Place) -> float:
+        """One way. A relay is in the region of the one that it relays for."""
+        latency_s = self._latency_s[a.region][b.region]
+        return latency_s + self._latency_s[b.region][b.region] if is_relayed(a, b) else latency_s
+
+    def between(self, a: Place, b: Place) -> LinkModel:
+        rate = RELAY_BYTES_PER_S if is_relayed(a, b) else float("inf")
+        return LinkModel(latency_s=self.latency_s(a, b), bandwidth_bytes_per_s=rate)
+
+
+def is_relayed(a: Place, b: Place) -> bool:
+    """Return whether two hosts reach each other through a relay only."""
+    kinds = {a.nat.kind, b.nat.kind}
+    return "relayed" in kinds and "open" not in kinds
+
+
+class HostWorld:
+    """All hosts that are up, and the goodbyes of those that are not."""
+
+    def __init__(self, links: Links) -> None:
+        self.links = links
+        self.loop = asyncio.get_running_loop()
+        self.hosts: dict[str, SimulatedHost] = {}
+        self.left: dict[str, Place] = {}
+
+
+class SimulatedHost:
+    """One host. Implements `RecordTransport`; its counters only grow."""
+
+    def __init__(self, world: HostWorld, peer_id: str, place: Place, *, up: Rate, down: Rate) -> None:
+        self.peer_id = peer_id
+        self.place = place
+        self.up, self.down = up, down
+        self.num_sent = 0
+        self.sent_bytes = 0
+        self._world = world
+        self._quick: dict[str, UnaryHandler] = {}
+        self._answers: dict[str, UnaryHandler] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        world.hosts[peer_id] = self
+
+    @property
+    def is_up(self) -> bool:
+        return self._world.hosts.get(self.peer_id) is self
+
+    def stop(self, *, goodbye: bool) -> None:
+        """Answer nobody any more. With `goodbye`, who calls is told so at once."""
+        del self._world.hosts[self.peer_id]
+        if goodbye:
+            self._world.left[self.peer_id] = self.place
+        for task in self._tasks:
+            task.cancel()
+
+    def sees(self, peer_id: str) -> bool:
+        """Return whether this peer is up, as open connections show."""
+        return peer_id in self._world.hosts
+
+    async def serve(self, protocol: str, answer: UnaryHandler) -> None:
+        """Answer by a handler that awaits nothing, as the record DHT's do: it costs no task."""
+        self._quick[protocol] = answer
+
+    def serve_in_tasks(self, protocol: str, answer: UnaryHandler) -> None:
+        self._answers[protocol] = answer
+
+    async def call(
+        self,
+        peer_id: str,
+        protocol: str,
+        request: bytes,
+        *,
+        addrs: Sequence[str] | None = None,  # noqa: ARG002 - peers are dialled by their id
+    ) -> bytes:
+        world = self._world
+        if not self.is_up:
+            raise PeerUnreachable("this node has left", peer_id=self.peer_id)
+        target = world.hosts.get(peer_id)
+        if target is None:
+            place = world.left.get(peer_id)
+            await asyncio.sleep(DIAL_TIMEOUT_S if place is None else 2 * world.links.latency_s(self.place, place))
+            raise PeerUnreachable("the peer does not answer", peer_id=peer_id)
+        answer: asyncio.Future[bytes] = world.loop.create_future()
+        world.loop.call_at(self._send(target, len(request)), target._receive, self, protocol, request, answer)
+        return await answer
+
+    def _send(self, target: SimulatedHost, num_bytes: int) -> float:
+        """Count a message and return its time of arrival."""
+        num_bytes += OVERHEAD_BYTES
+        self.num_sent += 1
+        self.sent_bytes += num_bytes
+        now = self._world.loop.time()
+        left_s = max(self.up.reserve(num_bytes, now), target.down.reserve(num_bytes, now))
+        if is_relayed(self.place, target.place):
+            left_s += num_bytes / RELAY_BYTES_PER_S
+        return left_s + self._world.links.latency_s(self.place, target.place)
+
+    def _receive(self, caller: SimulatedHost, protocol: str, request: bytes, answer: asyncio.Future[bytes]) -> None:
+        if not self.is_up or answer.done():
+            return  # the caller's own deadline ends its waiting
+        if (quick := self._quick.get(protocol)) is not None:
+            self._answer(caller, _run_at_once(quick(caller.peer_id, request)), answer)
+        elif (handler := self._answers.get(protocol)) is not None:
+            task = self._world.loop.create_task(self._work(handler, caller, request, answer), name=protocol)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            answer.add_done_callback(lambda answer: answer.cancelled() and task.cancel())
+        else:
+            self._world.loop.call_at(self._send(caller, 0), _reject, answer, NotServed(self.peer_id))
+
+    async def _work(
+        self, handler: UnaryHandler, caller: SimulatedHost, request: bytes, answer: asyncio.Future[bytes]
+    ) -> None:
+        try:
+            self._answer(caller, await handler(caller.peer_id, request), answer)
+        except SwarmError as error:
+            wire = encode_failure(error)
+            failure = decode_failure(wire, self.peer_id)
+            self._world.loop.call_at(self._send(caller, len(wire)), _reject, answer, failure)
+
+    def _answer(self, caller: SimulatedHost, response: bytes, answer: asyncio.Future[bytes]) -> None:
+        self._world.loop.call_at(self._send(caller, len(response)), _resolve, answer, response)
+
+
+def _run_at_once(answering: Awaitable[bytes]) -> bytes:
+    steps = answering.__await__()
+    try:
+        next(steps)
+    except StopIteration as done:
+        response: bytes = done.value
+        return response
+    raise AssertionError("a handler of the record DHT waits for something")
+
+
+def _resolve(answer: asyncio.Future[bytes], response: bytes) -> None:
+    if not answer.done():
+        answer.set_result(response)
+
+
+def _reject(answer: asyncio.Future[bytes], error: Exception) -> None:
+    if not answer.done():
+        answer.set_exception(error)

@@ -1,0 +1,167 @@
+"""One node's place in a simulated network: `Network` with the real record DHT, over simulated hosts.
+
+Calls go over `simulated_host`, streams over the memory network's pipes. A record is parsed and its signature checked by
+nobody: its publisher hands the finished envelope to all nodes (`SharedRecords`), which is what a check of each by each
+would end with, as there are no liars here. Signatures of records are stubs for that reason; those of rounds are real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from swarm_protocol import limits
+from swarm_protocol.envelope import Envelope, seal_record
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable
+from swarm_protocol.identity import SIGNATURE_BYTES, Identity
+
+from swarm.network.dht.record_dht import RecordDht
+from swarm.network.dht.record_storage import RecordValidator
+from swarm.network.interface import NotServed, Stream, StreamHandler, UnaryHandler, too_long
+from swarm.network.memory.memory_network import EPOCH_S, MemoryNetwork
+from swarm.simulation.simulated_host import SimulatedHost
+
+NETWORK_ID = "simulated"
+MIN_ISSUE_STEP_S = 0.002
+"""As on the real network: of two records of one key the later one counts."""
+
+KEPT_RECORDS = 1 << 18
+"""Newest records whose envelopes are kept: all that can be stored of 10,000 nodes in five minutes."""
+
+
+class SharedRecords(RecordValidator):
+    """The envelope of every record that was published lately, by its bytes. One for all nodes."""
+
+    def __init__(self) -> None:
+        super().__init__(NETWORK_ID, lambda: EPOCH_S + asyncio.get_running_loop().time())
+        self._envelopes: OrderedDict[bytes, Envelope] = OrderedDict()
+
+    def add(self, envelope: Envelope, data: bytes) -> None:
+        self._envelopes[data] = envelope
+        while len(self._envelopes) > KEPT_RECORDS:
+            self._envelopes.popitem(last=False)
+
+    def envelope(self, data: bytes) -> Envelope | None:
+        return self._envelopes.get(data)
+
+
+class _Signer(Identity):
+    """An identity whose signatures are a digest: nobody checks those of records."""
+
+    __slots__ = ()
+
+    def sign(self, message: bytes) -> bytes:
+        return hashlib.sha512(message).digest()[:SIGNATURE_BYTES]
+
+
+class SimulatedNetwork:
+    """Implements `Network`. `streams` is this node's place on the memory network; without it there are no streams."""
+
+    def __init__(
+        self, seed: bytes, host: SimulatedHost, records: SharedRecords, streams: MemoryNetwork | None = None
+    ) -> None:
+        self._signer = _Signer(seed)
+        self._records = records
+        self._streams = streams
+        self._published: dict[str, Envelope] = {}
+        self.host = host
+        self.dht: RecordDht
+
+    @classmethod
+    async def join(
+        cls,
+        seed: bytes,
+        host: SimulatedHost,
+        records: SharedRecords,
+        *,
+        addr: str,
+        entries: Sequence[str],
+        streams: MemoryNetwork | None = None,
+    ) -> SimulatedNetwork:
+        """Meet the peers `entries` and the nodes nearest to this one, as a real node does when it starts."""
+        network = cls(seed, host, records, streams)
+        network.dht = await RecordDht.create(host, "dht/", records)
+        network.dht.own_addrs = (addr,)
+        await asyncio.gather(*(network.dht.ping(peer_id) for peer_id in entries))
+        await network.dht.refresh()
+        return network
+
+    @property
+    def peer_id(self) -> str:
+        return self._signer.peer_id
+
+    @property
+    def network_id(self) -> str:
+        return NETWORK_ID
+
+    def now(self) -> float:
+        return self._records.now()
+
+    async def call(
+        self,
+        peer_id: str,
+        method: str,
+        request: bytes,
+        *,
+        timeout_s: float,
+        max_bytes: int = limits.MAX_MESSAGE_BYTES,
+    ) -> bytes:
+        try:
+            async with asyncio.timeout(timeout_s):
+                response = await self.host.call(peer_id, f"call/{method}", request)
+        except TimeoutError:
+            raise PeerTimeout(f"no answer to {method!r} within {timeout_s:g} s", peer_id=peer_id) from None
+        except NotServed:
+            raise PeerRefused(f"the peer does not serve {method!r}", peer_id=peer_id) from None
+        if len(response) > max_bytes:
+            raise too_long(max_bytes, peer_id)
+        return response
+
+    @asynccontextmanager
+    async def stream(self, peer_id: str, method: str, *, timeout_s: float) -> AsyncIterator[Stream]:
+        if self._streams is None:
+            raise PeerUnreachable("this node has no streams", peer_id=peer_id)
+        async with self._streams.stream(peer_id, method, timeout_s=timeout_s) as stream:
+            yield stream
+
+    async def serve(self, method: str, handler: UnaryHandler) -> None:
+        self.host.serve_in_tasks(f"call/{method}", handler)
+
+    async def serve_stream(self, method: str, handler: StreamHandler) -> None:
+        if self._streams is not None:
+            await self._streams.serve_stream(method, handler)
+
+    async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
+        previous = self._published.get(key)
+        envelope = seal_record(
+            self._signer,
+            network_id=NETWORK_ID,
+            key=key,
+            payload=payload,
+            issued_at=max(self.now(), previous.issued_at + MIN_ISSUE_STEP_S if previous else 0.0),
+            lifetime_s=lifetime_s,
+        )
+        self._published[key] = envelope
+        self._records.add(envelope, envelope.to_bytes())
+        return await self.dht.store(envelope)
+
+    async def lookup(self, keys: Sequence[str], *, timeout_s: float) -> list[Envelope]:
+        found, answered = await self.dht.find(keys, timeout_s=timeout_s)
+        if not answered:
+            raise PeerTimeout(f"no peer answered a lookup within {timeout_s:g} s")
+        now = self.now()
+        records = {(each.subject, each.peer_id): each for each in found if each.expires_at > now}
+        for key in keys:
+            if (own := self._published.get(key)) is not None and own.expires_at > now:
+                records[key, self.peer_id] = own
+        return list(records.values())
+
+    async def addrs(self) -> tuple[str, ...]:
+        return tuple(f"{addr}/p2p/{self.peer_id}" for addr in self.dht.own_addrs)
+
+    async def close(self) -> None:
+        if self._streams is not None:
+            await self._streams.close()

@@ -1,0 +1,213 @@
+"""Nodes that serve a model's blocks, and gateways that ask for answers. Placement and routing are the real ones.
+
+A server decides as `serving.server.span_volunteer` does: it proposes, settles, loads for as long as its downlink takes,
+serves, and looks for a better span from time to time. An answer takes what the router expects of its chain; computing
+and streams are not simulated. A chain whose server has left is found out and replaced, as a session does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from dataclasses import replace
+
+from swarm_protocol import limits
+from swarm_protocol.errors import ConfigError, PeerTimeout
+from swarm_protocol.records import ServeRecord
+
+from swarm.network.membership import Membership
+from swarm.router.block_budget import ModelNeeds, block_budget, kv_bytes_beside
+from swarm.router.placement import Capacity, PlacementDecision, choose_move, choose_span, rank, work_ms
+from swarm.router.routing import NoChain, RoutingContext, find_chain
+from swarm.simulation.measurements import Measurements
+from swarm.simulation.scenario import Model, NodeClass
+from swarm.simulation.simulated_network import SimulatedNetwork
+
+SETTLE_S = 3.0
+WATCH_S = 20.0
+LINKS_WITHIN_S = 2.0
+"""As `span_volunteer` has them, which is not imported: it brings torch."""
+
+LIST_S = 15.0
+"""How long a gateway goes by a list of servers before it looks them up again."""
+
+MAX_TRIES = 4
+"""Chains of one request; beyond that it has failed."""
+
+GIB, MIB, KIB = 2**30, 2**20, 2**10
+REVISION = "simulated"
+
+
+def needs_of(model: Model) -> ModelNeeds:
+    return ModelNeeds(
+        num_blocks=model.blocks,
+        block_bytes=int(model.block_mib * MIB),
+        ends_bytes=0,
+        kv_bytes=int(model.kv_kib_per_token * KIB),
+        context_tokens=model.prompt_tokens + model.answer_tokens,
+    )
+
+
+class SimulatedServer:
+    """One server of `model`."""
+
+    def __init__(
+        self, network: SimulatedNetwork, membership: Membership, model: Model, kind: NodeClass, *, relayed: bool
+    ) -> None:
+        self._network = network
+        self._membership = membership
+        self._model = model
+        self._kind = kind
+        self._needs = needs_of(model)
+        self._max_bytes = int(kind.memory_gib * GIB)
+        self._relayed = relayed
+        self.record: ServeRecord | None = None
+        """What it announces; None until it has chosen."""
+
+    async def run(self) -> None:
+        """Serve until cancelled. A node whose memory holds no block does nothing."""
+        try:
+            room = block_budget(self._needs, self._max_bytes, self._max_bytes)
+        except ConfigError:
+            return
+        capacity = Capacity(
+            peer_id=self._network.peer_id,
+            num_blocks=room.num_blocks,
+            max_blocks=room.max_blocks,
+            block_ms=work_ms(self._kind.decode_ms_per_block, self._kind.prefill_ms_per_token),
+        )
+        record = await self._begin(await self._with_links(capacity))
+        wait_s = WATCH_S * (1 + int(rank(self._network.peer_id)[:8], 16) / 2**32)
+        while True:
+            await asyncio.sleep(wait_s)
+            capacity = await self._with_links(capacity)
+            if dict(capacity.rtt_ms) != dict(record.rtt_ms):
+                record = self._announce(replace(record, rtt_ms=capacity.rtt_ms))
+            move = choose_move(await self._servers(), self._model.blocks, capacity, (record.start, record.end))
+            if move is not None:
+                record = self._announce(replace(record, next_start=move.start, next_end=move.end))
+                await self._load(move)
+                again = choose_move(await self._servers(), self._model.blocks, capacity, (record.start, record.end))
+                if again is None or (again.start, again.end) != (move.start, move.end):
+                    move = PlacementDecision(start=record.start, end=record.end, reason="not wanted any more")
+                record = self._announce(self._serving(move, capacity))
+
+    async def _begin(self, capacity: Capacity) -> ServeRecord:
+        decision = choose_span(await self._servers(), self._model.blocks, capacity)
+        joining = replace(self._serving(decision, capacity), state="joining", free_kv_tokens=0)
+        self._announce(joining)
+        await asyncio.sleep(SETTLE_S)
+        decision = choose_span(await self._servers(), self._model.blocks, capacity)
+        serving = self._serving(decision, capacity)
+        self._announce(replace(serving, state="joining", free_kv_tokens=1))
+        await self._load(decision)
+        return self._announce(serving)
+
+    def _serving(self, decision: PlacementDecision, capacity: Capacity) -> ServeRecord:
+        num_blocks = decision.end - decision.start
+        cache_bytes = kv_bytes_beside(self._needs, num_blocks, self._max_bytes, self._max_bytes)
+        return ServeRecord(
+            model=self._model.name,
+            revision=REVISION,
+            num_blocks=self._model.blocks,
+            start=decision.start,
+            end=decision.end,
+            state="serving",
+            prefill_ms_per_token=self._kind.prefill_ms_per_token,
+            decode_ms_per_block=self._kind.decode_ms_per_block,
+            free_kv_tokens=min(cache_bytes // (num_blocks * self._needs.kv_bytes), limits.MAX_KV_TOKENS),
+            rtt_ms=capacity.rtt_ms,
+            relayed=self._relayed,
+        )
+
+    async def _load(self, decision: PlacementDecision) -> None:
+        num_bytes = (decision.end - decision.start) * self._needs.block_bytes
+        await asyncio.sleep(num_bytes / self._network.host.down.bytes_per_s)
+
+    def _announce(self, record: ServeRecord) -> ServeRecord:
+        self._membership.announce(record)
+        self.record = record
+        return record
+
+    async def _servers(self) -> dict[str, ServeRecord]:
+        try:
+            return await self._membership.servers(self._model.name)
+        except PeerTimeout:
+            return {}
+
+    async def _with_links(self, capacity: Capacity) -> Capacity:
+        servers = await self._servers()
+        return replace(capacity, rtt_ms=await self._membership.rtts_ms(servers, timeout_s=LINKS_WITHIN_S))
+
+
+class SimulatedGateway:
+    """Asks for `requests_per_s` answers, at random moments."""
+
+    def __init__(
+        self,
+        network: SimulatedNetwork,
+        membership: Membership,
+        model: Model,
+        requests_per_s: float,
+        measured: Measurements,
+    ) -> None:
+        self._network = network
+        self._membership = membership
+        self._model = model
+        self._rate = requests_per_s
+        self._measured = measured
+        self._chance = random.Random(network.peer_id)
+        self._load: Counter[str] = Counter()
+        self._gone: set[str] = set()
+        self._servers: dict[str, ServeRecord] = {}
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._keep_list())
+            while self._rate:
+                await asyncio.sleep(self._chance.expovariate(self._rate))
+                tasks.create_task(self._request())
+
+    async def _keep_list(self) -> None:
+        while True:
+            try:
+                self._servers = await self._membership.servers(self._model.name)
+                await self._membership.rtts_ms(self._servers, timeout_s=LINKS_WITHIN_S)
+                self._gone.intersection_update(self._servers)
+            except PeerTimeout:
+                self._measured.count("lists failed")
+            await asyncio.sleep(LIST_S)
+
+    async def _request(self) -> None:
+        """One answer. Its time is what the router expects, and what waiting for lost servers adds."""
+        began, tokens = asyncio.get_running_loop().time(), self._model.answer_tokens
+        self._measured.count("requests")
+        for _ in range(MAX_TRIES):
+            context = RoutingContext(
+                rtt_ms=self._membership.known_rtts_ms(self._servers),
+                load=self._load,
+                barred=self._gone,
+                max_tokens=self._model.prompt_tokens + tokens,
+                salt=str(self._chance.random()),
+            )
+            try:
+                chain = find_chain(self._servers, 0, self._model.blocks, context)
+            except NoChain:
+                break
+            peers = [hop.peer_id for hop in chain.hops]
+            self._load.update(peers)
+            prompt_ms = sum(hop.record.prefill_ms_per_token * (hop.end - hop.start) for hop in chain.hops)
+            await asyncio.sleep((tokens * chain.cost_ms + self._model.prompt_tokens * prompt_ms) / 1e3)
+            self._load.subtract(peers)
+            lost = [peer_id for peer_id in peers if not self._network.host.sees(peer_id)]
+            if not lost:
+                seconds = asyncio.get_running_loop().time() - began
+                self._measured.count("answers")
+                self._measured.count("answer tokens", tokens)
+                self._measured.take(self._measured.answer_tokens_per_s, tokens / seconds)
+                return
+            self._gone.update(lost)
+            self._measured.count("servers lost in an answer", len(lost))
+            tokens = max(1, tokens // 2)  # on average half of the answer was there
+        self._measured.count("requests failed")

@@ -1,0 +1,236 @@
+"""Trainers of a simulation: real members of real runs (`RunMember`), with a vector of a few thousand values.
+
+Groups, votes, certificates, reductions and state transfers are the real code. The inner steps only pass time. So does
+the vector's way to the others and back, before the round begins: what is reduced then is a small one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from swarm_protocol.errors import PeerTimeout, SwarmError
+from swarm_protocol.identity import Identity
+from torch import Tensor
+
+from swarm.network.membership import Membership
+from swarm.network.memory.memory_link import LinkModel
+from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
+from swarm.simulation.measurements import Measurements
+from swarm.simulation.scenario import NodeClass, Scenario, Training
+from swarm.simulation.simulated_host import Links, Place, SimulatedHost
+from swarm.simulation.simulated_network import NETWORK_ID, SimulatedNetwork
+from swarm.testing import virtual_time
+from swarm.training.inner.inner_loop import IntervalResult
+from swarm.training.inner.interval import TrainingSetup
+from swarm.training.member.run_member import RunMember, RunMemberOptions
+from swarm.training.member.trainer_events import IntervalDone, OuterStep, RoundAborted, TrainingEvent
+from swarm.training.run.run_config import DataConfig, InnerConfig, RunConfig
+from swarm.training.run.signed_run import SignedRun
+
+NUM_VALUES = 1024
+"""Values of the vector that is reduced."""
+
+NUM_STEPS = 10
+"""Inner steps of an interval."""
+
+NUM_LOOKED_AT = 3
+"""Runs whose trainers a newcomer counts; it joins the smallest."""
+
+ROOM = 0.8
+"""Members of a run at the start, as a share of its places: some come back before others have left."""
+
+_WINDOW_TOKENS, _BATCH_WINDOWS = 4, 2
+_AUTHOR = Identity(b"simulated author".ljust(32))
+
+
+def _runs_of(training: Training, num_trainers: float) -> list[SignedRun]:
+    """As many runs as these trainers need."""
+    num_runs = max(1, round(num_trainers / max(1.0, ROOM * training.members)))
+    return [_run(f"run-{number}", training) for number in range(num_runs)]
+
+
+def _run(name: str, training: Training) -> SignedRun:
+    config = RunConfig(
+        name=name,
+        outer_steps=10_000_000,
+        interval_steps=NUM_STEPS,
+        min_group=min(2, training.members),
+        max_group=training.members,
+        aggregator="mean",
+        fallback="",
+        validation_interval=0,
+        data=DataConfig(window_tokens=_WINDOW_TOKENS),
+        inner=InnerConfig(batch_windows=_BATCH_WINDOWS),
+    )
+    return SignedRun(config=config, peer_id=_AUTHOR.peer_id, issued_at=1_750_000_000, signature=bytes(64))
+
+
+class TimedInner:
+    """An inner loop whose steps only take time. Implements `interval.Inner`."""
+
+    def __init__(self, step_s: float, transfer_s: float) -> None:
+        self._step_s = step_s
+        self._transfer_s = transfer_s
+        self._trained_s = 0.0
+        self._theta_N = torch.zeros(NUM_VALUES)
+
+    def clock(self) -> float:
+        return self._trained_s
+
+    def load(self, theta_N: Tensor) -> None:
+        self._theta_N = theta_N.clone()
+
+    def take_in(self, where: slice, theta_F: Tensor, mixing: float) -> None:
+        self._theta_N[where] = mixing * self._theta_N[where] + (1 - mixing) * theta_F
+
+    def train(
+        self,
+        sample_ids: Sequence[int],  # noqa: ARG002 - no sample is read
+        num_steps: int,
+        stop: Callable[[], bool] = lambda: False,
+        *,
+        done_steps: int = 0,  # noqa: ARG002
+    ) -> IntervalResult:
+        done = 0 if stop() else num_steps
+        self._theta_N = self._theta_N + 0.01 * done
+        self._trained_s += self._step_s * done
+        virtual_time.charge(self._step_s * done)
+        return IntervalResult(
+            num_steps=done,
+            num_samples=_BATCH_WINDOWS * done,
+            num_tokens=_BATCH_WINDOWS * _WINDOW_TOKENS * done,
+            mean_loss=1.0 if done else float("nan"),
+            seconds=self._step_s * done,
+        )
+
+    def flat(self, where: slice = slice(None)) -> Tensor:
+        virtual_time.charge(self._transfer_s)
+        return self._theta_N[where].clone()
+
+    def validate(self, theta_N: Tensor, num_batches: int) -> float:  # noqa: ARG002
+        return 1.0
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class TrainingWorld:
+    """The runs of a simulation, and the memory network that carries their streams."""
+
+    def __init__(self, scenario: Scenario, links: Links) -> None:
+        assert scenario.training is not None
+        self._training = scenario.training
+        total = sum(kind.share for kind in scenario.classes)
+        num_trainers = scenario.nodes * sum(kind.share for kind in scenario.classes if kind.role == "train") / total
+        self._runs = _runs_of(scenario.training, num_trainers)
+        self._links = links
+        self._places: dict[str, Place] = {}
+        self._internet = MemoryInternet(scenario.seed, self._link)
+
+    def _link(self, a: str, b: str) -> LinkModel:
+        return self._links.between(self._places[a], self._places[b])
+
+    def streams_of(self, identity: Identity, host: SimulatedHost) -> MemoryNetwork:
+        """A trainer's place on the memory network, as near and as fast as its host."""
+        self._places[identity.peer_id] = host.place
+        return self._internet.network(
+            identity, NETWORK_ID, up_bytes_per_s=host.up.bytes_per_s, down_bytes_per_s=host.down.bytes_per_s
+        )
+
+    def crash(self, peer_id: str) -> None:
+        """The trainer is gone without a word. Nothing if it is none."""
+        if peer_id in self._places:
+            self._internet.crash(peer_id)
+
+    async def take_part(
+        self,
+        identity: Identity,
+        network: SimulatedNetwork,
+        membership: Membership,
+        kind: NodeClass,
+        measured: Measurements,
+    ) -> None:
+        """Find a run and train until cancelled."""
+        trainer = _Trainer(
+            identity=identity,
+            network=network,
+            membership=membership,
+            kind=kind,
+            step_s=self._training.interval_minutes * 60 / NUM_STEPS,
+            transfer_s=2e6
+            * self._training.million_parameters
+            / min(network.host.up.bytes_per_s, network.host.down.bytes_per_s),
+            runs=self._runs,
+            measured=measured,
+        )
+        try:
+            await trainer.run()
+        finally:
+            await network.close()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Trainer:
+    """One member of one of `runs`."""
+
+    identity: Identity
+    network: SimulatedNetwork
+    membership: Membership
+    kind: NodeClass
+    step_s: float
+    transfer_s: float
+    """Of its slices to their owners, and of the results of its part to all others, at a byte a value (int8)."""
+    runs: Sequence[SignedRun]
+    measured: Measurements
+    sought_at: float | None = None
+    last_interval_s: float = 0.0
+
+    async def run(self) -> None:
+        """Find a run and train until cancelled."""
+        self.sought_at = asyncio.get_running_loop().time()
+        run, inner = await self._smallest_run(), TimedInner(self.step_s, self.transfer_s)
+        setup = TrainingSetup(inner=inner, theta_N=torch.zeros(NUM_VALUES), bounds=(0, NUM_VALUES))
+        options = RunMemberOptions(setup=setup, clock=inner.clock)
+        while True:
+            member = RunMember(
+                self.network, self.membership, self.identity, run, on_event=self._on_event, options=options
+            )
+            try:
+                await member.run()
+            except SwarmError:
+                self.measured.count("members failed")
+                await asyncio.sleep(10.0)
+            finally:
+                await member.close()
+
+    async def _smallest_run(self) -> SignedRun:
+        chance = random.Random(self.network.peer_id)
+        found: list[tuple[int, int]] = []
+        for index in chance.sample(range(len(self.runs)), min(NUM_LOOKED_AT, len(self.runs))):
+            try:
+                trainers = await self.membership.trainers(self.runs[index].run_id)
+            except PeerTimeout:
+                continue
+            found.append((sum(each.state != "leaving" for each in trainers.values()), index))
+        return self.runs[min(found)[1] if found else chance.randrange(len(self.runs))]
+
+    def _on_event(self, event: TrainingEvent) -> None:
+        measured, me = self.measured, self.network.peer_id
+        if isinstance(event, IntervalDone):
+            self.last_interval_s = event.seconds
+            measured.count("training s", event.seconds)
+        elif isinstance(event, RoundAborted):
+            measured.count("attempts failed")
+        elif isinstance(event, OuterStep) and me in event.group:
+            if self.sought_at is not None:
+                seconds = asyncio.get_running_loop().time() - self.sought_at - self.last_interval_s
+                measured.take(measured.find_group_s, seconds)
+                self.sought_at = None
+            measured.take(measured.round_s, event.round_s)
+            measured.count("contributions")
+            measured.count("committed tokens", self.kind.training_tokens_per_s * self.last_interval_s)
+            measured.count("rounds", 1 / len(event.group))

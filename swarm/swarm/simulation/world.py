@@ -1,0 +1,381 @@
+"""The simulated world: nodes that come and go, what they do, and what is measured of them.
+
+Use `simulate`, which runs in virtual time of its own. Each node is one task; the world's task starts and ends them. All
+randomness comes from the scenario's seed, so equal scenarios give equal reports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+import logging
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from swarm_protocol.errors import SwarmError
+from swarm_protocol.identity import Identity
+from swarm_protocol.records import NodeRecord, publish_key
+
+from swarm.network.libp2p.network_entry import REFRESH_S
+from swarm.network.membership import Membership
+from swarm.network.memory.memory_link import Rate
+from swarm.network.memory.memory_network import EPOCH_S, MemoryNetwork
+from swarm.router.routing import missing_spans
+from swarm.simulation.measurements import Measurements
+from swarm.simulation.report import Report, report_of
+from swarm.simulation.scenario import Nat, NodeClass, Region, Scenario
+from swarm.simulation.simulated_host import HostWorld, Links, Place, SimulatedHost
+from swarm.simulation.simulated_network import SharedRecords, SimulatedNetwork
+from swarm.simulation.simulated_serving import SimulatedGateway, SimulatedServer
+from swarm.testing import virtual_time
+
+if TYPE_CHECKING:
+    from swarm.simulation.simulated_training import TrainingWorld
+
+S = TypeVar("S", Region, Nat)
+
+NUM_SEEDS = 3
+"""Nodes that never leave and that others join through."""
+
+SETTLED_S = 90.0
+"""A node that has been there for so long has announced itself; only such nodes are looked for."""
+
+SAMPLE_S = 60.0
+REPLACE_WITHIN_S = 60.0
+PROBE_TIMEOUT_S = 5.0
+BYTES_PER_MBIT = 125_000.0
+
+logger = logging.getLogger(__name__)
+
+
+_SEED = NodeClass(name="seed", up_mbit=1000.0, down_mbit=1000.0)
+_OPEN = Nat()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Node:
+    """One node of the world, from its start to its end. `network` and `membership` are None until it has joined."""
+
+    number: int
+    kind: NodeClass
+    identity: Identity
+    host: SimulatedHost
+    joined_at: float
+    network: SimulatedNetwork | None = None
+    membership: Membership | None = None
+    streams: MemoryNetwork | None = None
+    server: SimulatedServer | None = None
+    task: asyncio.Task[None] | None = None
+    node_keys: tuple[str, ...] = ()
+    """Where its node record may be."""
+    base: tuple[int, int] = (0, 0)
+    """Messages and bytes that it had sent when the measurement began."""
+
+
+def simulate(
+    scenario: Scenario,
+    *,
+    on_minute: Callable[[float, int], None] = lambda _minute, _nodes: None,
+    real_limit_s: float = 86400.0,
+) -> Report:
+    """Run a scenario in virtual time. `on_minute` is told each simulated minute, those of the warm-up included, and the
+    number of nodes then.
+
+    Raises `virtual_time.RealTimeout` after `real_limit_s` of real time.
+    """
+    thresholds = gc.get_threshold()
+    # millions of objects stay, and to look through them again and again takes as long as all else
+    gc.set_threshold(100_000, 50, 100)
+    try:
+        return virtual_time.run(World(scenario, on_minute).run(), real_timeout_s=real_limit_s, inline_jobs=True)
+    finally:
+        gc.set_threshold(*thresholds)
+
+
+class World:
+    def __init__(self, scenario: Scenario, on_minute: Callable[[float, int], None]) -> None:
+        self.scenario = scenario
+        self.measured = Measurements()
+        self.nodes: dict[int, Node] = {}
+        self._on_minute = on_minute
+        self._chance = random.Random(f"{scenario.seed}/world")
+        self._num_created = 0
+        self._num_of_kind: Counter[str] = Counter()
+        self._seeds: list[str] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failures: list[BaseException] = []
+        self._is_over = False
+        self._training: TrainingWorld | None = None
+
+    async def run(self) -> Report:
+        loop, scenario = asyncio.get_running_loop(), self.scenario
+        self._began_s = loop.time()
+        self._begin_s = self._began_s + scenario.warm_up_minutes * 60
+        self._hosts = HostWorld(Links(scenario))
+        self._records = SharedRecords()
+        if scenario.training is not None:
+            # brings torch, which a scenario without trainers does not wait for
+            from swarm.simulation.simulated_training import TrainingWorld  # noqa: PLC0415
+
+            self._training = TrainingWorld(scenario, self._hosts.links)
+        logging.disable(logging.WARNING)
+        try:
+            self._schedule_joins()
+            self._spawn(self._probe(), "probes")
+            await self._watch()
+            return self._report()
+        finally:
+            self._is_over = True
+            for node in self.nodes.values():
+                if node.host.is_up:
+                    node.host.stop(goodbye=False)
+            await self._end_tasks()
+            logging.disable(logging.NOTSET)
+
+    def settled(self) -> list[Node]:
+        """The nodes that have been there for SETTLED_S."""
+        before = asyncio.get_running_loop().time() - SETTLED_S
+        return [node for node in self.nodes.values() if node.joined_at < before and node.membership is not None]
+
+    # --- who comes and goes -------------------------------------------------------------------------------------------
+
+    def _schedule_joins(self) -> None:
+        loop, scenario = asyncio.get_running_loop(), self.scenario
+        for _ in range(NUM_SEEDS):
+            self._seeds.append(self._start(_SEED, leaves_at=None).identity.peer_id)
+        window_s = self._begin_s - self._began_s - SETTLED_S / 2
+        begins_s = [self._began_s + 1 + (window_s - 1) * index / scenario.nodes for index in range(scenario.nodes)]
+        for index, begin_s in enumerate(begins_s):
+            join_s, leave_s = scenario.sessions[index] if scenario.sessions else (0.0, self._stay_s())
+            at_s = begin_s if join_s <= 0 else self._begin_s + join_s
+            loop.call_at(at_s, self._start, self._next_kind(), self._begin_s + leave_s)
+
+    def _next_kind(self) -> NodeClass:
+        """The class that lacks most nodes, so that every share is met exactly, however small."""
+        classes, number = self.scenario.classes, sum(self._num_of_kind.values()) + 1
+        total = sum(each.share for each in classes)
+        kind = max(classes, key=lambda each: number * each.share / total - self._num_of_kind[each.name])
+        self._num_of_kind[kind.name] += 1
+        return kind
+
+    def _stay_s(self) -> float:
+        churn = self.scenario.churn
+        match churn.model:
+            case "half-life":
+                return self._chance.expovariate(math.log(2) / (churn.half_life_minutes * 60))
+            case "weibull":
+                return self._chance.weibullvariate(churn.scale_minutes * 60, churn.shape)
+            case _:
+                return math.inf
+
+    def _start(self, kind: NodeClass, leaves_at: float | None) -> Node:
+        loop, scenario = asyncio.get_running_loop(), self.scenario
+        self._num_created += 1
+        number = self._num_created
+        seed = hashlib.sha256(f"{scenario.seed}/{number}".encode()).digest()
+        identity = Identity(seed)
+        nat = _OPEN if kind is _SEED else self._draw(scenario.nats)
+        place = Place(region=scenario.regions.index(self._draw(scenario.regions)), nat=nat)
+        up, down = Rate(kind.up_mbit * BYTES_PER_MBIT), Rate(kind.down_mbit * BYTES_PER_MBIT)
+        host = SimulatedHost(self._hosts, identity.peer_id, place, up=up, down=down)
+        node = Node(number=number, kind=kind, identity=identity, host=host, joined_at=loop.time())
+        self.nodes[number] = node
+        if leaves_at is not None and leaves_at < self._begin_s + scenario.minutes * 60:
+            loop.call_at(leaves_at, self._leave, node)
+        self.measured.count("joined")
+        node.task = self._spawn(self._live(node, seed), f"node {number}")
+        return node
+
+    def _draw(self, among: Sequence[S]) -> S:
+        return self._chance.choices(among, [each.share for each in among])[0]
+
+    def _leave(self, node: Node) -> None:
+        """The node leaves, with or without a word, and perhaps another one comes for it."""
+        if self._is_over:
+            return
+        del self.nodes[node.number]
+        self.measured.count("left")
+        if self._chance.random() >= self.scenario.churn.goodbye:
+            node.host.stop(goodbye=False)
+            if self._training is not None:
+                self._training.crash(node.identity.peer_id)
+        assert node.task is not None
+        node.task.cancel()
+        if self.scenario.churn.replace and not self.scenario.sessions:
+            loop = asyncio.get_running_loop()
+            at_s = loop.time() + self._chance.uniform(0, REPLACE_WITHIN_S)
+            loop.call_at(at_s, self._start, node.kind, at_s + self._stay_s())
+
+    async def _live(self, node: Node, seed: bytes) -> None:
+        addr = f"/ip4/10.{node.number >> 16}.{node.number >> 8 & 255}.{node.number & 255}/tcp/4001"
+        entries = [peer_id for peer_id in self._seeds if peer_id != node.identity.peer_id]
+        if node.kind.role == "train" and self._training is not None:
+            node.streams = self._training.streams_of(node.identity, node.host)
+        try:
+            network = await SimulatedNetwork.join(
+                seed, node.host, self._records, addr=addr, entries=entries, streams=node.streams
+            )
+            async with Membership(network) as membership:
+                record = _node_record(node, addr)
+                node.node_keys = tuple(publish_key(record, network.peer_id, depth) for depth in range(4))
+                membership.announce(record)
+                node.network, node.membership = network, membership
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(_refresh(network))
+                    if (role := self._role(node, network, membership)) is not None:
+                        tasks.create_task(role)
+        finally:
+            if node.host.is_up:
+                node.host.stop(goodbye=True)
+
+    def _role(
+        self, node: Node, network: SimulatedNetwork, membership: Membership
+    ) -> Coroutine[object, object, None] | None:
+        scenario, kind = self.scenario, node.kind
+        if kind.role == "serve" and scenario.model is not None:
+            relayed = node.host.place.nat.kind == "relayed"
+            node.server = SimulatedServer(network, membership, scenario.model, kind, relayed=relayed)
+            return node.server.run()
+        if kind.role == "gateway" and scenario.model is not None:
+            num_gateways = sum(each.kind.role == "gateway" for each in self.nodes.values())
+            rate = scenario.model.requests_per_minute / 60 / num_gateways
+            return SimulatedGateway(network, membership, scenario.model, rate, self.measured).run()
+        if kind.role == "train" and self._training is not None:
+            return self._training.take_part(node.identity, network, membership, kind, self.measured)
+        return None
+
+    # --- what is measured ---------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Take a sample each minute until the end. Raises what a task of the world or of a node raised."""
+        loop, minutes = asyncio.get_running_loop(), self.scenario.minutes
+        at_s = self._began_s
+        while at_s < self._begin_s + minutes * 60:
+            at_s = min(at_s + SAMPLE_S, self._begin_s + (0 if at_s < self._begin_s else minutes * 60))
+            await asyncio.sleep(at_s - loop.time())
+            self._raise_failures()
+            if self.measured.is_on:
+                self.measured.samples.append(self._sample((at_s - self._begin_s) / 60))
+            elif at_s >= self._begin_s:
+                self._begin()
+            self._on_minute((at_s - self._began_s) / 60, len(self.nodes))
+
+    def _begin(self) -> None:
+        self.measured.is_on = True
+        for node in self.nodes.values():
+            node.base = node.host.num_sent, node.host.sent_bytes
+
+    def _sample(self, minute: float) -> dict[str, float]:
+        counts = [node.network.dht.counts for node in self.nodes.values() if node.membership and node.network]
+        sample = {
+            "minute": minute,
+            "nodes": len(self.nodes),
+            "records_mean": sum(each.num_records for each in counts) / len(counts),
+            "records_max": max(each.num_records for each in counts),
+            "peers_mean": sum(each.num_peers for each in counts) / len(counts),
+            "peers_max": max(each.num_peers for each in counts),
+        }
+        if (model := self.scenario.model) is not None:
+            servers = {
+                str(node.number): node.server.record
+                for node in self.nodes.values()
+                if node.server is not None and node.server.record is not None
+            }
+            missing = missing_spans(servers, model.blocks)
+            sample["servers"] = len(servers)
+            sample["blocks_without_server"] = sum(end - start for start, end in missing)
+            sample["answer_tokens"] = self.measured.counts["answer tokens"]
+        if self.scenario.training is not None:
+            sample["trainers"] = sum(node.kind.role == "train" for node in self.nodes.values())
+            sample["committed_tokens"] = self.measured.counts["committed tokens"]
+        return sample
+
+    async def _probe(self) -> None:
+        """Have a random node look for the record of another, again and again."""
+        rate = self.scenario.probes_per_minute / 60
+        await asyncio.sleep(self._begin_s - asyncio.get_running_loop().time())
+        while rate:
+            await asyncio.sleep(self._chance.expovariate(rate))
+            settled = self.settled()
+            if len(settled) > 1:
+                asker, sought = self._chance.sample(settled, 2)
+                self._spawn(self._look_for(asker, sought), "probe")
+
+    async def _look_for(self, asker: Node, sought: Node) -> None:
+        assert asker.network is not None
+        loop, measured = asyncio.get_running_loop(), self.measured
+        began_s = loop.time()
+        try:
+            found = await asker.network.lookup(sought.node_keys, timeout_s=PROBE_TIMEOUT_S)
+        except SwarmError:
+            if asker.host.is_up:
+                measured.count("lookups")
+                measured.count("lookups failed")
+            return
+        if asker.host.is_up and sought.host.is_up:  # else there is nobody to look, or to be found
+            measured.count("lookups")
+            is_there = any(envelope.peer_id == sought.identity.peer_id for envelope in found)
+            measured.count("records lost", not is_there)
+            measured.take(measured.lookup_hops, asker.network.dht.last_hops)
+            measured.take(measured.lookup_s, loop.time() - began_s)
+
+    def _report(self) -> Report:
+        minutes = self.scenario.minutes
+        sent = [
+            ((node.host.num_sent - node.base[0]) / minutes, (node.host.sent_bytes - node.base[1]) / minutes)
+            for node in self.nodes.values()
+            if node.joined_at < self._begin_s
+        ]
+        return report_of(self.scenario, self.measured, sent)
+
+    # --- tasks --------------------------------------------------------------------------------------------------------
+
+    def _spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failures.append(error)
+
+    def _raise_failures(self) -> None:
+        if self._failures:
+            raise self._failures[0]
+
+    async def _end_tasks(self) -> None:
+        tasks = set(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+async def _refresh(network: SimulatedNetwork) -> None:
+    """As `network_entry.PartitionWatch` does while all is well."""
+    while True:
+        await asyncio.sleep(REFRESH_S)
+        await network.dht.tend()
+
+
+def _node_record(node: Node, addr: str) -> NodeRecord:
+    kind = node.kind
+    memory_bytes = int(kind.memory_gib * 2**30)
+    return NodeRecord(
+        name=f"node-{node.number}",
+        version="simulated",
+        addrs=(f"{addr}/p2p/{node.identity.peer_id}",),
+        device=kind.name[:64],
+        memory_bytes=memory_bytes,
+        free_memory_bytes=memory_bytes,
+        reachability="relay" if node.host.place.nat.kind == "relayed" else "public",
+        started_at=EPOCH_S + node.joined_at,
+        role="volunteer",
+    )

@@ -1,0 +1,40 @@
+"""`swarm-node simulate`: two files from a scenario, or one line of what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from swarm_node import cli
+
+SCENARIO = 'nodes = 5\nminutes = 1\nwarm_up_minutes = 2\n[churn]\nmodel = "trace"\ntrace = "sessions.csv"\n'
+
+
+def test_simulate_writes_a_page_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "small.toml").write_text(SCENARIO)
+    (tmp_path / "sessions.csv").write_text("0,30\n0,999\n0,999\n10,999\n")
+    out = tmp_path / "report"
+    assert cli.run(["simulate", str(tmp_path / "small.toml"), "--out", str(out), "--seed", "7", "--json"]) == 0
+    event = json.loads(capsys.readouterr().out.splitlines()[-1])
+    report = json.loads(Path(event["json"]).read_text())
+    assert event["event"] == "simulation"
+    assert report["scenario"]["seed"] == 7
+    assert event["sections"] == report["sections"]
+    assert Path(event["html"]).read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(None, "cannot read"), ("nodes = ", "is no TOML"), ("nods = 3", "unknown key 'nods'"), (SCENARIO, "cannot read")],
+)
+def test_simulate_of_a_bad_file_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, message: str
+) -> None:
+    path = tmp_path / "bad.toml"
+    if text is not None:
+        path.write_text(text)
+    assert cli.run(["simulate", str(path)]) != 0
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error

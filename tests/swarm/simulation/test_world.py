@@ -1,0 +1,112 @@
+"""A small network from its beginning to its report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from swarm.serving.server import span_volunteer
+from swarm.simulation import simulated_serving
+from swarm.simulation.report import Report
+from swarm.simulation.scenario import Churn, Model, Nat, NodeClass, Scenario, Training
+from swarm.simulation.world import simulate
+from swarm_protocol import limits
+
+SERVING = Scenario(
+    nodes=20,
+    minutes=2,
+    warm_up_minutes=2,
+    churn=Churn(model="half-life", half_life_minutes=4),
+    nats=(Nat(share=0.5), Nat(kind="relayed", share=0.5)),
+    model=Model(blocks=4, block_mib=100),
+    classes=(
+        NodeClass(name="servers", role="serve", share=0.4, memory_gib=0.4),
+        NodeClass(name="gateways", role="gateway", share=0.1),
+        NodeClass(name="others", share=0.5),
+    ),
+)
+
+
+@cache
+def served() -> Report:
+    return simulate(SERVING)
+
+
+def figures(report: Report, section: str) -> dict[str, Any]:
+    return dict(report.sections[section])
+
+
+def test_nodes_come_and_go_and_records_of_the_living_are_found() -> None:
+    report = served()
+    nodes, lookups = figures(report, "Nodes"), figures(report, "Lookups")
+    assert nodes["left"] > 2
+    assert nodes["joined"] > 2
+    assert lookups["lookups"] > 50
+    assert lookups["share that found the record"] > 0.9
+    assert 1 <= lookups["hops"]["max"] <= 5
+    state = figures(report, "A node's state and traffic")
+    assert state["messages sent a minute"]["min"] > 0
+
+
+def test_servers_take_the_blocks_and_gateways_get_answers() -> None:
+    serving = figures(served(), "Serving")
+    assert serving["servers at the end"] > 0
+    assert serving["blocks without a server"]["min"] == 0
+    assert serving["share answered"] > 0.5
+    assert serving["tokens/s of all answers"] > 0
+
+
+def test_equal_seeds_give_equal_reports_and_others_do_not() -> None:
+    again = simulate(SERVING)
+    assert again.to_json() == served().to_json()
+    assert (
+        simulate(replace(SERVING, nodes=4, minutes=1, seed=1)).to_json()
+        != simulate(replace(SERVING, nodes=4, minutes=1)).to_json()
+    )
+
+
+def test_report_is_json_and_one_page_that_loads_nothing() -> None:
+    assert json.loads(served().to_json())["sections"].keys() == served().sections.keys()
+    page = served().to_html()
+    assert "<polyline" in page
+    assert "http" not in page
+    assert "<script" not in page
+
+
+def test_records_beyond_a_full_key_are_found_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_RECORDS_PER_KEY", 4)
+    report = simulate(Scenario(nodes=24, minutes=2, warm_up_minutes=3))
+    assert figures(report, "Lookups")["records of living nodes not found"] == 0
+    assert figures(report, "A node's state and traffic")["records held, most"] < 27
+
+
+def test_trace_decides_who_is_there() -> None:
+    sessions = ((0.0, 30.0), *((0.0, 999.0) for _ in range(6)), (45.0, 999.0))
+    churn = Churn(model="trace", trace="here", goodbye=0)
+    report = simulate(Scenario(nodes=8, minutes=2, warm_up_minutes=3, churn=churn, sessions=sessions))
+    assert figures(report, "Nodes") == {"nodes at the end": 7 + 3, "joined": 1, "left": 1}  # three are seeds
+
+
+def test_trainers_form_a_group_and_commit_rounds() -> None:
+    report = simulate(
+        Scenario(
+            nodes=4,
+            minutes=4,
+            warm_up_minutes=2,
+            probes_per_minute=0,
+            training=Training(members=4, million_parameters=1, interval_minutes=0.5),
+            classes=(NodeClass(role="train"),),
+        )
+    )
+    training = figures(report, "Training")
+    assert training["rounds committed"] >= 3
+    assert training["utilization (share of their time in intervals)"] > 0.5
+    assert training["tokens/s committed"] > 0
+
+
+@pytest.mark.parametrize("name", ["SETTLE_S", "WATCH_S", "LINKS_WITHIN_S"])
+def test_simulated_servers_keep_the_times_of_real_ones(name: str) -> None:
+    assert getattr(simulated_serving, name) == getattr(span_volunteer, name)

@@ -67,9 +67,9 @@ class Butterfly:
         self._group = signed.group
         self._me = signed.group.peer_ids.index(connections.network.peer_id)
         contribution_N = delta_N if signed.group.members[self._me].num_tokens else None
-        self._streams = PartStreams(connections, signed, contribution_N, scheme, executor, faults=faults)
+        self.streams = PartStreams(connections, signed, contribution_N, scheme, executor, faults=faults)
         self._parts = [PartResult(signed.group, index, scheme.codec) for index in range(len(signed.group.members))]
-        self._own = PartOwner(self._streams, self._parts[self._me])
+        self.own = PartOwner(self.streams, self._parts[self._me])
         self._on_failure = on_failure
         self._accepted: set[tuple[str, str]] = set()
         self._backing_up: asyncio.Task[None] | None = None
@@ -79,18 +79,18 @@ class Butterfly:
     @property
     def kept_shares(self) -> dict[str, float]:
         """The share of its weight that each notably reduced member keeps in this member's part, by peer."""
-        return self._own.reducer.kept_shares
+        return self.own.reducer.kept_shares
 
     @property
     def bytes_sent(self) -> int:
-        return self._streams.bytes_sent
+        return self.streams.bytes_sent
 
     def drop(self) -> None:
         """The step is over: let go of the contribution and of the parts. Streams that are still served then fail.
 
         Exceptions that ended streams refer to this object, so only a garbage collection would free it.
         """
-        self._streams.drop_contribution()
+        self.streams.drop_contribution()
         for part in self._parts:
             part.drop()
 
@@ -102,12 +102,12 @@ class Butterfly:
                 # of a vector with fewer blocks than members, some members own nothing
                 if self._parts[self._me].frames:
                     self._tasks.create_task(self._reduce_own(), name="own part")
-                    self._tasks.create_task(self._own.hand_out(), name="hand out")
+                    self._tasks.create_task(self.own.hand_out(), name="hand out")
                 for part in self._parts:
                     if part.index != self._me and part.frames:
                         self._tasks.create_task(self._exchange(part), name=f"exchange with {part.owner[-6:]}")
         finally:
-            self._own.close()
+            self.own.close()
         return tuple(part.data for part in self._parts)
 
     async def accept(self, peer: str, stream: Stream) -> None:
@@ -125,14 +125,14 @@ class Butterfly:
         part = self._parts[opening.part]
         match opening.kind:
             case "exchange":
-                await self._own.serve(peer, stream)
+                await self.own.serve(peer, stream)
             case "keep":
                 await self._keep(part, stream)
             case "result":
-                self._back_up(part)
-                await self._streams.send_result(stream, part, opening.frame)
+                self.back_up(part)
+                await self.streams.send_result(stream, part, opening.frame)
             case "slices":
-                await self._streams.send_slices(stream, part, opening.frame)
+                await self.streams.send_slices(stream, part, opening.frame)
 
     def _fits(self, peer: str, opening: ReduceOpening) -> bool:
         """Whether `peer` may open such a stream to this member."""
@@ -140,7 +140,7 @@ class Butterfly:
         if opening.part >= num_members:
             return False
         if opening.kind == "exchange":
-            return opening.part == self._me and not self._own.is_closed
+            return opening.part == self._me and not self.own.is_closed
         if num_members < MIN_MEMBERS_FOR_BACKUP:
             return False
         backup, is_third = backup_of(opening.part, num_members), opening.part not in (by, self._me)
@@ -160,26 +160,25 @@ class Butterfly:
                 return
             if not part.keep(index, data):
                 raise PeerViolation("a slice of a wrong size", peer_id=part.owner)
-        await self._streams.faults.reached("round.kept")
+        await self.streams.faults.reached("round.kept")
 
     async def _exchange(self, part: PartResult) -> None:
-        exchange = Exchange(self._streams, part, lacks=self._own.lacks, back_up=self._back_up, fail=self._fail)
-        if not await exchange.run():
-            self._own.stop_delivery(part.owner)
+        if not await Exchange(self, part).run():
+            self.own.stop_delivery(part.owner)
         if self._backing_up and backup_of(part.index, len(self._parts)) == self._me:
             self._backing_up.cancel()
 
-    def _back_up(self, part: PartResult) -> None:
-        """Start to reduce the rest of `part`, whose backup this member is."""
+    def back_up(self, part: PartResult) -> None:
+        """Start to reduce the rest of `part`, whose backup this member is. Raises RoundError."""
         if part.complete or self._backing_up is not None:
             return
-        if self._tasks is None or self._own.is_closed:
+        if self._tasks is None or self.own.is_closed:
             raise RoundError("the reduction is over")
 
         async def back_up() -> None:
-            await self._streams.faults.reached("round.backup")
+            await self.streams.faults.reached("round.backup")
             try:
-                await BackupOwner(self._streams, part).run()
+                await BackupOwner(self.streams, part).run()
             except SwarmError as error:
                 part.fail(error)
 
@@ -187,11 +186,11 @@ class Butterfly:
 
     async def _reduce_own(self) -> None:
         try:
-            await self._own.reduce()
+            await self.own.reduce()
         except SwarmError as error:
-            await self._fail(error)
+            await self.fail(error)
 
-    async def _fail(self, error: SwarmError) -> None:
+    async def fail(self, error: SwarmError) -> None:
         """Report the first failure, and keep everything open until cancelled."""
         if not self._failed:
             self._failed = True
@@ -204,29 +203,15 @@ class Exchange:
 
     If the owner fails after its own slices have arrived at its backup, the backup gives the result. Slices are sent
     only so far ahead of the result that members that wait for each other hold few frames, whatever the vector's size.
-
-    `lacks(peer)` tells whether `peer`'s slices of this member's own part will never arrive. `back_up` starts the
-    reduction of the part here, at its backup; it raises RoundError. `fail` reports an error, and returns only by being
-    cancelled.
     """
 
-    def __init__(
-        self,
-        streams: PartStreams,
-        part: PartResult,
-        *,
-        lacks: Callable[[str], bool],
-        back_up: Callable[[PartResult], None],
-        fail: Callable[[SwarmError], Coroutine[Any, Any, None]],
-    ) -> None:
-        self._streams = streams
-        self._group = streams.group
+    def __init__(self, butterfly: Butterfly, part: PartResult) -> None:
+        self._butterfly = butterfly
+        self._streams = butterfly.streams
+        self._group = butterfly.streams.group
         self._part = part
-        self._lacks = lacks
-        self._back_up = back_up
-        self._fail = fail
         # whether the owner needs all slices before there is any result
-        self._surveys = streams.scheme.aggregator.survey != "nothing"
+        self._surveys = butterfly.streams.scheme.aggregator.survey != "nothing"
 
     async def run(self) -> bool:
         """Return once the part is complete: whether its owner has given it."""
@@ -239,7 +224,7 @@ class Exchange:
                 if await self._had_from_backup(error):
                     break
                 if failed.done() or not isinstance(error, _Withheld):
-                    await self._fail(failed.result() if failed.done() else error)
+                    await self._butterfly.fail(failed.result() if failed.done() else error)
                 # the owner is there, and sends nothing: the round's deadline ends that
                 patience_s = math.inf
             talk.cancel()
@@ -304,14 +289,14 @@ class Exchange:
         part, num_members = self._part, len(self._group.members)
         is_owners = isinstance(error, PeerError) and error.peer_id == part.owner
         has_backup = num_members >= MIN_MEMBERS_FOR_BACKUP
-        if not is_owners or isinstance(error, PeerViolation) or not has_backup or self._lacks(part.owner):
+        if not is_owners or isinstance(error, PeerViolation) or not has_backup or self._butterfly.own.lacks(part.owner):
             return False
         backup = self._group.peer_ids[backup_of(part.index, num_members)]
         logger.warning("turning to its backup for the part of %s: %s", part.owner[-6:], error)
         try:
             async with asyncio.timeout(self._group.reduce_s / 2):
                 if backup == self._streams.me:
-                    self._back_up(part)
+                    self._butterfly.back_up(part)
                     await part.reached(len(part.frames))
                 else:
                     opening = ReduceOpening(kind="result", part=part.index, frame=part.have)

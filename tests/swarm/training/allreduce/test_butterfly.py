@@ -230,7 +230,7 @@ def test_run_with_any_aggregator_gives_all_members_what_it_makes_of_the_slices(
             got_N = ring.mean_of(reductions[0])[frames[0].start : frames[-1].stop]
             assert torch.equal(got_N, sent(torch.from_numpy(expected_N)))
             counted = [kept for kept, count in zip(report.kept, tokens, strict=False) if count]
-            assert list(ring.butterflies[index]._own._reducer.report.kept) == counted
+            assert list(ring.butterflies[index].own.reducer.report.kept) == counted
         assert not ring.failures
 
     in_ring(tokens, case, codec=codec, num_values=6 * 1024, aggregator=name)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
 from swarm_protocol.errors import PeerUnreachable
@@ -39,6 +38,9 @@ POLL_S = 0.05
 
 YIELD_S = 0.4
 """Time for the peer with the smaller id to connect."""
+
+KNOCK_S = 1.0
+"""Time for a machine to say whether anything listens at an address."""
 
 _REFUSED = ("connection refused", "NO_RESERVATION")
 """Answers to a dial from which nobody listens there any more: the machine's own, and that of the peer's relay."""
@@ -73,7 +75,7 @@ class Reconnector:
         pause_s = MIN_PAUSE_S
         while (failure := await self._dial(peer_id)) is not None:
             logger.debug("%s is not reached again: %s", peer_id, failure)
-            if self._tells_death(peer_id, failure):
+            if not self._was_dropped(peer_id) and (self._is_refusal(peer_id, failure) or await self._refuses(peer_id)):
                 raise PeerUnreachable(f"peer {peer_id} is gone ({dial_failure(failure)})", peer_id=peer_id)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
@@ -82,19 +84,19 @@ class Reconnector:
         """Return whether the peer was there, or connected in time. Raises PeerUnreachable if nothing listens where it
         was."""
         known = self._host.known_addrs(peer_id)
-        places = [place for place in map(tcp_place, known) if place]
-        if known and not places:
+        if known and not any(map(tcp_place, known)):
             return False  # dials through relays do not meet
-        knocking = asyncio.create_task(_all_refuse(places if len(places) == len(known) else []))
+        knocking = asyncio.create_task(self._refuses(peer_id))
         try:
             for _ in range(round(YIELD_S / POLL_S)):
                 if peer_id in await self._host.connected_peers():
                     return True
-                await asyncio.wait((knocking,), timeout=POLL_S)
-                if knocking.done():
-                    if knocking.result() and not self._was_dropped(peer_id):
-                        raise PeerUnreachable(f"peer {peer_id} is gone (connection refused)", peer_id=peer_id)
+                if not knocking.done():
+                    await asyncio.wait((knocking,), timeout=POLL_S)
+                else:
                     await asyncio.sleep(POLL_S)
+                if knocking.done() and knocking.result() and not self._was_dropped(peer_id):
+                    raise PeerUnreachable(f"peer {peer_id} is gone (connection refused)", peer_id=peer_id)
         finally:
             knocking.cancel()
             await asyncio.wait((knocking,))
@@ -121,40 +123,45 @@ class Reconnector:
                 await asyncio.wait((connecting,))
         return None
 
-    def _tells_death(self, peer_id: str, failure: str) -> bool:
-        """Return whether every address was refused. Where this node gave the path up, that may be somebody else who has
-        the peer's old address."""
-        if self._was_dropped(peer_id):
-            return False
+    def _is_refusal(self, peer_id: str, failure: str) -> bool:
+        """Return whether every address refused the dial. Where this node gave the path up that tells nothing: somebody
+        else may have the peer's old address."""
         reasons = [line for line in failure.splitlines() if line.lstrip().startswith("* ")] or [failure]
         if any(sign in reason for reason in reasons for sign in _REFUSED):
             self._note(self._refused, peer_id)
-        if not all(_NOT_TRIED in reason or any(sign in reason for sign in _REFUSED) for reason in reasons):
-            return False
-        return peer_id in self._refused
+        return _is_recent(self._refused, peer_id) and all(
+            any(sign in reason for sign in (*_REFUSED, _NOT_TRIED)) for reason in reasons
+        )
+
+    async def _refuses(self, peer_id: str) -> bool:
+        """Return whether at none of the peer's addresses anything listens, as far as TCP alone tells."""
+        places = [tcp_place(addr) for addr in self._host.known_addrs(peer_id)]
+        refusals = await asyncio.gather(*map(_refuses, places))
+        return bool(refusals) and all(refusals)
 
     def _was_dropped(self, peer_id: str) -> bool:
-        return self._dropped.get(peer_id, -HOLD_S) > asyncio.get_running_loop().time() - HOLD_S
+        return _is_recent(self._dropped, peer_id)
 
     def _note(self, times: dict[str, float], peer_id: str) -> None:
-        now = asyncio.get_running_loop().time()
-        for each in [each for each, at in times.items() if at < now - HOLD_S]:
+        for each in [each for each in times if not _is_recent(times, each)]:
             del times[each]
-        times[peer_id] = now
+        times[peer_id] = asyncio.get_running_loop().time()
 
 
-async def _all_refuse(places: Sequence[tuple[str, int]]) -> bool:
-    """Return whether there are places, and at none of them anything listens."""
-    refusals = await asyncio.gather(*map(_refuses, places))
-    return bool(refusals) and all(refusals)
+def _is_recent(times: dict[str, float], peer_id: str) -> bool:
+    return asyncio.get_running_loop().time() - times.get(peer_id, -HOLD_S) < HOLD_S
 
 
-async def _refuses(place: tuple[str, int]) -> bool:
+async def _refuses(place: tuple[str, int] | None) -> bool:
+    """None: a place behind a relay, of which TCP alone tells nothing."""
+    if place is None:
+        return False
     try:
-        _, writer = await asyncio.open_connection(*place)
+        async with asyncio.timeout(KNOCK_S):
+            _, writer = await asyncio.open_connection(*place)
     except ConnectionRefusedError:
         return True
-    except OSError:
+    except (OSError, TimeoutError):
         return False
     writer.transport.abort()
     return False

@@ -80,7 +80,7 @@ async def _trial(servers: ServingFleet, number: int) -> tuple[str, float, bool]:
             last_s = time.monotonic()
     assert dying is not None
     assert dying.done(), "the answer was over before the death"
-    process = servers.fleet[dying.result().name].process
+    process = servers.fleet.processes[dying.result().name].process
     assert generation.trace()["replays"], f"the end of a server in trial {number} changed nothing: {phase}"
     return "".join(texts), pause_s, await process.wait() == -signal.SIGKILL
 
@@ -101,7 +101,7 @@ async def _die(servers: ServingFleet, generation: Generation, phase: str, chance
     # the long prompt takes some hundred milliseconds, a token some ten; between two, nobody computes
     within_s = {"prefill": 0.1, "decode": 0.03, "between": 0.0, "hand-over": LEAVING_S}[phase]
     await asyncio.sleep(chance.uniform(0, within_s))
-    if not servers.fleet[victim.name].ended:
+    if not servers.fleet.processes[victim.name].ended:
         servers.kill(victim)
     return victim
 
@@ -165,7 +165,7 @@ def test_steady_load_sees_no_failure_while_nodes_join_and_leave(tmp_path: Path) 
                     old = servers.alive(*span)[0]
                     await servers.until_serving(await servers.add(*span))
                     servers.drain(old)
-                    await servers.fleet[old.name].process.wait()
+                    await servers.fleet.processes[old.name].process.wait()
                     outcomes["changes"] += 1
                 over.set()
 

@@ -48,7 +48,10 @@ class ServingFleet:
 
     def drain(self, node: NodeState) -> None:
         """Ask it to leave in order."""
-        self.fleet[node.name].ask_to_stop()
+        leaving = self.fleet.processes[node.name]
+        leaving.killed = True
+        if not leaving.ended:
+            leaving.process.terminate()
 
     def find(self, peer_id: str) -> NodeState:
         node = self.state.by_peer(peer_id)

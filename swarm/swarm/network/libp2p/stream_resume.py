@@ -4,10 +4,10 @@
     resume         opener: id, 16 bytes | frames received, 8 bytes big-endian
                    acceptor: 0, 1 byte | frames received, 8 bytes, or: 1, 1 byte | 0, 8 bytes: refused
 
-An acceptor that has lost its connection may be the only one who knows: then it sends such a request itself, which the
-opener refuses, and takes as a reason to ask. Ids are random and valid for one peer only. `reopening` is the opener's
-side, `ResumableStreams` the acceptor's: it holds streams without a connection for HOLD_S, and bounds how many. What is
-sent again belongs to `libp2p_stream`.
+An acceptor that has lost its connection may be the only one who knows: then it sends such a request itself, on which
+the opener asks for its part, or refuses if it has left the stream. Ids are random and valid for one peer only.
+`reopening` is the opener's side, `ResumableStreams` the acceptor's: it holds streams without a connection for HOLD_S,
+and bounds how many. What is sent again belongs to `libp2p_stream`.
 """
 
 from __future__ import annotations
@@ -142,13 +142,14 @@ class ResumableStreams:
         """Hand a byte stream over to the stream that `request` names, or refuse it."""
         stream_id, num_received = REQUEST.unpack(request)
         stream = self._streams.get((peer_id, stream_id))
-        if stream is None:
-            writer.write(ANSWER.pack(_REFUSED, 0))
-            writer.close()
-            if break_off := self._opened.get((peer_id, stream_id)):
-                break_off()
-        else:
+        if stream is not None:
             stream.take(Resumed(reader=reader, writer=writer, num_received=num_received))
+            return
+        break_off = self._opened.get((peer_id, stream_id))
+        writer.write(ANSWER.pack(_ACCEPTED if break_off else _REFUSED, 0))
+        writer.close()
+        if break_off:
+            break_off()
 
     @contextmanager
     def held(self, peer_id: str) -> Iterator[None]:
@@ -164,16 +165,17 @@ class ResumableStreams:
                 del self._num_held[peer_id]
 
     async def watch(self, peer_id: str, stream_id: bytes) -> None:
-        """Return when the opener of a held stream is gone. Reaches it meanwhile if it does not connect itself, as
-        behind a NAT, and tells it that its stream has lost its connection."""
+        """Return when the opener of a held stream is gone, or has left the stream. Reaches it meanwhile if it does not
+        connect itself, as behind a NAT, and tells it that its stream has lost its connection."""
         pause_s = MIN_PAUSE_S
         with suppress(PeerUnreachable):
             while True:
                 await self._reconnector.reach(peer_id)
                 if pause_s >= NUDGE_S:
-                    with suppress(TimeoutError, PeerUnreachable, *CONTROL_FAILURES):
+                    with suppress(TimeoutError, *CONTROL_FAILURES):
                         async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                            await _ask(self._host, self._protocol, peer_id, REQUEST.pack(stream_id, 0))
+                            answer = await _ask(self._host, self._protocol, peer_id, REQUEST.pack(stream_id, 0))
+                        answer.writer.transport.abort()
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _CHECK_S)
 

@@ -1,0 +1,62 @@
+"""What a side keeps to send again: no more than it has to, and nothing that may change."""
+
+from __future__ import annotations
+
+import pytest
+from swarm.network import framing
+from swarm.network.libp2p.sent_frames import SentFrames
+from swarm.network.unread_budget import UnreadBudget
+from swarm_protocol.errors import PeerViolation
+
+
+def test_frames_are_sent_again_from_the_first_that_did_not_come() -> None:
+    sent = SentFrames("peer", UnreadBudget())
+    for index in range(5):
+        sent.add((bytes([index]),))
+    sent.acknowledge(2)
+    assert list(sent.after(3)) == [(b"\x03",), (b"\x04",)]
+    assert list(sent.after(3)) == [(b"\x03",), (b"\x04",)]
+    assert list(sent.after(5)) == []
+
+
+@pytest.mark.parametrize("num_received", [1, 4, 2**63])
+def test_number_that_cannot_be_is_a_violation(num_received: int) -> None:
+    sent = SentFrames("peer", UnreadBudget())
+    for _ in range(3):
+        sent.add((b"frame",))
+    sent.acknowledge(2)
+    with pytest.raises(PeerViolation):
+        sent.after(num_received)
+
+
+def test_acknowledgement_of_more_than_was_sent_is_a_violation() -> None:
+    sent = SentFrames("peer", UnreadBudget())
+    sent.add((b"frame",))
+    with pytest.raises(PeerViolation):
+        sent.acknowledge(2)
+
+
+def test_whole_messages_are_kept_without_a_copy_and_what_may_change_is_copied() -> None:
+    sent = SentFrames("peer", UnreadBudget())
+    whole, changing = b"a whole message", bytearray(b"before")
+    assert sent.add((memoryview(whole),))[0] is whole
+    sent.add((memoryview(changing),))
+    sent.add((memoryview(whole)[2:7],))
+    changing[:] = b"after!"
+    assert list(sent.after(1)) == [(b"before",), (b"whole",)]
+
+
+def test_streams_beyond_a_peers_budget_keep_nothing_and_give_back_what_they_had() -> None:
+    budget = UnreadBudget(max_peer_bytes=3 * framing.cost(1000))
+    one, other = SentFrames("peer", budget), SentFrames("peer", budget)
+    for sent in (one, one, other):
+        sent.add((bytes(1000),))
+    assert one.is_complete
+    assert other.is_complete
+    other.add((bytes(1000),))
+    assert one.is_complete
+    assert not other.is_complete
+    assert budget.num_bytes == 2 * framing.cost(1000)
+    other.acknowledge(2)  # they did arrive
+    one.drop()
+    assert budget.num_bytes == 0

@@ -12,9 +12,9 @@ from swarm_compression import get_codec
 from swarm.training.run.run_config import DEFAULT_AGGREGATOR, RunConfig
 from swarm.training.run.run_model import check_model
 
-PROGRAM_BYTES = 520 * 2**20
-"""The memory of a trainer without a model, as measured on Linux: Python with torch, transformers and numba (450 MiB, of
-which 75 are code in the system's file cache), and the libp2p daemon (70 MiB)."""
+PROGRAM_BYTES = 500 * 2**20
+"""The memory of a trainer without a model, as measured on Linux: Python with torch, transformers and numba (430 MiB, of
+which 45 are code in the system's file cache), and the libp2p daemon (70 MiB)."""
 PARAMETER_BYTES = 32
 """The most that a member on one CPU device holds for each parameter, beside activations, when the next state is made:
 weights 4, moments 8, the committed state 8, the next one 8, and the last four rounds' results in int8 4. An interval

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
+from pathlib import Path as FilePath
 
 import pytest
 from swarm.simulation.scenario import Path, Region, read_scenario, read_trace
@@ -18,6 +20,14 @@ def read(text: str, trace: str = "") -> object:
 def test_scenario_that_says_nothing_has_only_defaults() -> None:
     scenario = read_scenario({})
     assert (scenario.nodes, scenario.churn.model, scenario.model, scenario.training) == (1000, "none", None, None)
+
+
+def test_scenario_of_the_guide_is_one() -> None:
+    guide = (FilePath(__file__).parents[3] / "docs" / "guides" / "simulate.md").read_text()
+    [example] = re.findall(r"```toml\n(.*?)```", guide, flags=re.DOTALL)
+    scenario = read_scenario(tomllib.loads(example))
+    assert scenario.name == "an evening"
+    assert {kind.role for kind in scenario.classes} == {"serve", "train", "gateway", "idle"}
 
 
 def test_scenario_holds_what_its_file_says() -> None:

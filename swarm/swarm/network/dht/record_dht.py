@@ -23,6 +23,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Protocol, TypeVar
 
 from swarm_protocol import limits
@@ -439,9 +440,15 @@ class RecordDht:
 
     def _found(self, asker: str, key: bytes, asked: FindRequest) -> Found:
         others = [peer_id for peer_id in self._table.nearest(to_id(key), WIDTH + 1) if peer_id != asker]
-        peers = tuple(Contact(peer_id=peer_id, addrs=self._book.of(peer_id)) for peer_id in others[:WIDTH])
+        peers = tuple(_contact_of(peer_id, self._book.of(peer_id)) for peer_id in others[:WIDTH])
         records = () if asked.only_peers else self._storage.get(key)
         return Found(records=records, peers=peers)
+
+
+@lru_cache(maxsize=4096)
+def _contact_of(peer_id: str, addrs: tuple[str, ...]) -> Contact:
+    """A node names the same ten peers again and again, and each contact is checked when it is made."""
+    return Contact(peer_id=peer_id, addrs=addrs)
 
 
 def _is_held(answers: Sequence[StoreResponse | None]) -> bool:

@@ -29,7 +29,7 @@ HOLD_S = 10.0
 GRACE_S = 2.0
 """Time to reach a peer that closed its connection itself or died, where a dial does not tell which."""
 
-MIN_PAUSE_S = 0.02
+MIN_PAUSE_S = 0.005
 MAX_PAUSE_S = 0.5
 """Pause between attempts; it grows."""
 
@@ -39,7 +39,7 @@ POLL_S = 0.05
 YIELD_S = 0.4
 """Time for the peer with the smaller id to connect."""
 
-KNOCK_S = 1.0
+KNOCK_S = 0.4
 """Time for a machine to say whether anything listens at an address."""
 
 _REFUSED = ("connection refused", "NO_RESERVATION")
@@ -86,20 +86,15 @@ class Reconnector:
         known = self._host.known_addrs(peer_id)
         if known and not any(map(tcp_place, known)):
             return False  # dials through relays do not meet
-        knocking = asyncio.create_task(self._refuses(peer_id))
-        try:
-            for _ in range(round(YIELD_S / POLL_S)):
-                if peer_id in await self._host.connected_peers():
-                    return True
-                if not knocking.done():
-                    await asyncio.wait((knocking,), timeout=POLL_S)
-                else:
-                    await asyncio.sleep(POLL_S)
-                if knocking.done() and knocking.result() and not self._was_dropped(peer_id):
-                    raise PeerUnreachable(f"peer {peer_id} is gone (connection refused)", peer_id=peer_id)
-        finally:
-            knocking.cancel()
-            await asyncio.wait((knocking,))
+        loop, pause_s = asyncio.get_running_loop(), MIN_PAUSE_S
+        until = loop.time() + YIELD_S
+        while loop.time() < until:
+            if peer_id in await self._host.connected_peers():
+                return True
+            if not self._was_dropped(peer_id) and await self._refuses(peer_id):
+                raise PeerUnreachable(f"peer {peer_id} is gone (connection refused)", peer_id=peer_id)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, POLL_S)
         return False
 
     async def _dial(self, peer_id: str) -> str | None:

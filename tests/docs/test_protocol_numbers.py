@@ -14,7 +14,7 @@ from swarm.network.libp2p import (
     stream_resume,
     stream_server,
 )
-from swarm.network.relay import relay
+from swarm.network.relay import candidates, relay, reservations
 from swarm.serving.server import connection_server, forward_server, session_inbox, session_outputs
 from swarm.serving.session import pipeline, session_state
 from swarm.training.allreduce import butterfly, parts, peer_connections
@@ -57,7 +57,13 @@ SAID = [
     ("transport.md", f"the largest message and {(unread_budget.PEER_BYTES - limits.MAX_MESSAGE_BYTES) // MIB} MiB"),
     ("transport.md", f"({unread_budget.HOST_BYTES // MIB} MiB)"),
     ("relay.md", f"within | {relay.OPENING_TIMEOUT_S:.0f} s |"),
-    ("relay.md", f"after {relay.MIN_PAUSE_S} seconds, doubling up to {relay.MAX_PAUSE_S:.0f}"),
+    ("relay.md", f"after {reservations.MIN_PAUSE_S} seconds, doubling up to {reservations.MAX_PAUSE_S:.0f}"),
+    (
+        "relay.md",
+        f"after {reservations.MIN_KNOWN_PAUSE_S:.0f} seconds, doubling up to {reservations.MAX_KNOWN_PAUSE_S:.0f}",
+    ),
+    ("relay.md", f"for {reservations.RELEASE_S:.0f} seconds"),
+    ("relay.md", f"At most {candidates.MAX_RELAY_ADDRS} addresses of a relay"),
     ("records.md", f"| {routing_table.BUCKET_SIZE} members, and as many who wait"),
     ("records.md", f"the {routing_table.WIDTH} nearest"),
     ("records.md", f"the {record_dht.NUM_REPLICAS} nearest nodes"),

@@ -161,10 +161,10 @@ class Host:
         except CONTROL_FAILURES as error:
             raise translate(error, self.peer_id) from None
 
-    async def open_stream(self, peer_id: str, protocol: str) -> RawStream:
-        """Raises PeerUnreachable or NotServed."""
+    async def open_stream(self, peer_id: str, protocol: str, *, addrs: Sequence[str] | None = None) -> RawStream:
+        """Open a stream to a peer, dialled as by `call`. Raises PeerUnreachable or NotServed."""
         try:
-            return await self._dialling(peer_id, None, lambda: self.control.open_stream(peer_id, protocol))
+            return await self._dialling(peer_id, addrs, lambda: self.control.open_stream(peer_id, protocol))
         except CONTROL_FAILURES as error:
             raise translate(error, peer_id) from None
 
@@ -240,7 +240,7 @@ class Libp2pOptions:
     relays: tuple[str, ...] = ()
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
     announce: tuple[str, ...] = ()
-    relay: Literal["none", "serve", "use"] = "none"
+    relay: Literal["none", "serve", "use", "auto"] = "none"
     nat_port_map: bool = False
 
     def __post_init__(self) -> None:
@@ -266,18 +266,19 @@ class Libp2pOptions:
         return tuple(addr for addr in map(parse_peer_addr, self.peers) if addr.peer_id != own_peer_id)
 
     def relays_used(self, own_peer_id: str) -> tuple[PeerAddr, ...]:
-        """The nodes that are asked to relay for this one."""
-        if self.relay != "use":
+        """The nodes that are asked first to relay for this one."""
+        if self.relay not in ("use", "auto"):
             return ()
         addrs = dict.fromkeys(map(parse_peer_addr, (*self.peers, *self.relays)))
         return tuple(addr for addr in addrs if addr.peer_id != own_peer_id)
 
     def for_daemon(self, own_peer_id: str) -> DaemonOptions:
+        relays = self.relays_used(own_peer_id) if self.relay == "use" else ()
         return DaemonOptions(
             identity_path=self.identity_path,
             listen=self.listen,
             # libp2p itself tells others of a relay only if the relay's address is a public one
-            announce=(*self.announce, *(f"{relay}/p2p-circuit" for relay in self.relays_used(own_peer_id))),
-            reachability={"none": "", "serve": "public", "use": "private"}[self.relay],
+            announce=(*self.announce, *(f"{relay}/p2p-circuit" for relay in relays)),
+            reachability={"none": "", "serve": "public", "use": "private", "auto": ""}[self.relay],
             nat_port_map=self.nat_port_map,
         )

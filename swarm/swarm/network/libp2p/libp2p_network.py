@@ -44,7 +44,9 @@ from swarm.network.libp2p.reconnection import Reconnector
 from swarm.network.libp2p.sent_frames import SentFrames
 from swarm.network.libp2p.stream_resume import Resumption, new_id, reopening
 from swarm.network.libp2p.stream_server import StreamServer
-from swarm.network.relay.relay import NO_RELAY, Relay, RelayCounts, RelayLimits, Reservations
+from swarm.network.relay.candidates import RelayCandidate, candidates
+from swarm.network.relay.relay import Relay, RelayCounts, RelayLimits
+from swarm.network.relay.reservations import Reservations
 from swarm.network.traffic import Traffic
 
 __all__ = ["Libp2pNetwork", "Libp2pOptions"]
@@ -64,8 +66,8 @@ class Libp2pNetwork:
         self._seeds = options.seeds(identity.peer_id)
         self._prefix = method_prefix(options.network_id)
         self._calls = Calls(host, self._open_unbounded)
-        self._relay_limits = RelayLimits() if options.relay == "serve" else NO_RELAY
-        self._reservations = Reservations(host, [relay.peer_id for relay in options.relays_used(identity.peer_id)])
+        self._given_relays = options.relays_used(identity.peer_id)
+        self._reservations = Reservations(host, self._relay_candidates, wanted=options.relay == "use")
         self._watch = PathWatch(host, Reconnector(host), self._kept_peers)
         self._entry = NetworkEntry()
         self._methods: set[tuple[str, str]] = set()
@@ -295,10 +297,12 @@ class Libp2pNetwork:
         return tuple(f"{addr}/p2p/{self.peer_id}" for addr in await self._own_addrs())
 
     async def _own_addrs(self) -> list[str]:
-        relays = self._reservations.held
-        # a relay that is gone relays nothing, and its address would only cost others a dial
+        # of relays only those that hold a place: the address of another one would only cost others a dial
         addrs = await self._host.addrs()
-        return [addr for addr in addrs if "/p2p-circuit" not in addr or _relay_of(addr) in relays]
+        return [*(addr for addr in addrs if "/p2p-circuit" not in addr), *self._reservations.addrs]
+
+    def _relay_candidates(self) -> list[RelayCandidate]:
+        return candidates(self.peer_id, self._given_relays, self._dht.contacts())
 
     # --- life and death -----------------------------------------------------------------------------------------------
 
@@ -337,7 +341,7 @@ class Libp2pNetwork:
 
     async def _enter(self, tasks: asyncio.TaskGroup) -> None:
         self._streams = StreamServer(self._host, tasks, self._watch, self._name("resume", ""))
-        self._relay = Relay(self._host, tasks, self._relay_limits)
+        self._relay = Relay(self._host, tasks, RelayLimits(), serves=self._options.relay == "serve")
         await self._streams.start()
         await self._relay.start()
         validator = RecordValidator(self._network_id, self.now)
@@ -413,7 +417,3 @@ class Libp2pNetwork:
     def _check_open(self) -> None:
         if self._closing or self._failure.done():
             raise PeerUnreachable("this node's network has ended", remedy="restart this node")
-
-
-def _relay_of(addr: str) -> str:
-    return addr.partition("/p2p/")[2].partition("/")[0]

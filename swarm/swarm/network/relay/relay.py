@@ -1,5 +1,4 @@
-"""Both sides of a relay: `Relay` carries connections to peers that nobody can dial, over the connection that they hold
-to this node; `Reservations` lets other relays carry connections to this node.
+"""Carries connections to peers that nobody can dial, over the connection that they hold to this node.
 
 The daemon's own relay gives such a connection 128 KiB and two minutes, and no flag changes that for sure: its service
 with other limits and the one with the defaults replace each other as they start. So we answer libp2p's relay protocol
@@ -8,7 +7,8 @@ a byte. Both ends run libp2p's encryption inside the circuit and prove their pee
 sees who, when and how much, and can do no more than let a connection fail.
 
 Deviation from the specification: a reservation lasts exactly as long as the stream that asked for it, so that both
-sides notice at once when the other has gone. `Relay` owns its socket; its tasks live in the TaskGroup it is given.
+sides notice at once when the other has gone. `Relay` owns its socket; its tasks live in the TaskGroup it is given. The
+side that asks is `reservations`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,11 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from swarm_protocol.errors import PeerError, PeerRefused, PeerTimeout, PeerUnreachable
 from swarm_protocol.proto import p2pd_pb2
 
-from swarm.network.interface import NotServed
 from swarm.network.libp2p.daemon_control import BACKLOG, ControlError, read_delimited, read_message
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host, RawStream
 from swarm.network.multiaddr import addr_text, peer_id_bytes, peer_id_text
@@ -33,11 +30,9 @@ from swarm.network.relay.circuit_messages import (
     MAX_MESSAGE_BYTES,
     STOP,
     CircuitStatus,
-    check_hop_accepted,
     check_stop_accepted,
     hop_status,
     parse_hop_request,
-    reserve_request,
     stop_request,
 )
 
@@ -54,17 +49,11 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-ANSWER_TIMEOUT_S = 5.0
-"""Time for another relay to answer this node's reservation."""
-MIN_PAUSE_S = 0.25
-MAX_PAUSE_S = 10.0
-"""Pause between attempts to reserve; it grows. The node is reachable again this long after a relay is back."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayLimits:
     """A reservation costs one open file, a circuit two and up to 3 MiB while its ends are slow. Of 1,024 open files,
-    the usual bound, all of these together leave some for our own work. Zero reservations: nobody is relayed.
+    the usual bound, all of these together leave some for our own work.
     `circuits_per_pair`: libp2p needs one from a peer to another; with all that a peer may have, a single stranger could
     keep all others away from whom it calls.
 
@@ -77,9 +66,6 @@ class RelayLimits:
     circuits_per_peer: int = 64
     circuits_per_pair: int = 4
     idle_s: float = 100.0
-
-
-NO_RELAY = RelayLimits(reservations=0, circuits=0, circuits_per_peer=0)
 
 
 @dataclass(slots=True)
@@ -98,8 +84,9 @@ class CircuitRefused(Exception):
 
 
 class Relay:
-    def __init__(self, host: Host, tasks: asyncio.TaskGroup, limits: RelayLimits) -> None:
+    def __init__(self, host: Host, tasks: asyncio.TaskGroup, limits: RelayLimits, *, serves: bool) -> None:
         self.counts = RelayCounts()
+        self._serves = serves
         self._host = host
         self._tasks = tasks
         self._limits = limits
@@ -108,6 +95,18 @@ class Relay:
         self._num_between: Counter[tuple[str, str]] = Counter()  # by source and target
         self._num_requests: Counter[str] = Counter()  # by peer, reservations and circuits included
         self._server: asyncio.Server | None = None
+
+    @property
+    def serves(self) -> bool:
+        """Whether this node relays for others. Once it does not, it ends all reservations; circuits go on."""
+        return self._serves
+
+    @serves.setter
+    def serves(self, serves: bool) -> None:
+        self._serves = serves
+        if not serves:
+            for writer in self._reserved.values():
+                writer.transport.abort()
 
     async def start(self) -> None:
         """Take the place of the daemon's own relay. Raises PeerUnreachable if the daemon has ended."""
@@ -162,7 +161,7 @@ class Relay:
         previous = self._reserved.pop(peer_id, None)
         if previous is not None:
             previous.transport.abort()
-        if len(self._reserved) >= self._limits.reservations:
+        if not self._serves or len(self._reserved) >= self._limits.reservations:
             raise CircuitRefused(CircuitStatus.RESERVATION_REFUSED)
         self._reserved[peer_id] = writer
         self.counts.reservations = len(self._reserved)
@@ -268,73 +267,3 @@ def _uncount(counter: Counter[T], key: T) -> None:
     counter[key] -= 1
     if counter[key] <= 0:
         del counter[key]
-
-
-class Reservations:
-    def __init__(self, host: Host, relays: Sequence[str]) -> None:
-        """`relays`: their peer ids, which the host can dial."""
-        self._host = host
-        self._answered = {peer_id: asyncio.Event() for peer_id in relays}
-        self._held: set[str] = set()
-
-    @property
-    def held(self) -> frozenset[str]:
-        return frozenset(self._held)
-
-    async def run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            for peer_id in self._answered:
-                tasks.create_task(self._keep(peer_id))
-
-    async def wait_answered(self, peer_ids: Collection[str]) -> None:
-        """Wait until each of these relays has answered once, or its time is over."""
-        await asyncio.gather(*(event.wait() for peer_id, event in self._answered.items() if peer_id in peer_ids))
-
-    async def _keep(self, peer_id: str) -> None:
-        pause_s = MIN_PAUSE_S
-        warned = False
-        while True:
-            try:
-                reader, writer = await _reserve(self._host, peer_id)
-            except PeerError as error:
-                logger.log(logging.DEBUG if warned else logging.WARNING, "not reached through %s: %s", peer_id, error)
-                warned = True
-            else:
-                await self._hold(peer_id, reader, writer)
-                pause_s, warned = MIN_PAUSE_S, False
-            self._answered[peer_id].set()
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, MAX_PAUSE_S)
-
-    async def _hold(self, peer_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Hold the reservation until the relay leaves."""
-        self._held.add(peer_id)
-        self._answered[peer_id].set()
-        try:
-            with contextlib.suppress(ConnectionError):
-                await reader.read(1)
-        finally:
-            self._held.discard(peer_id)
-            writer.transport.abort()
-
-
-async def _reserve(host: Host, relay: str) -> RawStream:
-    """The stream that stands for our place at `relay`. Raises PeerError."""
-    try:
-        async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            reader, writer = await host.open_stream(relay, HOP)
-            try:
-                writer.write(reserve_request())
-                check_hop_accepted(await read_delimited(reader, MAX_MESSAGE_BYTES))
-            except BaseException:
-                writer.transport.abort()
-                raise
-    except TimeoutError:
-        raise PeerTimeout(f"no answer within {ANSWER_TIMEOUT_S:.0f} s", peer_id=relay) from None
-    except NotServed:
-        raise PeerRefused("it does not relay", peer_id=relay) from None
-    except ValueError as error:
-        raise PeerRefused(f"it does not relay for us: {error}", peer_id=relay) from None
-    except CONTROL_FAILURES:
-        raise PeerUnreachable("it broke off", peer_id=relay) from None
-    return reader, writer

@@ -349,6 +349,31 @@ def test_node_that_does_not_serve_as_a_relay_relays_nothing(tmp_path: Path) -> N
     asyncio.run(main())
 
 
+def test_node_that_is_left_to_its_switches_relays_and_is_relayed_once_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with await libp2p_node(tmp_path / "seed", relay="auto") as seed:
+            (addr,) = await seed.addrs()
+            async with await libp2p_node(tmp_path / "hidden", peers=(addr,), listen=(), relay="auto") as hidden:
+                assert seed.relay_counts.num_refused == 0
+                assert hidden.relays == frozenset()
+                seed._relay.serves = True
+                hidden._reservations.wanted = True
+
+                async def is_held() -> bool:
+                    return seed.peer_id in hidden.relays
+
+                async def is_lost() -> bool:
+                    return not hidden.relays
+
+                await eventually(is_held)
+                assert await hidden.addrs() == (f"{addr}/p2p-circuit/p2p/{hidden.peer_id}",)
+                seed._relay.serves = False
+                await eventually(is_lost)
+                assert not seed._relay.serves
+
+    asyncio.run(main())
+
+
 def test_requests_that_make_no_sense_are_refused_and_do_no_harm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

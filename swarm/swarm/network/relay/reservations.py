@@ -1,0 +1,245 @@
+"""Lets relays carry connections to this node: keeps reservations at up to three of them, on different networks.
+
+A relay that refuses or leaves is replaced by the next candidate, and asked again later. With three of them the loss of
+one interrupts nobody: peers dial the addresses of all, and this node is there at two others. `wanted` turns it on and
+off while the node runs. `run` is a task of the network and owns one task for each relay that is asked or held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from swarm_protocol.errors import PeerError, PeerRefused, PeerTimeout, PeerUnreachable
+
+from swarm.network.interface import NotServed
+from swarm.network.libp2p.daemon_control import read_delimited
+from swarm.network.libp2p.host import CONTROL_FAILURES, Host, RawStream
+from swarm.network.relay.candidates import RelayCandidate
+from swarm.network.relay.circuit_messages import HOP, MAX_MESSAGE_BYTES, check_hop_accepted, reserve_request
+
+NUM_RELAYS = 3
+
+ANSWER_TIMEOUT_S = 5.0
+"""Time for a relay to answer this node's request."""
+
+MIN_PAUSE_S = 0.25
+MAX_PAUSE_S = 10.0
+"""Pause before a relay that was given is asked again; it grows. The node is reachable again this long after it is back.
+"""
+
+MIN_KNOWN_PAUSE_S = 5.0
+MAX_KNOWN_PAUSE_S = 60.0
+"""The same for the other candidates: there may be hundreds, most of which relay for nobody."""
+
+LOOK_S = 5.0
+"""Time between two looks for new candidates while places are free."""
+
+RELEASE_S = 60.0
+"""Time that reservations are held once they are not wanted any more. Records and requests tell peers the direct
+addresses every half minute."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    relay: RelayCandidate
+    writer: asyncio.StreamWriter
+
+
+@dataclass(frozen=True, slots=True)
+class _Pause:
+    pause_s: float
+    until: float
+
+
+class Reservations:
+    def __init__(self, host: Host, candidates: Callable[[], Sequence[RelayCandidate]], *, wanted: bool) -> None:
+        """`candidates` returns whom to ask now, the best first."""
+        self._host = host
+        self._candidates = candidates
+        self._wanted = wanted
+        self._held: dict[str, _Place] = {}
+        self._asked: dict[str, RelayCandidate] = {}
+        self._pauses: dict[str, _Pause] = {}  # of candidates that refused, failed or left
+        self._changed = asyncio.Event()  # replaced at each change
+
+    @property
+    def wanted(self) -> bool:
+        """Whether this node is to be reached through relays. Once it is not, no address through them is told, and after
+        RELEASE_S they are released."""
+        return self._wanted
+
+    @wanted.setter
+    def wanted(self, wanted: bool) -> None:
+        self._wanted = wanted
+        self._note_change()
+
+    @property
+    def held(self) -> frozenset[str]:
+        """The peer ids of the relays that hold a place for this node."""
+        return frozenset(self._held)
+
+    @property
+    def addrs(self) -> tuple[str, ...]:
+        """The addresses through relays at which others reach this node, without its own /p2p."""
+        relays = [place.relay for place in self._held.values()] if self._wanted else []
+        return tuple(f"{addr}/p2p/{relay.peer_id}/p2p-circuit" for relay in relays for addr in relay.addrs)
+
+    async def wait_answered(self, peer_ids: Collection[str]) -> None:
+        """Wait until each candidate of `peer_ids` has answered once or its time is over, or no place is free."""
+
+        def is_settled() -> bool:
+            waited_for = {each.peer_id for each in self._candidates()}.intersection(peer_ids)
+            answered = waited_for <= self._held.keys() | self._pauses.keys()
+            return answered or not self._wanted or len(self._held) >= NUM_RELAYS
+
+        await self._until(is_settled)
+
+    async def run(self) -> None:
+        while True:
+            await self._until(lambda: self._wanted)
+            async with asyncio.TaskGroup() as tasks:
+                keeping = tasks.create_task(self._keep_places())
+                await self._until_released()
+                keeping.cancel()
+
+    async def _until_released(self) -> None:
+        while True:
+            await self._until(lambda: not self._wanted)
+            try:
+                async with asyncio.timeout(RELEASE_S):
+                    await self._until(lambda: self._wanted)
+            except TimeoutError:
+                return
+
+    async def _keep_places(self) -> None:
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                for relay in self._next(loop.time()):
+                    self._asked[relay.peer_id] = relay
+                    tasks.create_task(self._keep(relay))
+                changed = self._changed
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._pause_s(loop.time())):
+                        await changed.wait()
+
+    def _next(self, now: float) -> list[RelayCandidate]:
+        """Return whom to ask now: first of all somebody in each network that is missing, then whoever is left for the
+        places that are free."""
+        if not self._wanted:
+            return []
+        present = [*(place.relay for place in self._held.values()), *self._asked.values()]
+        num_networks = len(present) - len(_redundant(present))
+        if num_networks >= NUM_RELAYS:
+            return []
+        found = self._candidates()
+        self._pauses = {each.peer_id: pause for each in found if (pause := self._pauses.get(each.peer_id)) is not None}
+        there = {each.peer_id for each in present}
+        ready = [each for each in found if each.peer_id not in there and self._may_be_asked(each, now)]
+        taken = {network for each in present for network in each.networks}
+        chosen: list[RelayCandidate] = []
+        for each in ready:
+            if num_networks + len(chosen) < NUM_RELAYS and taken.isdisjoint(each.networks):
+                chosen.append(each)
+                taken |= each.networks
+        num_free = max(0, NUM_RELAYS - len(present) - len(chosen))
+        return chosen + [each for each in ready if each not in chosen][:num_free]
+
+    def _may_be_asked(self, relay: RelayCandidate, now: float) -> bool:
+        pause = self._pauses.get(relay.peer_id)
+        return pause is None or pause.until <= now
+
+    def _pause_s(self, now: float) -> float:
+        """Return the time until the next look: until somebody may be asked again, or new candidates may be known."""
+        waits = [pause.until - now for pause in self._pauses.values() if pause.until > now]
+        return min([LOOK_S, *waits])
+
+    async def _keep(self, relay: RelayCandidate) -> None:
+        """Ask for a place, hold it until the relay leaves, and note when to ask again."""
+        try:
+            reader, writer = await _reserve(self._host, relay)
+        except PeerError as error:
+            level = logging.WARNING if relay.is_given and relay.peer_id not in self._pauses else logging.DEBUG
+            logger.log(level, "not reached through %s: %s", relay.peer_id, error)
+            self._pause(relay)
+        else:
+            self._pauses.pop(relay.peer_id, None)
+            await self._hold(relay, reader, writer)
+            self._pause(relay)
+        finally:
+            self._asked.pop(relay.peer_id, None)
+            self._note_change()
+
+    def _pause(self, relay: RelayCandidate) -> None:
+        least, most = (MIN_PAUSE_S, MAX_PAUSE_S) if relay.is_given else (MIN_KNOWN_PAUSE_S, MAX_KNOWN_PAUSE_S)
+        before = self._pauses.get(relay.peer_id)
+        pause_s = least if before is None else min(2 * before.pause_s, most)
+        self._pauses[relay.peer_id] = _Pause(pause_s, asyncio.get_running_loop().time() + pause_s)
+
+    async def _hold(self, relay: RelayCandidate, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Hold the reservation until the relay leaves, or another one takes its place."""
+        del self._asked[relay.peer_id]
+        self._held[relay.peer_id] = _Place(relay, writer)
+        self._release_surplus()
+        self._note_change()
+        try:
+            with contextlib.suppress(ConnectionError):
+                await reader.read(1)
+        finally:
+            del self._held[relay.peer_id]
+            writer.transport.abort()
+
+    def _release_surplus(self) -> None:
+        """More than NUM_RELAYS are held where relays of other networks were added: give up those that share theirs."""
+        relays = [place.relay for place in self._held.values()]
+        redundant = _redundant(relays)
+        for each in sorted(relays, key=lambda each: each in redundant)[NUM_RELAYS:]:
+            self._held[each.peer_id].writer.transport.abort()
+
+    def _note_change(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            await self._changed.wait()
+
+
+def _redundant(relays: Iterable[RelayCandidate]) -> list[RelayCandidate]:
+    """Return the relays that share a network with an earlier one."""
+    taken: set[str] = set()
+    found = []
+    for relay in relays:
+        if not taken.isdisjoint(relay.networks):
+            found.append(relay)
+        taken |= relay.networks
+    return found
+
+
+async def _reserve(host: Host, relay: RelayCandidate) -> RawStream:
+    """The stream that stands for our place at `relay`. Raises PeerError."""
+    peer_id = relay.peer_id
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            reader, writer = await host.open_stream(peer_id, HOP, addrs=relay.addrs)
+            try:
+                writer.write(reserve_request())
+                check_hop_accepted(await read_delimited(reader, MAX_MESSAGE_BYTES))
+            except BaseException:
+                writer.transport.abort()
+                raise
+    except TimeoutError:
+        raise PeerTimeout(f"no answer within {ANSWER_TIMEOUT_S:.0f} s", peer_id=peer_id) from None
+    except NotServed:
+        raise PeerRefused("it does not relay", peer_id=peer_id) from None
+    except ValueError as error:
+        raise PeerRefused(f"it does not relay for us: {error}", peer_id=peer_id) from None
+    except CONTROL_FAILURES:
+        raise PeerUnreachable("it broke off", peer_id=peer_id) from None
+    return reader, writer

@@ -1,0 +1,241 @@
+"""A node keeps places at three relays of different networks, whatever they do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+from swarm.network.libp2p.host import Host, RawStream
+from swarm.network.relay.candidates import RelayCandidate
+from swarm.network.relay.circuit_messages import CircuitStatus, hop_status
+from swarm.network.relay.reservations import (
+    ANSWER_TIMEOUT_S,
+    LOOK_S,
+    MAX_KNOWN_PAUSE_S,
+    MAX_PAUSE_S,
+    MIN_PAUSE_S,
+    NUM_RELAYS,
+    RELEASE_S,
+    Reservations,
+)
+from swarm.testing import virtual_time
+from swarm_protocol.errors import PeerUnreachable
+
+
+class FakeWriter:
+    """The writer of a reservation; aborting it ends the stream at both sides."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader = reader
+        self.transport = self
+
+    def write(self, _data: bytes) -> None: ...
+
+    def abort(self) -> None:
+        self._reader.feed_eof()
+
+
+class Relays:
+    """Relays by name, each of which gives places, refuses ("full"), is away ("gone"), or never answers ("silent")."""
+
+    peer_id = "own"
+
+    def __init__(self, **kinds: str) -> None:
+        self.kinds = kinds
+        self.num_asked = dict.fromkeys(kinds, 0)
+        self._streams: dict[str, FakeWriter] = {}
+
+    async def open_stream(self, peer_id: str, _protocol: str, *, addrs: Sequence[str]) -> RawStream:
+        assert addrs == (addr_of(peer_id),)
+        self.num_asked[peer_id] += 1
+        kind = self.kinds[peer_id]
+        await asyncio.sleep(0.01)
+        if kind == "gone":
+            raise PeerUnreachable("nothing listens there", peer_id=peer_id)
+        reader = asyncio.StreamReader()
+        writer = self._streams[peer_id] = FakeWriter(reader)
+        if kind != "silent":
+            reader.feed_data(hop_status(CircuitStatus.OK if kind == "ok" else CircuitStatus.RESERVATION_REFUSED))
+        return reader, cast("Any", writer)
+
+    def die(self, peer_id: str) -> None:
+        self.kinds[peer_id] = "gone"
+        self._streams[peer_id].abort()
+
+
+def addr_of(peer_id: str) -> str:
+    """`a1` and `a2` are in one network, `b1` in another."""
+    return f"/ip4/44.{ord(peer_id[0])}.0.{peer_id[1:]}/tcp/4001"
+
+
+def relay(peer_id: str, *, is_given: bool = True) -> RelayCandidate:
+    return RelayCandidate(peer_id=peer_id, addrs=(addr_of(peer_id),), is_given=is_given)
+
+
+def run(case: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await case()
+
+    virtual_time.run(main())
+
+
+@asynccontextmanager
+async def kept(
+    relays: Relays, given: Iterable[str] = (), known: Iterable[str] = (), *, wanted: bool = True
+) -> AsyncIterator[Reservations]:
+    found = [*map(relay, given), *(relay(each, is_given=False) for each in known)]
+    reservations = Reservations(cast("Host", relays), lambda: found, wanted=wanted)
+    running = asyncio.create_task(reservations.run())
+    yield reservations
+    running.cancel()
+    await asyncio.wait((running,))
+    assert reservations.held == frozenset()
+
+
+def test_three_relays_are_held_and_those_of_other_networks_are_preferred() -> None:
+    async def case() -> None:
+        relays = Relays(a1="ok", a2="ok", a3="ok", b1="ok", c1="ok", d1="ok")
+        async with kept(relays, given=relays.kinds) as reservations:
+            await reservations.wait_answered(relays.kinds)
+            assert reservations.held == {"a1", "b1", "c1"}
+            assert set(reservations.addrs) == {f"{addr_of(each)}/p2p/{each}/p2p-circuit" for each in ("a1", "b1", "c1")}
+            await asyncio.sleep(10 * LOOK_S)
+            assert sum(relays.num_asked.values()) == NUM_RELAYS
+
+    run(case)
+
+
+def test_places_that_no_other_network_fills_go_to_relays_of_the_same_one() -> None:
+    async def case() -> None:
+        relays = Relays(a1="ok", a2="ok", a3="ok", a4="ok")
+        async with kept(relays, given=relays.kinds) as reservations:
+            await asyncio.sleep(1.0)
+            assert reservations.held == {"a1", "a2", "a3"}
+
+    run(case)
+
+
+def test_relay_of_another_network_replaces_one_that_shares_its_network() -> None:
+    async def case() -> None:
+        relays = Relays(a1="ok", a2="ok", a3="ok", b1="gone", c1="gone")
+        async with kept(relays, given=relays.kinds) as reservations:
+            await asyncio.sleep(1.0)
+            assert reservations.held == {"a1", "a2", "a3"}
+            relays.kinds |= {"b1": "ok", "c1": "ok"}
+            await asyncio.sleep(2 * MAX_PAUSE_S)
+            assert reservations.held == {"a1", "b1", "c1"}
+            await asyncio.sleep(10 * LOOK_S)
+            assert relays.num_asked["a2"] == relays.num_asked["a3"] == 1
+
+    run(case)
+
+
+def test_relay_that_leaves_is_replaced_at_once_and_two_others_are_held_meanwhile() -> None:
+    async def case() -> None:
+        relays = Relays(a1="ok", b1="ok", c1="ok", d1="ok")
+        async with kept(relays, given=("a1", "b1"), known=("c1", "d1")) as reservations:
+            await asyncio.sleep(1.0)
+            assert reservations.held == {"a1", "b1", "c1"}
+            relays.die("b1")
+            await asyncio.sleep(0.001)
+            assert reservations.held == {"a1", "c1"}
+            assert len(reservations.addrs) == 2
+            await asyncio.sleep(0.05)
+            assert reservations.held == {"a1", "c1", "d1"}
+
+    run(case)
+
+
+def test_relays_that_refuse_or_say_nothing_keep_no_place_from_others() -> None:
+    async def case() -> None:
+        relays = Relays(a1="full", b1="silent", c1="gone", d1="ok", e1="ok", f1="ok")
+        async with kept(relays, given=("a1", "b1", "c1"), known=("d1", "e1", "f1")) as reservations:
+            await asyncio.sleep(ANSWER_TIMEOUT_S / 2)
+            assert reservations.held == {"d1", "e1"}
+            await asyncio.sleep(ANSWER_TIMEOUT_S)
+            assert reservations.held == {"d1", "e1", "f1"}
+
+    run(case)
+
+
+def test_relays_that_fail_are_asked_ever_more_rarely_and_given_ones_more_often_than_others() -> None:
+    async def case() -> None:
+        relays = Relays(a1="gone", b1="full")
+        async with kept(relays, given=("a1",), known=("b1",)):
+            await asyncio.sleep(600.0)
+            assert 600 / MAX_PAUSE_S <= relays.num_asked["a1"] <= 600 / MAX_PAUSE_S + 10
+            assert 600 / MAX_KNOWN_PAUSE_S <= relays.num_asked["b1"] <= 600 / MAX_KNOWN_PAUSE_S + 10
+
+    run(case)
+
+
+def test_given_relay_that_is_back_is_held_again() -> None:
+    async def case() -> None:
+        relays = Relays(a1="ok")
+        async with kept(relays, given=("a1",)) as reservations:
+            await reservations.wait_answered(("a1",))
+            relays.die("a1")
+            await asyncio.sleep(1.0)
+            assert reservations.held == frozenset()
+            relays.kinds["a1"] = "ok"
+            await asyncio.sleep(2 * (1.0 + MIN_PAUSE_S))
+            assert reservations.held == {"a1"}
+
+    run(case)
+
+
+def test_waiting_for_answers_ends_when_the_named_relays_have_answered_or_failed() -> None:
+    async def case() -> None:
+        relays = Relays(a1="full", b1="ok", c1="silent")
+        async with kept(relays, given=relays.kinds) as reservations:
+            loop = asyncio.get_running_loop()
+            start = loop.time()
+            await reservations.wait_answered(("a1", "b1", "who is no candidate"))
+            assert loop.time() - start < 1.0
+            assert reservations.held == {"b1"}
+
+    run(case)
+
+
+def test_nobody_is_asked_before_relays_are_wanted() -> None:
+    async def case() -> None:
+        relays = Relays(a1="ok")
+        async with kept(relays, given=("a1",), wanted=False) as reservations:
+            await reservations.wait_answered(("a1",))
+            await asyncio.sleep(600.0)
+            assert relays.num_asked == {"a1": 0}
+            assert not reservations.wanted
+            reservations.wanted = True
+            await asyncio.sleep(1.0)
+            assert reservations.held == {"a1"}
+
+    run(case)
+
+
+def test_relays_that_are_not_wanted_any_more_are_told_no_longer_and_released_later() -> None:
+    async def case() -> None:
+        relays = Relays(a1="ok", b1="ok")
+        async with kept(relays, given=relays.kinds) as reservations:
+            await asyncio.sleep(1.0)
+            reservations.wanted = False
+            assert reservations.addrs == ()
+            await asyncio.sleep(RELEASE_S - 1.0)
+            assert reservations.held == {"a1", "b1"}
+            reservations.wanted = True
+            await asyncio.sleep(2 * RELEASE_S)
+            assert len(reservations.addrs) == 2
+            assert relays.num_asked == {"a1": 1, "b1": 1}
+            reservations.wanted = False
+            relays.die("a1")
+            relays.kinds["a1"] = "ok"
+            await asyncio.sleep(RELEASE_S - 1.0)
+            assert reservations.held == {"b1"}
+            await asyncio.sleep(2.0)
+            assert reservations.held == frozenset()
+            reservations.wanted = True
+            await asyncio.sleep(1.0)
+            assert reservations.held == {"a1", "b1"}
+
+    run(case)

@@ -5,7 +5,7 @@ STAMP := .venv/.stamp
 # What Apache-2.0 may depend on. atheris (Apache-2.0) and axe-playwright-python (MIT), used by tests alone, do not say so in their wheels.
 LICENCES := MIT;BSD;Apache;MPL;Mozilla Public License;Unlicense;PSF;Python Software Foundation;ISC;CC0
 
-.PHONY: setup demo test check docs fix bench chaos proto constraints clean
+.PHONY: setup demo test check docs fix bench chaos internet proto constraints clean
 
 setup: $(STAMP)
 
@@ -48,6 +48,10 @@ bench: $(STAMP)
 
 chaos: $(STAMP)
 	$(BIN)/python -m pytest tests/chaos -m chaos -s
+
+# Real nodes on a small internet of network namespaces: root on Linux with iproute2 and iptables, else skipped in words.
+internet: $(STAMP)
+	$(BIN)/python -m pytest tests/internet -m internet -s -rx
 
 constraints:
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt

@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import IO, Any
@@ -24,13 +24,19 @@ FORKING.set_forkserver_preload(
 )
 
 
-class ForkedNode:
-    """A process with as much of subprocess.Popen's interface as tests use. Its standard output is `stdout`."""
+Begin = Callable[[], None]
 
-    def __init__(self, arguments: Sequence[str], *, environment: Mapping[str, str], err_path: Path) -> None:
+
+class ForkedNode:
+    """A process with as much of subprocess.Popen's interface as tests use. Its standard output is `stdout`. It calls
+    `begin` before anything else."""
+
+    def __init__(
+        self, arguments: Sequence[str], *, environment: Mapping[str, str], err_path: Path, begin: Begin | None = None
+    ) -> None:
         reading, writing = os.pipe()
         self.stdout: IO[str] = os.fdopen(reading)
-        self._process = FORKING.Process(target=_run, args=(arguments, environment, err_path, _Sent(writing)))
+        self._process = FORKING.Process(target=_run, args=(arguments, environment, err_path, _Sent(writing), begin))
         self._process.start()
         os.close(writing)
         assert self._process.pid is not None
@@ -69,7 +75,11 @@ def _arrived(sent: Any) -> int:
     return descriptor
 
 
-def _run(arguments: Sequence[str], environment: Mapping[str, str], err_path: Path, out: int) -> None:
+def _run(
+    arguments: Sequence[str], environment: Mapping[str, str], err_path: Path, out: int, begin: Begin | None
+) -> None:
+    if begin is not None:
+        begin()
     os.dup2(out, 1)
     os.close(out)
     with err_path.open("w") as err:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from support.free_ports import free_port
+from support.node_process import Node
 
-from .conftest import Node, RunHere, Seed, run_node
+from .conftest import RunHere, Seed, run_node
 
 UNKNOWN = "12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"
 NOBODY = f"/ip4/127.0.0.1/tcp/1/p2p/{UNKNOWN}"

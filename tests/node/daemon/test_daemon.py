@@ -8,9 +8,10 @@ import time
 
 import psutil
 import pytest
+from support.node_process import Node, wait_until
 from swarm_node import interrupts
 
-from .conftest import Node, RunHere, Seed, StartNode, run_node, wait_until
+from .conftest import RunHere, Seed, StartNode, run_node
 
 JOIN = ("join", "--take", "nothing", "--network-id", "tests", "--probe", "off", "--device", "cpu")
 

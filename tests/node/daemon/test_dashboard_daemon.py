@@ -7,7 +7,8 @@ import signal
 import time
 
 import httpx
-from node.daemon.conftest import START_S, Node, RunHere, Seed, StartNode, wait_until
+from node.daemon.conftest import RunHere, Seed, StartNode
+from support.node_process import START_S, Node, wait_until
 
 
 def test_dashboard_shows_a_real_network(seed: Seed, member: Node, start_node: StartNode, run_here: RunHere) -> None:

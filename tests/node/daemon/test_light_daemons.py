@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import psutil
-from node.daemon.conftest import Node, Seed, StartNode
+from node.daemon.conftest import Seed, StartNode
+from support.node_process import Node
 
 SEED_BYTES = 110 * 2**20  # it takes 70
 DASHBOARD_BYTES = 180 * 2**20  # 121

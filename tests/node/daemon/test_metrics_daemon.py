@@ -9,9 +9,10 @@ from urllib.request import urlopen
 import psutil
 import pytest
 from support.exposed_metrics import scraped
+from support.node_process import Node, wait_until
 from swarm_node.metrics.metric_contract import NODE
 
-from .conftest import Node, Seed, StartNode, run_node, wait_until
+from .conftest import Seed, StartNode, run_node
 
 
 def test_seed_answers_under_the_address_that_it_tells(start_node: StartNode) -> None:

@@ -7,9 +7,10 @@ import pty
 import subprocess
 import time
 
+from support.node_process import COMMAND, START_S, Node, environment
 from swarm_node.dashboard.views import Overview
 
-from .conftest import COMMAND, START_S, Node, RunHere, Seed, environment
+from .conftest import RunHere, Seed
 
 
 def test_top_through_a_seed_tells_programs_what_a_dashboard_would(seed: Seed, member: Node, run_here: RunHere) -> None:

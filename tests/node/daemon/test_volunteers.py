@@ -16,6 +16,7 @@ import pytest
 from safetensors import safe_open
 from support.exposed_metrics import scraped
 from support.local_hub import local_hub
+from support.node_process import Node, wait_until
 from support.tiny_models import FAMILIES, write_model
 from swarm.serving.model.model_files import open_model
 from swarm.start_checkpoint import CheckpointSource, model_settings, pin_of
@@ -25,7 +26,7 @@ from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.checkpoint import load_newest
 from swarm_protocol.identity import Identity
 
-from .conftest import Node, RunHere, Seed, StartNode, run_node, wait_until
+from .conftest import RunHere, Seed, StartNode, run_node
 
 JOIN = ("join", "--network-id", "tests", "--probe", "off", "--device", "cpu", "--threads", "1")
 HELP = ("join", "--network-id", "helping", "--probe", "off", "--device", "cpu", "--threads", "1")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import time
 
-from .conftest import Node, RunHere, StartNode, wait_until
+from support.node_process import Node, wait_until
+
+from .conftest import RunHere, StartNode
 
 JOIN = ("join", "--take", "nothing", "--network-id", "orphans", "--probe", "off", "--device", "cpu")
 

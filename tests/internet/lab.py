@@ -1,0 +1,222 @@
+"""A small internet on this machine: public hosts, homes behind routers of several kinds, and what can go wrong there.
+
+Nothing leads out of it. All hosts and routers sit on one backbone with public-looking addresses, as libp2p ignores the
+ranges for documentation. docs/explanation/lab.md describes each host. Names of namespaces begin with the process id of
+who made them, so that labs do not collide, and `remove_abandoned` recognizes what a killed one left.
+
+The kernel does not have to delay packets (netem): there are no latencies here. `support.wan_proxy` has them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from internet import namespaces
+
+BACKBONE = "44.10.20"
+PORT = 4001
+"""The port that routers with forwarding forward."""
+
+PUBLIC = {"seed": 10, "open1": 31, "open2": 32, "open3": 33, "open4": 34}
+"""Hosts with nothing in front of them, by the last byte of their address."""
+SPARE = range(50, 60)
+"""Last bytes that an address may change to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Router:
+    """A NAT. It drops what nobody behind it has asked for. `is_symmetric`: each destination sees another port of it;
+    else ports are kept where they are free. `forwards`: the host to which it forwards PORT. `outer`: its address, on
+    the backbone, or on the network of the router that it is `behind`."""
+
+    outer: str
+    lan: str  # the first three bytes of its inner network, in which it is .1
+    hosts: Mapping[str, int]  # by the last byte of their address
+    is_symmetric: bool = False
+    forwards: str = ""
+    behind: str = ""
+
+
+ROUTERS = {
+    "r1": Router(outer=f"{BACKBONE}.21", lan="192.168.1", hosts={"home1": 2, "home1b": 3}),
+    "r2": Router(outer=f"{BACKBONE}.22", lan="192.168.2", hosts={"home2": 2}),
+    "r3": Router(outer=f"{BACKBONE}.23", lan="192.168.3", hosts={"sym1": 2}, is_symmetric=True),
+    "r4": Router(outer=f"{BACKBONE}.24", lan="192.168.4", hosts={"sym2": 2}, is_symmetric=True),
+    "r5": Router(outer=f"{BACKBONE}.25", lan="100.64.0", hosts={}),
+    "r5b": Router(outer="100.64.0.2", lan="10.64.0", hosts={"cgn1": 2}, behind="r5"),
+    "r6": Router(outer=f"{BACKBONE}.26", lan="192.168.6", hosts={"fwd1": 2}, forwards="fwd1"),
+}
+HOME_ROUTER = {host: name for name, router in ROUTERS.items() for host in router.hosts}
+HOSTS = (*PUBLIC, *HOME_ROUTER)
+
+EVERYTHING = "-A OUTPUT -o eth0"
+"""The rule that counts all that a host sends."""
+
+STRICT_TRACKING = {"netfilter/nf_conntrack_tcp_loose": 0}
+"""A connection that a router has forgotten is dead: it takes up none in the midst."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """Bytes of packets that a host has sent, in all and `to` each address or network of the lab."""
+
+    total: int
+    to: Mapping[str, int]
+
+
+class Lab:
+    def __init__(self, name: str = f"swarm-lab-{os.getpid()}") -> None:
+        self._name = name
+        self._outer = {name: router.outer for name, router in ROUTERS.items()}
+
+    # --- building and removing ----------------------------------------------------------------------------------------
+
+    def build(self) -> None:
+        """Raises RuntimeError; then `remove` still has to be called."""
+        for each in ("wan", *HOSTS, *ROUTERS):
+            namespaces.add(self.namespace(each))
+            namespaces.configure(self.namespace(each), ["link set lo up"])
+        namespaces.configure(self.namespace("wan"), ["link add br0 type bridge", "link set br0 up"])
+        for host, last in PUBLIC.items():
+            self._plug_in(host, "wan", "br0", f"{BACKBONE}.{last}")
+        for name, router in ROUTERS.items():
+            self._build_router(name, router)
+        for host in HOSTS:
+            namespaces.filter_packets(self.namespace(host), _counting())
+
+    def remove(self) -> None:
+        """Remove what there is of it. Processes inside keep their namespace alive, without its name."""
+        for name in namespaces.named(rf"{re.escape(self._name)}-\w+"):
+            namespaces.remove(name)
+
+    def namespace(self, host: str) -> str:
+        return f"{self._name}-{host}"
+
+    def processes(self) -> dict[int, str]:
+        """Return the ids of the processes inside, with the hosts on which they run."""
+        return {pid: host for host in HOSTS for pid in namespaces.processes(self.namespace(host))}
+
+    def _build_router(self, name: str, router: Router) -> None:
+        inner = self.namespace(name)
+        bridge = ["link add lan type bridge", f"addr add {router.lan}.1/24 dev lan", "link set lan up"]
+        namespaces.configure(inner, bridge)
+        namespaces.set_kernel(inner, {"ipv4/ip_forward": 1, **STRICT_TRACKING})
+        namespaces.filter_packets(inner, _nat(router))
+        if router.behind:
+            self._plug_in(name, router.behind, "lan", router.outer, gateway=f"{ROUTERS[router.behind].lan}.1")
+        else:
+            self._plug_in(name, "wan", "br0", router.outer)
+        for host, last in router.hosts.items():
+            self._plug_in(host, name, "lan", f"{router.lan}.{last}", gateway=f"{router.lan}.1")
+
+    def _plug_in(self, host: str, other: str, bridge: str, address: str, *, gateway: str = "") -> None:
+        """Connect `eth0` of a host with a bridge of another, whose port is named after the host."""
+        ours, theirs = self.namespace(host), self.namespace(other)
+        namespaces.run(*f"ip link add {host} netns {theirs} type veth peer name eth0 netns {ours}".split())
+        namespaces.configure(theirs, [f"link set {host} master {bridge} up"])
+        up = ["link set eth0 up", f"addr add {address}/24 dev eth0", _default_route(gateway)]
+        namespaces.configure(ours, up)
+
+    # --- what happens on the internet ---------------------------------------------------------------------------------
+
+    def address(self, host: str) -> str:
+        """Return the address under which the host's packets arrive on the backbone, now."""
+        if host in PUBLIC:
+            return f"{BACKBONE}.{PUBLIC[host]}"
+        router = HOME_ROUTER[host]
+        return self._outer[ROUTERS[router].behind or router]
+
+    def change_address(self, host: str) -> None:
+        """Give the host's router another address, at once: mappings of the old one are gone."""
+        router = HOME_ROUTER[host]
+        old = self._outer[router]
+        new = next(f"{BACKBONE}.{last}" for last in SPARE if f"{BACKBONE}.{last}" not in self._outer.values())
+        change = [f"addr del {old}/24 dev eth0", f"addr add {new}/24 dev eth0", _default_route("")]
+        namespaces.configure(self.namespace(router), change)
+        self._outer[router] = new
+
+    def reboot_router(self, host: str, *, down_s: float) -> None:
+        """Take the host's router down for so long. It comes back with the same address and without its mappings."""
+        name = HOME_ROUTER[host]
+        router, links = self.namespace(name), ["eth0", *ROUTERS[name].hosts]
+        namespaces.configure(router, [f"link set {link} down" for link in links])
+        namespaces.forget_connections(router)
+        time.sleep(down_s)
+        namespaces.configure(router, [*(f"link set {link} up" for link in links), _default_route("")])
+
+    def forget_after(self, host: str, seconds: int) -> None:
+        """Let the host's router forget mappings after so long without a packet, from each one's next packet on."""
+        settings = {"tcp_timeout_established": seconds, "udp_timeout": seconds, "udp_timeout_stream": seconds}
+        tracking = {f"netfilter/nf_conntrack_{name}": value for name, value in settings.items()}
+        namespaces.set_kernel(self.namespace(HOME_ROUTER[host]), tracking)
+
+    def limit(self, host: str, mbit: int) -> None:
+        """Let the host's line carry so many Mbit/s each way: a token bucket, with a queue of 200 ms before it."""
+        other = self.namespace(HOME_ROUTER.get(host, "wan"))
+        for namespace, interface in ((self.namespace(host), "eth0"), (other, host)):
+            bucket = f"tbf rate {mbit}mbit burst 32kb latency 200ms"
+            namespaces.run(*f"tc -n {namespace} qdisc replace dev {interface} root {bucket}".split())
+
+    def sent(self, host: str) -> Sent:
+        counts = namespaces.filter_counts(self.namespace(host))
+        rules = {rule: re.fullmatch(r"-A OUTPUT -d (\S+?)(?:/32)?", rule) for rule in counts}
+        return Sent(
+            total=counts[EVERYTHING],
+            to={found[1]: counts[rule] for rule, found in rules.items() if found},
+        )
+
+
+def remove_abandoned() -> None:
+    """Remove the labs of processes that are gone."""
+    for name in namespaces.named(r"swarm-lab-\d+-\w+"):
+        if not Path("/proc", name.split("-")[2]).exists():
+            namespaces.remove(name)
+
+
+def lan_of(host: str) -> str:
+    """Return the network behind the router that a host is behind."""
+    return f"{ROUTERS[HOME_ROUTER[host]].lan}.0/24"
+
+
+def _default_route(gateway: str) -> str:
+    """The backbone has no way out. With a route it looks as if it had one, and what is sent there arrives nowhere."""
+    return f"route replace default {f'via {gateway}' if gateway else 'dev eth0'}"
+
+
+def _counting() -> str:
+    """Rules without a target count, and do nothing else."""
+    addresses = [f"{BACKBONE}.{last}" for last in (*PUBLIC.values(), *SPARE)]
+    networks = [f"{router.lan}.0/24" for router in ROUTERS.values()]
+    addresses += [router.outer for router in ROUTERS.values() if not router.behind]
+    rules = [EVERYTHING, *(f"-A OUTPUT -d {each}" for each in (*addresses, *networks))]
+    return "\n".join(["*filter", *rules, "COMMIT", ""])
+
+
+def _nat(router: Router) -> str:
+    forwarding = [
+        f"-A PREROUTING -i eth0 -p {kind} --dport {PORT} -j DNAT --to-destination "
+        f"{router.lan}.{router.hosts[router.forwards]}:{PORT}"
+        for kind in ("tcp", "udp")
+        if router.forwards
+    ]
+    return "\n".join(
+        [
+            "*nat",
+            *forwarding,
+            f"-A POSTROUTING -o eth0 -j MASQUERADE{' --random-fully' if router.is_symmetric else ''}",
+            "COMMIT",
+            "*filter",
+            ":INPUT DROP",
+            ":FORWARD DROP",
+            "-A FORWARD -m conntrack --ctstate INVALID -j DROP",
+            "-A FORWARD -i lan -j ACCEPT",
+            "-A FORWARD -m conntrack --ctstate ESTABLISHED,RELATED,DNAT -j ACCEPT",
+            "COMMIT",
+            "",
+        ]
+    )

@@ -1,0 +1,141 @@
+"""Starts `swarm-node` processes on hosts of the lab, and speaks to those that are talkers."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from internet import namespaces, talker
+from internet.lab import PORT, Lab
+from support.node_process import Node
+
+NETWORK = ("--network-id", "lab")
+JOIN = ("join", *NETWORK, "--probe", "off", "--device", "cpu", "--threads", "1")
+START_S = 60.0
+
+
+class Conversation:
+    """A command that a talker carries out, from when this is made. The talker says things on the way to its result."""
+
+    def __init__(self, path: Path, command: dict[str, object]) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(str(path))
+        self._lines = self._socket.makefile()
+        self._socket.sendall(json.dumps(command).encode() + b"\n")
+
+    def next(self, *, within_s: float = START_S) -> dict[str, Any]:
+        """Return what is said next; the result is under `done`. Fails with the talker's error, or without a word."""
+        self._socket.settimeout(within_s)
+        try:
+            line = self._lines.readline()
+        except TimeoutError:
+            raise AssertionError(f"a talker said nothing for {within_s:g} s") from None
+        assert line, "a talker has ended"
+        said: dict[str, Any] = json.loads(line)
+        assert "error" not in said, said["error"]
+        return said
+
+    def result(self, *, within_s: float = START_S) -> Any:
+        until = time.monotonic() + within_s
+        while "done" not in (said := self.next(within_s=max(0.01, until - time.monotonic()))):
+            pass
+        self.close()
+        return said["done"]
+
+    def end(self, *, within_s: float = START_S) -> Any:
+        """Ask the talker to end early, and return the result."""
+        self._socket.shutdown(socket.SHUT_WR)
+        return self.result(within_s=within_s)
+
+    def close(self) -> None:
+        self._lines.close()
+        self._socket.close()
+
+
+class LabNode(Node):
+    """A node on a host of the lab."""
+
+    host: str
+    port: int
+    peer_id: str
+    public: tuple[str, ...]
+    """Where others of the lab reach it, if it is on a public host."""
+
+    def tell(self, command: str, **arguments: object) -> Conversation:
+        """Give a talker a command."""
+        return Conversation(self.home / talker.SOCKET, {"command": command, **arguments})
+
+
+class LabNodes:
+    """The nodes of one test. Their homes and logs are below `folder`."""
+
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        self.lab = lab
+        self._folder = folder
+        self._nodes: list[LabNode] = []
+
+    def seed(self, host: str = "seed", *, peers: Sequence[str] = ()) -> LabNode:
+        node = self.start(host, "seed", *NETWORK, peers=peers)
+        return self.wait_ready(node)
+
+    def talkers(self, *hosts: str, peers: Sequence[str], options: Sequence[str] = ()) -> list[LabNode]:
+        """Start a talker on each of `hosts`, at the same time."""
+        nodes = [
+            self.start(host, *JOIN, "--take", "nothing", *options, peers=peers, begin_with=talker.begin)
+            for host in hosts
+        ]
+        for node in nodes:
+            self.wait_ready(node)
+            while node.wait_for("step", START_S)["title"] != "standing by":
+                pass
+        return nodes
+
+    def start(
+        self,
+        host: str,
+        *arguments: object,
+        peers: Sequence[str] = (),
+        port: int = PORT,
+        name: str = "",
+        begin_with: Any = namespaces.enter,
+    ) -> LabNode:
+        """Start a node that listens on `port`. `name` is that of its home: one that was there before is used again."""
+        node = LabNode(
+            *(*arguments, "--listen", f"/ip4/0.0.0.0/tcp/{port}", *(("--peers", *peers) if peers else ())),
+            home=self._folder / (name or f"{host}-{len(self._nodes)}"),
+            is_forked=True,
+            begin=partial(begin_with, self.lab.namespace(host)),
+        )
+        node.host, node.port = host, port
+        self._nodes.append(node)
+        return node
+
+    def wait_ready(self, node: LabNode) -> LabNode:
+        ready = node.wait_for("ready", START_S)
+        node.peer_id = str(ready["peer_id"])
+        node.public = (f"/ip4/{self.lab.address(node.host)}/tcp/{node.port}/p2p/{node.peer_id}",)
+        return node
+
+    def end(self) -> None:
+        for node in self._nodes:
+            node.end()
+
+
+@contextmanager
+def lab_nodes(lab: Lab, folder: Path) -> Iterator[LabNodes]:
+    """Nodes that end with the context, and leave no process in the lab."""
+    nodes = LabNodes(lab, folder)
+    try:
+        yield nodes
+    finally:
+        nodes.end()
+    until = time.monotonic() + 10
+    while left := lab.processes():
+        assert time.monotonic() < until, f"processes were left in the lab: {left}"
+        time.sleep(0.05)

@@ -1,0 +1,49 @@
+"""Which pairs of hosts meet in the lab, and which of them are not expected to find a direct path yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """`one` makes the first contact. It is the host that has a forwarded port, if there is one: only one port is."""
+
+    name: str
+    one: str
+    other: str
+    finds_path: bool = True
+    """Whether there is a direct path at all."""
+
+
+PAIRS = (
+    Pair(name="public+public", one="open1", other="open2"),
+    Pair(name="public+NAT", one="open1", other="home1"),
+    Pair(name="forwarded+NAT", one="fwd1", other="home1"),
+    Pair(name="NAT+NAT", one="home1", other="home2"),
+    Pair(name="symmetric+public", one="sym1", other="open1"),
+    Pair(name="carrier+public", one="cgn1", other="open1"),
+    Pair(name="symmetric+symmetric", one="sym1", other="sym2", finds_path=False),
+)
+"""The matrix of the tests."""
+
+RELAYED_YET = frozenset(pair.name for pair in PAIRS)
+"""Pairs that have a direct path and do not find it yet. A pair that does must be taken out: the mark is strict."""
+
+MAX_SEED_SHARE = 0.05
+MAX_DIRECT_S = 10.0
+
+
+def each_pair(fixture: str, *, with_path: bool) -> pytest.MarkDecorator:
+    """Run a test with `fixture` of each pair; `with_path`: of those that have a direct path."""
+    pairs = [pair for pair in PAIRS if pair.finds_path or not with_path]
+    return pytest.mark.parametrize(fixture, pairs, indirect=True, ids=[pair.name for pair in pairs])
+
+
+def expect_direct(request: pytest.FixtureRequest, pair: Pair) -> None:
+    """Mark the test as one that has to fail while its pair stays on the relay."""
+    if pair.name in RELAYED_YET:
+        reason = "a node with a peer beyond its machine announces no address but its relay's"
+        request.node.add_marker(pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason))

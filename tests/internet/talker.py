@@ -1,0 +1,196 @@
+"""The role of a node that does what a test tells it: calls, streams and answers, with the time of each step.
+
+`swarm-node join --take nothing` runs it in the place of its own role (see `lab_nodes`), so that everything below a role
+is what users run. A connection to the socket `talk.sock` in the node's home carries one command as a JSON line. JSON
+lines come back: progress, then the result, which has `done`, or `error`. A command whose test has finished sending ends
+early. Times are of the machine's monotonic clock, which all processes share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+from internet import namespaces
+from swarm.client import AsyncClient
+from swarm.network.interface import EndOfStream, Stream
+from swarm_node.node import Node
+from swarm_node.roles import helper
+from swarm_protocol.errors import SwarmError
+
+SOCKET = "talk.sock"
+ECHO, POUR = "lab.echo", "lab.pour"
+POURED_BYTES = 2**18
+TIMEOUT_S = 60.0
+"""Of a stream's steps. Tests have shorter deadlines."""
+
+Say = Callable[..., None]
+
+
+@dataclass(slots=True)
+class Times:
+    """When something was done, as a result tells it. `longest_s` is the longest pause between two."""
+
+    num: int = 0
+    began_at: float = field(default_factory=time.monotonic)
+    first_s: float = 0.0
+    last_at: float = 0.0
+    longest_s: float = 0.0
+
+    def note(self) -> None:
+        """Note that one more was done, now."""
+        now = time.monotonic()
+        since = self.last_at or self.began_at
+        self.first_s = self.first_s or now - self.began_at
+        if self.num:
+            self.longest_s = max(self.longest_s, now - since)
+        self.num, self.last_at = self.num + 1, now
+
+
+class TalkerRole(helper.StandbyRole):
+    async def run(self, node: Node) -> None:
+        await node.network.serve(ECHO, _echo)
+        await node.network.serve_stream(ECHO, _echo_all)
+        await node.network.serve_stream(POUR, _pour)
+        async with await asyncio.start_unix_server(partial(_converse, node), node.home.path / SOCKET):
+            await super().run(node)
+
+
+def begin(namespace: str) -> None:
+    """Become a process in `namespace` in which nodes that stand by are talkers."""
+    namespaces.enter(namespace)
+    helper.StandbyRole = TalkerRole  # type: ignore[misc]
+
+
+async def _echo(_peer_id: str, request: bytes) -> bytes:
+    return request
+
+
+async def _echo_all(_peer_id: str, stream: Stream) -> None:
+    with contextlib.suppress(EndOfStream):
+        while True:
+            await stream.send(await stream.receive())
+
+
+async def _pour(_peer_id: str, stream: Stream) -> None:
+    for number in range(int(await stream.receive())):
+        await stream.send(number.to_bytes(4, "big") + bytes(POURED_BYTES))
+
+
+async def _converse(node: Node, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def say(**said: object) -> None:
+        writer.write(json.dumps(said).encode() + b"\n")
+
+    is_over = asyncio.Event()
+
+    async def hear_end() -> None:
+        await reader.read()
+        is_over.set()
+
+    command: dict[str, Any] = json.loads(await reader.readline())
+    hearing = asyncio.create_task(hear_end())
+    try:
+        say(done=await COMMANDS[command.pop("command")](node, say, is_over, **command))
+    except (SwarmError, AssertionError) as error:
+        say(error=repr(error))
+    finally:
+        hearing.cancel()
+        with contextlib.suppress(ConnectionError):
+            await writer.drain()
+        writer.close()
+
+
+async def _call(
+    node: Node, _say: Say, is_over: asyncio.Event, *, peer: str, num: int, pause_s: float, num_bytes: int
+) -> object:
+    """Call a peer up to `num` times. `failures` are those that were not answered within 5 s or at all."""
+    times, failures = Times(), list[str]()
+    for index in range(num):
+        request = index.to_bytes(4, "big") + bytes(num_bytes)
+        try:
+            assert await node.network.call(peer, ECHO, request, timeout_s=5) == request
+            times.note()
+        except SwarmError as error:
+            failures.append(error.message)
+        if is_over.is_set():
+            break
+        await asyncio.sleep(pause_s)
+    return asdict(times) | {"failures": failures}
+
+
+async def _talk(
+    node: Node, say: Say, is_over: asyncio.Event, *, peer: str, seconds: float, pause_s: float, num_bytes: int
+) -> object:
+    """Send messages on one stream and compare what comes back, one at a time, for so long."""
+    times = Times()
+    async with node.network.stream(peer, ECHO, timeout_s=TIMEOUT_S) as stream:
+        while time.monotonic() < times.began_at + seconds and not is_over.is_set():
+            message = times.num.to_bytes(8, "big") + bytes(num_bytes)
+            await stream.send(message)
+            assert await stream.receive() == message, "a byte was lost"
+            times.note()
+            if times.num == 1:
+                say(first_s=times.first_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await is_over.wait()
+    return asdict(times)
+
+
+async def _drink(node: Node, say: Say, _is_over: asyncio.Event, *, peer: str, num: int) -> object:
+    """Take so many messages of 256 KiB that the peer sends as fast as it can."""
+    times = Times()
+    async with node.network.stream(peer, POUR, timeout_s=TIMEOUT_S) as stream:
+        await stream.send(str(num).encode())
+        for number in range(num):
+            message = await stream.receive()
+            assert message == number.to_bytes(4, "big") + bytes(POURED_BYTES), "a byte was lost"
+            times.note()
+            if number % 16 == 0:
+                say(num=times.num)
+    return asdict(times)
+
+
+async def _ask(
+    node: Node, say: Say, is_over: asyncio.Event, *, model: str, prompt: list[int], num_tokens: int, pause_s: float
+) -> object:
+    """Generate an answer, greedily, and pause after each token. Each is told, with the servers in use."""
+    times, tokens = Times(), list[int]()
+    async with contextlib.AsyncExitStack() as stack:
+        client = AsyncClient(network=node.network, membership=node.membership)
+        stack.push_async_callback(client.aclose)
+        answer = client.generate(model=model, prompt=prompt, max_tokens=num_tokens, ignore_eos=True)
+        await stack.enter_async_context(contextlib.aclosing(answer))
+        async for token in answer:
+            tokens.append(token.token_id)
+            times.note()
+            say(num=times.num, servers=[hop["peer_id"] for hop in answer.trace()["hops"]])
+            if is_over.is_set():
+                break
+            await asyncio.sleep(pause_s)
+        num_replays = len(answer.trace()["replays"])
+    return asdict(times) | {"tokens": tokens, "num_replays": num_replays}
+
+
+async def _servers(node: Node, _say: Say, _is_over: asyncio.Event, *, model: str) -> object:
+    """Return the peers that serve a model, as this node sees them."""
+    client = AsyncClient(network=node.network, membership=node.membership)
+    try:
+        return sorted(await client.servers(model))
+    finally:
+        await client.aclose()
+
+
+COMMANDS: dict[str, Callable[..., Awaitable[object]]] = {
+    "call": _call,
+    "talk": _talk,
+    "drink": _drink,
+    "ask": _ask,
+    "servers": _servers,
+}

@@ -14,7 +14,7 @@ from swarm.network.libp2p import (
     stream_resume,
     stream_server,
 )
-from swarm.network.relay import candidates, relay, reservations
+from swarm.network.relay import candidates, members, relay, relay_budget, reservations
 from swarm.serving.server import connection_server, forward_server, session_inbox, session_outputs
 from swarm.serving.session import pipeline, session_state
 from swarm.training.allreduce import butterfly, parts, peer_connections
@@ -61,6 +61,13 @@ SAID = [
     (
         "relay.md",
         f"after {reservations.MIN_KNOWN_PAUSE_S:.0f} seconds, doubling up to {reservations.MAX_KNOWN_PAUSE_S:.0f}",
+    ),
+    ("relay.md", f"answered within | {members.GREETING_TIMEOUT_S:.0f} s |"),
+    ("relay.md", f"holds for {members.MEMBER_S:.0f} seconds, a refusal for {members.STRANGER_S:.0f}"),
+    ("relay.md", f"carries in {relay_budget.PIECE_S * 1000:.0f} milliseconds"),
+    (
+        "relay.md",
+        f"at least {relay_budget.MIN_PIECE_BYTES // 1024} KiB and at most {relay_budget.MAX_PIECE_BYTES // 1024} KiB",
     ),
     ("relay.md", f"for {reservations.RELEASE_S:.0f} seconds"),
     ("relay.md", f"At most {candidates.MAX_RELAY_ADDRS} addresses of a relay"),

@@ -76,7 +76,9 @@ def whole_registry() -> Iterator[Registry]:
     node.network.network_id, node.network.peer_id = "tests", "12D3Koo"
     node.membership.all_known_rtts_s = lambda: [0.01, 0.02, 0.3]
     node.membership.counters = MembershipCounters(num_publish_failures=1, num_malformed=2, num_dropped=3)
-    network = MagicMock(traffic=Traffic(), relay_counts=RelayCounts(num_idle=4), daemon_pid=1)
+    relay = RelayCounts(throttled_s=2.5)
+    relay.refusals["idle"] = 4
+    network = MagicMock(traffic=Traffic(), relay_counts=relay, daemon_pid=1)
     network.dht_counts = DhtCounts(num_records=5, num_refused=6, num_peers=7)
     server = MagicMock(sessions=(1, 2), start_block=4, end_block=8)
     server.load = EngineLoad(num_running=1, num_waiting=2, cache_usage=0.5)

@@ -105,8 +105,13 @@ RELAY: MetricGroup = {
     "swarm_relay_bytes_total": _counter("Bytes carried for others, both ways.", "as they are passed on"),
     "swarm_relay_refusals_total": _counter(
         "Circuits and reservations not given, or ended.",
-        "`refused`: no place, no reservation; `failed`: the target did not take it; `idle`: closed for want of a byte",
-        reason="`refused`, `failed` or `idle`",
+        "`refused`: no place, no reservation; `stranger`: of another network; `failed`: the target did not take it; "
+        "`idle`: closed for want of a byte",
+        reason="`refused`, `stranger`, `failed` or `idle`",
+    ),
+    "swarm_relay_throttled_seconds_total": _counter(
+        "Time that circuits waited for their share of the relay's bytes a second, added up.",
+        "while more is to be carried than `--relay-rate` allows",
     ),
 }
 SERVER: MetricGroup = {
@@ -245,7 +250,7 @@ PROCESS: MetricGroup = {
 GROUPS: Mapping[str, tuple[str, MetricGroup]] = {
     "Every daemon": ("What it is and whom it sees.", NODE),
     "Network": ("Every daemon's traffic and records.", NETWORK),
-    "Relay": ("What a seed carries for nodes behind a NAT; zeros elsewhere.", RELAY),
+    "Relay": ("What a seed, or another public node, carries for nodes behind a NAT; zeros elsewhere.", RELAY),
     "Server": ("Of `join` while it serves a model.", SERVER),
     "Trainer": ("Of `join` while it trains a run.", TRAINER),
     "Gateway": ("Of `gateway`.", GATEWAY),

@@ -62,7 +62,8 @@ def read_network(network: Libp2pNetwork) -> Iterator[Reading]:
     yield Reading("swarm_relay_num_reservations", relay.reservations)
     yield Reading("swarm_relay_num_circuits", relay.circuits)
     yield Reading("swarm_relay_bytes_total", relay.relayed_bytes)
-    for reason, number in (("refused", relay.num_refused), ("failed", relay.num_failed), ("idle", relay.num_idle)):
+    yield Reading("swarm_relay_throttled_seconds_total", relay.throttled_s)
+    for reason, number in relay.refusals.items():
         yield Reading("swarm_relay_refusals_total", number, {"reason": reason})
     with suppress(psutil.Error):  # it has just ended, and so will we
         yield Reading("swarm_libp2p_memory_bytes", psutil.Process(network.daemon_pid).memory_info().rss)

@@ -34,6 +34,8 @@ VALUES: list[tuple[str, dict[str, str], float]] = [
     ("swarm_dht_records_refused_total", {}, 6),
     ("swarm_membership_publish_failures_total", {}, 1),
     ("swarm_relay_refusals_total", {"reason": "idle"}, 4),
+    ("swarm_relay_refusals_total", {"reason": "stranger"}, 0),
+    ("swarm_relay_throttled_seconds_total", {}, 2.5),
     ("swarm_server_kv_cache_usage_perc", {}, 0.5),
     ("swarm_server_num_requests_waiting", {}, 2),
     ("swarm_server_generation_tokens_total", {}, 1),

@@ -241,6 +241,7 @@ class Libp2pOptions:
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
     announce: tuple[str, ...] = ()
     relay: Literal["none", "serve", "use", "auto"] = "none"
+    relay_bytes_per_s: int = 0
     nat_port_map: bool = False
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 
 from swarm_protocol import limits
@@ -33,6 +34,7 @@ from swarm.network.libp2p.network_entry import (
     HELLO,
     NetworkEntry,
     PartitionWatch,
+    check_member,
     explain_refusal,
     hello_answer,
     join,
@@ -45,6 +47,7 @@ from swarm.network.libp2p.sent_frames import SentFrames
 from swarm.network.libp2p.stream_resume import Resumption, new_id, reopening
 from swarm.network.libp2p.stream_server import StreamServer
 from swarm.network.relay.candidates import RelayCandidate, candidates
+from swarm.network.relay.members import Members
 from swarm.network.relay.relay import Relay, RelayCounts, RelayLimits
 from swarm.network.relay.reservations import Reservations
 from swarm.network.traffic import Traffic
@@ -341,7 +344,9 @@ class Libp2pNetwork:
 
     async def _enter(self, tasks: asyncio.TaskGroup) -> None:
         self._streams = StreamServer(self._host, tasks, self._watch, self._name("resume", ""))
-        self._relay = Relay(self._host, tasks, RelayLimits(), serves=self._options.relay == "serve")
+        members = Members(lambda peer_id: check_member(self._host, peer_id, self._network_id))
+        bounds = replace(RelayLimits(), bytes_per_s=self._options.relay_bytes_per_s)
+        self._relay = Relay(self._host, tasks, bounds, members, serves=self._options.relay == "serve")
         await self._streams.start()
         await self._relay.start()
         validator = RecordValidator(self._network_id, self.now)

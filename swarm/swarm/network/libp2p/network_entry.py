@@ -87,11 +87,11 @@ def hello_answer(network_id: str) -> UnaryAnswer:
     return answer
 
 
-async def greet(host: Host, peer_id: str, network_id: str) -> Greeting:
-    """Raises PeerUnreachable, PeerRefused (no Swarm node) or PeerViolation."""
+async def greet(host: Host, peer_id: str, network_id: str, *, addrs: Sequence[str] | None = None) -> Greeting:
+    """Raises PeerUnreachable, PeerRefused (no Swarm node) or PeerViolation. `addrs` as in `Host.call`."""
     before = time.time()
     try:
-        answer = await host.call(peer_id, HELLO, _hello(network_id, before).to_bytes())
+        answer = await host.call(peer_id, HELLO, _hello(network_id, before).to_bytes(), addrs=addrs)
     except NotServed:
         raise PeerRefused(
             "it is a libp2p host, but not a Swarm node", remedy="give the address of one", peer_id=peer_id
@@ -99,6 +99,12 @@ async def greet(host: Host, peer_id: str, network_id: str) -> Greeting:
     after = time.time()
     hello = Hello.from_bytes(answer)
     return Greeting(hello=hello, skew_s=hello.sent_at - (before + after) / 2 if hello.sent_at else 0.0)
+
+
+async def check_member(host: Host, peer_id: str, network_id: str) -> None:
+    """Greet a peer that has connected itself. Raises PeerError if it is not of this network, or does not say so."""
+    greeting = await greet(host, peer_id, network_id, addrs=())
+    check_hello(_hello(network_id, 0.0), greeting.hello, peer_id)
 
 
 async def explain_refusal(host: Host, peer_id: str, network_id: str, method: str) -> PeerError:
@@ -364,6 +370,7 @@ async def check_identity_is_free(addrs: Sequence[PeerAddr | Contact], peer_id: s
     unary = asyncio.create_task(host.unary.run())
     try:
         async with asyncio.timeout(COPY_CHECK_S):
+            await host.serve(HELLO, hello_answer(network_id))  # relays carry nobody who does not answer
             reached = await _reach_any(host, addrs)
             if not reached or not await _is_there(host, reached, peer_id, network_id):
                 return

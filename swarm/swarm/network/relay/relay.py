@@ -2,9 +2,10 @@
 
 The daemon's own relay gives such a connection 128 KiB and two minutes, and no flag changes that for sure: its service
 with other limits and the one with the defaults replace each other as they start. So we answer libp2p's relay protocol
-ourselves, without limits of volume and time, and bound what costs us something: how many circuits, and how long without
-a byte. Both ends run libp2p's encryption inside the circuit and prove their peer ids to each other, so that a relay
-sees who, when and how much, and can do no more than let a connection fail.
+ourselves, without limits of volume and time, and bound what costs us something: how many circuits, how many bytes a
+second, of which each peer has its share (`relay_budget`), and how long without a byte. Nodes of other networks are
+refused (`members`). Both ends run libp2p's encryption inside the circuit and prove their peer ids to each other, so
+that a relay sees who, when and how much, and can do no more than let a connection fail.
 
 Deviation from the specification: a reservation lasts exactly as long as the stream that asked for it, so that both
 sides notice at once when the other has gone. `Relay` owns its socket; its tasks live in the TaskGroup it is given. The
@@ -17,8 +18,8 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar, get_args
 
 from swarm_protocol.proto import p2pd_pb2
 
@@ -35,11 +36,13 @@ from swarm.network.relay.circuit_messages import (
     parse_hop_request,
     stop_request,
 )
+from swarm.network.relay.members import Members
+from swarm.network.relay.relay_budget import MAX_PIECE_BYTES, NO_LIMIT, Ends, RelayBudget
 
 OPENING_TIMEOUT_S = 4.0
 """Time-out of a request, and of the target's acceptance. The daemon that dials through this node waits 5 s."""
 
-SPLICE_BYTES = 2**18
+SPLICE_BYTES = MAX_PIECE_BYTES
 """Read at once, and held in each direction of a circuit when its receiver is slow: up to four times that in all."""
 
 LINGER_S = 5.0
@@ -59,6 +62,8 @@ class RelayLimits:
 
     `idle_s`: a circuit without a byte for so long is closed, at the latest after twice so long. libp2p itself says
     something every 30 s, so this is for ends that have vanished.
+
+    `bytes_per_s`: of all circuits in both directions together; 0: no limit.
     """
 
     reservations: int = 256
@@ -66,27 +71,39 @@ class RelayLimits:
     circuits_per_peer: int = 64
     circuits_per_pair: int = 4
     idle_s: float = 100.0
+    bytes_per_s: int = 0
+
+
+RefusalReason = Literal["refused", "stranger", "failed", "idle"]
+"""No place or no reservation; not of this network; the target did not take the connection; closed for want of a byte.
+"""
 
 
 @dataclass(slots=True)
 class RelayCounts:
+    """`throttled_s`: time that pieces of all circuits have waited for their turn in the budget."""
+
     reservations: int = 0  # now
     circuits: int = 0  # now
-    num_refused: int = 0
-    num_failed: int = 0  # the target did not take the connection
-    num_idle: int = 0  # closed for want of a byte
+    refusals: dict[RefusalReason, int] = field(default_factory=lambda: dict.fromkeys(get_args(RefusalReason), 0))
     relayed_bytes: int = 0
+    throttled_s: float = 0.0
 
 
 class CircuitRefused(Exception):
-    def __init__(self, status: CircuitStatus) -> None:
+    def __init__(self, status: CircuitStatus, reason: RefusalReason = "refused") -> None:
         self.status = status
+        self.reason = reason
 
 
 class Relay:
-    def __init__(self, host: Host, tasks: asyncio.TaskGroup, limits: RelayLimits, *, serves: bool) -> None:
+    def __init__(
+        self, host: Host, tasks: asyncio.TaskGroup, limits: RelayLimits, members: Members, *, serves: bool
+    ) -> None:
         self.counts = RelayCounts()
         self._serves = serves
+        self._members = members
+        self._budget = RelayBudget(limits.bytes_per_s)
         self._host = host
         self._tasks = tasks
         self._limits = limits
@@ -129,12 +146,13 @@ class Relay:
                 peer_id = peer_id_text(info.peer)
                 self._num_requests[peer_id] += 1
                 target = await self._read_request(peer_id, info.addr, reader)
+            await self._admit(peer_id, target)
             if target is None:
                 await self._reserve(peer_id, reader, writer)
             else:
                 await self._relay(peer_id, target, (reader, writer))
         except CircuitRefused as refusal:
-            self.counts.num_refused += refusal.status != CircuitStatus.CONNECTION_FAILED
+            self.counts.refusals[refusal.reason] += 1
             writer.write(hop_status(refusal.status))
             await _close(writer)
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError, ControlError):
@@ -154,6 +172,13 @@ class Relay:
             return None if target is None else peer_id_text(target)
         except ValueError:
             raise CircuitRefused(CircuitStatus.MALFORMED_MESSAGE) from None
+
+    async def _admit(self, peer_id: str, target: str | None) -> None:
+        """Raises CircuitRefused unless this node serves as a relay and the peer is of this network."""
+        if not self._serves:
+            raise CircuitRefused(CircuitStatus.RESERVATION_REFUSED if target is None else CircuitStatus.NO_RESERVATION)
+        if not await self._members.include(peer_id):
+            raise CircuitRefused(CircuitStatus.PERMISSION_DENIED, "stranger")
 
     async def _reserve(self, peer_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Hold a reservation until the peer leaves or asks again; then the first stream is one whose end was not
@@ -182,7 +207,8 @@ class Relay:
             here = await self._open(source, target)
             try:
                 there[1].write(hop_status(CircuitStatus.OK))
-                await Circuit(there, here, self.counts).run(self._limits.idle_s)
+                circuit = Circuit(there, here, self.counts, self._budget, (source, target))
+                await circuit.run(self._limits.idle_s)
             finally:
                 here[1].transport.abort()
         finally:
@@ -213,17 +239,26 @@ class Relay:
                     raise
         except (*CONTROL_FAILURES, TimeoutError, ValueError) as error:
             logger.debug("%s cannot be relayed to %s: %s", source, target, error)
-            self.counts.num_failed += 1
-            raise CircuitRefused(CircuitStatus.CONNECTION_FAILED) from None
+            raise CircuitRefused(CircuitStatus.CONNECTION_FAILED, "failed") from None
         return reader, writer
 
 
 class Circuit:
     """Two byte streams joined, with each end as fast as the other takes it."""
 
-    def __init__(self, one: RawStream, other: RawStream, counts: RelayCounts) -> None:
+    def __init__(
+        self,
+        one: RawStream,
+        other: RawStream,
+        counts: RelayCounts,
+        budget: RelayBudget = NO_LIMIT,
+        peers: Ends = ("", ""),
+    ) -> None:
+        """`peers`: those at its ends, whose shares in the budget it uses."""
         self._ends = (one, other)
         self._counts = counts
+        self._budget = budget
+        self._peers = peers
         self._num_bytes = 0
 
     async def run(self, idle_s: float) -> None:
@@ -239,7 +274,7 @@ class Circuit:
             while not done and num_bytes != self._num_bytes:
                 num_bytes = self._num_bytes
                 done, _ = await asyncio.wait(copies, timeout=idle_s, return_when=asyncio.FIRST_COMPLETED)
-            self._counts.num_idle += not done
+            self._counts.refusals["idle"] += not done
         finally:
             for copy in copies:
                 copy.cancel()
@@ -248,7 +283,8 @@ class Circuit:
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):  # one of the two has left, and its circuit ends with it
-            while data := await reader.read(SPLICE_BYTES):
+            while data := await reader.read(self._budget.piece_bytes):
+                self._counts.throttled_s += await self._budget.take(self._peers, len(data))
                 writer.write(data)
                 await writer.drain()
                 self._num_bytes += len(data)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +20,11 @@ from swarm.network.libp2p.host import Host, RawStream
 from swarm.network.libp2p.libp2p_network import (
     Libp2pNetwork,
 )
+from swarm.network.libp2p.network_entry import HELLO, hello_answer
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.multiaddr import peer_id_bytes
 from swarm.network.relay import relay
-from swarm.network.relay.circuit_messages import HOP, MAX_MESSAGE_BYTES, CircuitStatus, hop_status
+from swarm.network.relay.circuit_messages import HOP, MAX_MESSAGE_BYTES, CircuitStatus, hop_status, reserve_request
 from swarm.network.relay.relay import Circuit, Relay, RelayLimits
 from swarm_protocol.errors import PeerUnreachable
 
@@ -277,38 +278,71 @@ def test_relay_refuses_circuits_beyond_its_bound_and_keeps_the_others(
             # perhaps the refusal was told when `late` joined, and libp2p does not ask again so soon
             with pytest.raises(PeerUnreachable, match=r"its relay is full|could not be reached a moment ago"):
                 await late.call(trio.hidden.peer_id, "echo", b"", timeout_s=5)
-        assert trio.relay.relay_counts.num_refused > 0
+        assert trio.relay.relay_counts.refusals["refused"] > 0
         assert await trio.echoes()
 
     run(tmp_path, case)
 
 
-def test_stranger_that_holds_all_circuits_it_may_have_keeps_nobody_else_away(
+@contextlib.asynccontextmanager
+async def bare_host(relay: Libp2pNetwork, network_id: str = "") -> AsyncIterator[Host]:
+    """A host that is connected to the relay, and says that it is of `network_id`, or says nothing."""
+    host = await Host.start(DaemonOptions())
+    running = asyncio.create_task(host.unary.run())
+    try:
+        if network_id:
+            await host.serve(HELLO, hello_answer(network_id))
+        (addr,) = await relay.addrs()
+        await host.control.connect(relay.peer_id, [addr.partition("/p2p/")[0]])
+        yield host
+    finally:
+        await host.stop()
+        await running
+
+
+async def ask(host: Host, relay: Libp2pNetwork, request: bytes) -> tuple[CircuitStatus, asyncio.StreamWriter]:
+    """The relay's answer to a request of `host`."""
+    reader, writer = await host.open_stream(relay.peer_id, HOP)
+    writer.write(request)
+    answer = await read_delimited(reader, MAX_MESSAGE_BYTES)
+    return next(each for each in CircuitStatus if answer in hop_status(each)), writer
+
+
+def connect_request(peer_id: str) -> bytes:
+    target = peer_id_bytes(peer_id)
+    body = b"\x08\x01\x12" + bytes([len(target) + 2]) + b"\x0a" + bytes([len(target)]) + target
+    return bytes([len(body)]) + body
+
+
+def test_member_that_holds_all_circuits_it_may_have_keeps_nobody_else_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(libp2p_network, "RelayLimits", lambda: RelayLimits(circuits_per_peer=4, circuits_per_pair=1))
 
-    async def connect(stranger: Host, trio: Trio, statuses: list[CircuitStatus]) -> RawStream:
-        reader, writer = await stranger.open_stream(trio.relay.peer_id, HOP)
-        target = peer_id_bytes(trio.hidden.peer_id)
-        body = b"\x08\x01\x12" + bytes([len(target) + 2]) + b"\x0a" + bytes([len(target)]) + target
-        writer.write(bytes([len(body)]) + body)
-        answer = await read_delimited(reader, MAX_MESSAGE_BYTES)
-        statuses.append(next(each for each in CircuitStatus if answer in hop_status(each)))
-        return reader, writer
-
     async def case(trio: Trio) -> None:
-        stranger, statuses = await Host.start(DaemonOptions()), list[CircuitStatus]()
-        try:
-            (addr,) = await trio.relay.addrs()
-            await stranger.control.connect(trio.relay.peer_id, [addr.partition("/p2p/")[0]])
-            streams = [await connect(stranger, trio, statuses) for _ in range(3)]
+        async with bare_host(trio.relay, "test") as greedy:
+            answers = [await ask(greedy, trio.relay, connect_request(trio.hidden.peer_id)) for _ in range(3)]
+            statuses = [status for status, _ in answers]
             assert statuses.count(CircuitStatus.RESOURCE_LIMIT_EXCEEDED) >= 2
             assert await trio.echoes()
-            for _, writer in streams:
+            for _, writer in answers:
                 writer.transport.abort()
-        finally:
-            await stranger.stop()
+
+    run(tmp_path, case)
+
+
+@pytest.mark.parametrize("network_id", ["", "another"])
+def test_stranger_gets_neither_a_reservation_nor_a_circuit(tmp_path: Path, network_id: str) -> None:
+    async def case(trio: Trio) -> None:
+        async with bare_host(trio.relay, network_id) as stranger:
+            for request in (reserve_request(), connect_request(trio.hidden.peer_id)):
+                status, writer = await ask(stranger, trio.relay, request)
+                assert status == CircuitStatus.PERMISSION_DENIED
+                writer.transport.abort()
+            assert stranger.peer_id not in {*trio.relay._relay._reserved, *trio.relay._relay._num_circuits}
+        counts = trio.relay.relay_counts
+        assert counts.refusals == {"refused": 0, "stranger": 2, "failed": 0, "idle": 0}
+        assert await trio.echoes()
 
     run(tmp_path, case)
 
@@ -323,7 +357,7 @@ def test_circuit_whose_ends_say_nothing_is_closed_and_made_again_when_needed(
 
         async def is_closed() -> bool:
             counts = trio.relay.relay_counts
-            return counts.num_idle > 0 and counts.circuits == 0
+            return counts.refusals["idle"] > 0 and counts.circuits == 0
 
         async def echoes() -> bool:
             # on a busy machine a circuit may be silent for a second in the middle of a call
@@ -343,7 +377,7 @@ def test_node_that_does_not_serve_as_a_relay_relays_nothing(tmp_path: Path) -> N
             (addr,) = await seed.addrs()
             async with await libp2p_node(tmp_path / "hidden", peers=(addr,), listen=(), relay="use") as hidden:
                 assert await hidden.addrs() == ()
-                assert seed.relay_counts.num_refused > 0
+                assert seed.relay_counts.refusals["refused"] > 0
                 assert seed.relay_counts.reservations == 0
 
     asyncio.run(main())
@@ -354,7 +388,7 @@ def test_node_that_is_left_to_its_switches_relays_and_is_relayed_once_told(tmp_p
         async with await libp2p_node(tmp_path / "seed", relay="auto") as seed:
             (addr,) = await seed.addrs()
             async with await libp2p_node(tmp_path / "hidden", peers=(addr,), listen=(), relay="auto") as hidden:
-                assert seed.relay_counts.num_refused == 0
+                assert seed.relay_counts.refusals["refused"] == 0
                 assert hidden.relays == frozenset()
                 seed._relay.serves = True
                 hidden._reservations.wanted = True
@@ -387,14 +421,14 @@ def test_requests_that_make_no_sense_are_refused_and_do_no_harm(
         writer.transport.abort()
 
     async def main() -> None:
-        async with await libp2p_node(tmp_path / "relay", relay="serve") as relay, asyncio.timeout(20):
-            stranger = await Host.start(DaemonOptions())
-            (addr,) = await relay.addrs()
-            await stranger.control.connect(relay.peer_id, [addr.partition("/p2p/")[0]])
+        async with (
+            asyncio.timeout(20),
+            await libp2p_node(tmp_path / "relay", relay="serve") as relay,
+            bare_host(relay) as stranger,
+        ):
             senseless = (b"\x00", b"\x02\x08\x07", b"\x02\x12\x7f", b"\xff\xff\x7f", b"\x02\x08", b"")
             await asyncio.gather(*(refused(stranger, relay.peer_id, request) for request in senseless))
             counts = relay.relay_counts
-            assert (counts.reservations, counts.circuits, counts.num_refused) == (0, 0, 3)
-            await stranger.stop()
+            assert (counts.reservations, counts.circuits, counts.refusals["refused"]) == (0, 0, 3)
 
     asyncio.run(main())

@@ -1,0 +1,75 @@
+"""Tells peers of this node's network from strangers, by greeting them over the connection that they have.
+
+Nobody is dialled for it, and a peer is asked once, however often it comes: what it answered is kept for a while, for a
+bounded number of peers. A peer can claim to be of the network, of which it only has to know the name; this keeps out
+hosts that look for a free relay, not enemies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+from swarm_protocol.errors import PeerError
+
+GREETING_TIMEOUT_S = 3.0
+"""Time for a peer to say who it is. Whoever dials through this node waits 5 s for all."""
+
+MEMBER_S = 600.0
+STRANGER_S = 10.0
+"""How long an answer holds; none is one, too. A node that was too busy to answer may come again soon."""
+
+MAX_KNOWN = 1024
+MAX_GREETINGS = 64
+"""Peers that are greeted at the same time. Whoever comes beyond that is turned away, and may come again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    is_member: bool
+    until: float
+
+
+class Members:
+    def __init__(self, greet: Callable[[str], Awaitable[object]]) -> None:
+        """`greet(peer_id)` raises PeerError unless the peer is of this network and protocol version."""
+        self._greet = greet
+        self._known: OrderedDict[str, _Finding] = OrderedDict()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def include(self, peer_id: str) -> bool:
+        """Return whether the peer is of this network, as far as it says so in time."""
+        if (found := self._found(peer_id)) is not None:
+            return found
+        if peer_id not in self._locks and len(self._locks) >= MAX_GREETINGS:
+            return False
+        async with self._locks.setdefault(peer_id, asyncio.Lock()):
+            if (found := self._found(peer_id)) is not None:
+                return found
+            is_member = await self._says_so(peer_id)
+            self._remember(peer_id, is_member)
+            return is_member
+
+    def _found(self, peer_id: str) -> bool | None:
+        finding = self._known.get(peer_id)
+        if finding is None or finding.until <= asyncio.get_running_loop().time():
+            return None
+        return finding.is_member
+
+    async def _says_so(self, peer_id: str) -> bool:
+        try:
+            async with asyncio.timeout(GREETING_TIMEOUT_S):
+                await self._greet(peer_id)
+        except (PeerError, TimeoutError):
+            return False
+        return True
+
+    def _remember(self, peer_id: str, is_member: bool) -> None:
+        hold_s = MEMBER_S if is_member else STRANGER_S
+        self._known[peer_id] = _Finding(is_member, asyncio.get_running_loop().time() + hold_s)
+        self._known.move_to_end(peer_id)
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)

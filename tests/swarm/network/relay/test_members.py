@@ -1,0 +1,86 @@
+"""A relay asks each peer once who it is, and forgets nobody too late or too many."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+from swarm.network.relay.members import (
+    GREETING_TIMEOUT_S,
+    MAX_GREETINGS,
+    MAX_KNOWN,
+    MEMBER_S,
+    STRANGER_S,
+    Members,
+)
+from swarm.testing import virtual_time
+from swarm_protocol.errors import PeerRefused
+
+
+class Peers:
+    """Peers whose names begin with "member", "stranger" or, if they never answer, with "silent"."""
+
+    def __init__(self) -> None:
+        self.num_greetings: Counter[str] = Counter()
+
+    async def greet(self, peer_id: str) -> None:
+        self.num_greetings[peer_id] += 1
+        await asyncio.sleep(3600 if peer_id.startswith("silent") else 0.1)
+        if peer_id.startswith("stranger"):
+            raise PeerRefused("peer is in another network", peer_id=peer_id)
+
+
+def run(case: Callable[[Peers, Members], Awaitable[None]]) -> None:
+    async def main() -> None:
+        peers = Peers()
+        await case(peers, Members(peers.greet))
+
+    virtual_time.run(main())
+
+
+def test_peers_are_greeted_once_for_many_requests_at_a_time_and_anew_later() -> None:
+    async def case(peers: Peers, members: Members) -> None:
+        for hold_s in (0.0, MEMBER_S + 1):
+            await asyncio.sleep(hold_s)
+            assert all(await asyncio.gather(*(members.include("member") for _ in range(9))))
+            assert await members.include("member")
+        assert peers.num_greetings == {"member": 2}
+
+    run(case)
+
+
+def test_strangers_and_silent_peers_are_refused_in_time_and_asked_again_soon() -> None:
+    async def case(peers: Peers, members: Members) -> None:
+        for _ in range(2):
+            async with asyncio.timeout(GREETING_TIMEOUT_S + 0.1):
+                assert not any(await asyncio.gather(members.include("stranger"), members.include("silent")))
+                assert not await members.include("silent")
+            await asyncio.sleep(STRANGER_S)
+        assert peers.num_greetings == {"stranger": 2, "silent": 2}
+
+    run(case)
+
+
+def test_many_silent_peers_are_turned_away_and_known_members_are_not() -> None:
+    async def case(_peers: Peers, members: Members) -> None:
+        assert await members.include("member")
+        silent = [asyncio.create_task(members.include(f"silent {number}")) for number in range(MAX_GREETINGS)]
+        await asyncio.sleep(0)
+        assert not await members.include("member two")
+        assert await members.include("member")
+        assert not any(await asyncio.gather(*silent))
+        assert await members.include("member two")
+
+    run(case)
+
+
+def test_only_so_many_answers_are_kept() -> None:
+    async def case(peers: Peers, members: Members) -> None:
+        for number in range(MAX_KNOWN + 1):
+            assert await members.include(f"member {number}")
+        assert len(members._known) == MAX_KNOWN
+        assert await members.include(f"member {MAX_KNOWN}")
+        assert peers.num_greetings[f"member {MAX_KNOWN}"] == 1
+
+    run(case)

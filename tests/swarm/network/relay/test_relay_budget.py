@@ -1,0 +1,125 @@
+"""The bytes a second of a relay, and what each peer gets of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import pytest
+from swarm.network.relay.relay_budget import BURST_S, MAX_PIECE_BYTES, MAX_SERVED, MIN_PIECE_BYTES, Ends, RelayBudget
+from swarm.testing import virtual_time
+
+RATE = 1_000_000
+
+
+def run(case: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await case()
+
+    virtual_time.run(main())
+
+
+async def carry(budget: RelayBudget, circuits: list[Ends], seconds: float) -> Counter[Ends]:
+    """The bytes of each circuit, all of which always have more to send."""
+    passed: Counter[Ends] = Counter()
+
+    async def copy(ends: Ends) -> None:
+        while True:
+            await budget.take(ends, budget.piece_bytes)
+            passed[ends] += budget.piece_bytes
+            await asyncio.sleep(0)
+
+    copies = [asyncio.create_task(copy(ends)) for ends in circuits]
+    await asyncio.sleep(seconds)
+    for each in copies:
+        each.cancel()
+    await asyncio.wait(copies)
+    return passed
+
+
+def test_all_circuits_together_carry_the_rate() -> None:
+    async def case() -> None:
+        budget = RelayBudget(RATE)
+        for circuits in ([("a", "b")], [("a", "b"), ("b", "a"), ("c", "d")]):
+            passed = sum((await carry(budget, circuits, 10.0)).values())
+            assert passed == pytest.approx(10 * RATE, rel=0.03)
+
+    run(case)
+
+
+def test_peer_with_many_circuits_gets_no_more_than_one_with_a_single_circuit() -> None:
+    async def case() -> None:
+        opened = [("greedy", f"target {number}") for number in range(5)]
+        taken = [(f"source {number}", "greedy") for number in range(5)]
+        modest = ("modest", "target")
+        passed = await carry(RelayBudget(RATE), [*opened, *taken, modest], 10.0)
+        assert passed[modest] == pytest.approx(5 * RATE, rel=0.05)
+
+    run(case)
+
+
+def test_peer_that_was_alone_for_long_gives_way_at_once_and_a_silent_one_has_saved_up_nothing() -> None:
+    async def case() -> None:
+        budget, early, late = RelayBudget(RATE), ("a", "b"), ("c", "d")
+        assert (await carry(budget, [early], 100.0))[early] == pytest.approx(100 * RATE, rel=0.01)
+        passed = await carry(budget, [early, late], 10.0)
+        assert passed[late] == pytest.approx(5 * RATE, rel=0.05)
+        assert passed[early] == pytest.approx(5 * RATE, rel=0.05)
+
+    run(case)
+
+
+def test_short_message_waits_for_a_few_pieces_and_not_for_all_that_others_send() -> None:
+    async def case() -> None:
+        budget = RelayBudget(RATE)
+        others = asyncio.create_task(carry(budget, [("a", f"b{number}") for number in range(50)], 5.0))
+        await asyncio.sleep(1.0)
+        waits_s = [await budget.take(("c", "d"), 100) for _ in range(10)]
+        assert max(waits_s) <= 3 * budget.piece_bytes / RATE
+        await others
+
+    run(case)
+
+
+def test_waiting_time_is_told_and_unused_time_is_made_up_for_briefly() -> None:
+    async def case() -> None:
+        budget = RelayBudget(RATE)
+        await asyncio.sleep(100.0)
+        assert await budget.take(("a", "b"), round(RATE * BURST_S)) == 0.0
+        assert await budget.take(("a", "b"), RATE) == 0.0
+        assert await budget.take(("a", "b"), RATE) == pytest.approx(1.0)
+
+    run(case)
+
+
+def test_circuit_that_ends_while_it_waits_takes_nothing() -> None:
+    async def case() -> None:
+        budget = RelayBudget(RATE)
+        await budget.take(("a", "b"), 2 * RATE)
+        waiting = [asyncio.create_task(budget.take((f"{number}", "b"), RATE)) for number in range(3)]
+        await asyncio.sleep(0)
+        for each in waiting[:2]:
+            each.cancel()
+        assert await waiting[2] <= 2.0
+        assert await budget.take(("a", "b"), 1) == pytest.approx(1.0)
+
+    run(case)
+
+
+@pytest.mark.parametrize(
+    ("rate", "num_bytes"), [(0, MAX_PIECE_BYTES), (RATE, 20_000), (1000, MIN_PIECE_BYTES), (10**10, MAX_PIECE_BYTES)]
+)
+def test_pieces_are_short_where_the_rate_is_low(rate: int, num_bytes: int) -> None:
+    assert RelayBudget(rate).piece_bytes == num_bytes
+
+
+def test_without_a_limit_nobody_waits_and_with_one_peers_of_the_past_are_forgotten() -> None:
+    async def case() -> None:
+        assert await RelayBudget().take(("a", "b"), 10**12) == 0.0
+        budget = RelayBudget(RATE)
+        for number in range(3 * MAX_SERVED):
+            await budget.take((f"a{number}", f"b{number}"), 1000)
+        assert len(budget._served) <= MAX_SERVED + 1
+
+    run(case)

@@ -22,11 +22,14 @@ from swarm.training.round import round_state
 from swarm.training.run import signed_run
 from swarm.training.state import certificate, replica_state, state_transfer
 from swarm_protocol import limits
+from swarm_protocol.version import PROTOCOL_VERSION
 
 PAGES = {path.rsplit("/", 1)[-1]: " ".join(text.split()) for path, text in written("reference/protocol").items()}
 MIB = 2**20
 
 SAID = [
+    ("index.md", f"the protocol of version {PROTOCOL_VERSION}, as"),
+    ("index.md", f"`PROTOCOL_VERSION` is {PROTOCOL_VERSION}."),
     ("identity.md", f"at most {signed_run.MAX_RUN_FILE_BYTES // 1024} KiB"),
     ("transport.md", f"A request larger than {calls.MAX_UNARY_BYTES // MIB} MiB"),
     ("transport.md", f"A response is kept for {calls.PARCEL_S:.0f} seconds"),

@@ -89,7 +89,7 @@ class PartReducer:
         if self.report.note:
             logger.warning("in this member's part, %s", self.report.note)
         for peer, kept in self.kept_shares.items():
-            logger.info("%s keeps %.0f%% of its pull in this member's part", peer[-6:], 100 * kept)
+            logger.info("%s keeps %.0f%% of its weight in this member's part", peer[-6:], 100 * kept)
 
     @property
     def kept_shares(self) -> dict[str, float]:
@@ -144,15 +144,16 @@ async def _reduce_part(
     streams: PartStreams,
     reducer: PartReducer,
     frames: Sequence[slice],
-    slice_of: Callable[[Contribution, int], Awaitable[Data]],
+    contribution_frame: Callable[[Contribution, int], Awaitable[Data]],
     reduce_frame: Callable[[int, Sequence[Data]], Awaitable[None]],
     *,
     first: int = 0,
 ) -> None:
-    """Survey the frames from `first` on if the aggregator needs that, then reduce them one by one."""
+    """Survey the frames from `first` on if the aggregator needs that, then reduce them one by one. `contribution_frame`
+    gets a member's slice of the frame with an index."""
 
     async def slices(index: int) -> list[Data]:
-        return [await slice_of(member, index) for member in reducer.contributors]
+        return [await contribution_frame(member, index) for member in reducer.contributors]
 
     surveyed = deque[list[Data]]()
     for index in range(first, len(frames)) if reducer.has_survey else ():
@@ -212,7 +213,8 @@ class PartOwner:
         return contributes and not inbox.is_filling and inbox.num_received < len(self._part.frames)
 
     async def reduce(self) -> None:
-        await _reduce_part(self._streams, self.reducer, self._part.frames, self._slice_of, self._reduce_frame)
+        frames = self._part.frames
+        await _reduce_part(self._streams, self.reducer, frames, self._contribution_frame, self._reduce_frame)
 
     async def _reduce_frame(self, index: int, encoded: Sequence[Data]) -> None:
         streams, frame = self._streams, self._part.frames[index]
@@ -237,7 +239,7 @@ class PartOwner:
                         self._delivering[peer] = deliveries.create_task(self._deliver(peer), name="deliver")
             keeping.cancel()
 
-    async def _slice_of(self, member: Contribution, index: int) -> Data:
+    async def _contribution_frame(self, member: Contribution, index: int) -> Data:
         peer = member.peer_id
         if peer == self._part.owner:
             # where the result will take its place
@@ -306,7 +308,9 @@ class BackupOwner:
         async with asyncio.TaskGroup() as tasks:
             pulls = [tasks.create_task(self._pull(peer, first)) for peer in others]
             try:
-                await _reduce_part(streams, self._reducer, part.frames, self._slice_of, self._reduce_frame, first=first)
+                await _reduce_part(
+                    streams, self._reducer, part.frames, self._contribution_frame, self._reduce_frame, first=first
+                )
             except SwarmError as error:
                 failure = error
             for pull in pulls:
@@ -329,7 +333,7 @@ class BackupOwner:
             await self._streams.off_loop(self._reducer.reduce, encoded, num_values(frame), buffer)
             self._part.put(index, buffer)
 
-    async def _slice_of(self, member: Contribution, index: int) -> Data:
+    async def _contribution_frame(self, member: Contribution, index: int) -> Data:
         peer = member.peer_id
         if peer == self._streams.me:
             return await self._streams.encoded(self._part.frames[index])

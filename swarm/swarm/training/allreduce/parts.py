@@ -150,7 +150,7 @@ class ReductionScheme:
 class Residuals:
     """Error feedback of one member, for each fragment: what the codec lost of a contribution is added to the next one.
 
-    A fragment's residual is committed once a committed state holds the contribution (`round_context.settle`). Until
+    A fragment's residual is committed once a committed state holds the contribution (`reductions.settle`). Until
     then each attempt sends the same bytes. Residuals are in no state and no checkpoint, and start at zero after a
     restart. They take 8 bytes for each value of the fragments that this member has contributed to.
     """
@@ -167,7 +167,7 @@ class Residuals:
         return self._feedbacks[key]
 
     def settle(self, fragment: slice, *, is_committed: bool) -> None:
-        """The step of `fragment` is over, with or without this member's contribution. Blocks."""
+        """The step of `fragment` is over, with or without this member's contribution. Blocks the thread."""
         if (fragment.start, fragment.stop) in self._feedbacks:
             feedback = self.of(fragment)
             if is_committed:
@@ -203,10 +203,10 @@ class PartResult:
     def complete(self) -> bool:
         return self.have == len(self.frames)
 
-    def put(self, frame: int, data: Data) -> None:
+    def put(self, index: int, data: Data) -> None:
         """Store one frame of the result, whose size has been checked. A frame that is there already is ignored."""
-        if frame == self.have:
-            self.frame(frame)[:] = data
+        if index == self.have:
+            self.frame(index)[:] = data
             self.have_next()
 
     def have_next(self) -> None:
@@ -214,22 +214,22 @@ class PartResult:
         self.have += 1
         self._notify()
 
-    def keep(self, frame: int, data: Data) -> bool:
-        """Store the owner's slice of `frame`. Return False if its size is wrong."""
-        if len(data) != self._places[frame].stop - self._places[frame].start:
+    def keep(self, index: int, data: Data) -> bool:
+        """Store the owner's slice of frame `index`. Return False if its size is wrong."""
+        if len(data) != self._places[index].stop - self._places[index].start:
             return False
-        if frame >= self.have:
-            self.frame(frame)[:] = data
-        self.kept = frame + 1
+        if index >= self.have:
+            self.frame(index)[:] = data
+        self.kept = index + 1
         self._notify()
         return True
 
-    def frame(self, frame: int) -> memoryview:
-        """Return the frame's place: it holds the result if that is there, else the owner's slice. At the owner, the
-        result is written here. Once the result is there, it does not change any more."""
+    def frame(self, index: int) -> memoryview:
+        """Return the place of frame `index`: it holds the result if that is there, else the owner's slice. At the
+        owner, the result is written here. Once the result is there, it does not change any more."""
         if self._is_dropped:
             raise RoundError("the step is over")
-        return memoryview(self.data)[self._places[frame]]
+        return memoryview(self.data)[self._places[index]]
 
     def drop(self) -> None:
         """Let go of the frames, since the step is over. Who has taken `data` keeps it."""

@@ -82,7 +82,7 @@ class Reductions:
         finally:
             self.bytes_sent += butterfly.bytes_sent
         for peer, kept in butterfly.kept_shares.items():
-            how = f"keeps {kept:.0%} of its pull" if kept else "is left out"
+            how = f"keeps {kept:.0%} of its weight" if kept else "is left out"
             self._on_reduced_weight(peer, f"its contribution {how} in the part that this member reduces")
         # its place stays: the backup of an owner that fails late may need this member's slices
         await self._propose(group.attempt, signed.digest, group, parts)

@@ -2,7 +2,7 @@
 
 The run's author can let some members go on from a state without the others: `survey` finds the state, `sign_order`
 signs an order, and `deliver` sends it. `docs/one-history.md` says what that costs if the others still train
-somewhere. Members check an order and pass it on (`round_service`, `round_context`), so one member is enough. No state.
+somewhere. Members check an order and pass it on (`round_service`, `state_sync`), so one member is enough. No state.
 """
 
 from __future__ import annotations

@@ -186,9 +186,11 @@ class InnerConfig:
     )
     batch_windows: int = whole(4, 1, 1 << 16, "Samples of one inner step.")
     learning_rate: float = number(3e-3, 1e-9, 1.0, "Peak learning rate.")
-    warmup_steps: int = whole(20, 0, 1 << 20, "Inner steps over which the learning rate rises.")
+    warmup_steps: int = whole(20, 0, 1 << 20, "A replica's own inner steps over which the learning rate rises.")
     schedule: str = choice(
-        "constant", _SCHEDULES, f"Course of the learning rate after the warm-up: {', '.join(_SCHEDULES)}."
+        "constant",
+        _SCHEDULES,
+        f"Course of the learning rate from the run's first step: {', '.join(_SCHEDULES)}. The warm-up multiplies it.",
     )
     final_ratio: float = number(0.1, 0.0, 1.0, "Final learning rate, as a share of the peak.")
     weight_decay: float = number(0.1, 0.0, 1.0, "Decoupled weight decay, of matrices only.")

@@ -3,7 +3,7 @@
 A certificate is a signed group and two thirds of its members' votes for one outcome. It names the state, so that its
 holder can check a state that comes from strangers. It does not prove that the members were honest, nor that they are
 the run's. For that, enough members of an earlier state, which is trusted, must be among its voters
-(`round_context.follows`). If too many of these have been replaced meanwhile, the certificates in between lead there,
+(`state_sync.follows`). If too many of these have been replaced meanwhile, the certificates in between lead there,
 link by link: each replica keeps a `CertificateHistory` to show to others.
 
 A resume order may take a certificate's place: the run's author signs that named members go on from a state without the

@@ -79,7 +79,7 @@ class HashedState:
 
     @classmethod
     def of(cls, state: ReplicaState) -> HashedState:
-        """Hashes the state: blocks."""
+        """Hash the state. Blocks the thread."""
         return cls(state=state, manifest=state.manifest())
 
     @property
@@ -236,7 +236,7 @@ class Replica:
         )
 
     def _made(self, state: ReplicaState, proposal: Proposal) -> ReplicaState:
-        """Blocks."""
+        """Return the state that `proposal` leads to from `state`. Blocks the thread."""
         manifest, theta_N, momentum_N = proposal.manifest, state.theta_N, state.momentum_N
         if proposal.parts:
             theta_N, momentum_N = torch.empty_like(theta_N), torch.empty_like(momentum_N)

@@ -168,6 +168,6 @@ def test_records_tell_whose_contribution_counted_for_less(quiet: None) -> None:
             report = records[member.peer_id].report
             assert report is not None
             reasons = {each.peer_id: each.reason for each in report.refused}
-            assert "of its pull in the part" in reasons[loud.peer_id]
+            assert "of its weight in the part" in reasons[loud.peer_id]
 
     virtual_time.run(main())

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -310,6 +311,18 @@ def test_copied_identity_is_refused_by_name_while_the_other_runs(tmp_path: Path)
             await original.close()
             async with await libp2p_node(tmp_path / "copy", peers=peers) as copy:
                 assert copy.peer_id == original.peer_id
+
+    asyncio.run(main())
+
+
+def test_copy_of_a_node_behind_a_relay_is_refused(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with await libp2p_node(tmp_path / "seed", relay="serve") as seed:
+            options: dict[str, Any] = {"peers": await seed.addrs(), "listen": (), "relay": "use"}
+            async with await libp2p_node(tmp_path / "a", **options) as original:
+                with pytest.raises(StartError, match=f"{original.peer_id} is in use by another running node"):
+                    await libp2p_node(tmp_path / "a", **options)
+            assert seed.relay_counts.refusals["stranger"] == 0
 
     asyncio.run(main())
 

@@ -1,0 +1,168 @@
+"""A node with places at three relays is reached at once, though one of them dies, drops or delays what it carries.
+
+One network serves all tests; the one that kills a relay is the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import uvloop
+from support.network_worlds import eventually, libp2p_node
+from swarm.network.interface import Stream
+from swarm.network.libp2p.libp2p_network import Libp2pNetwork
+from swarm.network.relay import relay
+from swarm.network.relay.relay import Circuit
+
+AT_ONCE_S = 2.0
+"""Far below the time-out of a call, and above what a busy machine needs to connect."""
+
+NOTICED_S = 10.0
+"""A path that went silent is found after some 3 s, and twice that if the peer's first answer is late."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Five:
+    """`hidden` and `caller` listen nowhere; `hidden` is reached through all of `relays`, and serves "echo"."""
+
+    relays: list[Libp2pNetwork]
+    hidden: Libp2pNetwork
+    caller: Libp2pNetwork
+
+    def carrying(self) -> Libp2pNetwork:
+        """The relay through which `caller` reaches `hidden`."""
+        ends = self.caller.peer_id, self.hidden.peer_id
+        (found,) = (each for each in self.relays if each._relay._num_between[ends])
+        return found
+
+    async def reaches_anew(self) -> bool:
+        """Connect as if for the first time, and call."""
+        await self.caller._host.control.disconnect(self.hidden.peer_id)
+        return await self.caller.call(self.hidden.peer_id, "echo", b"hello", timeout_s=20) == b"hello"
+
+    @contextlib.asynccontextmanager
+    async def echoing(self) -> AsyncIterator[Callable[[bytes], Awaitable[bool]]]:
+        async with self.caller.stream(self.hidden.peer_id, "echo", timeout_s=20) as stream:
+
+            async def echoes(message: bytes) -> bool:
+                await stream.send(message)
+                return await stream.receive() == message
+
+            yield echoes
+
+
+async def open_five(folder: Path, stack: contextlib.AsyncExitStack) -> Five:
+    relays: list[Libp2pNetwork] = []
+    for name in ("first", "second", "third"):
+        known = await relays[0].addrs() if relays else ()
+        relays.append(await stack.enter_async_context(await libp2p_node(folder / name, peers=known, relay="serve")))
+    peers = tuple([addr for each in relays for addr in await each.addrs()])
+    hidden = await stack.enter_async_context(await libp2p_node(folder / "hidden", peers=peers, listen=(), relay="use"))
+
+    async def echo(_peer_id: str, request: bytes) -> bytes:
+        return request
+
+    async def echo_stream(_peer_id: str, stream: Stream) -> None:
+        while True:
+            await stream.send(await stream.receive())
+
+    await hidden.serve("echo", echo)
+    await hidden.serve_stream("echo", echo_stream)
+    caller = await stack.enter_async_context(await libp2p_node(folder / "caller", peers=peers, listen=()))
+    return Five(relays=relays, hidden=hidden, caller=caller)
+
+
+class BadCircuit(Circuit):
+    """Does as told with each piece that the relay `bad` carries; others pass on everything."""
+
+    bad: Libp2pNetwork | None = None
+    drops = False
+    num_pieces = 0
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(2**16):
+                kind = type(self)
+                if kind.bad is not None and self._counts is kind.bad.relay_counts:
+                    kind.num_pieces += 1
+                    if kind.drops:
+                        continue
+                    await asyncio.sleep(AT_ONCE_S)
+                writer.write(data)
+                await writer.drain()
+                self._num_bytes += len(data)
+
+
+Run = Callable[[Callable[[Five], Awaitable[None]]], None]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    async def bounded(case: Awaitable[None]) -> None:
+        async with asyncio.timeout(40):
+            await case
+
+    with pytest.MonkeyPatch.context() as patch, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        patch.setattr(relay, "Circuit", BadCircuit)
+        stack = contextlib.AsyncExitStack()
+        five = runner.run(open_five(tmp_path_factory.mktemp("relays"), stack))
+        assert five.hidden.relays == {each.peer_id for each in five.relays}
+        yield lambda case: runner.run(bounded(case(five)))
+        runner.run(stack.aclose())
+
+
+@pytest.fixture(autouse=True)
+def good_relays() -> Iterator[None]:
+    yield
+    BadCircuit.bad = None
+
+
+@pytest.mark.parametrize("drops", [True, False], ids=["drops", "delays"])
+def test_relay_that_drops_or_delays_keeps_nobody_from_a_node_with_others(run: Run, drops: bool) -> None:
+    async def case(five: Five) -> None:
+        BadCircuit.drops, BadCircuit.num_pieces = drops, 0
+        for BadCircuit.bad in five.relays:
+            async with asyncio.timeout(AT_ONCE_S):
+                assert await five.reaches_anew()
+        assert BadCircuit.num_pieces
+
+    run(case)
+
+
+def test_stream_goes_on_through_another_relay_when_its_own_drops_everything(run: Run) -> None:
+    async def case(five: Five) -> None:
+        assert await five.reaches_anew()
+        async with five.echoing() as echoes:
+            assert await echoes(b"before")
+            BadCircuit.drops, BadCircuit.bad = True, five.carrying()
+            async with asyncio.timeout(NOTICED_S):
+                assert await echoes(b"after")
+            assert five.carrying() is not BadCircuit.bad
+
+    run(case)
+
+
+def test_relay_that_dies_stops_neither_a_stream_through_it_nor_a_peer_that_calls_then(run: Run) -> None:
+    async def case(five: Five) -> None:
+        assert await five.reaches_anew()
+        async with five.echoing() as echoes:
+            assert await echoes(b"before")
+            dead = five.carrying()
+            os.kill(dead.daemon_pid, signal.SIGKILL)
+            async with asyncio.timeout(AT_ONCE_S):
+                assert await echoes(b"after")
+                assert await five.reaches_anew()
+
+        async def is_forgotten() -> bool:
+            return len(await five.hidden.addrs()) == 2 and dead.peer_id not in five.hidden.relays
+
+        await eventually(is_forgotten)
+
+    run(case)

@@ -34,7 +34,7 @@ app = typer.Typer(
 
 HERE = ("home",)
 NETWORK = ("home", "name", "network_id", "peers", "listen", "announce")
-DAEMON = (*NETWORK, "tethered", "drain_s", "metrics", "otlp", "log_format", "log_level")
+DAEMON = (*NETWORK, "mdns", "tethered", "drain_s", "metrics", "otlp", "log_format", "log_level")
 WORK = (
     "relay",
     "run",
@@ -228,7 +228,7 @@ COMMANDS = (
         name="doctor",
         purpose="Check this machine for what keeps nodes from working, and say what to do about it.",
         code="swarm_node.commands.doctor:run",
-        settings=NETWORK,
+        settings=(*NETWORK, "mdns"),
         example=f"swarm-node doctor --peers {ADDR}",
     ),
     Command(

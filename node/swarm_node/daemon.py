@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import uvloop
@@ -210,6 +210,7 @@ async def _on_network(config: Config, home: Home, role: NodeRole) -> AsyncIterat
             relays=relays,
             listen=config.listen,
             announce=config.announce,
+            mdns=config.mdns,
             relay=role.relay(config.model_copy(update={"peers": (*config.peers, *relays)})),
         )
     )
@@ -226,14 +227,13 @@ async def _arrive(node: Node, entry: NetworkEntry) -> None:
         "network", f"{node.network.network_id}, listening on {', '.join(addrs) or 'nothing: through relays only'}"
     )
     await _look_around(node)
-    way_in = f"; joined through remembered peers: {', '.join(entry.remembered[:MAX_NAMED])}" if entry.remembered else ""
-    more = len(entry.remembered) - MAX_NAMED
-    way_in += f" and {more} more" if more > 0 else ""
+    way_in = _way_in("remembered peers", entry.remembered) or _way_in("nodes of the local network", entry.nearby)
     node.steps.done("peers", f"{node.num_peers} live, this one included{way_in}")
-    if node.config.peers and entry.remembered:
+    if node.config.peers and way_in:
+        others = "peers that it remembers" if entry.remembered else "nodes of the local network"
         node.emitter.emit(
             "warning",
-            message="none of the given peers answered, so this node joined through peers that it remembers",
+            message=f"none of the given peers answered, so this node joined through {others}",
             remedy="give --peers the address of a node that runs",
         )
     node.reachability = await reachability.measure(node.network, entry.peer_ids)
@@ -247,6 +247,14 @@ async def _arrive(node: Node, entry: NetworkEntry) -> None:
         network_id=node.network.network_id,
         home=str(node.home.path),
     )
+
+
+def _way_in(what: str, peer_ids: Sequence[str]) -> str:
+    """Name the peers that a node joined through, if it was not told of them."""
+    if not peer_ids:
+        return ""
+    more = f" and {len(peer_ids) - MAX_NAMED} more" if len(peer_ids) > MAX_NAMED else ""
+    return f"; joined through {what}: {', '.join(peer_ids[:MAX_NAMED])}{more}"
 
 
 async def _keep_announced(node: Node) -> None:

@@ -14,7 +14,7 @@ from swarm_node.commands.command_options import spread
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.version import software_version
 
-HEAVY = "torch transformers hivemind uvloop grpc fastapi uvicorn openai numpy"
+HEAVY = "torch transformers hivemind uvloop grpc fastapi uvicorn openai numpy dns"
 
 
 @pytest.mark.parametrize("command", [entry.name for entry in cli.COMMANDS])

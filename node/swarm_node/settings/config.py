@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticUndefined
-from swarm.network.multiaddr import check_announce_addr, check_listen_addr
+from swarm.network.multiaddr import check_announce_addr, check_listen_addr, is_loopback
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 
@@ -110,13 +110,16 @@ class Config(BaseModel):
     network_id: str = _setting("swarm", parsers.parse_network_id, "ID")
     """Network to be part of; others are not spoken to."""
     peers: tuple[str, ...] = _setting((), parsers.parse_peer, "ADDR…", many=True)
-    """Address of a peer to join through, as `seed` prints it. Not needed where peers are remembered."""
+    """Address of a peer to join through, as `seed` prints it, or a name that leads to some, such as swarm.example.org.
+    Not needed where peers are remembered, or found by mdns."""
     url: str = _setting("", parsers.parse_url, "URL", example="http://127.0.0.1:8000")
     """Dashboard to read from, instead of peers."""
     listen: tuple[str, ...] = _setting(("/ip4/127.0.0.1/tcp/0",), check_listen_addr, "ADDR", many=True)
-    """Address to listen on; port 0: any free one; 0.0.0.0: for all to reach."""
+    """Address to listen on; port 0: any free one; 0.0.0.0 or, by IPv6, :: for all to reach."""
     announce: tuple[str, ...] = _setting((), check_announce_addr, "ADDR", many=True)
     """Address to tell others instead of the one listened on."""
+    mdns: bool = _switch(default=True)
+    """Find nodes of the local network, and be found by them; only while listening beyond this machine."""
     relay: str = _setting("auto", parsers.one_of("auto", "use", "none"), "WHEN")
     """Be reached through a seed: auto (unless all is local), use or none."""
     run: Path | parsers.RunId | None = _setting(None, parsers.parse_run, "RUN", example="run.toml")
@@ -214,6 +217,11 @@ class Config(BaseModel):
     log_level: str = _setting("info", parsers.one_of("debug", "info", "warning", "error"), "LEVEL")
     """Least severe log lines that are kept."""
     origins: Mapping[str, str] = Field(default_factory=dict, repr=False)
+
+    @property
+    def finds_neighbours(self) -> bool:
+        """Return whether a node looks for others in its local network."""
+        return self.mdns and not all(map(is_loopback, self.listen))
 
     def origin(self, name: str) -> str:
         """Return where the value of `name` came from, for messages."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from urllib.parse import urlsplit
 
-from swarm.network.multiaddr import parse_peer_addr
+from swarm.network.discovery.peer_names import check_peer
 from swarm_protocol import limits
 from swarm_protocol.version import check_network_id
 
@@ -239,5 +239,5 @@ def parse_endpoint(text: str) -> Endpoint:
 
 
 def parse_peer(text: str) -> str:
-    """Parse the address of a peer. Raises ConfigError."""
-    return str(parse_peer_addr(text))
+    """Parse the address of a peer, or a name that leads to some. Raises ConfigError."""
+    return check_peer(text)

@@ -135,18 +135,24 @@ def remembered(config: Config) -> tuple[RememberedPeer, ...]:
 
 def join_addrs(config: Config) -> tuple[str, ...]:
     """Return addresses to join through: those given, or else those remembered. Raises ConfigError for none."""
-    check_can_join(config)
-    return config.peers or tuple(f"{addr}/p2p/{each.peer_id}" for each in remembered(config) for addr in each.addrs)
+    found = config.peers or tuple(f"{addr}/p2p/{each.peer_id}" for each in remembered(config) for addr in each.addrs)
+    if not found:
+        raise _nobody_to_ask()
+    return found
 
 
 def check_can_join(config: Config) -> None:
-    """Refuse to join without a given or remembered peer. Raises ConfigError."""
-    if not config.peers and not remembered(config):
-        raise ConfigError(
-            "no peer to join through is named, and none is remembered from earlier days",
-            remedy="give --peers the address that a seed printed; swarm-node seed starts a network, "
-            "swarm-node demo shows it all on this machine",
-        )
+    """Refuse to join without any peer, given, remembered or to be looked for nearby. Raises ConfigError."""
+    if not config.peers and not config.finds_neighbours and not remembered(config):
+        raise _nobody_to_ask()
+
+
+def _nobody_to_ask() -> ConfigError:
+    return ConfigError(
+        "no peer to join through is named, and none is remembered from earlier days",
+        remedy="give --peers the address that a seed printed; swarm-node seed starts a network, "
+        "swarm-node demo shows it all on this machine",
+    )
 
 
 @asynccontextmanager

@@ -21,7 +21,7 @@ from swarm_protocol.errors import SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord, publish_key
 
-from swarm.network.libp2p.network_entry import REFRESH_S
+from swarm.network.libp2p.partition_watch import REFRESH_S
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_link import Rate
 from swarm.network.memory.memory_network import EPOCH_S, MemoryNetwork
@@ -359,7 +359,7 @@ class World:
 
 
 async def _refresh(network: SimulatedNetwork) -> None:
-    """As `network_entry.PartitionWatch` does while all is well."""
+    """As `partition_watch.PartitionWatch` does while all is well."""
     while True:
         await asyncio.sleep(REFRESH_S)
         await network.dht.tend()

@@ -145,6 +145,11 @@ def test_node_that_remembers_nobody_needs_a_peer(tmp_path: Path) -> None:
     remembered_peers.check_can_join(config)
     (tmp_path / "peers.json").unlink()
     remembered_peers.check_can_join(resolve({"home": str(tmp_path), "peers": [f"{ADDR}/p2p/{peer(1)}"]}, env={}))
+    beyond = {"home": str(tmp_path), "listen": ["/ip4/127.0.0.1/tcp/0", "/ip4/0.0.0.0/tcp/4001"]}
+    remembered_peers.check_can_join(resolve(beyond, env={}))
+    for no_search in ({**beyond, "mdns": "false"}, {**beyond, "listen": ["/ip6/::1/tcp/0"]}):
+        with pytest.raises(ConfigError, match="no peer to join through is named"):
+            remembered_peers.check_can_join(resolve(no_search, env={}))
 
 
 class Network:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.network_worlds import libp2p_node
 from swarm.network.dht import record_dht
-from swarm.network.libp2p import network_entry
+from swarm.network.libp2p import partition_watch
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_network import (
     Libp2pNetwork,
@@ -34,7 +34,7 @@ PING = FindRequest(addrs=("/ip4/127.0.0.1/tcp/1",)).to_bytes()
 @pytest.fixture(autouse=True)
 def nobody_is_asked_unless_a_test_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that is alone asks whoever connects, and suspects who has nothing to say yet."""
-    monkeypatch.setattr(network_entry, "MIN_PAUSE_S", 600.0)
+    monkeypatch.setattr(partition_watch, "MIN_PAUSE_S", 600.0)
 
 
 class Liar:

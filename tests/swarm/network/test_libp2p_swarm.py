@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.free_ports import free_port
 from support.network_worlds import eventually, libp2p_node
-from swarm.network.libp2p import network_entry
+from swarm.network.libp2p import network_entry, partition_watch
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_network import (
     Libp2pNetwork,
@@ -102,8 +102,8 @@ def test_twelve_hosts_find_each_other_and_forget_the_killed_within_their_lifetim
 def test_two_groups_behind_a_seed_that_was_gone_find_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(network_entry, "CHECK_S", 0.3)
-    monkeypatch.setattr(network_entry, "MAX_PAUSE_S", 0.6)
+    monkeypatch.setattr(partition_watch, "CHECK_S", 0.3)
+    monkeypatch.setattr(partition_watch, "MAX_PAUSE_S", 0.6)
     listen, peers = seed_of(tmp_path)
 
     async def main() -> None:
@@ -126,9 +126,9 @@ def test_two_groups_behind_a_seed_that_was_gone_find_each_other(
 def test_group_that_reached_its_seed_before_it_served_anything_asks_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(network_entry, "CHECK_S", 0.1)
-    monkeypatch.setattr(network_entry, "MIN_PAUSE_S", 0.1)
-    monkeypatch.setattr(network_entry, "MAX_PAUSE_S", 0.1)
+    monkeypatch.setattr(partition_watch, "CHECK_S", 0.1)
+    monkeypatch.setattr(partition_watch, "MIN_PAUSE_S", 0.1)
+    monkeypatch.setattr(partition_watch, "MAX_PAUSE_S", 0.1)
     listen, peers = seed_of(tmp_path)
     too_early: set[str] = set()
 
@@ -146,7 +146,7 @@ def test_group_that_reached_its_seed_before_it_served_anything_asks_again(
         group = await group_of(tmp_path, "ab", peers)
         await wait_until_all_see(group, {node.peer_id for node in group}, 10)
         too_early.update(node.peer_id for node in group)
-        monkeypatch.setattr(network_entry, "connect", connect)
+        monkeypatch.setattr(partition_watch, "connect", connect)
         await seed.close()
         seed = await libp2p_node(tmp_path / "seed", listen=listen)
         members = [*group, *await group_of(tmp_path, "c", peers)]
@@ -164,8 +164,8 @@ def test_group_that_reached_its_seed_before_it_served_anything_asks_again(
 def test_seed_that_forgot_nodes_which_are_still_connected_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(network_entry, "CHECK_S", 0.1)
-    monkeypatch.setattr(network_entry, "REFRESH_S", 0.3)
+    monkeypatch.setattr(partition_watch, "CHECK_S", 0.1)
+    monkeypatch.setattr(partition_watch, "REFRESH_S", 0.3)
 
     async def main() -> None:
         seed = await libp2p_node(tmp_path / "seed")
@@ -187,8 +187,8 @@ def test_seed_that_forgot_nodes_which_are_still_connected_is_asked_again(
 
 
 def test_node_that_lost_everyone_comes_back_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network_entry, "CHECK_S", 0.3)
-    monkeypatch.setattr(network_entry, "MAX_PAUSE_S", 0.6)
+    monkeypatch.setattr(partition_watch, "CHECK_S", 0.3)
+    monkeypatch.setattr(partition_watch, "MAX_PAUSE_S", 0.6)
 
     async def main() -> None:
         listen = (f"/ip4/127.0.0.1/tcp/{free_port()}",)

@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -18,6 +18,7 @@ from swarm_protocol.dht_messages import Contact
 from swarm_protocol.errors import ConfigError, PeerRefused, PeerUnreachable, StartError
 from swarm_protocol.version import check_network_id
 
+from swarm.network.discovery.peer_names import check_peer
 from swarm.network.interface import NotServed, too_many_calls
 from swarm.network.libp2p import sent_frames
 from swarm.network.libp2p.daemon_control import Control, ControlError
@@ -225,6 +226,9 @@ def dial_failure(text: str) -> str:
 class Libp2pOptions:
     """`peers`: nodes to join through, as /ip4/…/tcp/…/p2p/<peer id>; none: the first node of a network.
 
+    A name is looked up (`discovery.peer_names`). `mdns`: find nodes of the local network and be found by them, if it
+    listens beyond this machine.
+
     `remembered`: nodes met in earlier days, tried when no node of `peers` answers at once. `may_be_first`: start alone
     if no remembered node answers and there are no `peers`; else that is an error.
     `relay`: "serve" lets nodes behind NAT be reached through this one, which must be reachable itself; "use" makes this
@@ -243,6 +247,7 @@ class Libp2pOptions:
     relay: Literal["none", "serve", "use", "auto"] = "none"
     relay_bytes_per_s: int = 0
     nat_port_map: bool = False
+    mdns: bool = False
 
     def __post_init__(self) -> None:
         try:
@@ -250,7 +255,7 @@ class Libp2pOptions:
         except ValueError as error:
             raise ConfigError(str(error), remedy="choose a short name of letters, digits, - and _") from None
         for peer in (*self.peers, *self.relays):
-            parse_peer_addr(peer)
+            check_peer(peer)
         for addr in self.listen:
             check_listen_addr(addr)
         for addr in self.announce:
@@ -262,9 +267,10 @@ class Libp2pOptions:
                 "there is no peer to be relayed by", remedy="give the address of one that serves as a relay"
             )
 
-    def seeds(self, own_peer_id: str) -> tuple[PeerAddr, ...]:
-        """The `peers` but this node itself: a seed may find its own address in the list that all nodes share."""
-        return tuple(addr for addr in map(parse_peer_addr, self.peers) if addr.peer_id != own_peer_id)
+    def with_peers(self, addrs: Sequence[PeerAddr]) -> Libp2pOptions:
+        """Return these options with the addresses that the names among `peers` have led to."""
+        relay = self.relay if self.relay != "use" or addrs or self.relays else "none"
+        return replace(self, peers=tuple(map(str, addrs)), relay=relay)
 
     def relays_used(self, own_peer_id: str) -> tuple[PeerAddr, ...]:
         """The nodes that are asked first to relay for this one."""

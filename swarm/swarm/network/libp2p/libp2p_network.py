@@ -15,7 +15,9 @@ import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import Contact
@@ -25,48 +27,57 @@ from swarm_protocol.identity import Identity
 
 from swarm.network.dht.record_dht import DhtCounts, RecordDht, to_announce
 from swarm.network.dht.record_storage import RecordValidator
+from swarm.network.discovery.peer_names import HURRIED_TIMEOUT_S, TIMEOUT_S, GivenPeers
 from swarm.network.interface import NotServed, Stream, StreamHandler, UnaryHandler
 from swarm.network.libp2p.calls import TOKEN_BYTES, Calls
 from swarm.network.libp2p.host import Host, Libp2pOptions
 from swarm.network.libp2p.libp2p_stream import Libp2pStream
+from swarm.network.libp2p.neighbours import Neighbours
 from swarm.network.libp2p.network_entry import (
-    CHECK_S,
     HELLO,
     NetworkEntry,
-    PartitionWatch,
     check_member,
+    connect,
     explain_refusal,
     hello_answer,
     join,
     method_prefix,
     start_host,
 )
+from swarm.network.libp2p.partition_watch import CHECK_S, PartitionWatch
 from swarm.network.libp2p.path_watch import PathWatch
 from swarm.network.libp2p.reconnection import Reconnector
 from swarm.network.libp2p.sent_frames import SentFrames
 from swarm.network.libp2p.stream_resume import Resumption, new_id, reopening
 from swarm.network.libp2p.stream_server import StreamServer
+from swarm.network.multiaddr import is_loopback
 from swarm.network.relay.candidates import RelayCandidate, candidates
 from swarm.network.relay.members import Members
 from swarm.network.relay.relay import Relay, RelayCounts, RelayLimits
 from swarm.network.relay.reservations import Reservations
 from swarm.network.traffic import Traffic
 
+if TYPE_CHECKING:
+    from swarm.network.discovery.local_discovery import LocalDiscovery
+
 __all__ = ["Libp2pNetwork", "Libp2pOptions"]
 
 logger = logging.getLogger(__name__)
+
+NEARBY_S = 3.0
+"""Time for nodes of the local network to answer, if no other way in was found. A second question is asked after one."""
 
 MIN_ISSUE_STEP_S = 0.002
 """Minimum difference between the issue times of two records of one key, of which the later one counts."""
 
 
 class Libp2pNetwork:
-    def __init__(self, identity: Identity, host: Host, options: Libp2pOptions) -> None:
+    def __init__(self, identity: Identity, host: Host, options: Libp2pOptions, given: GivenPeers) -> None:
         self._identity = identity
         self._host = host
         self._network_id = options.network_id
         self._options = options
-        self._seeds = options.seeds(identity.peer_id)
+        self._given = given
         self._prefix = method_prefix(options.network_id)
         self._calls = Calls(host, self._open_unbounded)
         self._given_relays = options.relays_used(identity.peer_id)
@@ -91,8 +102,11 @@ class Libp2pNetwork:
         Raises ConfigError or StartError with one line of cause and a remedy; nothing is left running then.
         """
         identity = Identity.load(options.identity_path)
-        host = await start_host(options, identity.peer_id)
-        network = cls(identity, host, options)
+        given = GivenPeers(options.peers, own_peer_id=identity.peer_id, listen=options.listen)
+        await given.look_up(timeout_s=HURRIED_TIMEOUT_S if options.remembered else TIMEOUT_S)
+        options = options.with_peers(given.addrs)
+        host = await start_host(options, given)
+        network = cls(identity, host, options, given)
         network._main = asyncio.create_task(network._run(), name=f"libp2p network {identity.peer_id}")
         try:
             await asyncio.wait((network._main, network._ready), return_when=asyncio.FIRST_COMPLETED)
@@ -249,7 +263,7 @@ class Libp2pNetwork:
 
     def _kept_peers(self) -> set[str]:
         """The peers that keep this node reachable, and those through which others find it."""
-        return {*self._reservations.held, *(seed.peer_id for seed in self._seeds)}
+        return {*self._reservations.held, *(seed.peer_id for seed in self._given.addrs)}
 
     async def serve(self, method: str, handler: UnaryHandler) -> None:
         self._claim("call", method)
@@ -356,8 +370,14 @@ class Libp2pNetwork:
         await self._streams.serve(self._name("parcel", ""), self._calls.hand_out_parcel, max_message_bytes=TOKEN_BYTES)
         await self._host.serve(HELLO, hello_answer(self._network_id))
         remembered = [contact for contact in self._options.remembered if contact.peer_id != self.peer_id]
+        discovery = self._discovery(tasks)
         self._entry = entry = await join(
-            self._host, self._seeds, remembered, self._network_id, may_be_first=self._options.may_be_first
+            self._host,
+            self._given,
+            remembered,
+            self._network_id,
+            find_nearby=partial(discovery.first, timeout_s=NEARBY_S) if discovery else None,
+            may_be_first=self._options.may_be_first,
         )
         tasks.create_task(self._watch.run())
         tasks.create_task(self._reservations.run())
@@ -367,9 +387,29 @@ class Libp2pNetwork:
         answers = await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in entry.peer_ids))
         await self._dht.refresh()
         met = [peer_id for peer_id, answered in zip(entry.peer_ids, answers, strict=True) if answered]
-        watch = PartitionWatch(self._host, self._dht, self._seeds, self._network_id, self._publish_again)
+        watch = PartitionWatch(self._host, self._dht, self._given, self._network_id, self._publish_again)
         watch.begin(met, remembered)
         tasks.create_task(watch.run())
+        if discovery:
+            neighbours = Neighbours(discovery, self._dht, self._reach, self._publish_again)
+            tasks.create_task(neighbours.run(), name="meet neighbours")
+
+    def _discovery(self, tasks: asyncio.TaskGroup) -> LocalDiscovery | None:
+        """Begin to look for nodes in the local network, if this node is to be reached from there."""
+        listen = self._options.listen
+        if not self._options.mdns or all(map(is_loopback, listen)):
+            return None
+        # its codec takes a fiftieth of a second to import
+        from swarm.network.discovery.local_discovery import LocalDiscovery, local_addrs  # noqa: PLC0415
+
+        discovery = LocalDiscovery(
+            self._network_id, self.peer_id, lambda subnets: local_addrs(listen, self._dht.own_addrs, subnets)
+        )
+        tasks.create_task(discovery.run(), name="local discovery")
+        return discovery
+
+    async def _reach(self, contact: Contact) -> None:
+        await connect(self._host, contact.peer_id, contact.addrs, self._network_id)
 
     async def _keep_own_addrs(self) -> None:
         """Others are told where this node is now: relays come and go, and so do networks."""

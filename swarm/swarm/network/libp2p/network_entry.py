@@ -1,9 +1,7 @@
-"""Entering a network: reach given or remembered peers, compare network, version and clock, and rejoin after a
-partition.
+"""Entering a network: reach given, remembered or neighbouring peers, and compare network, version and clock.
 
 `hello` is the one method whose name carries no network id, so that two peers that cannot work together can say why.
-`start_host` refuses an identity that another running node has. `PartitionWatch.run` is a task: it notices that this
-node is cut off, or that its seeds are, and dials them. Two groups that lost their common seed thus meet there again.
+`start_host` refuses an identity that another running node has. `partition_watch` rejoins after a partition.
 """
 
 from __future__ import annotations
@@ -13,8 +11,7 @@ import contextlib
 import logging
 import statistics
 import time
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -33,6 +30,7 @@ from swarm_protocol.version import PROTOCOL_VERSION, Hello, check_hello, softwar
 
 from swarm.network.dht.record_dht import RecordDht
 from swarm.network.dht.record_storage import RecordValidator
+from swarm.network.discovery.peer_names import GivenPeers
 from swarm.network.interface import NotServed
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host, Libp2pOptions, dial_failure
 from swarm.network.libp2p.p2pd_process import DaemonOptions
@@ -55,14 +53,6 @@ HEAD_START_S = 1.0
 
 logger = logging.getLogger(__name__)
 
-CHECK_S = 3.0
-"""While all is well. A look at the daemon's connections takes a millisecond."""
-MIN_PAUSE_S = 0.5
-MAX_PAUSE_S = 10.0
-"""Pause between attempts to reach missing peers; it grows. A partition heals this long after its cause is gone."""
-REFRESH_S = 60.0
-MAX_KNOWN_PEERS = 64
-NUM_DIALS = 8
 COPY_CHECK_S = 1.5
 """Time for finding a peer by its id through others. A live one answers in a few round trips."""
 NUM_COPY_DIALS = 8
@@ -131,63 +121,102 @@ async def connect(host: Host, peer_id: str, addrs: Sequence[str], network_id: st
     return greeting
 
 
+Attempts = dict[asyncio.Task[Greeting], PeerAddr | Contact]
+Failures = Mapping[str, BaseException | None]
+"""Why given peers were not reached, by their addresses, or by the names that led to none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkEntry:
-    """The peer ids through which a node entered its network: of those it was given, and of those it remembered."""
+    """The peer ids through which a node entered its network: of those it was given, of those it remembered, and of
+    those that it found in the local network."""
 
     given: tuple[str, ...] = ()
     remembered: tuple[str, ...] = ()
+    nearby: tuple[str, ...] = ()
 
     @property
     def peer_ids(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*self.given, *self.remembered)))
+        return tuple(dict.fromkeys((*self.given, *self.remembered, *self.nearby)))
+
+
+FindNearby = Callable[[], Awaitable[Sequence[Contact]]]
+"""Look for nodes in the local network, for a few seconds."""
 
 
 async def join(
     host: Host,
-    given: Sequence[PeerAddr],
+    given: GivenPeers,
     remembered: Sequence[Contact],
     network_id: str,
     *,
+    find_nearby: FindNearby | None = None,
     may_be_first: bool = False,
 ) -> NetworkEntry:
-    """Reach peers of the network; those that are slow may still be on their way. Remembered ones are a second choice.
+    """Reach peers of the network; those that are slow may still be on their way. Remembered ones are a second choice,
+    and those of the local network the last.
 
-    Raises ConfigError if a given peer refuses and none of the others accepts, StartError if no peer was reached
-    (unless none was given and this node `may_be_first`), or if this machine's clock is off.
+    Without given and remembered peers and without a search nearby, this node starts alone; with `may_be_first` also if
+    remembered peers do not answer, and it does not wait for neighbours. Raises ConfigError if a given peer refuses and
+    none of the others accepts, StartError if no peer was reached, or if this machine's clock is off.
     """
-    attempts: dict[asyncio.Task[Greeting], PeerAddr | Contact] = {
-        asyncio.create_task(connect(host, addr.peer_id, [addr.addr], network_id)): addr for addr in given
-    }
-    try:
-        await first_success(set(attempts), timeout_s=HEAD_START_S if remembered else None)
-        if not any(map(succeeded, attempts)) and not _refusals(_failures(attempts)):
-            for contact in remembered:
-                attempts[asyncio.create_task(connect(host, contact.peer_id, contact.addrs, network_id))] = contact
-            await first_success(set(attempts))
-        if attempts:
-            await asyncio.wait(attempts, timeout=GRACE_S)
-        greetings = {attempt: task.result() for task, attempt in attempts.items() if succeeded(task)}
-        failures = _failures(attempts)
-    finally:
-        for task in attempts:
-            task.cancel()
-        if attempts:
-            await asyncio.wait(attempts)
+    if may_be_first:
+        find_nearby = None
+    attempts = await _attempt(host, given.addrs, remembered, network_id, find_nearby)
+    greetings = {attempt: task.result() for task, attempt in attempts.items() if succeeded(task)}
+    failures: Failures = {**given.failures, **_failures(attempts)}
+    contacts = [each for each in greetings if isinstance(each, Contact)]
     entry = NetworkEntry(
         given=tuple(dict.fromkeys(each.peer_id for each in greetings if isinstance(each, PeerAddr))),
-        remembered=tuple(each.peer_id for each in greetings if isinstance(each, Contact)),
+        remembered=tuple(each.peer_id for each in contacts if each in remembered),
+        nearby=tuple(each.peer_id for each in contacts if each not in remembered),
     )
     if not entry.given and (refusals := _refusals(failures)):
         raise _refused(failures, refusals)
     if not greetings:
-        if given or (remembered and not may_be_first):
-            raise _nobody(failures, num_remembered=len(remembered))
+        if failures or find_nearby or (remembered and not may_be_first):
+            raise _nobody(failures, num_remembered=len(remembered), was_sought_nearby=find_nearby is not None)
         return entry
     for addr, failure in failures.items():
         logger.warning("%s: %s", addr, failure)
     _check_clock([greeting.skew_s for greeting in greetings.values()])
     return entry
+
+
+async def _attempt(
+    host: Host,
+    given: Sequence[PeerAddr],
+    remembered: Sequence[Contact],
+    network_id: str,
+    find_nearby: FindNearby | None,
+) -> Attempts:
+    """Dial the given peers, then others until one has answered. Returns all dials, of which none still runs."""
+    attempts: Attempts = {
+        asyncio.create_task(connect(host, addr.peer_id, [addr.addr], network_id)): addr for addr in given
+    }
+
+    def is_over() -> bool:
+        return any(map(succeeded, attempts)) or bool(_refusals(_failures(attempts)))
+
+    async def dial(contacts: Sequence[Contact]) -> None:
+        for contact in contacts:
+            attempts[asyncio.create_task(connect(host, contact.peer_id, contact.addrs, network_id))] = contact
+        await first_success(set(attempts))
+
+    try:
+        await first_success(set(attempts), timeout_s=HEAD_START_S if remembered else None)
+        if not is_over():
+            await dial(remembered)
+        if find_nearby is not None and not is_over():
+            await dial(await find_nearby())
+        if attempts:
+            await asyncio.wait(attempts, timeout=GRACE_S)
+        return dict(attempts)
+    finally:
+        for task in attempts:
+            task.cancel()
+        if attempts:
+            await asyncio.wait(attempts)
 
 
 def _hello(network_id: str, sent_at: float) -> Hello:
@@ -211,20 +240,21 @@ def succeeded(task: asyncio.Task[T]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is None
 
 
-def _failures(attempts: Mapping[asyncio.Task[Greeting], PeerAddr | Contact]) -> dict[PeerAddr, BaseException | None]:
-    """Return the failures of given peers. Remembered ones are left out: they may be gone for good."""
+def _failures(attempts: Attempts) -> Failures:
+    """Return the failures of given peers, but of dials that were given up. Others are left out: these may be gone for
+    good."""
     return {
-        attempt: task.exception()
+        str(attempt): task.exception()
         for task, attempt in attempts.items()
-        if isinstance(attempt, PeerAddr) and task.done() and not succeeded(task)
+        if isinstance(attempt, PeerAddr) and task.done() and not task.cancelled() and not succeeded(task)
     }
 
 
-def _refusals(failures: Mapping[PeerAddr, BaseException | None]) -> list[PeerRefused]:
+def _refusals(failures: Failures) -> list[PeerRefused]:
     return [failure for failure in failures.values() if isinstance(failure, PeerRefused)]
 
 
-def _reasons(failures: Mapping[PeerAddr, BaseException | None]) -> str:
+def _reasons(failures: Failures) -> str:
     """Return the reason of each failure, by address."""
     return "; ".join(
         f"{addr}: {failure.message if isinstance(failure, SwarmError) else failure}"
@@ -232,21 +262,24 @@ def _reasons(failures: Mapping[PeerAddr, BaseException | None]) -> str:
     )
 
 
-def _refused(failures: Mapping[PeerAddr, BaseException | None], refusals: Sequence[PeerRefused]) -> ConfigError:
+def _refused(failures: Failures, refusals: Sequence[PeerRefused]) -> ConfigError:
     remedies = dict.fromkeys(refusal.remedy for refusal in refusals)
     reasons = _reasons(failures)
     return ConfigError(f"cannot join through the given peers: {reasons}", remedy="; ".join(filter(None, remedies)))
 
 
-def _nobody(failures: Mapping[PeerAddr, BaseException | None], *, num_remembered: int) -> StartError:
+def _nobody(failures: Failures, *, num_remembered: int, was_sought_nearby: bool) -> StartError:
+    nearby = "no node of this network answered in the local network" if was_sought_nearby else ""
     if not failures:
+        remembered = f"none of the peers that this node remembers ({num_remembered}) could be reached"
         return StartError(
-            f"none of the peers that this node remembers ({num_remembered}) could be reached",
+            "; ".join(filter(None, (remembered if num_remembered else "", nearby))),
             remedy="give --peers the address of a node that runs, as swarm-node seed prints it",
         )
-    also = f"; nor any of the {num_remembered} that this node remembers" if num_remembered else ""
+    given = f"none of the given peers could be reached: {_reasons(failures)}"
+    remembered = f"nor any of the {num_remembered} that this node remembers" if num_remembered else ""
     return StartError(
-        f"none of the given peers could be reached: {_reasons(failures)}{also}",
+        "; ".join(filter(None, (given, remembered, nearby))),
         remedy="check the addresses and that these nodes run, or give another node of the network",
     )
 
@@ -262,86 +295,11 @@ def _check_clock(skews_s: Sequence[float]) -> None:
     )
 
 
-class PartitionWatch:
-    def __init__(
-        self,
-        host: Host,
-        dht: RecordDht,
-        seeds: Sequence[PeerAddr],
-        network_id: str,
-        on_healed: Callable[[], Awaitable[None]],
-    ) -> None:
-        self._host = host
-        self._dht = dht
-        self._seeds = tuple(seeds)
-        self._met: set[str] = set()  # seeds that have answered and were connected at each look since
-        self._network_id = network_id
-        self._on_healed = on_healed
-        self._known: OrderedDict[str, tuple[str, ...]] = OrderedDict()
-
-    def begin(self, met: Iterable[str], known: Iterable[Contact]) -> None:
-        """Take in the seeds that have answered, by peer id, and peers of earlier days."""
-        self._met.update(met)
-        self._known.update((contact.peer_id, contact.addrs) for contact in known)
-
-    async def run(self) -> None:
-        pause_s = back_off_s = MIN_PAUSE_S
-        loop = asyncio.get_running_loop()
-        refresh_at = loop.time() + REFRESH_S
-        while True:
-            await asyncio.sleep(pause_s)
-            try:
-                cut_off = await self._heal()
-                if loop.time() >= refresh_at:
-                    refresh_at = loop.time() + REFRESH_S
-                    await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in self._met))
-                    await self._dht.tend()
-            except PeerUnreachable:
-                return  # the daemon has ended; the unary connection tells
-            back_off_s = min(back_off_s * 2, MAX_PAUSE_S) if cut_off else MIN_PAUSE_S
-            pause_s = back_off_s if cut_off else CHECK_S
-
-    async def _heal(self) -> bool:
-        """True while somebody is missing whom we keep trying to reach."""
-        connected = await self._host.connected_peers()
-        self._host.traffic.note(connected)
-        for contact in self._dht.contacts():
-            self._known[contact.peer_id] = contact.addrs
-            self._known.move_to_end(contact.peer_id)
-        while len(self._known) > MAX_KNOWN_PEERS:
-            self._known.popitem(last=False)
-        self._met.intersection_update(connected)
-        missing = [seed for seed in self._seeds if seed.peer_id not in self._met]
-        alone = not self._dht.peers()
-        if not missing and not alone:
-            return False
-        found = await asyncio.gather(*(self._reach_seed(seed) for seed in missing))
-        if alone:
-            others = [peer_id for peer_id in reversed(self._known) if peer_id not in connected][:NUM_DIALS]
-            asked = {*others, *connected}
-            found += await asyncio.gather(*(self._dht.ping(peer_id, self._known.get(peer_id, ())) for peer_id in asked))
-        if any(found):
-            logger.info("found %d lost peers again", sum(found))
-            await self._dht.refresh()
-            await self._on_healed()
-        return not all(found) or not self._dht.peers()
-
-    async def _reach_seed(self, seed: PeerAddr) -> bool:
-        try:
-            await connect(self._host, seed.peer_id, [seed.addr], self._network_id)
-        except PeerError as error:
-            logger.debug("seed %s: %s", seed, error)
-            return False
-        if not await self._dht.ping(seed.peer_id):
-            return False
-        self._met.add(seed.peer_id)
-        return True
-
-
-async def start_host(options: Libp2pOptions, peer_id: str) -> Host:
+async def start_host(options: Libp2pOptions, given: GivenPeers) -> Host:
     """Our host, if nobody else has our identity; the check runs beside the start, before we connect to anyone."""
+    peer_id = given.own_peer_id
     daemon_options = options.for_daemon(peer_id)
-    asked: tuple[PeerAddr | Contact, ...] = (*options.seeds(peer_id), *options.remembered[:NUM_COPY_DIALS])
+    asked: tuple[PeerAddr | Contact, ...] = (*given.addrs, *options.remembered[:NUM_COPY_DIALS])
     if not asked:
         return await Host.start(daemon_options)
     check = asyncio.create_task(check_identity_is_free(asked, peer_id, options.network_id))

@@ -1,0 +1,167 @@
+"""Finds the nodes of one's own network that are in the same local network, and lets them find this one.
+
+`LocalDiscovery.run` is a task: it asks by multicast DNS who is there, answers whoever asks, and keeps what it heard of
+others in `nearby`. What it hears are claims. Whether the peer is there shows when it is dialled: its id is in the
+address, and libp2p lets nobody else answer. `libp2p.neighbours` does that.
+State belongs to the task's loop; the link is an argument, so that tests run it without sockets and in virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from swarm_protocol.dht_messages import Contact
+
+from swarm.network.discovery.mdns_messages import Query, answer, is_near, query, read_message, service_of
+from swarm.network.discovery.multicast import Link, MulticastLink, OpenLink, Segment, segments_of
+from swarm.network.discovery.own_networks import Subnet, own_subnets
+
+FIRST_PAUSE_S = 1.0
+MAX_PAUSE_S = 60.0
+"""Pause between two queries; it grows threefold. Who comes later asks, too, so this is for what was lost."""
+
+ANSWER_EVERY_S = 1.0
+"""Everyone hears an answer, so one a second is enough for any number of askers (RFC 6762, section 6)."""
+
+MAX_PACKETS_PER_S = 100
+"""Packets that are parsed. A hundred nodes that start at once stay below it."""
+
+MAX_NEARBY = 64
+"""Neighbours that are kept, those heard of last: one is enough to get in."""
+
+SETTLE_S = 0.2
+"""Time for further neighbours to answer once one has."""
+
+
+class LocalDiscovery:
+    """`addrs` returns the addresses at which this node listens, without /p2p; those in a local network are told there.
+
+    `subnets` returns those of this machine: it is asked again with each query, as interfaces come and go.
+    """
+
+    def __init__(
+        self,
+        network_id: str,
+        peer_id: str,
+        addrs: Callable[[Sequence[Subnet]], Sequence[str]],
+        *,
+        subnets: Callable[[], Sequence[Subnet]] = own_subnets,
+        open_link: OpenLink = MulticastLink.open,
+    ) -> None:
+        self._service = service_of(network_id)
+        self._peer_id = peer_id
+        self._addrs = addrs
+        self._subnets = subnets
+        self._open_link = open_link
+        self._segments: tuple[Segment, ...] = ()
+        self._link: Link | None = None
+        self._heard = asyncio.Event()
+        self._asked_at: dict[Segment, float] = {}  # by anybody
+        self._answer_at: dict[Segment, float] = {}  # the last answer, or the next one
+        self._jitter = random.Random(peer_id)
+        self._budget_at = 0.0
+        self._num_packets = 0
+        self.nearby: OrderedDict[str, Contact] = OrderedDict()
+
+    async def run(self) -> None:
+        """Ask and answer until cancelled."""
+        now = asyncio.get_running_loop().time
+        pause_s = FIRST_PAUSE_S
+        try:
+            while True:
+                await self._keep_link()
+                for segment in self._segments:
+                    # another's question was heard by all, and so were the answers
+                    if pause_s < MAX_PAUSE_S or now() >= self._asked_at.get(segment, -pause_s) + pause_s / 2:
+                        self._send(segment, query(self._service))
+                await asyncio.sleep(pause_s * self._jitter.uniform(0.8, 1.0))
+                pause_s = min(3 * pause_s, MAX_PAUSE_S)
+        finally:
+            if self._link is not None:
+                self._link.close()
+
+    async def first(self, *, timeout_s: float) -> tuple[Contact, ...]:
+        """Wait for neighbours, and return those that answered within SETTLE_S of the first; none in time: none."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self.nearby:
+                    await self.heard()
+                await asyncio.sleep(SETTLE_S)
+        except TimeoutError:
+            pass
+        return tuple(self.nearby.values())
+
+    async def heard(self) -> None:
+        """Wait until a neighbour is heard of from now on."""
+        self._heard.clear()
+        await self._heard.wait()
+
+    async def _keep_link(self) -> None:
+        """Follow the interfaces of this machine."""
+        segments = segments_of(self._subnets())
+        if segments == self._segments and self._link is not None:
+            return
+        if self._link is not None:
+            self._link.close()
+        self._segments, self._asked_at, self._answer_at = segments, {}, {}
+        self._link = await self._open_link(segments, self._take)
+
+    def _send(self, segment: Segment, packet: bytes) -> None:
+        if self._link is not None:
+            self._link.send(segment, packet)
+
+    def _take(self, segment: Segment, packet: bytes) -> None:
+        if not self._has_budget():
+            return
+        said = read_message(packet, self._service, segment.subnets)
+        if isinstance(said, Query):
+            self._on_query(segment)
+        elif said is not None and said.peer_id != self._peer_id:
+            self.nearby[said.peer_id] = said
+            self.nearby.move_to_end(said.peer_id)
+            while len(self.nearby) > MAX_NEARBY:
+                self.nearby.popitem(last=False)
+            self._heard.set()
+
+    def _has_budget(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        if now >= self._budget_at + 1.0:
+            self._budget_at, self._num_packets = now, 0
+        self._num_packets += 1
+        return self._num_packets <= MAX_PACKETS_PER_S
+
+    def _on_query(self, segment: Segment) -> None:
+        """Answer at once, or as soon as the last answer was long enough ago for another."""
+        loop = asyncio.get_running_loop()
+        self._asked_at[segment] = loop.time()
+        answer_at = self._answer_at.get(segment, 0.0)
+        if answer_at > loop.time():
+            return  # it is due already, and this asker will hear it
+        answer_at = max(answer_at + ANSWER_EVERY_S, loop.time())
+        self._answer_at[segment] = answer_at
+        loop.call_at(answer_at, self._answer, segment)
+
+    def _answer(self, segment: Segment) -> None:
+        addrs = [addr for addr in self._addrs(segment.subnets) if is_near(addr, segment.subnets)]
+        if addrs and segment in self._segments:
+            self._send(segment, answer(self._service, self._peer_id, addrs))
+
+
+def local_addrs(listen: Sequence[str], known: Sequence[str], subnets: Sequence[Subnet]) -> tuple[str, ...]:
+    """Return where neighbours reach a node: its `known` addresses, and its `listen` addresses on these subnets.
+
+    The latter count where others are told of another address than the one listened on, as behind a forwarded port.
+    """
+    found = dict.fromkeys(known)
+    for addr in listen:
+        _, version, host, transport, port, *more = addr.split("/")
+        if port == "0":
+            continue
+        for subnet in subnets:
+            is_any = host in ("0.0.0.0", "::") and version == f"ip{subnet.address.version}"  # noqa: S104 - compared
+            if is_any or host == str(subnet.address):
+                found["/".join(("", f"ip{subnet.address.version}", str(subnet.address), transport, port, *more))] = None
+    return tuple(found)

@@ -1,0 +1,124 @@
+"""What nodes of one local network ask and tell each other by multicast DNS (RFC 6762, RFC 6763).
+
+As libp2p's specification of mDNS has it: a query for the PTR records of a service, and answers with one instance each,
+whose TXT records hold `dnsaddr=/ip4/…/tcp/…/p2p/…`. The service is named by the network, so that networks do not hear
+of each other's nodes. Deviation: instances are named by their peer id, which their addresses tell anyway.
+
+What comes in was written by anybody: `read_message` bounds it, and takes no address beyond the receiver's own subnets.
+Pure. Imports dnspython, of which only the codec is used.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dns import exception, flags, message, name, rdataclass, rdatatype, rrset
+from swarm_protocol import limits
+from swarm_protocol.dht_messages import Contact
+from swarm_protocol.errors import ConfigError
+
+from swarm.network.discovery.own_networks import Subnet, address_of, kind_of
+from swarm.network.multiaddr import PeerAddr, parse_peer_addr
+
+MAX_PACKET_BYTES = 4096
+"""Eight addresses take 1 KiB. RFC 6762 allows 9000 bytes."""
+
+MAX_TXT_STRINGS = 32
+"""Addresses in an answer that are looked at."""
+
+TTL_S = 120
+_RECORD = "dnsaddr="
+_NUM_NAME_CHARS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """Somebody asks who is there."""
+
+
+def service_of(network_id: str) -> str:
+    """Return the service that stands for a network: `_swarm-` and 8 letters of the SHA-256 digest of its id in base32.
+
+    A service name has at most 15 characters, of fewer kinds than network ids have (RFC 6763, section 7).
+    """
+    digest = base64.b32encode(hashlib.sha256(network_id.encode()).digest()).decode().lower()
+    return f"_swarm-{digest[:_NUM_NAME_CHARS]}._udp.local."
+
+
+def query(service: str) -> bytes:
+    asking = message.Message(id=0)
+    asking.question.append(rrset.RRset(name.from_text(service), rdataclass.IN, rdatatype.PTR))
+    return asking.to_wire()
+
+
+def answer(service: str, peer_id: str, addrs: Iterable[str]) -> bytes:
+    """Tell that `peer_id` is at `addrs`, of which the first few are named."""
+    instance = f"{peer_id}.{service}"
+    telling = message.Message(id=0)
+    telling.flags = flags.QR | flags.AA
+    told = [PeerAddr(peer_id=peer_id, addr=addr) for addr in addrs][: limits.MAX_CONTACT_ADDRS]
+    strings = " ".join(f'"{_RECORD}{addr}"' for addr in told)
+    telling.answer.append(rrset.from_text(service, TTL_S, "IN", "PTR", instance))
+    telling.additional.append(rrset.from_text(instance, TTL_S, "IN", "TXT", strings))
+    return telling.to_wire()
+
+
+def read_message(packet: bytes, service: str, subnets: Sequence[Subnet]) -> Query | Contact | None:
+    """Return what a packet says of `service`; None if that is nothing, or is not to be believed.
+
+    `subnets` are the receiver's on the interface that the packet came in by. Only addresses inside these count, and
+    only private and link-local ones. An answer that names two peers is dropped.
+    """
+    if len(packet) > MAX_PACKET_BYTES:
+        return None
+    try:
+        said = message.from_wire(packet, ignore_trailing=True)
+    except (exception.DNSException, ValueError, NotImplementedError):
+        return None
+    wanted = name.from_text(service)
+    is_answer = bool(said.flags & flags.QR)
+    if not any(each.name == wanted and _is_ptr(each) for each in (said.answer if is_answer else said.question)):
+        return None
+    return _contact([*said.answer, *said.additional], wanted, subnets) if is_answer else Query()
+
+
+def _contact(records: Sequence[rrset.RRset], wanted: name.Name, subnets: Sequence[Subnet]) -> Contact | None:
+    texts = [
+        text
+        for each in records
+        if each.rdtype == rdatatype.TXT and each.name.is_subdomain(wanted)
+        for record in each
+        for text in record.strings
+    ]
+    found = [addr for text in texts[:MAX_TXT_STRINGS] if (addr := _near(text, subnets)) is not None]
+    peer_ids = {addr.peer_id for addr in found}
+    if len(peer_ids) != 1:
+        return None
+    addrs = tuple(dict.fromkeys(addr.addr for addr in found))[: limits.MAX_CONTACT_ADDRS]
+    return Contact(peer_id=peer_ids.pop(), addrs=addrs)
+
+
+def is_near(addr: str, subnets: Iterable[Subnet]) -> bool:
+    """Return whether an address is a private or link-local one of one of these subnets."""
+    ip = address_of(addr)
+    if ip is None or "/p2p-circuit" in addr or kind_of(ip) not in ("private", "link-local"):
+        return False
+    return any(ip.version == subnet.network.version and ip in subnet.network for subnet in subnets)
+
+
+def _is_ptr(each: rrset.RRset) -> bool:
+    return each.rdtype in (rdatatype.PTR, rdatatype.ANY)
+
+
+def _near(text: bytes, subnets: Sequence[Subnet]) -> PeerAddr | None:
+    """Return the address in one string of a TXT record, if it is one and is near."""
+    if not text.startswith(_RECORD.encode()):
+        return None
+    try:
+        addr = parse_peer_addr(text.decode("ascii").removeprefix(_RECORD))
+    except (UnicodeDecodeError, ConfigError):
+        return None
+    return addr if is_near(addr.addr, subnets) else None

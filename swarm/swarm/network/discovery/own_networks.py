@@ -1,0 +1,103 @@
+"""The networks that this machine is in, and the kinds of addresses: what a name or a neighbour may make a node dial.
+
+A name, or an answer by multicast, comes from others. A node that dials whatever they say could be used to knock at the
+services of its own machine and local network. So both are held against the networks that the node is in itself.
+Pure, but for `own_subnets`, which asks the machine.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from swarm.network.multiaddr import is_loopback, is_private
+
+Kind: TypeAlias = Literal["public", "private", "link-local", "loopback", "unusable"]
+Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+IP6_PREFIX = 64
+"""One IPv6 network on a link, whatever prefix the interface was given (RFC 4291, section 2.5.4)."""
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subnet:
+    """One address of an interface of this machine, and the network around it."""
+
+    interface: str
+    address: Address
+    network: ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def address_of(addr: str) -> Address | None:
+    """Return the IP address that a multiaddr begins with; None for names and invalid text."""
+    _, version, host, *_ = (*addr.split("/", 3), "", "", "")
+    if version not in ("ip4", "ip6"):
+        return None
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def kind_of(address: Address) -> Kind:
+    """Return who can use an address. "unusable" are multicast, unspecified and reserved ones, which name no host."""
+    address = getattr(address, "ipv4_mapped", None) or address
+    if address.is_loopback:
+        return "loopback"
+    if address.is_multicast or address.is_unspecified or (address.version == 4 and address.is_reserved):
+        return "unusable"
+    if address.is_link_local:
+        return "link-local"
+    return "private" if is_private(f"/ip{address.version}/{address}/") else "public"
+
+
+def kinds_to_dial(listen: Sequence[str], own: Iterable[Address]) -> frozenset[Kind]:
+    """Return the kinds of address that a name may lead a node to.
+
+    `listen` are its listen addresses, `own` the addresses of its machine. Public ones it may always. Private and
+    link-local ones only if its machine has an address of that kind: then it is in such a network, as in a home, a
+    company or a cluster, and names of that network lead there rightly. Loopback ones only if the node itself is not
+    to be reached from beyond its machine, so that its network can be this machine alone.
+    """
+    kinds: set[Kind] = {"public"}
+    kinds.update(kind for kind in map(kind_of, own) if kind in ("private", "link-local"))
+    if all(map(is_loopback, listen)):
+        kinds.add("loopback")
+    return frozenset(kinds)
+
+
+def own_subnets() -> tuple[Subnet, ...]:
+    """Return the subnets of this machine's interfaces that are up, those of loopback addresses included."""
+    import psutil  # noqa: PLC0415 - only where a name or a local network is looked at
+
+    try:
+        states, interfaces = psutil.net_if_stats(), psutil.net_if_addrs()
+    except (OSError, psutil.Error) as error:  # as in a sandbox
+        logger.info("cannot see this machine's network interfaces: %s", error)
+        return ()
+    found = []
+    for interface, addresses in interfaces.items():
+        if interface in states and not states[interface].isup:
+            continue
+        for each in addresses:
+            subnet = _subnet(interface, each.address, each.netmask)
+            if subnet is not None:
+                found.append(subnet)
+    return tuple(found)
+
+
+def _subnet(interface: str, address: str, netmask: str | None) -> Subnet | None:
+    """Return the subnet of an interface's address; None for a hardware address."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+        prefix = IP6_PREFIX if ip.version == 6 else netmask or "255.255.255.255"
+        network = ipaddress.ip_network(f"{ip}/{prefix}", strict=False)
+    except ValueError:
+        return None
+    return Subnet(interface=interface, address=ip, network=network)

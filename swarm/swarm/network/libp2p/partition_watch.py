@@ -1,0 +1,114 @@
+"""Keeps a node in its network: dials its seeds and the peers that it knew when these, or all others, are gone.
+
+`PartitionWatch.run` is a task: it notices that this node is cut off, or that its seeds are, and dials them. Two groups
+that lost their common seed thus meet there again. Seeds that are missed for good cost a dial every few seconds, and
+their names are looked up again, as they may have moved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
+
+from swarm_protocol.dht_messages import Contact
+from swarm_protocol.errors import PeerError, PeerUnreachable
+
+from swarm.network.dht.record_dht import RecordDht
+from swarm.network.discovery.peer_names import GivenPeers
+from swarm.network.libp2p.host import Host
+from swarm.network.libp2p.network_entry import connect
+from swarm.network.multiaddr import PeerAddr
+
+CHECK_S = 3.0
+"""While all is well. A look at the daemon's connections takes a millisecond."""
+MIN_PAUSE_S = 0.5
+MAX_PAUSE_S = 10.0
+"""Pause between attempts to reach missing peers; it grows. A partition heals this long after its cause is gone."""
+REFRESH_S = 60.0
+MAX_KNOWN_PEERS = 64
+NUM_DIALS = 8
+
+logger = logging.getLogger(__name__)
+
+
+class PartitionWatch:
+    def __init__(
+        self,
+        host: Host,
+        dht: RecordDht,
+        given: GivenPeers,
+        network_id: str,
+        on_healed: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._host = host
+        self._dht = dht
+        self._given = given
+        self._met: set[str] = set()  # seeds that have answered and were connected at each look since
+        self._network_id = network_id
+        self._on_healed = on_healed
+        self._known: OrderedDict[str, tuple[str, ...]] = OrderedDict()
+
+    def begin(self, met: Iterable[str], known: Iterable[Contact]) -> None:
+        """Take in the seeds that have answered, by peer id, and peers of earlier days."""
+        self._met.update(met)
+        self._known.update((contact.peer_id, contact.addrs) for contact in known)
+
+    async def run(self) -> None:
+        pause_s = back_off_s = MIN_PAUSE_S
+        loop = asyncio.get_running_loop()
+        refresh_at = loop.time() + REFRESH_S
+        while True:
+            await asyncio.sleep(pause_s)
+            try:
+                cut_off = await self._heal()
+                if loop.time() >= refresh_at:
+                    refresh_at = loop.time() + REFRESH_S
+                    await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in self._met))
+                    await self._dht.tend()
+            except PeerUnreachable:
+                return  # the daemon has ended; the unary connection tells
+            back_off_s = min(back_off_s * 2, MAX_PAUSE_S) if cut_off else MIN_PAUSE_S
+            pause_s = back_off_s if cut_off else CHECK_S
+
+    async def _heal(self) -> bool:
+        """True while somebody is missing whom we keep trying to reach."""
+        connected = await self._host.connected_peers()
+        self._host.traffic.note(connected)
+        for contact in self._dht.contacts():
+            self._known[contact.peer_id] = contact.addrs
+            self._known.move_to_end(contact.peer_id)
+        while len(self._known) > MAX_KNOWN_PEERS:
+            self._known.popitem(last=False)
+        self._met.intersection_update(connected)
+        if self._given.are_missing or self._missing():
+            await self._given.look_up_again()
+        missing = self._missing()
+        alone = not self._dht.peers()
+        if not missing and not alone:
+            return False
+        found = await asyncio.gather(*(self._reach_seed(seed) for seed in missing))
+        if alone:
+            others = [peer_id for peer_id in reversed(self._known) if peer_id not in connected][:NUM_DIALS]
+            asked = {*others, *connected}
+            found += await asyncio.gather(*(self._dht.ping(peer_id, self._known.get(peer_id, ())) for peer_id in asked))
+        if any(found):
+            logger.info("found %d lost peers again", sum(found))
+            await self._dht.refresh()
+            await self._on_healed()
+        return not all(found) or not self._dht.peers()
+
+    def _missing(self) -> list[PeerAddr]:
+        return [seed for seed in self._given.addrs if seed.peer_id not in self._met]
+
+    async def _reach_seed(self, seed: PeerAddr) -> bool:
+        try:
+            await connect(self._host, seed.peer_id, [seed.addr], self._network_id)
+        except PeerError as error:
+            logger.debug("seed %s: %s", seed, error)
+            return False
+        if not await self._dht.ping(seed.peer_id):
+            return False
+        self._met.add(seed.peer_id)
+        return True

@@ -1,0 +1,130 @@
+"""What nodes of a local network tell each other, and what a liar may tell them."""
+
+from __future__ import annotations
+
+import pytest
+from dns import message, rdatatype, rrset
+from hypothesis import given
+from hypothesis import strategies as st
+from support.memory_lan import subnets
+from swarm.network.discovery.mdns_messages import (
+    MAX_PACKET_BYTES,
+    MAX_TXT_STRINGS,
+    Query,
+    answer,
+    is_near,
+    query,
+    read_message,
+    service_of,
+)
+from swarm_protocol import limits
+from swarm_protocol.dht_messages import Contact
+from swarm_protocol.identity import Identity
+
+PEER, OTHER = (Identity(bytes([number] * 32)).peer_id for number in (1, 2))
+SERVICE = service_of("swarm")
+HERE = subnets("192.168.1.5/24", "fd00:1::5/64", "fe80::5/64")
+ADDR = "/ip4/192.168.1.7/tcp/4001"
+
+
+def said(*strings: str, peer_id: str = PEER, service: str = SERVICE, ttl: int = 120) -> bytes:
+    """An answer with these strings in its TXT record."""
+    instance = f"{peer_id}.{service}"
+    telling = message.from_wire(answer(service, peer_id, [ADDR]))
+    telling.additional = [rrset.from_text(instance, ttl, "IN", "TXT", " ".join(f'"{text}"' for text in strings))]
+    return telling.to_wire()
+
+
+def test_service_is_named_by_the_network_in_fifteen_characters() -> None:
+    assert service_of("swarm2") != SERVICE
+    for network_id in ("swarm", "a" * limits.MAX_NETWORK_ID_BYTES, "._:@+-"):
+        label = service_of(network_id).split(".")[0]
+        assert len(label) <= 16
+        assert label.startswith("_swarm-")
+
+
+def test_query_and_answer_are_read_again() -> None:
+    assert read_message(query(SERVICE), SERVICE, HERE) == Query()
+    addrs = (ADDR, "/ip6/fd00:1::7/udp/4001/quic-v1")
+    assert read_message(answer(SERVICE, PEER, addrs), SERVICE, HERE) == Contact(peer_id=PEER, addrs=addrs)
+
+
+def test_answer_with_the_most_and_longest_addresses_fits() -> None:
+    addrs = [f"/ip6/fd00:1::{'ffff:' * 3}{number:x}/udp/65535/quic-v1" for number in range(1, 20)]
+    packet = answer(SERVICE, PEER, addrs)
+    assert len(packet) <= MAX_PACKET_BYTES
+    read = read_message(packet, SERVICE, subnets("fd00:1::5/64"))
+    assert isinstance(read, Contact)
+    assert len(read.addrs) == limits.MAX_CONTACT_ADDRS
+
+
+def test_other_networks_and_services_are_not_heard() -> None:
+    other = service_of("other")
+    for packet in (query(other), answer(other, PEER, [ADDR]), query("_http._tcp.local."), b"", b"\0" * 11, b"x" * 100):
+        assert read_message(packet, SERVICE, HERE) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"dnsaddr=/ip4/192.168.2.7/tcp/4001/p2p/{PEER}",  # of another subnet
+        f"dnsaddr=/ip4/8.8.8.8/tcp/4001/p2p/{PEER}",
+        f"dnsaddr=/ip4/127.0.0.1/tcp/22/p2p/{PEER}",
+        f"dnsaddr=/ip6/fd00:2::7/tcp/4001/p2p/{PEER}",
+        f"dnsaddr=/ip6/::1/tcp/4001/p2p/{PEER}",
+        f"dnsaddr=/ip6/::ffff:192.168.1.7/tcp/4001/p2p/{PEER}",
+        f"dnsaddr=/dns4/evil.example/tcp/4001/p2p/{PEER}",
+        f"dnsaddr=/dnsaddr/evil.example/p2p/{PEER}",
+        f"dnsaddr={ADDR}/p2p/{OTHER}/p2p-circuit/p2p/{PEER}",
+        f"dnsaddr={ADDR}",
+        f"dnsaddr={ADDR}/p2p/{PEER[:-1]}",
+        f"{ADDR}/p2p/{PEER}",
+        "dnsaddr=",
+        "dnsaddr=\\255\\254",
+    ],
+)
+def test_address_that_is_not_of_this_subnet_is_left_out(text: str) -> None:
+    assert read_message(said(text), SERVICE, HERE) is None
+    assert read_message(said(text, f"dnsaddr={ADDR}/p2p/{PEER}"), SERVICE, HERE) == Contact(peer_id=PEER, addrs=(ADDR,))
+
+
+def test_answer_that_names_two_peers_is_dropped() -> None:
+    packet = said(f"dnsaddr={ADDR}/p2p/{PEER}", f"dnsaddr={ADDR}/p2p/{OTHER}")
+    assert read_message(packet, SERVICE, HERE) is None
+
+
+def test_too_many_addresses_and_oversized_records_are_cut() -> None:
+    many = [f"dnsaddr=/ip4/192.168.1.7/tcp/{port}/p2p/{PEER}" for port in range(1, 30)]
+    read = read_message(said(*many), SERVICE, HERE)
+    assert isinstance(read, Contact)
+    assert len(read.addrs) == limits.MAX_CONTACT_ADDRS
+    assert read_message(said(*["x"] * MAX_TXT_STRINGS, many[0]), SERVICE, HERE) is None
+    assert read_message(said(many[0], *["x" * 255] * 16), SERVICE, HERE) is None  # more than MAX_PACKET_BYTES
+
+
+def test_addresses_are_near_in_private_subnets_only() -> None:
+    public = subnets("198.51.100.5/24", "2001:db8::5/64")
+    assert not is_near("/ip4/198.51.100.7/tcp/1", public)
+    assert not is_near("/ip6/2001:db8::7/tcp/1", public)
+    assert is_near("/ip4/169.254.3.4/tcp/1", subnets("169.254.1.1/16"))
+    assert is_near("/ip6/fd00:1::7/tcp/1", HERE)
+    assert not is_near("nonsense", HERE)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_read_without_an_error(noise: bytes) -> None:
+    read_message(noise, SERVICE, HERE)
+
+
+@given(st.data())
+def test_any_damage_to_an_answer_is_read_without_an_error(data: st.DataObject) -> None:
+    packet = bytearray(said(f"dnsaddr={ADDR}/p2p/{PEER}"))
+    for _ in range(data.draw(st.integers(1, 8))):
+        packet[data.draw(st.integers(0, len(packet) - 1))] = data.draw(st.integers(0, 255))
+    read = read_message(bytes(packet), SERVICE, HERE)
+    assert read is None or isinstance(read, Query) or all(is_near(addr, HERE) for addr in read.addrs)
+
+
+def test_question_of_another_type_is_not_answered() -> None:
+    asking = message.make_query(SERVICE, rdatatype.A)
+    assert read_message(asking.to_wire(), SERVICE, HERE) is None

@@ -81,8 +81,9 @@ class Libp2pNetwork:
         self._prefix = method_prefix(options.network_id)
         self._calls = Calls(host, self._open_unbounded)
         self._given_relays = options.relays_used(identity.peer_id)
-        self._reservations = Reservations(host, self._relay_candidates, wanted=options.relay == "use")
-        self._watch = PathWatch(host, Reconnector(host), self._kept_peers)
+        reconnector = Reconnector(host)
+        self._reservations = Reservations(host, self._relay_candidates, reconnector.drop, wanted=options.relay == "use")
+        self._watch = PathWatch(host, reconnector, self._kept_peers)
         self._entry = NetworkEntry()
         self._methods: set[tuple[str, str]] = set()
         self._published: dict[str, Envelope] = {}

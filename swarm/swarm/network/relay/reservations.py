@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from swarm_protocol.errors import PeerError, PeerRefused, PeerTimeout, PeerUnreachable
@@ -25,6 +25,8 @@ NUM_RELAYS = 3
 
 ANSWER_TIMEOUT_S = 5.0
 """Time for a relay to answer this node's request."""
+
+CALL_POLL_S = 0.05
 
 MIN_PAUSE_S = 0.25
 MAX_PAUSE_S = 10.0
@@ -58,10 +60,19 @@ class _Pause:
 
 
 class Reservations:
-    def __init__(self, host: Host, candidates: Callable[[], Sequence[RelayCandidate]], *, wanted: bool) -> None:
-        """`candidates` returns whom to ask now, the best first."""
+    def __init__(
+        self,
+        host: Host,
+        candidates: Callable[[], Sequence[RelayCandidate]],
+        drop: Callable[[str], Awaitable[None]],
+        *,
+        wanted: bool,
+    ) -> None:
+        """`candidates` returns whom to ask now, the best first. `drop(peer_id)` closes the connections to a peer, whose
+        streams go on over the next one; it raises PeerUnreachable if the daemon has ended."""
         self._host = host
         self._candidates = candidates
+        self._drop = drop
         self._wanted = wanted
         self._held: dict[str, _Place] = {}
         self._asked: dict[str, RelayCandidate] = {}
@@ -163,7 +174,7 @@ class Reservations:
     async def _keep(self, relay: RelayCandidate) -> None:
         """Ask for a place, hold it until the relay leaves, and note when to ask again."""
         try:
-            reader, writer = await _reserve(self._host, relay)
+            reader, writer = await self._reserve(relay)
         except PeerError as error:
             level = logging.WARNING if relay.is_given and relay.peer_id not in self._pauses else logging.DEBUG
             logger.log(level, "not reached through %s: %s", relay.peer_id, error)
@@ -181,6 +192,38 @@ class Reservations:
         before = self._pauses.get(relay.peer_id)
         pause_s = least if before is None else min(2 * before.pause_s, most)
         self._pauses[relay.peer_id] = _Pause(pause_s, asyncio.get_running_loop().time() + pause_s)
+
+    async def _reserve(self, relay: RelayCandidate) -> RawStream:
+        """The stream that stands for our place at `relay`. Raises PeerError."""
+        peer_id = relay.peer_id
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                await self._leave_circuits(peer_id)
+                reader, writer = await self._host.open_stream(peer_id, HOP, addrs=relay.addrs)
+                try:
+                    writer.write(reserve_request())
+                    check_hop_accepted(await read_delimited(reader, MAX_MESSAGE_BYTES))
+                except BaseException:
+                    writer.transport.abort()
+                    raise
+        except TimeoutError:
+            raise PeerTimeout(f"no answer within {ANSWER_TIMEOUT_S:.0f} s", peer_id=peer_id) from None
+        except NotServed:
+            raise PeerRefused("it does not relay", peer_id=peer_id) from None
+        except ValueError as error:
+            raise PeerRefused(f"it does not relay for us: {error}", peer_id=peer_id) from None
+        except CONTROL_FAILURES:
+            raise PeerUnreachable("it broke off", peer_id=peer_id) from None
+        return reader, writer
+
+    async def _leave_circuits(self, peer_id: str) -> None:
+        """Close connections that lead to a relay through others, between two small calls: it gives no place over them,
+        and the daemon makes no direct connection beside them."""
+        addrs = (await self._host.connected_peers()).get(peer_id, ())
+        if addrs and all("/p2p-circuit" in addr for addr in addrs):
+            while self._host.num_calls(peer_id):  # noqa: ASYNC110 - a call ends at many places
+                await asyncio.sleep(CALL_POLL_S)
+            await self._drop(peer_id)
 
     async def _hold(self, relay: RelayCandidate, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Hold the reservation until the relay leaves, or another one takes its place."""
@@ -220,26 +263,3 @@ def _redundant(relays: Iterable[RelayCandidate]) -> list[RelayCandidate]:
             found.append(relay)
         taken |= relay.networks
     return found
-
-
-async def _reserve(host: Host, relay: RelayCandidate) -> RawStream:
-    """The stream that stands for our place at `relay`. Raises PeerError."""
-    peer_id = relay.peer_id
-    try:
-        async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            reader, writer = await host.open_stream(peer_id, HOP, addrs=relay.addrs)
-            try:
-                writer.write(reserve_request())
-                check_hop_accepted(await read_delimited(reader, MAX_MESSAGE_BYTES))
-            except BaseException:
-                writer.transport.abort()
-                raise
-    except TimeoutError:
-        raise PeerTimeout(f"no answer within {ANSWER_TIMEOUT_S:.0f} s", peer_id=peer_id) from None
-    except NotServed:
-        raise PeerRefused("it does not relay", peer_id=peer_id) from None
-    except ValueError as error:
-        raise PeerRefused(f"it does not relay for us: {error}", peer_id=peer_id) from None
-    except CONTROL_FAILURES:
-        raise PeerUnreachable("it broke off", peer_id=peer_id) from None
-    return reader, writer

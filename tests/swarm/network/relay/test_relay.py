@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -23,7 +26,8 @@ from swarm.network.libp2p.libp2p_network import (
 from swarm.network.libp2p.network_entry import HELLO, hello_answer
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.multiaddr import peer_id_bytes
-from swarm.network.relay import relay
+from swarm.network.relay import relay, reservations
+from swarm.network.relay.candidates import candidates
 from swarm.network.relay.circuit_messages import HOP, MAX_MESSAGE_BYTES, CircuitStatus, hop_status, reserve_request
 from swarm.network.relay.relay import Circuit, Relay, RelayLimits
 from swarm_protocol.errors import PeerUnreachable
@@ -175,6 +179,33 @@ def test_node_with_two_relays_is_reached_through_the_other_when_one_has_gone(tmp
                 await trio.relay.close()
                 await eventually(is_reached)
                 assert second.relay_counts.circuits >= 1
+
+    run(tmp_path, case)
+
+
+def test_node_whose_seed_is_gone_is_reached_through_a_member_that_it_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reservations, "LOOK_S", 0.1)
+    # on this machine nobody has a public address
+    monkeypatch.setattr(libp2p_network, "candidates", partial(candidates, takes=lambda addr: "p2p-circuit" not in addr))
+
+    async def case(trio: Trio) -> None:
+        async with await libp2p_node(tmp_path / "member", peers=await trio.relay.addrs(), relay="serve") as member:
+
+            async def is_held() -> bool:
+                return member.peer_id in trio.hidden.relays
+
+            async def is_known() -> bool:
+                await trio.hidden._dht.ping(member.peer_id)  # as its records do twice a minute
+                return any(member.peer_id in addr for addr in member._dht.known_addrs(trio.hidden.peer_id))
+
+            await eventually(is_held)
+            await eventually(is_known)
+            await trio.relay.close()
+            async with await libp2p_node(tmp_path / "late", peers=await member.addrs(), listen=()) as late:
+                assert await late.call(trio.hidden.peer_id, "echo", b"hello", timeout_s=20) == b"hello"
+            assert trio.hidden.relays == {member.peer_id}
 
     run(tmp_path, case)
 
@@ -345,6 +376,28 @@ def test_stranger_gets_neither_a_reservation_nor_a_circuit(tmp_path: Path, netwo
         assert await trio.echoes()
 
     run(tmp_path, case)
+
+
+def test_relay_with_a_budget_carries_no_more_a_second_and_tells_how_long_others_waited(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with contextlib.AsyncExitStack() as stack, asyncio.timeout(30):
+            relay = await stack.enter_async_context(
+                await libp2p_node(tmp_path / "relay", relay="serve", relay_bytes_per_s=MIB // 2)
+            )
+            options: dict[str, Any] = {"peers": await relay.addrs(), "listen": ()}
+            hidden = await stack.enter_async_context(await libp2p_node(tmp_path / "hidden", relay="use", **options))
+            caller = await stack.enter_async_context(await libp2p_node(tmp_path / "caller", **options))
+
+            async def swallow(_peer_id: str, _request: bytes) -> bytes:
+                return b""
+
+            await hidden.serve("swallow", swallow)
+            began_at = time.monotonic()
+            await caller.call(hidden.peer_id, "swallow", bytes(MIB // 2), timeout_s=20)
+            assert time.monotonic() - began_at > 0.8
+            assert relay.relay_counts.throttled_s > 0.5
+
+    asyncio.run(main())
 
 
 def test_circuit_whose_ends_say_nothing_is_closed_and_made_again_when_needed(

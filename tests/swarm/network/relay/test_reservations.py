@@ -38,14 +38,30 @@ class FakeWriter:
 
 
 class Relays:
-    """Relays by name, each of which gives places, refuses ("full"), is away ("gone"), or never answers ("silent")."""
-
-    peer_id = "own"
+    """Relays by name, each of which gives places, refuses ("full"), is away ("gone"), never answers ("silent"), or
+    gives places and is connected through another relay ("relayed").
+    """
 
     def __init__(self, **kinds: str) -> None:
         self.kinds = kinds
         self.num_asked = dict.fromkeys(kinds, 0)
+        self.num_looks = 0
         self._streams: dict[str, FakeWriter] = {}
+
+    async def connected_peers(self) -> dict[str, tuple[str, ...]]:
+        relayed = ("/ip4/44.1.0.1/tcp/4001/p2p/x/p2p-circuit",)
+        return {
+            peer_id: relayed if kind == "relayed" else ("/ip4/44.1.0.1/tcp/4001",)
+            for peer_id, kind in self.kinds.items()
+        }
+
+    def num_calls(self, _peer_id: str) -> int:
+        self.num_looks += 1
+        return int(self.num_looks < 3)
+
+    async def drop(self, peer_id: str) -> None:
+        assert self.kinds[peer_id] == "relayed"
+        self.kinds[peer_id] = "ok"
 
     async def open_stream(self, peer_id: str, _protocol: str, *, addrs: Sequence[str]) -> RawStream:
         assert addrs == (addr_of(peer_id),)
@@ -86,7 +102,7 @@ async def kept(
     relays: Relays, given: Iterable[str] = (), known: Iterable[str] = (), *, wanted: bool = True
 ) -> AsyncIterator[Reservations]:
     found = [*map(relay, given), *(relay(each, is_given=False) for each in known)]
-    reservations = Reservations(cast("Host", relays), lambda: found, wanted=wanted)
+    reservations = Reservations(cast("Host", relays), lambda: found, relays.drop, wanted=wanted)
     running = asyncio.create_task(reservations.run())
     yield reservations
     running.cancel()
@@ -156,6 +172,18 @@ def test_relays_that_refuse_or_say_nothing_keep_no_place_from_others() -> None:
             assert reservations.held == {"d1", "e1"}
             await asyncio.sleep(ANSWER_TIMEOUT_S)
             assert reservations.held == {"d1", "e1", "f1"}
+
+    run(case)
+
+
+def test_relay_that_is_connected_through_another_one_is_asked_directly_once_no_call_is_under_way() -> None:
+    async def case() -> None:
+        relays = Relays(a1="ok", b1="relayed")
+        async with kept(relays, given=relays.kinds) as reservations:
+            await reservations.wait_answered(relays.kinds)
+            assert reservations.held == {"a1", "b1"}
+            assert relays.kinds["b1"] == "ok"
+            assert relays.num_looks == 3
 
     run(case)
 

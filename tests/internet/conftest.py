@@ -11,6 +11,7 @@ from bench.report import Report
 from internet import namespaces
 from internet.lab import Lab, remove_abandoned
 from internet.lab_nodes import LabNodes, lab_nodes
+from support.tiny_models import FAMILIES, write_model
 
 MakeLab = Callable[[], Lab]
 OpenLab = Callable[[], AbstractContextManager[LabNodes]]
@@ -62,6 +63,11 @@ def open_lab(make_lab: MakeLab, tmp_path_factory: pytest.TempPathFactory) -> Ope
             yield stack.enter_context(lab_nodes(lab, tmp_path_factory.mktemp("lab")))
 
     return opened
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "tiny", FAMILIES["llama"]())
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,8 @@
 """A small internet on this machine: public hosts, homes behind routers of several kinds, and what can go wrong there.
 
 Nothing leads out of it. All hosts and routers sit on one backbone with public-looking addresses, as libp2p ignores the
-ranges for documentation. docs/explanation/lab.md describes each host. Names of namespaces begin with the process id of
-who made them, so that labs do not collide, and `remove_abandoned` recognizes what a killed one left.
+ranges for documentation. docs/guides/small-internet.md describes each host. Names of namespaces begin with the process
+id of who made them, so that labs do not collide, and `remove_abandoned` recognizes what a killed one left.
 
 The kernel does not have to delay packets (netem): there are no latencies here. `support.wan_proxy` has them.
 """

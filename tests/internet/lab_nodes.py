@@ -13,6 +13,7 @@ from typing import Any
 
 from internet import namespaces, talker
 from internet.lab import PORT, Lab
+from support.forked_node import Begin
 from support.node_process import Node
 
 NETWORK = ("--network-id", "lab")
@@ -61,15 +62,25 @@ class Conversation:
 class LabNode(Node):
     """A node on a host of the lab."""
 
-    host: str
-    port: int
     peer_id: str
     public: tuple[str, ...]
     """Where others of the lab reach it, if it is on a public host."""
 
+    def __init__(self, *arguments: object, host: str, port: int, home: Path, begin: Begin) -> None:
+        super().__init__(*arguments, home=home, is_forked=True, begin=begin)
+        self.host, self.port = host, port
+        self._conversations: list[Conversation] = []
+
     def tell(self, command: str, **arguments: object) -> Conversation:
         """Give a talker a command."""
-        return Conversation(self.home / talker.SOCKET, {"command": command, **arguments})
+        conversation = Conversation(self.home / talker.SOCKET, {"command": command, **arguments})
+        self._conversations.append(conversation)
+        return conversation
+
+    def end(self) -> None:
+        for conversation in self._conversations:
+            conversation.close()
+        super().end()
 
 
 class LabNodes:
@@ -84,12 +95,10 @@ class LabNodes:
         node = self.start(host, "seed", *NETWORK, peers=peers)
         return self.wait_ready(node)
 
-    def talkers(self, *hosts: str, peers: Sequence[str], options: Sequence[str] = ()) -> list[LabNode]:
+    def talkers(self, *hosts: str, peers: Sequence[str], options: Sequence[str] = (), home: str = "") -> list[LabNode]:
         """Start a talker on each of `hosts`, at the same time."""
-        nodes = [
-            self.start(host, *JOIN, "--take", "nothing", *options, peers=peers, begin_with=talker.begin)
-            for host in hosts
-        ]
+        stand_by = (*JOIN, "--take", "nothing", *options)
+        nodes = [self.start(host, *stand_by, peers=peers, home=home, begin_with=talker.begin) for host in hosts]
         for node in nodes:
             self.wait_ready(node)
             while node.wait_for("step", START_S)["title"] != "standing by":
@@ -102,17 +111,17 @@ class LabNodes:
         *arguments: object,
         peers: Sequence[str] = (),
         port: int = PORT,
-        name: str = "",
+        home: str = "",
         begin_with: Any = namespaces.enter,
     ) -> LabNode:
-        """Start a node that listens on `port`. `name` is that of its home: one that was there before is used again."""
+        """Start a node that listens on `port`; `home`: in the home of that name, where another one was before."""
         node = LabNode(
             *(*arguments, "--listen", f"/ip4/0.0.0.0/tcp/{port}", *(("--peers", *peers) if peers else ())),
-            home=self._folder / (name or f"{host}-{len(self._nodes)}"),
-            is_forked=True,
+            home=self._folder / (home or f"{host}-{len(self._nodes)}"),
+            host=host,
+            port=port,
             begin=partial(begin_with, self.lab.namespace(host)),
         )
-        node.host, node.port = host, port
         self._nodes.append(node)
         return node
 

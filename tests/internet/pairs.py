@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -29,21 +30,33 @@ PAIRS = (
 )
 """The matrix of the tests."""
 
-RELAYED_YET = frozenset(pair.name for pair in PAIRS)
+NEIGHBOURS = Pair(name="behind one NAT", one="home1", other="home1b")
+
+RELAYED_YET = frozenset(pair.name for pair in (*PAIRS, NEIGHBOURS))
 """Pairs that have a direct path and do not find it yet. A pair that does must be taken out: the mark is strict."""
+
+RELAYED = pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="a node with a peer beyond its machine announces no address but its relay's",
+)
 
 MAX_SEED_SHARE = 0.05
 MAX_DIRECT_S = 10.0
 
 
-def each_pair(fixture: str, *, with_path: bool) -> pytest.MarkDecorator:
-    """Run a test with `fixture` of each pair; `with_path`: of those that have a direct path."""
-    pairs = [pair for pair in PAIRS if pair.finds_path or not with_path]
-    return pytest.mark.parametrize(fixture, pairs, indirect=True, ids=[pair.name for pair in pairs])
+def each_pair(
+    fixture: str, *, with_path: bool, more: Sequence[Pair] = (), quick: Sequence[str] = ()
+) -> pytest.MarkDecorator:
+    """Run a test with `fixture` of each pair and of `more`; `with_path`: of those that have a direct path. `quick`
+    names those that are quick tests, too."""
+    pairs = [pair for pair in (*PAIRS, *more) if pair.finds_path or not with_path]
+    marked = dict.fromkeys(quick, pytest.mark.quick)
+    values = [pytest.param(pair, id=pair.name, marks=marked.get(pair.name, ())) for pair in pairs]
+    return pytest.mark.parametrize(fixture, values, indirect=True)
 
 
 def expect_direct(request: pytest.FixtureRequest, pair: Pair) -> None:
     """Mark the test as one that has to fail while its pair stays on the relay."""
     if pair.name in RELAYED_YET:
-        reason = "a node with a peer beyond its machine announces no address but its relay's"
-        request.node.add_marker(pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason))
+        request.node.add_marker(RELAYED)

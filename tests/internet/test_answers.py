@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from bench.report import Report
 from internet.conftest import OpenLab
-from internet.lab import PORT
-from internet.lab_nodes import JOIN, LabNode, LabNodes
 from internet.pairs import MAX_DIRECT_S, Pair, each_pair, expect_direct
 from internet.paths import PairMeter
-from support.tiny_models import FAMILIES, NUM_BLOCKS, local_tokens, write_model
+from internet.serving import PROMPT, await_servers, started_servers
+from support.tiny_models import local_tokens
 
 pytestmark = [pytest.mark.internet, pytest.mark.timeout(240)]
 
-PROMPT = list(range(40, 56))
 NUM_TOKENS = 220
 PAUSE_S = 0.1
 """After each token, so that the answer lasts until its path has been looked at."""
@@ -39,35 +35,11 @@ class Answer:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model") / "tiny", FAMILIES["llama"]())
-
-
-def started_servers(nodes: LabNodes, host: str, model: Path, peers: Sequence[str]) -> list[LabNode]:
-    """Two nodes of one host, each of which serves the whole model."""
-    serve = ("--model", model, "--blocks", f"0:{NUM_BLOCKS}")
-    servers = [nodes.start(host, *JOIN, *serve, peers=peers, port=PORT + number) for number in range(2)]
-    for server in servers:
-        nodes.wait_ready(server)
-    for server in servers:
-        server.wait_for("serving", 100)
-    return servers
-
-
-def await_servers(client: LabNode, model: Path, servers: Sequence[LabNode]) -> None:
-    """Wait until the client sees them all."""
-    until = time.monotonic() + 30
-    while set(client.tell("servers", model=model.name).result()) != {server.peer_id for server in servers}:
-        assert time.monotonic() < until, "the client does not see the servers"
-        time.sleep(0.2)
-
-
-@pytest.fixture(scope="module")
 def answer(request: pytest.FixtureRequest, open_lab: OpenLab, figures: Report, model: Path) -> Answer:
     pair: Pair = request.param
     with open_lab() as nodes:
         seed = nodes.seed()
-        servers = started_servers(nodes, pair.other, model, seed.public)
+        servers = started_servers(nodes, pair.other, model, seed.public, num=2)
         [client] = nodes.talkers(pair.one, peers=seed.public)
         await_servers(client, model, servers)
         meter = PairMeter(nodes.lab, pair.one, pair.other)

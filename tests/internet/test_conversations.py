@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 from bench.report import Report
 from internet.conftest import OpenLab
-from internet.pairs import MAX_DIRECT_S, MAX_SEED_SHARE, Pair, each_pair, expect_direct
+from internet.pairs import MAX_DIRECT_S, MAX_SEED_SHARE, NEIGHBOURS, Pair, each_pair, expect_direct
 from internet.paths import PairMeter
 
 pytestmark = [pytest.mark.internet, pytest.mark.timeout(180)]
@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.internet, pytest.mark.timeout(180)]
 NUM_MESSAGES = 128
 """Of 256 KiB: the long stream."""
 MAX_PAUSE_S = 5.0
+QUICK = ("public+NAT", "NAT+NAT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +67,15 @@ def conversation(request: pytest.FixtureRequest, open_lab: OpenLab, figures: Rep
     return found
 
 
-@each_pair("conversation", with_path=False)
+@each_pair("conversation", with_path=False, more=[NEIGHBOURS], quick=QUICK)
 def test_calls_are_answered_and_streams_lose_nothing(conversation: Conversation) -> None:
     assert conversation.failures == []
-    assert conversation.num_calls > 10
+    assert conversation.num_calls >= 5
     assert conversation.num_messages == NUM_MESSAGES
     assert conversation.longest_pause_s < MAX_PAUSE_S
 
 
-@each_pair("conversation", with_path=True)
+@each_pair("conversation", with_path=True, more=[NEIGHBOURS], quick=QUICK)
 def test_path_is_direct_soon_and_a_long_stream_takes_it(
     conversation: Conversation, request: pytest.FixtureRequest
 ) -> None:

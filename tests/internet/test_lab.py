@@ -1,4 +1,4 @@
-"""The lab itself: its hosts and routers behave as docs/explanation/lab.md says, and nothing of it stays."""
+"""The lab itself: its hosts and routers behave as docs/guides/small-internet.md says, and nothing of it stays."""
 
 from __future__ import annotations
 

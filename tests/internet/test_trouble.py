@@ -1,0 +1,167 @@
+"""What happens to homes, routers, relays and seeds in the midst of a conversation: it goes on, and loses nothing."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from bench.report import Report
+from internet.lab import Lab
+from internet.lab_nodes import Conversation, LabNode, LabNodes
+from internet.pairs import RELAYED
+from internet.serving import PROMPT, await_servers, started_servers
+from internet.talker import POURED_BYTES
+from support.node_process import wait_until
+from support.tiny_models import local_tokens
+
+pytestmark = [pytest.mark.internet, pytest.mark.timeout(180)]
+
+MAX_PAUSE_S = 5.0
+"""For a change of address, and for a lost relay."""
+DOWN_S = 1.0
+SETTLE_S = 2.0
+"""Time for a conversation to get under way, and again to show that it goes on."""
+
+
+def talk(one: LabNode, other: LabNode) -> Conversation:
+    return one.tell("talk", peer=other.peer_id, seconds=100, pause_s=0.05, num_bytes=500)
+
+
+def pair_of_talkers(nodes: LabNodes, host: str) -> tuple[LabNode, LabNode]:
+    """A talker on `host` and one on a public host, and a seed that they know."""
+    seed = nodes.seed()
+    ours, theirs = nodes.talkers(host, "open1", peers=seed.public)
+    return ours, theirs
+
+
+def longest_pause_s(nodes: LabNodes, host: str, change: Callable[[Lab], None]) -> float:
+    """Return the longest pause of two streams, one opened from either side, in whose midst something changes."""
+    ours, theirs = pair_of_talkers(nodes, host)
+    talks = [talk(ours, theirs), talk(theirs, ours)]
+    time.sleep(SETTLE_S)
+    change(nodes.lab)
+    changed_at = time.monotonic()
+    time.sleep(MAX_PAUSE_S + SETTLE_S)
+    ends = [talk.end() for talk in talks]
+    assert min(end["last_at"] for end in ends) > changed_at + MAX_PAUSE_S, "a stream has stopped"
+    return max(end["longest_s"] for end in ends)
+
+
+@RELAYED
+@pytest.mark.parametrize("host", ["home1", "sym1"])
+def test_streams_outlive_a_router_that_reboots(nodes: LabNodes, figures: Report, host: str) -> None:
+    pause_s = longest_pause_s(nodes, host, lambda lab: lab.reboot_router(host, down_s=DOWN_S))
+    figures.row(f"router of {host} reboots", longest_pause_s=pause_s - DOWN_S)
+    assert pause_s < DOWN_S + MAX_PAUSE_S
+
+
+@RELAYED
+@pytest.mark.quick
+def test_streams_outlive_a_change_of_address(nodes: LabNodes, figures: Report) -> None:
+    pause_s = longest_pause_s(nodes, "home1", lambda lab: lab.change_address("home1"))
+    figures.row("address of home1 changes", longest_pause_s=pause_s)
+    assert pause_s < MAX_PAUSE_S
+
+
+@RELAYED
+@pytest.mark.parametrize("drinker", ["home1", "open1"])
+def test_bulk_loses_no_byte_when_an_address_changes(nodes: LabNodes, figures: Report, drinker: str) -> None:
+    nodes.lab.limit("home1", 40)
+    ours, theirs = pair_of_talkers(nodes, "home1")
+    one, other = (ours, theirs) if drinker == "home1" else (theirs, ours)
+    drinking = one.tell("drink", peer=other.peer_id, num=120)
+    while drinking.next().get("num", 0) < 17:
+        pass
+    nodes.lab.change_address("home1")
+    drunk = drinking.result()
+    figures.row(f"address changes, {drinker} takes 30 MB", longest_pause_s=drunk["longest_s"])
+    assert drunk["num"] == 120
+    assert drunk["longest_s"] < MAX_PAUSE_S
+
+
+@RELAYED
+def test_answer_loses_no_token_when_its_servers_address_changes(nodes: LabNodes, figures: Report, model: Path) -> None:
+    seed = nodes.seed()
+    servers = started_servers(nodes, "home1", model, seed.public, num=1)
+    [client] = nodes.talkers("open1", peers=seed.public)
+    await_servers(client, model, servers)
+    asking = client.tell("ask", model=model.name, prompt=PROMPT, num_tokens=200, pause_s=0.05)
+    while asking.next()["num"] < 20:
+        pass
+    nodes.lab.change_address("home1")
+    answer = asking.result()
+    figures.row("address of a server changes", longest_pause_s=answer["longest_s"])
+    assert answer["tokens"] == local_tokens(model, PROMPT, 200)
+    assert answer["num_replays"] == 0, "the server was given up"
+    assert answer["longest_s"] < MAX_PAUSE_S
+
+
+def test_stream_outlives_the_relay_that_carries_it(nodes: LabNodes, figures: Report) -> None:
+    first = nodes.seed()
+    second = nodes.seed("open4", peers=first.public)
+    one, other = nodes.talkers("sym1", "sym2", peers=[*first.public, *second.public])
+    talking = talk(one, other)
+    before = {seed: nodes.lab.sent(seed.host).total for seed in (first, second)}
+    time.sleep(SETTLE_S)
+    carrier = max(before, key=lambda seed: nodes.lab.sent(seed.host).total - before[seed])
+    carrier.process.send_signal(signal.SIGKILL)
+    killed_at = time.monotonic()
+    time.sleep(MAX_PAUSE_S + SETTLE_S)
+    talked = talking.end()
+    figures.row("relay dies", longest_pause_s=talked["longest_s"])
+    assert talked["last_at"] > killed_at + MAX_PAUSE_S, "the stream has stopped"
+    assert talked["longest_s"] < MAX_PAUSE_S
+    called = one.tell("call", peer=other.peer_id, num=5, pause_s=0.1, num_bytes=100).result()
+    assert called["failures"] == []
+
+
+def test_line_of_20_mbit_is_used_and_lets_others_through(nodes: LabNodes, figures: Report) -> None:
+    mbit, num = 20, 24
+    nodes.lab.limit("home1", mbit)
+    ours, theirs = pair_of_talkers(nodes, "home1")
+    for one, other, way in ((ours, theirs, "down"), (theirs, ours, "up")):
+        talking = talk(one, other)
+        drunk = one.tell("drink", peer=other.peer_id, num=num).result()
+        talked = talking.end()
+        used_mbit = 8 * num * POURED_BYTES / 1e6 / (drunk["last_at"] - drunk["began_at"])
+        figures.row(f"20 Mbit/s {way}", used_mbit=used_mbit, longest_pause_s=talked["longest_s"])
+        assert 0.7 * mbit < used_mbit < mbit
+        assert talked["longest_s"] < 2.0
+
+
+def test_nat_that_forgets_after_30_s_costs_an_idle_stream_nothing(nodes: LabNodes, figures: Report) -> None:
+    idle_s = 42.0
+    nodes.lab.forget_after("home1", 30)
+    ours, theirs = pair_of_talkers(nodes, "home1")
+    talking = ours.tell("talk", peer=theirs.peer_id, seconds=idle_s + 1, pause_s=idle_s, num_bytes=500)
+    pause_s = talking.result(within_s=90)["longest_s"] - idle_s
+    figures.row("NAT forgets after 30 s", longest_pause_s=pause_s)
+    assert pause_s < MAX_PAUSE_S
+    assert theirs.tell("call", peer=ours.peer_id, num=1, pause_s=0, num_bytes=100).result()["failures"] == []
+
+
+def remembers(node: LabNode, other: LabNode) -> bool:
+    path = node.home / "peers.json"
+    return path.is_file() and other.peer_id in path.read_text()
+
+
+@RELAYED
+def test_network_lives_on_when_its_only_seed_has_vanished(nodes: LabNodes) -> None:
+    seed = nodes.seed()
+    open1, open2, home1 = nodes.talkers("open1", "open2", "home1", peers=seed.public)
+    talks = [talk(open1, open2), talk(home1, open1)]
+    wait_until(lambda: remembers(home1, open1), "a member does not remember another", timeout_s=30)
+    seed.process.send_signal(signal.SIGKILL)
+    killed_at = time.monotonic()
+    time.sleep(2 * MAX_PAUSE_S)
+    ends = [each.end() for each in talks]
+    assert min(end["last_at"] for end in ends) > killed_at + MAX_PAUSE_S, "a stream has stopped"
+    home1.end()
+    [back] = nodes.talkers("home1", peers=(), home=home1.home.name)
+    [newcomer] = nodes.talkers("open3", peers=open1.public)
+    for one, other in ((newcomer, open2), (back, open2), (newcomer, back)):
+        called = one.tell("call", peer=other.peer_id, num=3, pause_s=0.1, num_bytes=100).result()
+        assert called["failures"] == [], (one.host, other.host)

@@ -85,7 +85,7 @@ COMMANDS = (
         code="swarm_node.commands.run:init",
         settings=HERE,
         example="swarm-node run init story.toml",
-        own={
+        options={
             "PATH": "The new run file (default: run.toml).",
             "--start START": "Train this checkpoint further: a Hugging Face model directory, or OWNER/NAME[@REVISION].",
         },
@@ -96,7 +96,7 @@ COMMANDS = (
         code="swarm_node.commands.run:sign",
         settings=(*HERE, *DATA),
         example="swarm-node run sign story.toml",
-        own={
+        options={
             "PATH": "The run file (default: run.toml).",
             "--identity FILE": "Sign with this key instead of the home's.",
             "--pin": "Pin a data set of the hub by its tokens, not only its commit: download and tokenize it now.",
@@ -109,7 +109,7 @@ COMMANDS = (
         code="swarm_node.commands.run:show",
         settings=(),
         example="swarm-node run show story.toml",
-        own={"PATH": "The run file (default: run.toml)."},
+        options={"PATH": "The run file (default: run.toml)."},
     ),
     Command(
         name="run watch",
@@ -117,7 +117,7 @@ COMMANDS = (
         code="swarm_node.commands.run:watch",
         settings=("peers", "network_id", "tensorboard"),
         example=f"swarm-node run watch story.toml --peers {ADDR}",
-        own={"PATH": "The signed run file, or the run's id (default: run.toml)."},
+        options={"PATH": "The signed run file, or the run's id (default: run.toml)."},
     ),
     Command(
         name="run export",
@@ -125,7 +125,7 @@ COMMANDS = (
         code="swarm_node.commands.run:export",
         settings=(*HERE, "tokenizer", "peers", "network_id"),
         example="swarm-node run export story.toml --step 200",
-        own={
+        options={
             "PATH": "The signed run file, or the run's id (default: run.toml).",
             "--out DIR": "The new directory (default: the run's id and the step, here).",
             "--step STEP": "Outer step (default: the newest one that is there).",
@@ -137,7 +137,7 @@ COMMANDS = (
         code="swarm_node.commands.run:resume",
         settings=(*HERE, "peers", "network_id"),
         example=f"swarm-node run resume story.toml --peers {ADDR} --yes",
-        own={
+        options={
             "PATH": "The signed run file (default: run.toml).",
             "--identity FILE": "Sign with this key instead of the home's.",
             "--members FILE": "Let these peer ids go on, one a line (default: the last members that answer).",
@@ -157,7 +157,7 @@ COMMANDS = (
         code="swarm_node.commands.models:check",
         settings=HERE,
         example="swarm-node models check OWNER/NAME",
-        own={"MODEL": "A directory, or OWNER/NAME[@REVISION] on a hub."},
+        options={"MODEL": "A directory, or OWNER/NAME[@REVISION] on a hub."},
     ),
     Command(
         name="chat",
@@ -165,7 +165,7 @@ COMMANDS = (
         code="swarm_node.commands.chat:run",
         settings=(*HERE, "peers", "network_id"),
         example=f"swarm-node chat story --peers {ADDR}",
-        own={
+        options={
             "MODEL": "The model's name, or NAME@REVISION for one of several that are served under it.",
             "--system SYSTEM": "What the model is told before the conversation.",
             "--temperature TEMPERATURE": "How freely words are drawn, from 0 (the likeliest) to 2 (default: 0.7).",
@@ -201,7 +201,7 @@ COMMANDS = (
         code="swarm_node.top.command:run",
         settings=("peers", "url", "network_id"),
         example=f"swarm-node top --peers {ADDR}",
-        own={"--once": "Print the picture as plain text and exit, as where there is no terminal."},
+        options={"--once": "Print the picture as plain text and exit, as where there is no terminal."},
     ),
     Command(
         name="status",
@@ -237,7 +237,7 @@ COMMANDS = (
         code="swarm_node.commands.plan:run",
         settings=("home", "model", "dtype"),
         example="swarm-node plan --model ~/models/story --nodes nodes.toml",
-        own={
+        options={
             "--nodes FILE": "TOML file: name, memory, and decode_ms_per_block or tokens_per_s in a [[nodes]] for each."
         },
     ),
@@ -247,7 +247,7 @@ COMMANDS = (
         code="swarm_node.commands.simulate:run",
         settings=(),
         example="swarm-node simulate scenario.toml --out report",
-        own={
+        options={
             "PATH": "The scenario file (TOML).",
             "--out FILE": "Write FILE.html and FILE.json (default: the scenario's name with -report, here).",
             "--seed SEED": "Seed of all that is random, in place of the file's; equal seeds give equal reports.",
@@ -259,7 +259,7 @@ COMMANDS = (
         code="swarm_node.commands.this_node:identity",
         settings=HERE,
         example="swarm-node identity --new",
-        own={"--new": "Create the key; an existing one is never overwritten."},
+        options={"--new": "Create the key; an existing one is never overwritten."},
     ),
 )
 

@@ -13,8 +13,10 @@ dataclass whose fields have the message's names. To add one:
 
 4. give an example in `tests/protocol/<topic>_examples.py`: property tests and the fuzzer run over `decoders.py` there.
 
-`writer` and `reader` carry scalars, repeated scalars (tuple), maps (dict), optional scalars (None when absent), and
-messages in messages, one or repeated, where the field's annotation names their dataclass.
+`writer` and `reader` compile one function for each message type, as dataclasses compile their `__init__`: messages are
+encoded and decoded for every token, and a loop would look up the kind of each field each time. They carry scalars,
+repeated scalars (tuple), maps (dict), optional scalars (None when absent), and messages in messages, one or repeated,
+where the field's annotation names their dataclass.
 
 Unknown protobuf fields are ignored, in signed records too: the signature covers the bytes as they were sent, and no
 reader encodes a record again, so an older node goes on working beside a newer one. What an older reader would misread
@@ -30,7 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import Any, ClassVar, Self, TypeAlias, TypeVar, get_args
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar, get_args
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
@@ -47,12 +49,14 @@ T = TypeVar("T")
 
 
 def encode(message: Message) -> bytes:
-    """Equal messages give equal bytes within one version of this software; across versions nothing relies on it."""
+    """Return the message's bytes. Equal messages give equal bytes within one version of this software; across versions
+    nothing relies on it."""
     return bytes([MESSAGE_VERSION]) + message.SerializeToString(deterministic=True)
 
 
 def decode(data: bytes, message_type: type[M], build: Callable[[M], T], *, max_bytes: int) -> T:
-    """`build` of the parsed message. Raises PeerViolation for whatever is wrong, a ValueError of `build` included."""
+    """Parse `data`, and return what `build` makes of the message. Raises PeerViolation for bytes that are no valid
+    message, and for a ValueError of `build`."""
     what = message_type.DESCRIPTOR.name
     if len(data) > max_bytes:
         raise PeerViolation(f"{what} has {len(data)} bytes, more than {max_bytes}")
@@ -73,7 +77,7 @@ def decode(data: bytes, message_type: type[M], build: Callable[[M], T], *, max_b
 
 
 def encode_with_payloads(message: Message, payloads: Sequence[bytes | bytearray | memoryview]) -> bytes:
-    """Bulk beside a header: the version, the header's length in 4 bytes, the header, the payloads."""
+    """Return bulk beside a header: the version, the header's length in 4 bytes, the header, the payloads."""
     header = message.SerializeToString(deterministic=True)
     return b"".join((bytes([MESSAGE_VERSION]), len(header).to_bytes(_LENGTH_BYTES, "little"), header, *payloads))
 
@@ -86,7 +90,8 @@ def decode_with_payload(
     max_bytes: int,
     max_header_bytes: int,
 ) -> T:
-    """`build` of the header and a view of what follows it. Raises PeerViolation as `decode`."""
+    """Parse the header, and return what `build` makes of it and of a view of the payloads. Raises PeerViolation as
+    `decode` does."""
     what = message_type.DESCRIPTOR.name
     if len(data) > max_bytes:
         raise PeerViolation(f"{what} has {len(data)} bytes, more than {max_bytes}")
@@ -103,10 +108,11 @@ def decode_with_payload(
 
 @dataclass(frozen=True, slots=True)
 class FieldForm:
-    """A field that is something else in its message than in its dataclass.
+    """How to convert a field that has another type in its protobuf message than in its dataclass.
 
-    `write(sent, value)` puts a value that is not None into the field's message; `read` makes one of what is there. Of a
-    repeated field, `write` returns what it is to hold. Without `read` the value is given to the decoder by name.
+    If the field is a message, `write(sent, value)` fills that message from a value that is not None; otherwise
+    `write(value)` returns what the field is to hold. `read(sent)` returns the dataclass's value. If `read` is None, the
+    caller of the reader passes the value as an argument with the field's name.
     """
 
     write: Callable[..., Any]
@@ -114,15 +120,15 @@ class FieldForm:
 
 
 Forms: TypeAlias = Mapping[str, FieldForm]
-_NONE: Forms = MappingProxyType({})
+_NO_FORMS: Forms = MappingProxyType({})
 
 
-def writer(value_type: type[Any], descriptor: Any, forms: Forms = _NONE) -> Callable[[Any, Any], None]:
+def writer(value_type: type[Any], descriptor: Any, forms: Forms = _NO_FORMS) -> Callable[[Any, Any], None]:
     """Return `write(sent, value)`, which fills a message with a dataclass instance; None leaves a field absent."""
     lines, names = [], dict[str, Any]()
     inner = _inner_types(value_type)
     for field in descriptor.fields:
-        name, form, is_known = field.name, forms.get(field.name), f"if value.{field.name} is not None: "
+        name, form, presence_guard = field.name, forms.get(field.name), f"if value.{field.name} is not None: "
         if form is not None:
             names[f"write_{name}"] = form.write
         elif name in inner:
@@ -133,18 +139,18 @@ def writer(value_type: type[Any], descriptor: Any, forms: Forms = _NONE) -> Call
             content = f"value.{name}" if form is None else f"write_{name}(value.{name})"
             lines.append(f"sent.{name}.{'update' if _is_map(field) else 'extend'}({content})")
         elif field.message_type is not None:
-            lines.append(f"{is_known}write_{name}(sent.{name}, value.{name})")
+            lines.append(f"{presence_guard}write_{name}(sent.{name}, value.{name})")
         elif form is not None:
             lines.append(f"sent.{name} = write_{name}(value.{name})")
         else:
-            lines.append(f"{is_known if field.has_presence else ''}sent.{name} = value.{name}")
+            lines.append(f"{presence_guard if field.has_presence else ''}sent.{name} = value.{name}")
     if not any(line.startswith("sent.") and " = " in line for line in lines):
         lines.append("sent.SetInParent()")  # a message of which no field is set is there, too
     write: Callable[[Any, Any], None] = made_function("write", "sent, value", lines, names)
     return write
 
 
-def reader(value_type: Callable[..., T], descriptor: Any, forms: Forms = _NONE) -> Callable[..., T]:
+def reader(value_type: Callable[..., T], descriptor: Any, forms: Forms = _NO_FORMS) -> Callable[..., T]:
     """Return a function that makes a `value_type` of a message that has its fields, one to one."""
     arguments, given, names = list[str](), list[str](), {"value_type": value_type, "tuple": tuple, "dict": dict}
     inner = _inner_types(value_type)
@@ -198,21 +204,26 @@ class WireMessage(Checked):
     def to_bytes(self) -> bytes:
         message_type: Any = type(self)
         message = self.PROTO()
-        _codec(message_type)[0](message, self)
+        _codec(message_type).write(message, self)
         return encode(message)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Raises PeerViolation."""
+        """Decode one message. Raises PeerViolation."""
         message_type: Any = cls
-        found: Self = decode(data, cls.PROTO, _codec(message_type)[1], max_bytes=cls.MAX_BYTES)
+        found: Self = decode(data, cls.PROTO, _codec(message_type).read, max_bytes=cls.MAX_BYTES)
         return found
 
 
+class _Codec(NamedTuple):
+    write: Callable[[Any, Any], None]
+    read: Callable[[Any], Any]
+
+
 @cache
-def _codec(message_type: Any) -> tuple[Callable[[Any, Any], None], Callable[[Any], Any]]:
+def _codec(message_type: Any) -> _Codec:
     descriptor = message_type.PROTO.DESCRIPTOR
-    return writer(message_type, descriptor), reader(message_type, descriptor)
+    return _Codec(writer(message_type, descriptor), reader(message_type, descriptor))
 
 
 def _check_num_values(data: bytes, message_type: type[Message]) -> None:
@@ -225,11 +236,11 @@ def _check_num_values(data: bytes, message_type: type[Message]) -> None:
 # wire types; the two of groups are not in proto3, and refused
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
-_WHOLE = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
+_COUNTED_AS_ONE = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 
 
 def count_values(data: bytes, start: int, descriptor: Any, *, most: int) -> int:
-    """The number of fields in `data` from `start` on, in messages within it too, and of the numbers packed into them.
+    """Count the fields in `data` from `start` on, in messages within it too, and the numbers packed into them.
 
     Texts and bytes count as one, and so does whatever `descriptor` does not know. Stops soon after `most`; a packed
     number counts for each of its bytes. Raises ValueError where no field can be.
@@ -247,7 +258,7 @@ def count_values(data: bytes, start: int, descriptor: Any, *, most: int) -> int:
             field = descriptor.fields_by_number.get(tag >> 3) if tag & 7 == _DELIMITED else None
             if field is not None and field.message_type is not None:
                 open_messages.append((position, position + length, field.message_type))
-            elif field is not None and field.type not in _WHOLE:
+            elif field is not None and field.type not in _COUNTED_AS_ONE:
                 num_values += length
             if num_values > most:
                 return num_values
@@ -256,7 +267,7 @@ def count_values(data: bytes, start: int, descriptor: Any, *, most: int) -> int:
 
 
 def _content(data: bytes, position: int, wire_type: int) -> tuple[int, int]:
-    """The length of a field's content, and where it begins."""
+    """Return the length of a field's content, and where it begins."""
     if wire_type == _VARINT:
         return 0, decode_varint(data, position)[1]
     if wire_type == _DELIMITED:
@@ -280,7 +291,7 @@ def encode_varint(value: int) -> bytes:
 
 
 def decode_varint(data: bytes, at: int, *, max_bytes: int = MAX_VARINT_BYTES) -> tuple[int, int]:
-    """The number at `at`, and where it ends. Raises ValueError for one that does not end within `max_bytes`."""
+    """Return the number at `at`, and where it ends. Raises ValueError for one that does not end within `max_bytes`."""
     number = 0
     for index, byte in enumerate(data[at : at + max_bytes]):
         number |= (byte & 0x7F) << (7 * index)

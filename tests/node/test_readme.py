@@ -54,7 +54,7 @@ def test_readme_shows_every_kind_of_user_a_command() -> None:
 
 def test_readme_flags_in_its_prose_are_the_programs() -> None:
     known = {f"--{name.replace('_', '-')}" for name in SETTINGS} | {
-        spec.split()[0] for command in cli.COMMANDS for spec in command.own
+        spec.split()[0] for command in cli.COMMANDS for spec in command.options
     }
     known |= {f"--no-{flag[2:]}" for flag in known} | {"--help", "--json", "--keep", "--install-completion"}
     told = {flag for words in PROSE.splitlines() for flag in re.findall(r"(?<![\w-])--[a-z-]+", words)}

@@ -26,8 +26,8 @@ class ExampleSource:
     def model(self, name: str) -> ModelDetail | None:
         return self.model_details.get(name)
 
-    async def run(self, run: str) -> RunDetail | None:
-        return self.run_details.get(run)
+    async def run(self, run_id: str) -> RunDetail | None:
+        return self.run_details.get(run_id)
 
     def nodes(self) -> tuple[NodeView, ...]:
         return tuple(detail.node for detail in self.node_details.values())

@@ -186,15 +186,15 @@ def _piped() -> str:
 
 
 def _conversation_of(flags: Flags) -> Conversation:
-    model = flags.own["model"]
+    model = flags.options["model"]
     if not model:
         raise ConfigError("MODEL is missing", remedy="see swarm-node models for those that are served")
-    temperature = _parsed(flags.own, "temperature", number(0, 2))
+    temperature = _parsed(flags.options, "temperature", number(0, 2))
     return Conversation(
         model=model,
-        system=flags.own["system"] or "",
+        system=flags.options["system"] or "",
         temperature=TEMPERATURE if temperature is None else temperature,
-        max_tokens=_parsed(flags.own, "max_tokens", whole_number(1, limits.MAX_SESSION_TOKENS)),
+        max_tokens=_parsed(flags.options, "max_tokens", whole_number(1, limits.MAX_SESSION_TOKENS)),
     )
 
 

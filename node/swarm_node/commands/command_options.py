@@ -49,14 +49,14 @@ def _offered(incomplete: str, fits: Callable[[Path], bool]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """What was given on the command line; None marks what was not. `own` holds what no setting is, by its name:
-    switches as bool, files as Path, all else as text.
+    """What was given on the command line; None marks what was not. `options` holds the options and arguments
+    that are no settings, by name: switches as bool, files as Path, all else as text.
     """
 
     values: Mapping[str, Value]
     json: bool
     file: Path | None
-    own: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def resolve(self) -> Config:
         """Resolve the settings from these flags, the environment and the file. Raises ConfigError."""
@@ -71,7 +71,7 @@ class Flags:
 class Command:
     """One command: its line in the help, its code (`module:function`, imported when it runs) and its options.
 
-    `settings` are options for settings. `own` maps what is the command's alone to its help: `--yes` is a switch,
+    `settings` names the settings that it takes. `options` maps its other options to their help: `--yes` is a switch,
     `--out DIR` and `--identity FILE` are paths, `--step STEP` is a text; `PATH` and `MODEL` need no option's name. A
     command of two words is in the group that the first names.
     """
@@ -81,12 +81,12 @@ class Command:
     code: str
     settings: Sequence[str]
     example: str
-    own: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
 
     def add_to(self, app: typer.Typer) -> None:
         """Register the command with `app`, which is the program or the command's group."""
-        own = [_own(spec, about) for spec, about in self.own.items()]
-        parameters = [*own, *map(_setting_option, self.settings)]
+        others = [_other_option(spec, about) for spec, about in self.options.items()]
+        parameters = [*others, *map(_setting_option, self.settings)]
         parameters.append(_option("json", bool, "--json", "Print events as JSON lines on stdout.", default=False))
         parameters.append(
             _option(
@@ -97,9 +97,9 @@ class Command:
         def callback(**given: Any) -> int:
             # an empty list is typer's way to say that a repeatable option was not given
             values = {name: given[name] if given[name] != [] else None for name in self.settings}
-            given_own = {each.name: given[each.name] for each in own}
+            options = {each.name: given[each.name] for each in others}
             run: Callable[[Flags], int] = imported(self.code)
-            return run(Flags(values=values, json=given["json"], file=given["config"], own=given_own))
+            return run(Flags(values=values, json=given["json"], file=given["config"], options=options))
 
         callback.__doc__ = self.purpose
         callback.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -145,7 +145,7 @@ def _setting_option(name: str) -> inspect.Parameter:
     return _option(name, kind, flag, about, metavar=setting.metavar, complete=COMPLETIONS.get(name))
 
 
-def _own(spec: str, about: str) -> inspect.Parameter:
+def _other_option(spec: str, about: str) -> inspect.Parameter:
     flag, _, metavar = spec.partition(" ")
     name = flag.lstrip("-").replace("-", "_").lower()
     kind: Any = Path | None if metavar in {"FILE", "DIR"} or flag == "PATH" else str | None

@@ -135,7 +135,7 @@ def check(flags: Flags) -> int:
 
 
 def _model(flags: Flags) -> Path | HubId:
-    named = flags.own["model"]
+    named = flags.options["model"]
     if not named:
         raise ConfigError("MODEL is missing", remedy="give a directory, or OWNER/NAME on a hub")
     try:

@@ -37,7 +37,7 @@ from swarm_node.storage.home import Home
 
 
 def run(flags: Flags) -> int:
-    config, path = flags.resolve(), flags.own["nodes"]
+    config, path = flags.resolve(), flags.options["nodes"]
     model = config.model
     if model is None or path is None:
         missing = "--nodes FILE" if model else "--model MODEL"

@@ -40,6 +40,23 @@ LEARNING_RATE = 1e-4
 EXIT_UNSIGNED = 1
 
 
+def init(flags: Flags) -> int:
+    path, emitter = flags.options["path"] or DEFAULT_PATH, Emitter(json=flags.json)
+    from swarm.training.run.run_config import RunConfig  # noqa: PLC0415
+    from swarm.training.run.run_file import new_run_file  # noqa: PLC0415
+
+    try:
+        config = RunConfig(name=path.stem if path.stem != DEFAULT_PATH.stem else DEFAULT_NAME)
+    except ValueError:
+        config = RunConfig(name=DEFAULT_NAME)
+    if start := flags.options["start"]:
+        config = _starting_from(config, start, flags.home())
+    new_run_file(path, config)
+    emitter.emit("run_written", path=str(path))
+    emitter.say(f"then: swarm-node run sign {shlex.quote(str(path))}")
+    return 0
+
+
 def sign(flags: Flags) -> int:
     identity = _identity(flags)
     path, settings = _existing(flags), flags.resolve()
@@ -58,16 +75,15 @@ def sign(flags: Flags) -> int:
     except ImpossibleRun as error:
         for problem in error.problems:
             emitter.emit("run_problem", problem=problem)
-        few = "one setting is" if len(error.problems) == 1 else f"{len(error.problems)} settings are"
-        raise ConfigError(
-            f"{path} cannot be signed: {few} impossible", remedy="correct what is listed above"
-        ) from error
+        which = "one setting is" if len(error.problems) == 1 else f"{len(error.problems)} settings are"
+        message = f"{path} cannot be signed: {which} impossible"
+        raise ConfigError(message, remedy="correct what is listed above") from error
     interrupts.raise_in_command()
-    pins = data_pins(config, settings, emitter, pin=flags.own["pin"], unpinned=flags.own["unpinned"])
+    pins = data_pins(config, settings, emitter, pin=flags.options["pin"], unpinned=flags.options["unpinned"])
     run = sign_file(path, identity, pins={**pins, **start_pins(config, settings, emitter)})
     for message, remedy in warnings_of(run.config):
         emitter.emit("warning", message=message, remedy=remedy)
-    _tell(emitter, path, InspectedRun(config=run.config, run=run))
+    _print_run(emitter, path, InspectedRun(config=run.config, run=run))
     emitter.say(f"{path} is signed; to train it: swarm-node join --run {shlex.quote(str(path))} --peers ADDR")
     return 0
 
@@ -79,7 +95,7 @@ def show(flags: Flags) -> int:
     diagnostics.quieten_libraries()
     with uncollected():
         found = inspect_run(path)
-    _tell(Emitter(json=flags.json), path, found)
+    _print_run(Emitter(json=flags.json), path, found)
     return 0 if found.run else EXIT_UNSIGNED
 
 
@@ -88,19 +104,19 @@ def resume(flags: Flags) -> int:
     path, author = _existing(flags), _identity(flags)
     from swarm_node.commands.run_resume import resume_run  # noqa: PLC0415
 
-    members, emitter = flags.own["members"], Emitter(json=flags.json)
-    return resume_run(path, author, members, config, emitter, is_certain=flags.own["yes"])
+    members, emitter = flags.options["members"], Emitter(json=flags.json)
+    return resume_run(path, author, members, config, emitter, is_certain=flags.options["yes"])
 
 
 def export(flags: Flags) -> int:
-    config, which, text = flags.resolve(), _file_or_id(flags), flags.own["step"]
+    config, which, text = flags.resolve(), _file_or_id(flags), flags.options["step"]
     try:
         outer_step = None if text is None else whole_number(0, MAX_OUTER_STEP)(text)
     except ValueError as error:
         raise ConfigError(f"--step: {text!r} {error}", remedy="write --step 200") from error
     from swarm_node.commands.run_export import export_run  # noqa: PLC0415
 
-    return export_run(which, outer_step, flags.own["out"], config, Emitter(json=flags.json))
+    return export_run(which, outer_step, flags.options["out"], config, Emitter(json=flags.json))
 
 
 def watch(flags: Flags) -> int:
@@ -108,6 +124,35 @@ def watch(flags: Flags) -> int:
     from swarm_node.commands.run_watch import watch_run  # noqa: PLC0415
 
     return watch_run(which, config, Emitter(json=flags.json))
+
+
+def _starting_from(config: RunConfig, checkpoint: str, home: Path) -> RunConfig:
+    """`config` for the model of a checkpoint, with its weights and tokenizer. Raises ConfigError, IntegrityError."""
+    from swarm.serving.model.model_files import open_model  # noqa: PLC0415
+    from swarm.start_checkpoint import model_settings  # noqa: PLC0415
+    from swarm.training.data.tokenizer import TOKENIZER_FILE  # noqa: PLC0415
+    from swarm.training.run.run_config import LOCAL, StartConfig  # noqa: PLC0415
+
+    from swarm_node.roles.sources import find_source  # noqa: PLC0415
+
+    try:
+        named = parse_model(checkpoint)
+    except ValueError as error:
+        raise ConfigError(f"--start: {checkpoint[:80]!r} {error}", remedy="name a directory or OWNER/NAME") from error
+    source = find_source(named, Home(home), lambda *_: None)
+    files = open_model(source.directory)
+    start = StartConfig(checkpoint=LOCAL)
+    if not isinstance(named, Path):
+        commit = files.source.rpartition("@")[2]
+        start = StartConfig(checkpoint=named.model_id, revision=commit)
+    tokenizer = start.checkpoint if (files.directory / TOKENIZER_FILE).is_file() else "bytes"
+    return replace(
+        config,
+        model=model_settings(files.config),
+        start=start,
+        data=replace(config.data, tokenizer=tokenizer),
+        inner=replace(config.inner, learning_rate=LEARNING_RATE),
+    )
 
 
 def _with_peers(flags: Flags) -> Config:
@@ -122,7 +167,7 @@ def _with_peers(flags: Flags) -> Config:
 
 def _existing(flags: Flags) -> Path:
     """Return the run file's path; it is checked before torch is imported. Raises ConfigError."""
-    path = flags.own["path"] or DEFAULT_PATH
+    path = flags.options["path"] or DEFAULT_PATH
     if not path.exists():
         if isinstance(parse_run(str(path)), RunId):
             raise ConfigError(f"{path} is a run's id", remedy="name the run's signed file: this command needs it")
@@ -135,7 +180,7 @@ def _existing(flags: Flags) -> Path:
 
 
 def _file_or_id(flags: Flags) -> Path | RunId:
-    named = flags.own["path"]
+    named = flags.options["path"]
     which = parse_run(str(named)) if named else None
     if isinstance(which, Path) and not which.exists():
         raise ConfigError(f"{named} cannot be read: it is not there", remedy=f"name the run's file, or {RUN_ID_FORM}")
@@ -144,7 +189,7 @@ def _file_or_id(flags: Flags) -> Path | RunId:
 
 def _identity(flags: Flags) -> Identity:
     """Return the key to sign with. Raises ConfigError if there is none: a run's author has to know which key signs."""
-    if given := flags.own["identity"]:
+    if given := flags.options["identity"]:
         if not given.exists():
             raise ConfigError(f"there is no identity file {given}", remedy="check --identity")
         return Identity.load(given)
@@ -157,7 +202,7 @@ def _identity(flags: Flags) -> Identity:
     return Identity.load(home.identity)
 
 
-def _tell(emitter: Emitter, path: Path, found: InspectedRun) -> None:
+def _print_run(emitter: Emitter, path: Path, found: InspectedRun) -> None:
     from swarm.training.run.run_cost import cost_of  # noqa: PLC0415
 
     from swarm_node.commands.run_pinning import described_data  # noqa: PLC0415
@@ -215,7 +260,7 @@ def _lines(found: InspectedRun, cost: Cost) -> Iterator[str]:
         yield f"start      {name}{commit}, {_pinned(config.start.digest)}"
     limit = f", {config.interval_s:g} s at most" if config.interval_s else ""
     interval = f"{config.interval_steps} inner steps{optimizer}{limit}"
-    yield f"training   {config.outer_steps} outer steps of {interval}; {_streaming(config)}"
+    yield f"training   {config.outer_steps} outer steps of {interval}; {_outer_method(config)}"
     least, most = cost.group_tokens
     who = f"{len(config.admission)} peers may join" if config.admission else "anyone may join"
     yield f"group      {config.min_group} to {config.max_group} members, {config.aggregator}, {who}"
@@ -230,53 +275,7 @@ def _pinned(digest: str, revision: str = "") -> str:
     return f"pinned to {digest[:12]}" if digest else "not pinned"
 
 
-def _streaming(config: RunConfig) -> str:
+def _outer_method(config: RunConfig) -> str:
     if config.fragments == 1 and not config.overlap_steps:
         return f"DiLoCo with {config.outer.optimizer}"
     return f"{config.fragments} fragments, {config.overlap_steps} steps of overlap, {config.outer.optimizer}"
-
-
-def init(flags: Flags) -> int:
-    path, emitter = flags.own["path"] or DEFAULT_PATH, Emitter(json=flags.json)
-    from swarm.training.run.run_config import RunConfig  # noqa: PLC0415
-    from swarm.training.run.run_file import new_run_file  # noqa: PLC0415
-
-    try:
-        config = RunConfig(name=path.stem if path.stem != DEFAULT_PATH.stem else DEFAULT_NAME)
-    except ValueError:
-        config = RunConfig(name=DEFAULT_NAME)
-    if start := flags.own["start"]:
-        config = _starting_from(config, start, flags.home())
-    new_run_file(path, config)
-    emitter.emit("run_written", path=str(path))
-    emitter.say(f"then: swarm-node run sign {shlex.quote(str(path))}")
-    return 0
-
-
-def _starting_from(config: RunConfig, checkpoint: str, home: Path) -> RunConfig:
-    """`config` for the model of a checkpoint, with its weights and tokenizer. Raises ConfigError, IntegrityError."""
-    from swarm.serving.model.model_files import open_model  # noqa: PLC0415
-    from swarm.start_checkpoint import model_settings  # noqa: PLC0415
-    from swarm.training.data.tokenizer import TOKENIZER_FILE  # noqa: PLC0415
-    from swarm.training.run.run_config import LOCAL, StartConfig  # noqa: PLC0415
-
-    from swarm_node.roles.sources import find_source  # noqa: PLC0415
-
-    try:
-        named = parse_model(checkpoint)
-    except ValueError as error:
-        raise ConfigError(f"--start: {checkpoint[:80]!r} {error}", remedy="name a directory or OWNER/NAME") from error
-    source = find_source(named, Home(home), lambda *_: None)
-    files = open_model(source.directory)
-    start = StartConfig(checkpoint=LOCAL)
-    if not isinstance(named, Path):
-        commit = files.source.rpartition("@")[2]
-        start = StartConfig(checkpoint=named.model_id, revision=commit)
-    tokenizer = start.checkpoint if (files.directory / TOKENIZER_FILE).is_file() else "bytes"
-    return replace(
-        config,
-        model=model_settings(files.config),
-        start=start,
-        data=replace(config.data, tokenizer=tokenizer),
-        inner=replace(config.inner, learning_rate=LEARNING_RATE),
-    )

@@ -24,11 +24,11 @@ MAX_FILE_BYTES = 16 * 2**20
 
 
 def run(flags: Flags) -> int:
-    path: Path | None = flags.own["path"]
+    path: Path | None = flags.options["path"]
     if path is None:
         raise ConfigError("no scenario file is named", remedy="see swarm-node simulate --help")
-    scenario = _load(path, flags.own["seed"])
-    out: Path = flags.own["out"] or Path(f"{path.stem}-report")
+    scenario = _load(path, flags.options["seed"])
+    out: Path = flags.options["out"] or Path(f"{path.stem}-report")
     pages = out.with_name(f"{out.name}.html"), out.with_name(f"{out.name}.json")
     emitter, since = Emitter(json=flags.json), time.monotonic()
     minutes = scenario.warm_up_minutes + scenario.minutes

@@ -26,7 +26,7 @@ POLL_S = 0.05
 
 def identity(flags: Flags) -> int:
     home = Home(flags.resolve().home)
-    if flags.own["new"]:
+    if flags.options["new"]:
         home.create()
         Identity.generate().save(home.identity)
     elif not os.path.lexists(home.identity):
@@ -35,7 +35,7 @@ def identity(flags: Flags) -> int:
     peer_id = Identity.load(home.identity).peer_id
     emitter = Emitter(json=flags.json)
     if flags.json:
-        emitter.emit("identity", peer_id=peer_id, path=str(home.identity), created=flags.own["new"])
+        emitter.emit("identity", peer_id=peer_id, path=str(home.identity), created=flags.options["new"])
     else:
         emitter.result(peer_id)
     return 0

@@ -7,8 +7,10 @@ import time
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swarm_node.dashboard import api, pages
@@ -20,7 +22,7 @@ from swarm_node.http.addresses import caller_of
 from swarm_node.http.http_error import HttpError, install_errors
 from swarm_node.http.rate_limit import Allowances, Rates
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 HEADERS = {
     "x-content-type-options": "nosniff",
@@ -32,9 +34,6 @@ HEADERS = {
 
 REQUESTS_PER_MIN = 600
 """The limit of one address. A page with its files and its newest state is ten requests, then one every two seconds."""
-
-GATEWAY = ("/v1", "/tokenize", "/detokenize", "/health", "/metrics", "/openapi.json")
-"""The paths that a gateway answers, with all below them, where both share a server."""
 
 
 def create_dashboard(source: ViewSource, *, has_chat: bool = False, checkpoints: Checkpoints | None = None) -> FastAPI:
@@ -53,39 +52,41 @@ def create_dashboard(source: ViewSource, *, has_chat: bool = False, checkpoints:
     live = app.state.live = Live(source, time.time)
     app.add_middleware(VisitorRates)
     app.add_middleware(DefaultHeaders)
-    install_errors(app, _translated, HttpError, RequestValidationError, HTTPException, Exception)
+    install_errors(app, _http_error, HttpError, RequestValidationError, HTTPException, Exception)
     app.include_router(api.router(source, live, checkpoints))
     app.include_router(pages.router(source, has_chat))
     return app
 
 
-def _translated(error: Exception, request: Request) -> HttpError:
+def _http_error(error: Exception, request: Request) -> HttpError:
     match error:
         case HttpError():
             return error
         case RequestValidationError():
             first = error.errors()[0]
-            message = f"{_repeated(str(first['loc'][-1]))}: {shown(first['msg'])}"
+            message = f"{_bounded(str(first['loc'][-1]))}: {shown(first['msg'])}"
             return HttpError(400, message, remedy="see /api/v1/openapi.json")
         case HTTPException():
-            message = f"{request.method} {_repeated(request.url.path)}: {shown(str(error.detail)).lower()}"
+            message = f"{request.method} {_bounded(request.url.path)}: {shown(str(error.detail)).lower()}"
             remedy = "/api/v1/openapi.json lists what there is"
             return HttpError(error.status_code, message, remedy=remedy, headers=error.headers)
         case _:
-            log.error("unexpected error while answering a visitor", exc_info=error)
+            logger.error("unexpected error while answering a visitor", exc_info=error)
             return HttpError(500, "the dashboard failed to answer", remedy="its log says why")
 
 
-def _repeated(text: str) -> str:
+def _bounded(text: str) -> str:
+    """Return what a client sent, short and printable enough to be repeated to it."""
     return shown(text, max_chars=api.MAX_REPEATED_CHARS)
 
 
-def combined(gateway: ASGIApp, dashboard: ASGIApp) -> ASGIApp:
-    """Combine both in one application. The gateway keeps its own keys and limits for its paths."""
+def combined(gateway: Starlette, dashboard: ASGIApp) -> ASGIApp:
+    """Combine both in one application. The gateway answers, with its own keys and limits, all paths that begin as one
+    of its routes does."""
+    beginnings = {route.path.split("/")[1] for route in gateway.routes if isinstance(route, Route)}
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("path", "")
-        is_gateways = any(path == own or path.startswith(f"{own}/") for own in GATEWAY)
+        is_gateways = scope.get("path", "").partition("/")[2].partition("/")[0] in beginnings
         await (gateway if is_gateways else dashboard)(scope, receive, send)
 
     return app

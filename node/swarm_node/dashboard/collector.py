@@ -218,29 +218,29 @@ class Collector:
     def nodes(self) -> tuple[NodeView, ...]:
         return tuple(self._nodes.values())
 
-    async def run(self, run: str) -> RunDetail | None:
-        view, followed = self._views.runs.get(run), self._runs.runs.get(run)
-        steps = await self.reads(self._history.steps(run), ())
+    async def run(self, run_id: str) -> RunDetail | None:
+        view, followed = self._views.runs.get(run_id), self._runs.runs.get(run_id)
+        steps = await self.reads(self._history.steps(run_id), ())
         refusals: tuple[RefusalView, ...] = ()
         if view is None or followed is None:
             # not there since this dashboard started: what the history knows of it
             if not steps:
                 return None
-            facts = RunFacts(run=run, file=None, trainers=Listed(records={}, ages_s={}), steps=steps)
+            facts = RunFacts(run=run_id, file=None, trainers=Listed(records={}, ages_s={}), steps=steps)
             view = remembered_view(facts, self._snapshot.at)
             since: dict[str, float] = {}
         else:
             facts, since, refusals = followed.facts, followed.since, tuple(followed.refusals)
             by_step = {step.outer_step: step for step in (*steps, *followed.steps)}
             steps = downsampled([by_step[outer_step] for outer_step in sorted(by_step)], MAX_STEPS)
-        refusals = refusals or await self.reads(self._history.refusals(run), ())
+        refusals = refusals or await self.reads(self._history.refusals(run_id), ())
         return RunDetail(
             run=view,
             num_parameters=num_parameters(facts.trainers.records),
             steps=steps,
             refusals=refusals[:MAX_REFUSALS],
-            contributors=contributors(facts, await self._totals(run), self._names(), since, self._snapshot.at),
-            checkpoint=() if self._checkpoints is None else await asyncio.to_thread(self._checkpoints.files, run),
+            contributors=contributors(facts, await self._totals(run_id), self._names(), since, self._snapshot.at),
+            checkpoint=() if self._checkpoints is None else await asyncio.to_thread(self._checkpoints.files, run_id),
         )
 
     async def node(self, peer_id: str) -> NodeDetail | None:

@@ -1,7 +1,8 @@
 """What the dashboard shows, as the JSON API gives it. The one contract between the collector, the API and the pages.
 
 Values only. Every text in them comes from peers or users, bounded by the protocol's limits: who shows it escapes it.
-Times are Unix seconds; a `None` is "not known", never zero.
+Times are Unix seconds; a `None` is "not known", never zero. The names of fields are the API's, so they stay as they
+are: `words` is a summary in one sentence, `run` a run's id, and `happenings` are changes.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ class ServerView(View):
 
 
 class SpanView(View):
+    """The blocks `[start, end)` that one server of a chain computes."""
+
     peer_id: str
     name: str
     start: int
@@ -112,7 +115,7 @@ class RevisionView(View):
 
 
 class ModelView(View):
-    """`words` is its health in one sentence.
+    """One model of the network, with its health.
 
     All but `other_revisions` is of one revision: the one with the fewest blocks missing, then with the most servers.
     """
@@ -131,6 +134,8 @@ class ModelView(View):
 
 
 class ModelDetail(View):
+    """One model with its servers, and the chains that would answer a request."""
+
     model: ModelView
     servers: tuple[ServerView, ...]  # by start, then end
     replicas: tuple[int, ...]  # per block
@@ -144,7 +149,7 @@ class StepView(View):
     at: float  # when it was seen here
     loss: float
     digest: str
-    num_members: int  # of its group; who contributed, and how often, contributors say
+    num_members: int  # of its group, those that contributed nothing included
     num_tokens: int
     seconds: float | None  # since the step before
     phases_s: dict[str, float]  # duration by phase, the group's median: interval, group, reduce, commit, apply
@@ -164,6 +169,8 @@ class RefusalView(View):
 
 
 class ContributorView(View):
+    """One peer that trains a run, or has contributed to it."""
+
     peer_id: str
     name: str
     run: str
@@ -176,9 +183,9 @@ class ContributorView(View):
 
 
 class RunView(View):
-    """`run` is its id; `name` and the numbers of its file are None until a member has given the signed file.
+    """One run. `name` and the numbers of its file are None until a member has given the signed file.
 
-    `remembered` is when it was last seen, where only the history knows it: then nobody trains it any more.
+    `remembered` is the time at which it was last seen, where nobody trains it any more and only the history knows it.
     """
 
     run: str
@@ -200,12 +207,16 @@ class RunView(View):
 
 
 class CheckpointFile(View):
+    """One file of a run's newest checkpoint, and where to download it."""
+
     name: str
     num_bytes: int
     url: str
 
 
 class RunDetail(View):
+    """One run with its steps, its contributors and what they refused."""
+
     run: RunView
     num_parameters: int | None
     steps: tuple[StepView, ...]  # oldest first, downsampled to at most 500
@@ -267,7 +278,7 @@ class ViewSource(Protocol):
 
     def model(self, name: str) -> ModelDetail | None: ...
 
-    async def run(self, run: str) -> RunDetail | None:
+    async def run(self, run_id: str) -> RunDetail | None:
         """Return a run by its id."""
         ...
 

@@ -1,7 +1,7 @@
 """Prints what a node is doing: JSON lines for programs on stdout, short lines for people on stderr.
 
 `swarm_node.events.event_contract` has the names and fields. The command creates one `Emitter` and hands it down. Any
-task or thread may call it, because a line is written in one piece. `LiveLine` draws the status line of a terminal.
+task or thread may call it: one lock guards all that it writes. `LiveLine` draws the status line of a terminal.
 """
 
 from __future__ import annotations
@@ -25,14 +25,18 @@ from swarm_node.formatting import clean, progress
 
 logger = logging.getLogger(__name__)
 
+EVERY_S = 60.0
+"""Minimum time between two lines of the same kind where there is no terminal."""
+
+WIPE = "\r\x1b[K"
+"""Moves a terminal's cursor to the start of the line, and clears it."""
+
 _MARKS = {"ready": "●", "serving": "●", "training": "●", "warning": "!", "draining": "○", "stopped": "○"}
-
-
-Listener = Callable[[str, Mapping[str, object]], None]
-"""A function `listener(event, fields)` that neither blocks nor raises."""
-
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _REPEATED_AT = frozenset(10**power for power in range(1, 10))
+
+Listener = Callable[[str, Mapping[str, object]], None]
+"""A function `listener(event, fields)` that neither blocks nor raises, called in the thread that emits."""
 
 
 class Emitter:
@@ -43,12 +47,13 @@ class Emitter:
         self._out = out or sys.stdout
         self._err = err or sys.stderr
         self._line = LiveLine(self._err)
-        self._complaints: dict[str, tuple[str, int]] = {}  # the last reason, and how often it came in a row
+        self._repeated: dict[str, tuple[str, int]] = {}  # by event the last reason, and how often it came in a row
+        self._lock = threading.Lock()
         self._listeners: list[Listener] = []
 
     @contextmanager
-    def also(self, listener: Listener) -> Iterator[None]:
-        """While the context lasts, call `listener` with each event as well."""
+    def notifying(self, listener: Listener) -> Iterator[None]:
+        """While the context lasts, call `listener` with each event."""
         self._listeners.append(listener)
         try:
             yield
@@ -68,8 +73,8 @@ class Emitter:
         if event == "stopped":
             self._guarded(self._line.end)
         spec, text = event_contract.EVENTS[event], _text(event, fields)
-        if spec.complaint:
-            text = self._counted(event, str(fields[spec.complaint]), text)
+        if spec.repeated_field:
+            text = self._counted(event, str(fields[spec.repeated_field]), text)
         if text and spec.live:
             self.status(event, text)
         elif text:
@@ -94,11 +99,12 @@ class Emitter:
         self._print(text, self._err if self.json else self._out)
 
     def _counted(self, event: str, reason: str, text: str) -> str:
-        """Return `text`, or for a repeated complaint an empty text but for the 10th, 100th… time."""
+        """Return `text`; where the event repeats its reason, only for the 1st, 10th, 100th… time, else nothing."""
         same = _NUMBER.sub("#", reason)  # texts that differ only in a number are the same to a reader
-        last, number = self._complaints.get(event, ("", 0))
-        number = number + 1 if last == same else 1
-        self._complaints[event] = same, number
+        with self._lock:
+            last, number = self._repeated.get(event, ("", 0))
+            number = number + 1 if last == same else 1
+            self._repeated[event] = same, number
         if number == 1:
             return text
         return f"{text} ({number} times by now)" if number in _REPEATED_AT else ""
@@ -108,7 +114,8 @@ class Emitter:
 
     def _guarded(self, write: Callable[[], None]) -> None:
         try:
-            write()
+            with self._lock:
+                write()
         except OSError as error:
             # the reader is gone (a closed pipe, a full disk); a daemon continues without it
             logger.warning("output is lost: %s", error)
@@ -146,14 +153,9 @@ def _text(event: str, fields: Mapping[str, object]) -> str:
     return f"{mark} {text}" if mark else text
 
 
-EVERY_S = 60.0
-"""Minimum time between two lines of the same kind where there is no terminal."""
-
-WIPE = "\r\x1b[K"
-
-
 class LiveLine:
-    """Writes to `stream`. What the stream raises goes to the caller."""
+    """Draws a status line below what is written to `stream`. The caller gets what the stream raises, and lets one
+    thread in at a time."""
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
@@ -161,29 +163,25 @@ class LiveLine:
         self._is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
         self._shown = ""
         self._due_s: dict[str, float] = {}
-        self._lock = threading.Lock()
 
     def show(self, kind: str, text: str) -> None:
         """Replace the line by `text`; without a terminal, print it if its `kind` is due."""
-        with self._lock:
-            if self._is_terminal:
-                self._shown = text
-                self._write(self._drawn())
-            elif self._clock() >= self._due_s.get(kind, 0.0):
-                self._due_s[kind] = self._clock() + EVERY_S
-                self._write(text + "\n")
+        if self._is_terminal:
+            self._shown = text
+            self._write(self._drawn())
+        elif self._clock() >= self._due_s.get(kind, 0.0):
+            self._due_s[kind] = self._clock() + EVERY_S
+            self._write(text + "\n")
 
     def above(self, text: str) -> None:
         """Print a line above, which stays."""
-        with self._lock:
-            self._write(f"{WIPE}{text}\n{self._drawn()}" if self._shown else text + "\n")
+        self._write(f"{WIPE}{text}\n{self._drawn()}" if self._shown else text + "\n")
 
     def end(self) -> None:
         """Remove the line."""
-        with self._lock:
-            if self._shown:
-                self._shown = ""
-                self._write(WIPE)
+        if self._shown:
+            self._shown = ""
+            self._write(WIPE)
 
     def _drawn(self) -> str:
         # the cursor waits at the start of the line, so that other output does not continue behind it

@@ -25,15 +25,15 @@ TYPES: Mapping[str, tuple[type, ...]] = {
 class EventSpec:
     """One kind of event. `fields` maps a name to "type: meaning"; `text` is the line for people, or empty.
 
-    `live`: on a terminal the line replaces the one before. `complaint` names the field that repeats when the same line
-    would come again and again: people then read it the first time, the 10th, the 100th….
+    `live`: on a terminal the line replaces the one before. `repeated_field` is the field whose value is the same
+    when an event repeats: people then read it the first time, the 10th, the 100th….
     """
 
     about: str
     fields: Mapping[str, str]
     text: str = ""
     live: bool = False
-    complaint: str = ""
+    repeated_field: str = ""
 
     def field_type(self, name: str) -> tuple[str, bool]:
         """Return the type's name, and whether null is allowed."""
@@ -41,8 +41,8 @@ class EventSpec:
         return type_name.removesuffix("?"), type_name.endswith("?")
 
 
-def _event(about: str, text: str = "", /, *, live: bool = False, complaint: str = "", **fields: str) -> EventSpec:
-    return EventSpec(about=about, text=text, live=live, complaint=complaint, fields=fields)
+def _event(about: str, text: str = "", /, *, live: bool = False, repeated_field: str = "", **fields: str) -> EventSpec:
+    return EventSpec(about=about, text=text, live=live, repeated_field=repeated_field, fields=fields)
 
 
 EVENTS: Mapping[str, EventSpec] = {
@@ -156,7 +156,7 @@ EVENTS: Mapping[str, EventSpec] = {
     "round_aborted": _event(
         "An attempt at an outer step failed. The committed state is untouched and the work is kept.",
         "step {step}, attempt {attempt}: {reason}",
-        complaint="reason",
+        repeated_field="reason",
         run="text: the run's id",
         step="int: the outer step that was attempted",
         attempt="int: which attempt, from 0",
@@ -227,7 +227,7 @@ EVENTS: Mapping[str, EventSpec] = {
     "warning": _event(
         "Something is wrong that the node can live with.",
         "warning: {message}",
-        complaint="message",
+        repeated_field="message",
         message="text: what happened",
         remedy="text: what to do about it, may be empty",
     ),

@@ -62,7 +62,7 @@ def recorded(emitter: Emitter, folder: Path | None, run_id: str, name: str) -> I
         writer = SummaryWriter(str(folder / run_id / name.replace("/", "-")), flush_secs=FLUSH_S)
     curves = _Curves(writer, emitter)
     try:
-        with emitter.also(curves.take):
+        with emitter.notifying(curves.take):
             yield
     finally:
         curves.close()

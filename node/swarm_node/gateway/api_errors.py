@@ -19,7 +19,7 @@ from swarm_node.formatting import clean
 from swarm_node.gateway import http_limits
 from swarm_node.http.http_error import HttpError, install_errors
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CODES = {404: "not_found", 405: "method_not_allowed", 406: "not_acceptable", 415: "unsupported_media_type"}
 MAX_PATH_CHARS = 100
@@ -46,7 +46,7 @@ def from_exception(error: BaseException) -> HttpError:
         case TimeoutError():
             message = "the request ran out of time"
             return HttpError(503, message, code="timeout", retry_after_s=http_limits.RETRY_AFTER_S)
-    log.error("unexpected error while answering a request", exc_info=error)
+    logger.error("unexpected error while answering a request", exc_info=error)
     return HttpError(500, "the gateway failed to answer; its log says why", code="internal_error")
 
 

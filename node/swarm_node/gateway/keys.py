@@ -22,7 +22,7 @@ from swarm_protocol.errors import ConfigError
 from swarm_node.gateway import http_limits
 from swarm_node.http.rate_limit import Rates
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 _KEY = re.compile(rf"[!-~]{{{http_limits.MIN_KEY_CHARS},{http_limits.MAX_KEY_CHARS}}}")
@@ -66,9 +66,9 @@ class KeyRing:
         try:
             if _stamp(self._path.stat()) != self._stamp:
                 self._keys, self._stamp = _read(self._path)
-                log.info("read %d API keys from %s", len(self._keys), self._path)
+                logger.info("read %d API keys from %s", len(self._keys), self._path)
         except (OSError, ConfigError) as error:
-            log.warning("the API keys stay as they were: %s", error)
+            logger.warning("the API keys stay as they were: %s", error)
 
 
 def _read(path: Path) -> tuple[list[Key], _Stamp]:

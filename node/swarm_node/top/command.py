@@ -37,7 +37,7 @@ def run(flags: Flags) -> int:
             "--url and --peers are both given" if config.url else "no swarm to look at is named",
             remedy="give --url the address of a dashboard, or --peers that of any node of the swarm",
         )
-    is_live = not (flags.own["once"] or flags.json) and sys.stdin.isatty() and sys.stdout.isatty()
+    is_live = not (flags.options["once"] or flags.json) and sys.stdin.isatty() and sys.stdout.isatty()
     logging.getLogger().addHandler(logging.NullHandler())  # a warning in the middle of the screen would spoil it
     interrupts.raise_in_command()
     return asyncio.run(_show(config, Emitter(json=flags.json), is_live=is_live))

@@ -79,16 +79,16 @@ class DashboardClient:
         self._ask("")
         return self._nodes
 
-    async def run(self, run: str) -> RunDetail | None:
-        """Raises PeerError."""
-        return await self._get(f"runs/{_quoted(run)}", RunDetail)
+    async def run(self, run_id: str) -> RunDetail | None:
+        """Fetch one run. Raises PeerError."""
+        return await self._get(f"runs/{_quoted(run_id)}", RunDetail)
 
     async def node(self, peer_id: str) -> NodeDetail | None:
-        """Raises PeerError."""
+        """Fetch one node. Raises PeerError."""
         return await self._get(f"nodes/{_quoted(peer_id)}", NodeDetail)
 
     async def series(self, name: str, hours: float) -> Series | None:
-        """Raises PeerError."""
+        """Fetch the newest `hours` of a number. Raises PeerError."""
         return await self._get(f"series?name={_quoted(name)}&hours={hours:g}", Series)
 
     async def wait_changed(self) -> None:

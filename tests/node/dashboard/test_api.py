@@ -11,7 +11,9 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 from support.dashboard_source import ExampleSource
 from support.dashboard_swarms import example_source
 from swarm_node.dashboard.app import VisitorRates, combined, create_dashboard
@@ -286,7 +288,10 @@ def test_no_folder_means_no_downloads(source: ExampleSource, tmp_path: Path) -> 
 
 
 def test_gateway_keeps_what_is_its_own(source: ExampleSource) -> None:
-    app = combined(PlainTextResponse("the gateway's"), create_dashboard(source, has_chat=True))
+    paths = ("/v1/models", "/health", "/metrics", "/openapi.json")
+    gateway = Starlette(routes=[Route(path, PlainTextResponse("the gateway's")) for path in paths])
+    gateway.router.default = PlainTextResponse("the gateway's")
+    app = combined(gateway, create_dashboard(source, has_chat=True))
 
     async def main() -> None:
         transport = httpx.ASGITransport(app, client=("203.0.113.9", 1))

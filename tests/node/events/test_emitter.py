@@ -166,7 +166,7 @@ def test_emitter_draws_a_download_over_itself_and_wipes_it_when_it_stops() -> No
     assert WIPE not in terminal.getvalue().rpartition("stopped")[2], "nothing is drawn after the last word"
 
 
-def test_same_complaint_is_told_once_and_then_counted() -> None:
+def test_event_with_the_same_reason_is_printed_once_and_then_counted() -> None:
     out, err = io.StringIO(), io.StringIO()
     emitter = Emitter(json=True, out=out, err=err)
     for attempt in range(25):

@@ -239,7 +239,7 @@ def test_empty_swarm_has_words_in_every_tab() -> None:
 
 def test_detail_that_cannot_be_had_says_why_and_the_screen_goes_on() -> None:
     class Silent(ExampleSource):
-        async def run(self, run: str) -> Any:
+        async def run(self, run_id: str) -> Any:
             raise PeerTimeout("the dashboard\nis silent")
 
     example = swarm(8)

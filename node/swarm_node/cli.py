@@ -35,7 +35,9 @@ app = typer.Typer(
 HERE = ("home",)
 NETWORK = ("home", "name", "network_id", "peers", "listen", "announce")
 DAEMON = (*NETWORK, "mdns", "tethered", "drain_s", "metrics", "otlp", "log_format", "log_level")
+LINK = ("max_upload", "max_download")
 WORK = (
+    *LINK,
     "relay",
     "run",
     "then_serve",
@@ -45,6 +47,8 @@ WORK = (
     "blocks",
     "max_blocks",
     "max_memory",
+    "monthly_traffic",
+    "hours",
     "device",
     "threads",
     "probe",
@@ -178,6 +182,7 @@ COMMANDS = (
         code="swarm_node.commands.daemons:gateway",
         settings=(
             *DAEMON,
+            *LINK,
             *HTTP,
             "dashboard",
             "api_keys",
@@ -192,7 +197,7 @@ COMMANDS = (
         name="dashboard",
         purpose="Show a network to whoever looks: its models, runs and nodes, live, read-only.",
         code="swarm_node.commands.daemons:dashboard",
-        settings=(*DAEMON, *HTTP),
+        settings=(*DAEMON, *LINK, *HTTP),
         example=f"swarm-node dashboard --peers {ADDR} --host 0.0.0.0 --port 8000",
     ),
     Command(

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
@@ -16,6 +18,7 @@ import uvloop
 from swarm.network.libp2p.libp2p_network import Libp2pNetwork, Libp2pOptions
 from swarm.network.libp2p.network_entry import NetworkEntry
 from swarm.network.membership import Membership
+from swarm.network.traffic import Traffic, TrafficLimits
 from swarm.own_thread import in_own_thread
 from swarm_protocol import limits
 from swarm_protocol.control_messages import LeaveReply, LeaveRequest, StatusReply, StatusRequest
@@ -25,6 +28,9 @@ from swarm_protocol.identity import Identity
 from swarm_node import control, diagnostics, interrupts
 from swarm_node.control import ControlHandlers
 from swarm_node.events.emitter import Emitter
+from swarm_node.lending.lending import Lending, keep_counting
+from swarm_node.lending.monthly_traffic import MonthlyTraffic
+from swarm_node.lending.shifts import run_in_shifts
 from swarm_node.machine import hardware, reachability
 from swarm_node.machine.hardware import Hardware
 from swarm_node.machine.measuring import keep_measuring
@@ -138,7 +144,10 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
     machine = await _machine(config, home, role)
     steps.done("hardware", str(machine))
     identity = Identity.load(home.identity)
-    async with _on_network(config, home, role) as network, Membership(network) as membership:
+    limits = _limits(config)
+    traffic = Traffic(limits)
+    lending = Lending(config.hours, config.monthly_traffic, MonthlyTraffic(home.traffic, time.time()), traffic)
+    async with _on_network(config, home, role, traffic) as network, Membership(network) as membership:
         node = Node(
             config=config,
             home=home,
@@ -149,6 +158,8 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
             network=network,
             membership=membership,
             steps=steps,
+            limits=limits,
+            lending=lending,
             role=role.name,
         )
         async with (
@@ -168,8 +179,10 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
             ]
             if role.computes and config.probe != "off":
                 watches.append(tasks.create_task(keep_measuring(node), name="measure"))
+            if lending.budget_bytes:
+                watches.append(tasks.create_task(keep_counting(lending), name="count the month's traffic"))
             shutdown.grace_s = config.drain_s
-            await role.run(node)
+            await (run_in_shifts(node, role, lending) if lending.is_limited else role.run(node))
             shutdown.finished.set()
             for watch in watches:
                 watch.cancel()
@@ -196,8 +209,12 @@ def _examine(config: Config, home: Home, role: NodeRole) -> Hardware:
     return probe.examine(config.device, home.cache, probe=config.probe, threads=config.threads)
 
 
+def _limits(config: Config) -> TrafficLimits:
+    return TrafficLimits(up_bytes_per_s=config.max_upload or math.inf, down_bytes_per_s=config.max_download or math.inf)
+
+
 @asynccontextmanager
-async def _on_network(config: Config, home: Home, role: NodeRole) -> AsyncIterator[Libp2pNetwork]:
+async def _on_network(config: Config, home: Home, role: NodeRole, traffic: Traffic) -> AsyncIterator[Libp2pNetwork]:
     known = remembered_peers.remembered(config)
     relays = tuple(f"{addr}/p2p/{each.peer_id}" for each in known if each.relays for addr in each.addrs)
     network = await Libp2pNetwork.create(
@@ -212,7 +229,8 @@ async def _on_network(config: Config, home: Home, role: NodeRole) -> AsyncIterat
             announce=config.announce,
             mdns=config.mdns,
             relay=role.relay(config.model_copy(update={"peers": (*config.peers, *relays)})),
-        )
+        ),
+        traffic,
     )
     try:
         yield network

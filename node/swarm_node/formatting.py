@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Literal, TypeAlias, get_args
 
 from rich.cells import cell_len, set_cell_size
@@ -16,7 +17,7 @@ from swarm.network.multiaddr import is_loopback, is_private
 UNKNOWN = "–"
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 BARS = "▁▂▃▄▅▆▇█"
-MINUTE_S = 60.0
+MINUTE_S, DAY_S = 60.0, 86_400.0
 
 
 def rate(tokens_per_s: float | None) -> str:
@@ -39,6 +40,28 @@ def size(num_bytes: float) -> str:
     """`512 B`, `4.8 GiB`, in powers of 1024."""
     power = min(int(math.log2(num_bytes) // 10), len(BYTE_UNITS) - 1) if num_bytes >= 1 else 0
     return f"{digits(num_bytes / 2 ** (10 * power))} {BYTE_UNITS[power]}"
+
+
+def decimal_size(num_bytes: float) -> str:
+    """`412 GB`, in powers of 1000, as providers of traffic count."""
+    for unit_bytes, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
+        if num_bytes >= unit_bytes * 0.9995:
+            return f"{digits(num_bytes / unit_bytes)} {unit}"
+    return f"{digits(num_bytes / 1e3)} kB"
+
+
+PAUSES = {"hours": "outside its hours", "budget": "its monthly traffic is nearly used up"}
+"""Why a node lends nothing, by the `pause` of its record or status."""
+
+
+def lends_again(at: float | None, now: float) -> str:
+    """`lends again at 22:00`, with the day where that is not within a day; in this machine's local time."""
+    if at is None:
+        return "lends again later"
+    try:
+        return f"lends again at {datetime.fromtimestamp(at):{'%H:%M' if at - now < DAY_S else '%H:%M on %d %B'}}"
+    except (OverflowError, ValueError, OSError):  # a peer's claim that no calendar holds
+        return "lends again later"
 
 
 def progress(num_bytes: float, total_bytes: float, cells: int = 20) -> str:

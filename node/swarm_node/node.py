@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
+from swarm.network.traffic import NO_LIMITS, TrafficLimits
 from swarm_protocol import limits, records
 from swarm_protocol.control_messages import ServingStatus, StatusReply, TrainingStatus
 from swarm_protocol.identity import Identity
@@ -21,6 +22,7 @@ from swarm_protocol.records import NodeRecord, Reachability
 from swarm_protocol.version import software_version
 
 from swarm_node.events.emitter import Emitter
+from swarm_node.lending.lending import Break, Lending
 from swarm_node.machine.hardware import Hardware, resident_bytes
 from swarm_node.metrics.metric_registry import Registry
 from swarm_node.metrics.otel_traces import NO_TRACES, Traces
@@ -50,9 +52,9 @@ class NodeRole(ABC):
 
     @abstractmethod
     async def run(self, node: Node) -> None:
-        """Work until done. Once `node.shutdown.leaving` is set, take nothing new, finish what is in flight and return.
+        """Work until done. Once `node.shift.leaving` is set, take nothing new, finish what is in flight and return.
 
-        Cancelled if that takes too long.
+        Cancelled if that takes too long. Called again if only the hours in which the node lends were over.
         """
 
 
@@ -96,7 +98,11 @@ class Activity:
 
 @dataclass(slots=True, kw_only=True)
 class Node:
-    """One node, from the moment it is on the network until it leaves."""
+    """One node, from the moment it is on the network until it leaves.
+
+    `shutdown` is the request to leave, `shift` the one to end the work that was begun: that of the present hours, and
+    the same where the node always lends.
+    """
 
     config: Config
     home: Home
@@ -107,6 +113,8 @@ class Node:
     network: Network
     membership: Membership
     steps: StartupSteps
+    limits: TrafficLimits = NO_LIMITS
+    lending: Lending | None = None
     role: RoleName = ""
     reachability: Reachability = "unknown"
     activity: Activity = field(default_factory=Activity)
@@ -114,12 +122,22 @@ class Node:
     traces: Traces = NO_TRACES
     num_peers: int = 1
     started_at: float = field(default_factory=time.time)
+    shift: Shutdown = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shift = self.shutdown
+
+    @property
+    def break_now(self) -> Break | None:
+        """Return the break that the node has now, or None if it lends."""
+        return self.lending.break_at(time.time()) if self.lending else None
 
     async def announce(self) -> None:
         """Publish what this node is now; again whenever that has changed. Its models and runs membership adds."""
         speeds = self.hardware.speeds
         free_bytes, _ = self.hardware.read_memory()
         first_token = self.activity.first_token()
+        pause = self.break_now
         record = NodeRecord(
             name=self.config.name,
             version=software_version(),
@@ -136,10 +154,14 @@ class Node:
             role=self.role,
             first_token_p50_s=first_token.p50_s if first_token else None,
             first_token_p95_s=first_token.p95_s if first_token else None,
+            pause=pause.pause if pause else "",
+            lends_again_at=pause.until if pause else None,
         )
         self.membership.announce(record)
 
     async def status(self) -> StatusReply:
+        pause, lending = self.break_now, self.lending
+        budget_bytes = lending.budget_bytes if lending else 0
         return StatusReply(
             peer_id=self.network.peer_id,
             name=self.config.name,
@@ -150,8 +172,12 @@ class Node:
             addrs=(await self.network.addrs())[: limits.MAX_CONTROL_ADDRS],
             reachability=self.reachability,
             num_peers=self.num_peers,
-            state="draining" if self.shutdown.leaving.is_set() else self.activity.state,
+            state="draining" if self.shift.leaving.is_set() else self.activity.state,
             training=self.activity.waits(self.activity.training) if self.activity.training else None,
             serving=self.activity.serving,
             memory_bytes=resident_bytes(),
+            pause=pause.pause if pause else "",
+            lends_again_at=pause.until if pause else None,
+            month_bytes=lending.month_bytes if lending and budget_bytes else 0,
+            month_budget_bytes=budget_bytes,
         )

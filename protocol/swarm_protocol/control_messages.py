@@ -13,13 +13,15 @@ from swarm_protocol import limits, wire
 from swarm_protocol.checks import Addr, Checked, Name, check_int, distinct, number, one_line, one_of, whole
 from swarm_protocol.identity import PeerId
 from swarm_protocol.proto import control_pb2
-from swarm_protocol.records import OuterStep, Reachability, TokensPerS
+from swarm_protocol.records import Moment, OuterStep, Pause, Reachability, TokensPerS
 from swarm_protocol.version import NetworkId
 
-STATES = ("starting", "seeding", "idle", "training", "serving", "gateway", "dashboard", "draining")
+STATES = ("starting", "seeding", "idle", "training", "serving", "gateway", "dashboard", "draining", "paused")
 Pid: TypeAlias = Annotated[int, whole(2**32 - 1)]
 Seconds: TypeAlias = Annotated[float, number(limits.MAX_TIME_S)]
 _MAX_WAITS_CHARS = 200
+MAX_MONTH_BYTES = 2**60
+"""A month's traffic: beyond any link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,9 @@ class ServingStatus(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusReply(wire.WireMessage):
-    """`num_peers` counts the live nodes that it sees, itself included."""
+    """`num_peers` counts the live nodes that it sees, itself included. `pause` and `lends_again_at` are those of its
+    record. `month_bytes` is its traffic in this calendar month, of `month_budget_bytes`; both are 0 without a budget.
+    """
 
     PROTO = control_pb2.StatusReply
     MAX_BYTES = limits.MAX_CONTROL_BYTES
@@ -76,6 +80,10 @@ class StatusReply(wire.WireMessage):
     training: TrainingStatus | None
     serving: ServingStatus | None
     memory_bytes: Annotated[int, whole(limits.MAX_MEMORY_BYTES)]
+    pause: Pause = ""
+    lends_again_at: Moment | None = None
+    month_bytes: Annotated[int, whole(MAX_MONTH_BYTES)] = 0
+    month_budget_bytes: Annotated[int, whole(MAX_MONTH_BYTES)] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,12 +36,14 @@ Reachability: TypeAlias = Literal["public", "relay", "unknown"]
 NodeState: TypeAlias = Literal["alive", "leaving"]
 ServeState: TypeAlias = Literal["joining", "serving", "draining"]
 TrainerState: TypeAlias = Literal["joining", "training", "finished", "leaving"]
+Pause: TypeAlias = Literal["", "hours", "budget"]
 Role: TypeAlias = Literal["seed", "gateway", "volunteer", "visitor", ""]
 Kind: TypeAlias = Literal["nodes", "serve", "train"]
 OuterStep: TypeAlias = Annotated[int, whole(limits.MAX_OUTER_STEP)]
 Loss: TypeAlias = Annotated[float, number(limits.MAX_LOSS, low=-limits.MAX_LOSS)]
 TokensPerS: TypeAlias = Annotated[float, number(limits.MAX_TOKENS_PER_S)]
 BlockMs: TypeAlias = Annotated[float, number(limits.MAX_BLOCK_MS)]
+Moment: TypeAlias = Annotated[float, number(limits.MAX_TIME_S)]
 MeasuredS: TypeAlias = Annotated[float, number(limits.MAX_MEASURED_S)]
 
 
@@ -52,7 +54,9 @@ class NodeRecord(wire.WireMessage):
     `models` and `runs` name what it serves and trains, so that looking up the nodes tells what the network has. `role`
     is what it was started as, "" if it does not say; a "visitor" only looks, as `swarm-node doctor` does. The time to
     first token is a gateway's, median and 95th percentile of its requests of the last minutes; both are None where
-    there were none, and of nodes that take none.
+    there were none, and of nodes that take none. `pause` is why a volunteer lends nothing now: it is outside its
+    "hours", or its monthly "budget" of traffic is nearly used up; "" if it lends. It lends again at `lends_again_at`,
+    in Unix seconds; None: it does not say.
     """
 
     PROTO = records_pb2.NodeRecord
@@ -75,6 +79,8 @@ class NodeRecord(wire.WireMessage):
     role: Role = ""
     first_token_p50_s: MeasuredS | None = None
     first_token_p95_s: MeasuredS | None = None
+    pause: Pause = ""
+    lends_again_at: Moment | None = None
 
     def __post_init__(self) -> None:
         check_int(self.free_memory_bytes, "free_memory_bytes", high=self.memory_bytes)
@@ -88,7 +94,9 @@ class ServeRecord(wire.WireMessage):
     `decode_ms_per_block` are the times of one block for one token; `rtt_ms` are round trips to neighbours by peer id.
     `relayed`: it is reached through another peer. `[next_start, next_end)` is the span it is about to move to; 0, 0 if
     it stays. `tokens_per_s` are those that it took through its span of late, prompts' included; None: its version does
-    not say. `source` is the commit on a hub that the weights came from, OWNER/NAME@COMMIT; "": they came from none.
+    not say. `send_ms_per_token` is how long its upload takes for the hidden states of one token, which it sends to the
+    next server and to the client; 0 where nothing limits it, and where the span ends with the last block, which sends
+    tokens only. `source` is the commit on a hub that the weights came from, OWNER/NAME@COMMIT; "": they came from none.
     """
 
     PROTO = records_pb2.ServeRecord
@@ -110,6 +118,7 @@ class ServeRecord(wire.WireMessage):
     next_end: int = 0
     tokens_per_s: TokensPerS | None = None
     source: str = ""
+    send_ms_per_token: BlockMs = 0.0
 
     def __post_init__(self) -> None:
         check_int(self.end, "end", low=1, high=self.num_blocks)

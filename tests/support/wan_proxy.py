@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 
-from swarm.network.memory.memory_link import LinkModel, Pipe, Rate
+from swarm.network.memory.memory_link import LinkModel, Pipe
+from swarm.network.rate import Rate
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from swarm_protocol.identity import Identity
 
 from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
-from swarm_node.formatting import duration, plural, reach
+from swarm_node.formatting import PAUSES, decimal_size, duration, lends_again, plural, reach
 from swarm_node.storage.home import Home
 
 if TYPE_CHECKING:
@@ -83,7 +83,10 @@ def text(reply: StatusReply) -> str:
     """One line a fact, for a terminal."""
     lines = {
         "node": f"{reply.name}  {reply.peer_id}",
-        "state": f"{reply.state}, up {duration(reply.uptime_s)}",
+        "state": f"{reply.state}, up {duration(reply.uptime_s)}{_pause(reply)}",
+        "traffic": f"{decimal_size(reply.month_bytes)} of {decimal_size(reply.month_budget_bytes)} in this month"
+        if reply.month_budget_bytes
+        else "",
         "training": _training(reply.training) if reply.training else "",
         "serving": f"blocks {serving.start}:{serving.end} of {serving.model}, {serving.num_sessions} sessions, "
         f"{serving.tokens_per_s:.1f} tokens/s"
@@ -95,6 +98,12 @@ def text(reply: StatusReply) -> str:
         "process": f"pid {reply.pid}, {reply.memory_bytes / 2**20:.0f} MiB, version {reply.version}",
     }
     return "\n".join(f"{title:<10} {line}" for title, line in lines.items() if line)
+
+
+def _pause(reply: StatusReply) -> str:
+    if not reply.pause:
+        return ""
+    return f"; {PAUSES[reply.pause]}: {lends_again(reply.lends_again_at, time.time())}"
 
 
 def _training(training: TrainingStatus) -> str:

@@ -45,6 +45,8 @@ class NodeView(View):
     age_s: float  # since its record was signed
     models: tuple[str, ...]
     runs: tuple[str, ...]
+    pause: Literal["", "hours", "budget"] = ""  # why it lends nothing now
+    lends_again_at: float | None = None
 
 
 class PresenceView(View):

@@ -96,7 +96,9 @@ def in_url(text: str) -> str:
 
 
 def doing(node: NodeView) -> str:
-    """Say what a node does, in a word or two."""
+    """Say what a node does, in a word or two, or when it lends again."""
+    if node.pause and node.state == "alive":
+        return "lends again later" if node.lends_again_at is None else f"lends again on {clock(node.lends_again_at)}"
     work = [word for word, has in (("serves", node.models), ("trains", node.runs)) if has]
     idle = {"seed": "seed", "gateway": "gateway", "volunteer": "stands by"}
     return " and ".join(work) or idle.get(node.role, UNKNOWN)

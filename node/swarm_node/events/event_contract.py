@@ -242,6 +242,19 @@ EVENTS: Mapping[str, EventSpec] = {
         reason="text: who asked",
         seconds="number: how long it waits before it stops anyway",
     ),
+    "pausing": _event(
+        "The hours in which the node lends are over, or its monthly traffic is nearly used up: it takes "
+        "nothing new, and finishes what it has.",
+        "{reason}; what is in flight has {seconds:.0f} s",
+        reason="text: why, and when it lends again",
+        seconds="number: how long it waits before it stops anyway",
+    ),
+    "paused": _event(
+        "The node lends nothing for now, and stays in the network. It begins again by itself.",
+        "paused: {reason}",
+        reason="text: why, and when it lends again",
+        until="number: when it lends again, in Unix seconds",
+    ),
     "stopped": _event(
         "The node has left: it was told to, was done, or could not go on. Always the last event of a daemon.",
         "stopped: {reason}",
@@ -367,10 +380,14 @@ EVENTS: Mapping[str, EventSpec] = {
         addrs="list: multiaddrs under which others reach it",
         reachability="text: public, relay, local network only, this machine only or unknown",
         num_peers="int: live nodes it sees, itself included",
-        state="text: starting, seeding, idle, training, serving, gateway, draining",
+        state="text: starting, seeding, idle, training, serving, gateway, dashboard, draining, paused",
         training="object?: run, outer_step, num_outer_steps, loss, tokens_per_s, waits_for, waits_s",
         serving="object?: model, start, end, num_sessions, tokens_per_s",
         memory_bytes="int: resident memory of the daemon and its libp2p child",
+        pause="text: why it lends nothing now: hours, budget, or empty",
+        lends_again_at="number?: when it lends again, in Unix seconds",
+        month_bytes="int: sent and received in this month, where there is a monthly budget",
+        month_budget_bytes="int: that budget, or 0",
     ),
     "overview": _event(
         "What `top` prints: the swarm at a glance.", overview="object: what a dashboard answers at /api/v1/overview"

@@ -60,7 +60,8 @@ NODE: MetricGroup = {
     "swarm_node_state": _gauge(
         "1 for what the daemon is doing, 0 for the rest.",
         "when its role begins or ends something; `draining` once it has been told to leave",
-        state="`starting`, `seeding`, `idle`, `training`, `serving`, `gateway`, `dashboard`, `draining`, or `other`",
+        state="`starting`, `seeding`, `idle`, `training`, `serving`, `gateway`, `dashboard`, `draining`, `paused`, or "
+        "`other`",
     ),
     "swarm_node_num_peers": _gauge("Live nodes that it sees, itself included.", "every 10 s, from the DHT"),
     "swarm_node_start_time_seconds": _gauge("When the daemon was ready to work, in Unix seconds.", "never"),

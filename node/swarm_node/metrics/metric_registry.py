@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 import prometheus_client as prometheus
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from swarm_node.metrics.metric_contract import METRICS, MetricSpec
+from swarm_node.metrics.metric_contract import METRICS, MetricKind, MetricSpec
 
 CONTENT_TYPE = prometheus.CONTENT_TYPE_LATEST
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +42,26 @@ class Registry:
     def __init__(self) -> None:
         self._registry = prometheus.CollectorRegistry()
         self._sources = _Sources()
+        self._metrics: dict[str, Any] = {}
         self._registry.register(self._sources)
         prometheus.ProcessCollector(registry=self._registry)
 
     def counter(self, name: str) -> prometheus.Counter:
-        spec = _spec(name, "counter")
-        return prometheus.Counter(name, spec.about, tuple(spec.labels), registry=self._registry)
+        return self._made(name, "counter", prometheus.Counter)
 
     def gauge(self, name: str) -> prometheus.Gauge:
-        spec = _spec(name, "gauge")
-        return prometheus.Gauge(name, spec.about, tuple(spec.labels), registry=self._registry)
+        return self._made(name, "gauge", prometheus.Gauge)
 
     def histogram(self, name: str) -> prometheus.Histogram:
-        spec = _spec(name, "histogram")
-        return prometheus.Histogram(name, spec.about, tuple(spec.labels), buckets=spec.buckets, registry=self._registry)
+        return self._made(name, "histogram", partial(prometheus.Histogram, buckets=_spec(name, "histogram").buckets))
+
+    def _made(self, name: str, kind: MetricKind, make: Callable[..., T]) -> T:
+        """Return the metric: the one that is there, where a node does the same kind of work once more."""
+        spec = _spec(name, kind)
+        if name not in self._metrics:
+            self._metrics[name] = make(name, spec.about, tuple(spec.labels), registry=self._registry)
+        made: T = self._metrics[name]
+        return made
 
     @contextmanager
     def reading(self, source: ReadingSource) -> Iterator[None]:

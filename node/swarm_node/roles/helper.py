@@ -113,7 +113,7 @@ class StandbyRole(IdleRole):
         node.activity.state = "idle"
         node.steps.done("takes", f"no work: as told by {node.config.origin('take')}")
         node.steps.done("standing by", "join again without it, or with --run RUN to train or --model MODEL to serve")
-        await node.shutdown.leaving.wait()
+        await node.shift.leaving.wait()
 
 
 def relay_use(config: Config) -> RelayUse:
@@ -147,13 +147,13 @@ class HelperRole(IdleRole):
 
     async def run(self, node: Node) -> None:
         poller = NetworkPoller(node.network, node.membership)
-        while not node.shutdown.leaving.is_set():
+        while not node.shift.leaving.is_set():
             for need in await self._find_needs(node, poller):
-                if await self._help(node, need) or node.shutdown.leaving.is_set():
+                if await self._help(node, need) or node.shift.leaving.is_set():
                     break
             else:
                 self._report_waiting(node)
-                await node.shutdown.wait(POLL_S)
+                await node.shift.wait(POLL_S)
 
     async def _find_needs(self, node: Node, poller: NetworkPoller) -> list[Need]:
         try:
@@ -185,7 +185,7 @@ class HelperRole(IdleRole):
         try:
             await work()
         except SwarmError as error:
-            if node.shutdown.leaving.is_set():
+            if node.shift.leaving.is_set():
                 raise
             self._postpone(need.name, error.message, RETRY_S)
             node.emitter.emit("warning", message=f"{need.name} is given up: {error.message}", remedy=error.remedy)

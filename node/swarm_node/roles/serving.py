@@ -90,17 +90,17 @@ class ModelServing:
             await self._serve(volunteer)
 
     async def _serve(self, volunteer: SpanVolunteer) -> None:
-        leaving = self._node.shutdown.leaving
+        leaving = self._node.shift.leaving
         try:
             await volunteer.start()
             while not leaving.is_set():
                 if failure := volunteer.failure:
                     raise failure
                 self._say(volunteer)
-                await self._node.shutdown.wait(1.0)
-            await volunteer.drain(within_s=self._node.shutdown.grace_s)
+                await self._node.shift.wait(1.0)
+            await volunteer.drain(within_s=self._node.shift.grace_s)
         except SessionError:
-            if not self._node.shutdown.leaving.is_set():
+            if not self._node.shift.leaving.is_set():
                 raise
         finally:
             await volunteer.close()
@@ -108,7 +108,7 @@ class ModelServing:
 
     def _downloading(self, num_bytes: int, total_bytes: int) -> None:
         """Report a download. Called in the thread that downloads."""
-        if self._node.shutdown.leaving.is_set():
+        if self._node.shift.leaving.is_set():
             raise SessionError(f"the node leaves, and {self._name} is not whole")
         self._num_bytes = num_bytes
         self._node.emitter.emit("downloading", model=self._name, num_bytes=num_bytes, total_bytes=total_bytes)
@@ -190,5 +190,6 @@ def _options(node: Node, dtype: Dtype) -> VolunteerOptions:
             max_backlog_bytes=share.waiting_bytes,
             on_step=ServerMetrics(node.metrics).step,
         ),
+        up_bytes_per_s=node.limits.up_bytes_per_s,
         is_relayed=lambda: node.reachability == "relay",
     )

@@ -125,6 +125,7 @@ class RunTraining:
                 chunks=ChunkFolder(
                     self._node.home.cache / "chunks" / self._run.run_id, max_bytes=8 * setup.theta_N.numel()
                 ),
+                max_bytes_per_s=min(self._node.limits.up_bytes_per_s, self._node.limits.down_bytes_per_s),
             ),
         )
 
@@ -151,7 +152,7 @@ class RunTraining:
             node.membership,
             self._run.run_id,
             node.network.peer_id,
-            node.shutdown.leaving,
+            node.shift.leaving,
             on_wait=lambda peers, seconds: self._emit("lingering", peers=peers, seconds=seconds),
         )
 
@@ -161,7 +162,7 @@ class RunTraining:
             path=config.data,
             tokenizer=config.tokenizer,
             on_progress=self._tokenizing,
-            stop=self._node.shutdown.leaving.is_set,
+            stop=self._node.shift.leaving.is_set,
         )
         options = local_options(config, self._node.hardware.device)
         setup = prepare(self._run.config, options, data, self._bring_start)
@@ -181,7 +182,7 @@ class RunTraining:
         source = checkpoint_source(run, node.config, node.emitter)
 
         def downloading(num_bytes: int, total_bytes: int) -> None:
-            if node.shutdown.leaving.is_set():
+            if node.shift.leaving.is_set():
                 raise SessionError(f"the node leaves, and {run.start.checkpoint} is not whole")
             source.on_progress(num_bytes, total_bytes)
 
@@ -191,7 +192,7 @@ class RunTraining:
             raise PreparationStopped from error
 
     async def _stop_when_leaving(self, trainer: RunMember) -> None:
-        await self._node.shutdown.leaving.wait()
+        await self._node.shift.leaving.wait()
         trainer.stop()
         await asyncio.sleep(QUICK_S)
         self._node.emitter.say("  waiting for the step that is under way; Ctrl-C again ends it now")

@@ -27,6 +27,7 @@ from swarm.network.multiaddr import check_announce_addr, check_listen_addr, is_l
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 
+from swarm_node.lending.hours import Window, parse_window
 from swarm_node.settings import parsers
 
 ENV_PREFIX = "SWARM_"
@@ -143,6 +144,14 @@ class Config(BaseModel):
     """Serve at most so many blocks; 0: no limit."""
     max_memory: int = _setting(0, parsers.parse_size, "SIZE", example="6GiB")
     """At most this much memory while it serves, the program's own included; 0: most of what is free."""
+    max_upload: int = _setting(0, parsers.parse_rate, "RATE", example="20mbit")
+    """Send at most so much a second, such as 20mbit or 2.5MB/s. Default: no limit."""
+    max_download: int = _setting(0, parsers.parse_rate, "RATE", example="100mbit")
+    """Receive at most so much a second. Default: no limit."""
+    monthly_traffic: int = _setting(0, parsers.parse_monthly_traffic, "SIZE", example="500GB")
+    """Take no new work once so much was sent and received in a calendar month, less a reserve. Default: no limit."""
+    hours: tuple[Window, ...] = _setting((), parse_window, "HH:MM-HH:MM", many=True, example="22:00-07:00")
+    """Lend this machine only in these hours of the day, local time; several with a comma between. Default: always."""
     device: str = _setting("auto", parsers.one_of("auto", "cpu", "cuda", "mps"), "DEVICE")
     """Where to compute: auto, cpu, cuda or mps."""
     threads: int = _setting(0, parsers.whole_number(0, 4096), "N", example="4")

@@ -18,9 +18,21 @@ from swarm.network.discovery.peer_names import check_peer
 from swarm_protocol import limits
 from swarm_protocol.version import check_network_id
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_SIZE_UNITS = {"": 1, "B": 1}
+_SIZE_UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SIZE_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_BITS_PER_S = {"KBIT": 10**3, "MBIT": 10**6, "GBIT": 10**9}
+_BYTES_PER_S = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
+_RATE_UNITS = {unit: bits / 8 for unit, bits in _BITS_PER_S.items()} | {
+    f"{unit}/S": float(num_bytes) for unit, num_bytes in _BYTES_PER_S.items()
+}
+MIN_BYTES_PER_S, MAX_BYTES_PER_S = 12_500, 10**12 // 8
+"""0.1 Mbit/s, which is `traffic.MIN_BYTES_PER_S`, to 1 Tbit/s."""
+MIN_MONTHLY_BYTES, MAX_MONTHLY_BYTES = 10**9, 10**18
+"""A node that is only there takes some of the least for its records; nobody has a link for the most."""
 _MAX_SIZE_CHARS = 20
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+(?:/s)?)", re.IGNORECASE)
 
 
 def parse_node_name(text: str) -> str:
@@ -134,9 +146,28 @@ def parse_bool(text: str) -> bool:
 def parse_size(text: str) -> int:
     """Parse `6GiB`, `500 MB` or plain bytes; 0 means no limit."""
     match = _SIZE.fullmatch(text.strip())
-    if match is None or len(match[1]) > _MAX_SIZE_CHARS or match[2].upper() not in _UNITS:
+    if match is None or len(match[1]) > _MAX_SIZE_CHARS or match[2].upper() not in _SIZE_UNITS:
         raise ValueError("is not a size such as 6GiB or 500MB")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    return int(float(match[1]) * _SIZE_UNITS[match[2].upper()])
+
+
+def parse_rate(text: str) -> int:
+    """Parse `20mbit` or `2.5MB/s` as bytes per second."""
+    match = _RATE.fullmatch(text.strip())
+    if match is None or len(match[1]) > _MAX_SIZE_CHARS or match[2].upper() not in _RATE_UNITS:
+        raise ValueError("is not a rate such as 20mbit, 500kbit or 2.5MB/s")
+    bytes_per_s = float(match[1]) * _RATE_UNITS[match[2].upper()]
+    if not MIN_BYTES_PER_S <= bytes_per_s <= MAX_BYTES_PER_S:
+        raise ValueError("is not a rate from 0.1mbit to 1000gbit; leave it out for no limit")
+    return int(bytes_per_s)
+
+
+def parse_monthly_traffic(text: str) -> int:
+    """Parse the bytes of a month, such as `500GB`."""
+    num_bytes = parse_size(text)
+    if not MIN_MONTHLY_BYTES <= num_bytes <= MAX_MONTHLY_BYTES:
+        raise ValueError("is not the traffic of a month from 1GB upwards; leave it out for no limit")
+    return num_bytes
 
 
 def parse_span(text: str) -> tuple[int, int]:

@@ -5,6 +5,7 @@
     HOME/control.sock   the daemon's control socket
     HOME/peers.json     the peers that the node remembers (see `remembered_peers`); may be deleted at any time
     HOME/revisions.json the weights of models that its clients have used (see `used_models`); may be deleted, too
+    HOME/traffic.json   what was sent and received in this month (see `lending.monthly_traffic`); may be deleted, too
     HOME/cache/         measurements and downloaded files; may be deleted at any time
     HOME/checkpoints/   one directory per run
     HOME/log/           rotated log files
@@ -79,6 +80,7 @@ class Home:
         self.identity = path / "identity.key"
         self.peers = path / "peers.json"
         self.revisions = path / "revisions.json"
+        self.traffic = path / "traffic.json"
         self.cache = path / "cache"
         self.checkpoints = path / "checkpoints"
         self.log = path / "log"

@@ -45,7 +45,7 @@ COLUMNS: Mapping[str, Mapping[str, Callable[[Any], Text]]] = {
         "speed": lambda run: Text(rate(run.tokens_per_s)),
     },
     "nodes": {
-        "state": lambda node: Text(*rendering.state(node.state)),
+        "state": lambda node: Text(*rendering.state("paused" if node.pause and node.state == "alive" else node.state)),
         "node": lambda node: Text(clean(node.name, 24)),
         "reached": lambda node: Text(node.reachability),
         "device": lambda node: Text(clean(node.device, 28)),

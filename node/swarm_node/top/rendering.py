@@ -22,7 +22,7 @@ from swarm_node.dashboard.views import (
     RunView,
     ServerView,
 )
-from swarm_node.formatting import UNKNOWN, clean, count, duration, plural, rate, size, sparkline
+from swarm_node.formatting import PAUSES, UNKNOWN, clean, count, duration, lends_again, plural, rate, size, sparkline
 
 FULL, PART, NONE = "█", "▒", "·"
 
@@ -60,6 +60,7 @@ STYLES = {
     "whole": "green", "thin": "yellow", "incomplete": "red",
     "training": "green", "finished": "green", "waiting": "yellow", "gone": "red",
     "serving": "green", "alive": "green", "joining": "yellow", "draining": "yellow", "leaving": "yellow",
+    "paused": "yellow",
 }  # fmt: skip
 NAME_CELLS = 24
 STATE_CELLS = 11
@@ -223,6 +224,8 @@ def node(view: NodeDetail, width: int) -> Iterator[Line]:
         ),
         width,
     )
+    if shown.pause and shown.state == "alive":
+        yield _fitted(Text(f"{PAUSES[shown.pause]}: {lends_again(shown.lends_again_at, time.time())}", "yellow"), width)
     uptime = UNKNOWN if view.uptime_share is None else f"{view.uptime_share:.0%}"
     yield _fitted(
         Text(f"there {uptime} of the time; trained {count(view.tokens_trained)} tokens in {view.rounds} rounds seen"),

@@ -43,7 +43,7 @@ class ServingStatus(_message.Message):
     def __init__(self, model: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., num_sessions: _Optional[int] = ..., tokens_per_s: _Optional[float] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("peer_id", "name", "version", "pid", "uptime_s", "network_id", "addrs", "reachability", "num_peers", "state", "training", "serving", "memory_bytes")
+    __slots__ = ("peer_id", "name", "version", "pid", "uptime_s", "network_id", "addrs", "reachability", "num_peers", "state", "training", "serving", "memory_bytes", "pause", "lends_again_at", "month_bytes", "month_budget_bytes")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,10 @@ class StatusReply(_message.Message):
     TRAINING_FIELD_NUMBER: _ClassVar[int]
     SERVING_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_FIELD_NUMBER: _ClassVar[int]
+    LENDS_AGAIN_AT_FIELD_NUMBER: _ClassVar[int]
+    MONTH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MONTH_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     name: str
     version: str
@@ -70,7 +74,11 @@ class StatusReply(_message.Message):
     training: TrainingStatus
     serving: ServingStatus
     memory_bytes: int
-    def __init__(self, peer_id: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., network_id: _Optional[str] = ..., addrs: _Optional[_Iterable[str]] = ..., reachability: _Optional[str] = ..., num_peers: _Optional[int] = ..., state: _Optional[str] = ..., training: _Optional[_Union[TrainingStatus, _Mapping]] = ..., serving: _Optional[_Union[ServingStatus, _Mapping]] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+    pause: str
+    lends_again_at: float
+    month_bytes: int
+    month_budget_bytes: int
+    def __init__(self, peer_id: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., network_id: _Optional[str] = ..., addrs: _Optional[_Iterable[str]] = ..., reachability: _Optional[str] = ..., num_peers: _Optional[int] = ..., state: _Optional[str] = ..., training: _Optional[_Union[TrainingStatus, _Mapping]] = ..., serving: _Optional[_Union[ServingStatus, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., pause: _Optional[str] = ..., lends_again_at: _Optional[float] = ..., month_bytes: _Optional[int] = ..., month_budget_bytes: _Optional[int] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("drain",)

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class NodeRecord(_message.Message):
-    __slots__ = ("name", "version", "addrs", "device", "memory_bytes", "free_memory_bytes", "reachability", "prefill_tokens_per_s", "decode_tokens_per_s", "training_tokens_per_s", "started_at", "state", "models", "runs", "role", "first_token_p50_s", "first_token_p95_s")
+    __slots__ = ("name", "version", "addrs", "device", "memory_bytes", "free_memory_bytes", "reachability", "prefill_tokens_per_s", "decode_tokens_per_s", "training_tokens_per_s", "started_at", "state", "models", "runs", "role", "first_token_p50_s", "first_token_p95_s", "pause", "lends_again_at")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ADDRS_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,8 @@ class NodeRecord(_message.Message):
     ROLE_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_P50_S_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_P95_S_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_FIELD_NUMBER: _ClassVar[int]
+    LENDS_AGAIN_AT_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     addrs: _containers.RepeatedScalarFieldContainer[str]
@@ -42,10 +44,12 @@ class NodeRecord(_message.Message):
     role: str
     first_token_p50_s: float
     first_token_p95_s: float
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., addrs: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., free_memory_bytes: _Optional[int] = ..., reachability: _Optional[str] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., training_tokens_per_s: _Optional[float] = ..., started_at: _Optional[float] = ..., state: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., runs: _Optional[_Iterable[str]] = ..., role: _Optional[str] = ..., first_token_p50_s: _Optional[float] = ..., first_token_p95_s: _Optional[float] = ...) -> None: ...
+    pause: str
+    lends_again_at: float
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., addrs: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., free_memory_bytes: _Optional[int] = ..., reachability: _Optional[str] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., training_tokens_per_s: _Optional[float] = ..., started_at: _Optional[float] = ..., state: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., runs: _Optional[_Iterable[str]] = ..., role: _Optional[str] = ..., first_token_p50_s: _Optional[float] = ..., first_token_p95_s: _Optional[float] = ..., pause: _Optional[str] = ..., lends_again_at: _Optional[float] = ...) -> None: ...
 
 class ServeRecord(_message.Message):
-    __slots__ = ("model", "revision", "num_blocks", "start", "end", "state", "prefill_ms_per_token", "decode_ms_per_block", "free_kv_tokens", "queue_depth", "rtt_ms", "relayed", "next_start", "next_end", "tokens_per_s", "source")
+    __slots__ = ("model", "revision", "num_blocks", "start", "end", "state", "prefill_ms_per_token", "decode_ms_per_block", "free_kv_tokens", "queue_depth", "rtt_ms", "relayed", "next_start", "next_end", "tokens_per_s", "source", "send_ms_per_token")
     class RttMsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +73,7 @@ class ServeRecord(_message.Message):
     NEXT_END_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SEND_MS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     model: str
     revision: str
     num_blocks: int
@@ -85,7 +90,8 @@ class ServeRecord(_message.Message):
     next_end: int
     tokens_per_s: float
     source: str
-    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., num_blocks: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., state: _Optional[str] = ..., prefill_ms_per_token: _Optional[float] = ..., decode_ms_per_block: _Optional[float] = ..., free_kv_tokens: _Optional[int] = ..., queue_depth: _Optional[int] = ..., rtt_ms: _Optional[_Mapping[str, float]] = ..., relayed: _Optional[bool] = ..., next_start: _Optional[int] = ..., next_end: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., source: _Optional[str] = ...) -> None: ...
+    send_ms_per_token: float
+    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., num_blocks: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., state: _Optional[str] = ..., prefill_ms_per_token: _Optional[float] = ..., decode_ms_per_block: _Optional[float] = ..., free_kv_tokens: _Optional[int] = ..., queue_depth: _Optional[int] = ..., rtt_ms: _Optional[_Mapping[str, float]] = ..., relayed: _Optional[bool] = ..., next_start: _Optional[int] = ..., next_end: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., source: _Optional[str] = ..., send_ms_per_token: _Optional[float] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("peer_id", "reason")

@@ -3,7 +3,8 @@
 First every block gets a server, then every block a second one, since a block with one server dies with it. Beyond that,
 a server of L blocks of t ms adds 1000/(L·t) tokens/s to each of its blocks, and a model is as fast as its slowest block
 (Petals, Borzunov et al. 2022, arXiv 2209.01188, section 3.2). Deviations: the second server; speeds that differ by less
-than a tenth count as equal, and then the links to the servers before and after decide.
+than a tenth count as equal, and then the links to the servers before and after decide. A server whose upload is limited
+adds no more than that carries, unless its span ends with the last block, which sends tokens and no hidden states.
 
 Peers that decide in the same second agree without a leader. Each publishes a proposal, waits until the others' have
 spread, and decides again, letting those with a lower hash choose first (`rank`). Since everyone computes everyone's
@@ -86,8 +87,8 @@ class Coverage:
             slowest=float(cover.rate_B.min()),
         )
 
-    def best_window(self, length: int, tokens_per_s: float, rtt_B: Floats, keep: tuple[int, int]) -> tuple[int, int]:
-        """Return the window of `length` that helps most, of those that hold the blocks `keep` (empty: any).
+    def best_window(self, length: int, me: Capacity, rtt_B: Floats, keep: tuple[int, int]) -> tuple[int, int]:
+        """Return the window of `length` in which `me` helps most, of those that hold the blocks `keep` (empty: any).
 
         Windows are compared from the worst block up, then by the round trips `rtt_B` to the nearest server of the
         blocks before and after, then by exact speed. Of equal windows the first wins, so that every node finds the same
@@ -99,7 +100,9 @@ class Coverage:
         starts_W = starts_W[_highest(self._coverage(starts_W, length))]
         block_B = np.arange(self.num_blocks)
         inside_WB = (starts_W[:, None] <= block_B) & (block_B < starts_W[:, None] + length)
-        rate_WB = np.sort(self.rate_B + inside_WB * tokens_per_s, axis=1)
+        is_last_W = starts_W + length == self.num_blocks
+        rate_W = np.where(is_last_W, *(tokens_per_s(me.block_ms, length, send_ms) for send_ms in (0.0, me.send_ms)))
+        rate_WB = np.sort(self.rate_B + inside_WB * rate_W[:, None], axis=1)
         rough_WB = np.rint(np.log(np.maximum(rate_WB, _LOWEST) / _LOWEST) / np.log(SAME_SPEED))
         kept = _highest(rough_WB)
         kept = kept[_highest(-np.round(_way(starts_W[kept], length, rtt_B))[:, None])]
@@ -156,7 +159,7 @@ class Capacity:
     """How many blocks a peer can hold, how long one takes it for a token (see `work_ms`), and how far others are.
 
     `num_blocks` leave comfortable room for sessions. `max_blocks` leave the least, and are for a gap that would
-    otherwise stay.
+    otherwise stay. `send_ms` is what a ServeRecord's `send_ms_per_token` would be where the last block is left out.
     """
 
     peer_id: str
@@ -164,6 +167,12 @@ class Capacity:
     block_ms: float
     max_blocks: int = 0
     rtt_ms: Mapping[str, float] = field(default_factory=dict, hash=False)
+    send_ms: float = 0.0
+
+    def tokens_per_s(self, span: Span, num_blocks: int) -> float:
+        """Return what it adds to each block of `span`."""
+        send_ms = 0.0 if span[1] == num_blocks else self.send_ms
+        return tokens_per_s(self.block_ms, span[1] - span[0], send_ms)
 
 
 def work_ms(decode_ms: float, prefill_ms: float) -> float:
@@ -171,9 +180,10 @@ def work_ms(decode_ms: float, prefill_ms: float) -> float:
     return max(decode_ms + PROMPT_SHARE * prefill_ms, MIN_BLOCK_MS)
 
 
-def tokens_per_s(block_ms: float, num_blocks: int) -> float:
-    """Return what a server adds to each block of a span of `num_blocks`."""
-    return 1000.0 / (num_blocks * max(block_ms, MIN_BLOCK_MS))
+def tokens_per_s(block_ms: float, num_blocks: int, send_ms: float = 0.0) -> float:
+    """Return what a server adds to each block of a span of `num_blocks`, if its upload takes `send_ms` for a token. It
+    sends while it computes the next ones, the prompt's hidden states like those of generated tokens."""
+    return 1000.0 / max(num_blocks * max(block_ms, MIN_BLOCK_MS), (1 + PROMPT_SHARE) * send_ms)
 
 
 def rank(peer_id: str) -> str:
@@ -198,7 +208,7 @@ def choose_span(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacit
         record = servers[before_me[other]]
         joiner = _capacity(before_me[other], record)
         span = _best(cover, joiner, _rtts(servers, num_blocks, joiner))
-        cover.add(span, tokens_per_s(joiner.block_ms, span[1] - span[0]))
+        cover.add(span, joiner.tokens_per_s(span, num_blocks))
     rtt_B = _rtts(servers, num_blocks, me)
     span = _best(cover, me, rtt_B)
     if _with(cover, me, span).num_missing:
@@ -247,7 +257,7 @@ def _cover_of(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity)
         if record.next_end and rank(peer_id) < rank(me.peer_id):
             span = record.next_start, record.next_end
         block_ms = work_ms(record.decode_ms_per_block, record.prefill_ms_per_token)
-        cover.add(span, tokens_per_s(block_ms, span[1] - span[0]))
+        cover.add(span, tokens_per_s(block_ms, span[1] - span[0], record.send_ms_per_token))
     return cover
 
 
@@ -257,6 +267,7 @@ def _capacity(peer_id: str, record: ServeRecord) -> Capacity:
         num_blocks=record.end - record.start,
         block_ms=work_ms(record.decode_ms_per_block, record.prefill_ms_per_token),
         rtt_ms=record.rtt_ms,
+        send_ms=record.send_ms_per_token,
     )
 
 
@@ -272,7 +283,7 @@ def _rtts(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity) -> 
 
 
 def _with(cover: Coverage, me: Capacity, span: Span) -> CoverageSummary:
-    return cover.health(beside=(span, tokens_per_s(me.block_ms, span[1] - span[0])))
+    return cover.health(beside=(span, me.tokens_per_s(span, cover.num_blocks)))
 
 
 def _most(cover: Coverage, me: Capacity) -> int:
@@ -280,21 +291,20 @@ def _most(cover: Coverage, me: Capacity) -> int:
 
 
 def _tight(cover: Coverage, me: Capacity, rtt_B: Floats, keep: Span = (0, 0)) -> Span:
-    length = _most(cover, me)
-    return cover.best_window(length, tokens_per_s(me.block_ms, length), rtt_B, keep)
+    return cover.best_window(_most(cover, me), me, rtt_B, keep)
 
 
 def _best(cover: Coverage, me: Capacity, rtt_B: Floats, keep: Span = (0, 0)) -> Span:
     """Return the best window of all blocks that fit, or of fewer if the slowest block gains much and no block loses."""
     full = min(max(me.num_blocks, 1), cover.num_blocks)
-    best = cover.best_window(full, tokens_per_s(me.block_ms, full), rtt_B, keep)
+    best = cover.best_window(full, me, rtt_B, keep)
     health = _with(cover, me, best)
     if health.num_missing or full == cover.num_blocks:
         return best
     for length in sorted({int(full * part) for part in FEWER} - {0, full}, reverse=True):
         if length < keep[1] - keep[0]:
             break
-        span = cover.best_window(length, tokens_per_s(me.block_ms, length), rtt_B, keep)
+        span = cover.best_window(length, me, rtt_B, keep)
         found = _with(cover, me, span)
         if found.num_missing or found.num_single > health.num_single:
             break

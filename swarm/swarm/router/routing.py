@@ -1,8 +1,9 @@
 """Choose the servers that together answer for a model: the cheapest chain over (peer, block). Pure; keeps no state.
 
 Activations go from server to server. So a chain costs the way from the client to the first server, between neighbours,
-and from the last one back; half a round trip each. Every block is charged, and costs more where others wait and where
-the cache is nearly full. Because each block is charged and not each node, 20+20 beats 38+2.
+and from the last one back; half a round trip each, and what a server's limited upload takes for a token. Every block
+is charged, and costs more where others wait and where the cache is nearly full. Because each block is charged and not
+each node, 20+20 beats 38+2.
 
 Every block is computed by one of the servers that have it, so the cheapest chain is found exactly by Viterbi's
 algorithm. The session decides what to do when a chain breaks; the client knows its links and its own load.
@@ -186,13 +187,14 @@ def _by_merit(usable: Usable, block_P: Floats, covers_PB: Bools, context: Routin
 
 def _costs(servers: Mapping[str, ServeRecord], usable: Usable, block_P: Floats, context: RoutingContext) -> Costs:
     overhead_P = np.array([HOP_OVERHEAD_MS + (RELAY_MS if record.relayed else 0.0) for _, record in usable])
-    link_PP = _links(usable) / 2 + overhead_P
+    send_P = np.array([record.send_ms_per_token for _, record in usable])
+    link_PP = _links(usable) / 2 + overhead_P + send_P[:, None]
     np.fill_diagonal(link_PP, 0.0)
     return Costs(
         enter_P=_way(servers, usable, context, context.previous_peer_id) / 2 + overhead_P,
         link_PP=link_PP,
         block_P=block_P,
-        leave_P=_way(servers, usable, context, context.next_peer_id) / 2,
+        leave_P=_way(servers, usable, context, context.next_peer_id) / 2 + (send_P if context.next_peer_id else 0.0),
     )
 
 

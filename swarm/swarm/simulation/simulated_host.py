@@ -16,7 +16,8 @@ from swarm_protocol.errors import PeerUnreachable, SwarmError
 from swarm_protocol.failure_messages import decode_failure, encode_failure
 
 from swarm.network.interface import NotServed, UnaryHandler
-from swarm.network.memory.memory_link import OVERHEAD_BYTES, LinkModel, Rate
+from swarm.network.memory.memory_link import OVERHEAD_BYTES, LinkModel
+from swarm.network.rate import Rate
 from swarm.simulation.scenario import Nat, Scenario
 
 RELAY_BYTES_PER_S = 1e6

@@ -134,6 +134,10 @@ class SimulatedNetwork:
         if self._streams is not None:
             await self._streams.serve_stream(method, handler)
 
+    def stop_serving(self, *methods: str) -> None:
+        if self._streams is not None:
+            self._streams.stop_serving(*methods)
+
     async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
         previous = self._published.get(key)
         envelope = seal_record(

@@ -23,8 +23,8 @@ from swarm_protocol.records import NodeRecord, publish_key
 
 from swarm.network.libp2p.partition_watch import REFRESH_S
 from swarm.network.membership import Membership
-from swarm.network.memory.memory_link import Rate
 from swarm.network.memory.memory_network import EPOCH_S, MemoryNetwork
+from swarm.network.rate import Rate
 from swarm.router.routing import missing_spans
 from swarm.simulation.measurements import Measurements
 from swarm.simulation.report import Report, report_of

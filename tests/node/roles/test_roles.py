@@ -80,7 +80,7 @@ def test_serving_that_fails_ends_the_node_with_the_reason(monkeypatch: pytest.Mo
     monkeypatch.setattr("swarm_node.roles.serving._options", lambda *_: VolunteerOptions())
 
     async def scene() -> None:
-        node = MagicMock(shutdown=Shutdown())
+        node = MagicMock(shift=Shutdown())
         serving = asyncio.create_task(ModelServing(node, Path("tiny"), "tiny", numbered=False).until_leaving())
         await asyncio.sleep(10)
         assert not serving.done()
@@ -104,11 +104,11 @@ def test_training_that_is_done_says_for_whom_and_how_long_it_stays() -> None:
         async with Membership(network) as membership, Membership(other) as others:
             others.announce(TrainerRecord(run=run.run_id, outer_step=1, state="training"))
             await asyncio.sleep(1)
-            node = MagicMock(network=network, membership=membership, shutdown=Shutdown(), metrics=Registry())
+            node = MagicMock(network=network, membership=membership, shift=Shutdown(), metrics=Registry())
             node.emitter = Emitter(json=False, err=err)
             staying = asyncio.create_task(RunTraining(node, run).let_others_finish())
             await asyncio.sleep(5)
-            node.shutdown.request("Ctrl-C")
+            node.shift.request("Ctrl-C")
             async with asyncio.timeout(1):
                 await staying
         await internet.close()
@@ -130,10 +130,10 @@ def test_training_that_is_to_end_says_what_it_waits_for(takes_s: float, lines: l
             await asyncio.sleep(takes_s)
 
         run_file = SignedRun(config=RunConfig(name="x"), peer_id="author", issued_at=1, signature=b"")
-        node = MagicMock(shutdown=Shutdown(), metrics=Registry(), emitter=Emitter(json=False, err=err))
+        node = MagicMock(shift=Shutdown(), metrics=Registry(), emitter=Emitter(json=False, err=err))
         training = RunTraining(node, run_file)
         training._trainer = MagicMock(run=run, stop=stopped.set, state=None)
-        node.shutdown.request("Ctrl-C")
+        node.shift.request("Ctrl-C")
         assert await training.finish() is None
 
     virtual_time.run(scene())

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from support.node_settings import resolve
-from swarm_node.settings import config
+from swarm.network.traffic import MIN_BYTES_PER_S
+from swarm_node.settings import config, parsers
 from swarm_node.settings.config import SETTINGS
 from swarm_protocol.errors import ConfigError
 
@@ -192,3 +193,40 @@ def test_resolve_remedy_is_written_as_the_setting_was(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as error:
             resolve(flags, env=env)
         assert error.value.remedy == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("max_upload", "fast", "--max-upload: 'fast' is not a rate such as 20mbit"),
+        ("max_upload", "20", "--max-upload: '20' is not a rate such as 20mbit"),
+        ("max_upload", "0mbit", "--max-upload: '0mbit' is not a rate from 0.1mbit"),
+        ("max_upload", "-5mbit", "--max-upload: '-5mbit' is not a rate such as"),
+        ("max_download", "50kbit", "--max-download: '50kbit' is not a rate from 0.1mbit"),
+        ("max_download", "1e9gbit", "is not a rate such as"),
+        ("max_download", "9" * 20 + "gbit", "is not a rate from"),
+        ("monthly_traffic", "0", "--monthly-traffic: '0' is not the traffic of a month from 1GB"),
+        ("monthly_traffic", "-500GB", "--monthly-traffic: '-500GB' is not a size such as"),
+        ("monthly_traffic", "lots", "--monthly-traffic: 'lots' is not a size such as"),
+        ("hours", "25:00", "--hours: '25:00' is not a time of the day such as 22:00-07:00"),
+        ("hours", "22:00-25:00", "--hours: '22:00-25:00' is not a time of the day: hours go from"),
+        ("hours", "08:00-08:00", "--hours: '08:00-08:00' is no time at all"),
+    ],
+)
+def test_limits_that_make_no_sense_are_one_clear_line(name: str, value: str, says: str, tmp_path: Path) -> None:
+    given = [value] if name == "hours" else value
+    with pytest.raises(ConfigError) as error:
+        resolve({"home": str(tmp_path), name: given}, env={})
+    assert says in error.value.message
+    assert "\n" not in told(error)
+    assert error.value.remedy.startswith(f"write --{name.replace('_', '-')} ")
+
+
+def test_limits_are_read_from_every_source(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('max_upload = "20mbit"\nhours = ["22:00-07:00", "12:00-13:00"]\n')
+    found = resolve({"home": str(tmp_path), "max_download": "2.5 MB/s"}, env={"SWARM_MONTHLY_TRAFFIC": "1TB"})
+    assert (found.max_upload, found.max_download, found.monthly_traffic) == (2_500_000, 2_500_000, 10**12)
+    assert list(map(str, found.hours)) == ["22:00-07:00", "12:00-13:00"]
+    assert len(resolve({"home": str(tmp_path), "hours": ["22:00-07:00,12:00-13:00"]}, env={}).hours) == 2
+    assert resolve({"home": str(tmp_path / "other")}, env={}).hours == ()
+    assert parsers.MIN_BYTES_PER_S == MIN_BYTES_PER_S

@@ -783,3 +783,28 @@ def test_close_breaks_what_this_node_waits_for_elsewhere(run: Run) -> None:
             await leaver.publish("k", b"", lifetime_s=5)
 
     run(case)
+
+
+def test_method_that_is_served_no_more_is_refused_and_can_be_served_anew(run: Run) -> None:
+    async def case(world: World) -> None:
+        name = world.name()
+
+        async def greet(_peer_id: str, stream: Stream) -> None:
+            await stream.send(b"hello")
+
+        for _ in range(2):
+            await world.a.serve(name, echo)
+            await world.a.serve_stream(name, greet)
+            with pytest.raises(ValueError, match="served already"):
+                await world.a.serve(name, echo)
+            assert await world.b.call(world.a.peer_id, name, b"once", timeout_s=10) == b"once"
+            async with world.b.stream(world.a.peer_id, name, timeout_s=10) as stream:
+                assert await stream.receive() == b"hello"
+            world.a.stop_serving(name, "nonesuch")
+            with pytest.raises(PeerRefused, match="does not serve"):
+                await world.b.call(world.a.peer_id, name, b"again", timeout_s=10)
+            with pytest.raises(PeerRefused, match="does not serve"):
+                async with world.b.stream(world.a.peer_id, name, timeout_s=10) as stream:
+                    await stream.receive()
+
+    run(case)

@@ -287,3 +287,23 @@ def test_span_a_thousand_servers_is_chosen_in_milliseconds(num_servers: int) -> 
         choose_span(servers, 126, me(20))
         times.append(time.perf_counter() - since)
     assert min(times) < 0.2  # many times what the bench shows, for a machine that is busy with other tests
+
+
+def test_span_of_a_node_with_a_slow_upload_ends_with_the_last_block() -> None:
+    servers = {"a": record(0, 4, ms=10.0), "b": record(0, 4, ms=10.0)}
+    assert choose_span(servers, 4, me()).start == 0
+    slow = replace(me(), send_ms=1000.0)
+    assert (choose_span(servers, 4, slow).start, choose_span(servers, 4, slow).end) == (2, 4)
+
+
+def test_span_of_a_server_counts_for_what_its_upload_carries() -> None:
+    fast_but_choked = replace(record(0, 2), send_ms_per_token=1000.0)
+    servers = {"a": fast_but_choked, "b": record(0, 2, ms=50.0), "c": record(2, 4, ms=8.0), "d": record(2, 4, ms=50.0)}
+    assert choose_span(servers, 4, me()).start == 0
+    assert choose_span({**servers, "a": record(0, 2)}, 4, me()).start == 2
+
+
+def test_upload_that_carries_more_than_is_computed_changes_nothing() -> None:
+    assert replace(me(), send_ms=0.5).tokens_per_s((0, 2), 4) == me().tokens_per_s((0, 2), 4) == 500.0
+    assert replace(me(), send_ms=1.0).tokens_per_s((0, 2), 4) == pytest.approx(1000 / 3)
+    assert replace(me(), send_ms=1.0).tokens_per_s((2, 4), 4) == 500.0

@@ -25,6 +25,9 @@ MAX_UNARY_BYTES = 2**20
 """Larger messages go over a stream, which is as fast and keeps the unary connection free. The daemon's limit is 4
 MiB."""
 
+PACED_UNARY_BYTES = 2**16
+"""The same where this node's upload is limited: calls do not wait for their turn to send, and streams do."""
+
 MAX_PARCELS_BYTES = 256 * 2**20
 """Responses that wait to be fetched; the oldest make room. Two of the largest, and many of the usual."""
 
@@ -60,7 +63,7 @@ class Calls:
     async def call(self, peer_id: str, names: tuple[str, str, str], request: bytes, max_bytes: int) -> bytes:
         """`names` are the protocols of small requests, large requests and parcels. The caller sets deadlines."""
         unary_name, bulk_name, parcel_name = names
-        if len(request) > MAX_UNARY_BYTES:
+        if len(request) > self._max_unary_bytes:
             return await self._exchange(peer_id, bulk_name, request, max_bytes)
         response = await self._host.call(peer_id, unary_name, request)
         status, body = response[:1], response[1:]
@@ -82,6 +85,10 @@ class Calls:
             except EndOfStream:
                 raise PeerViolation("the peer ended without a response", peer_id=peer_id) from None
 
+    @property
+    def _max_unary_bytes(self) -> int:
+        return PACED_UNARY_BYTES if self._host.traffic.turns.is_limited else MAX_UNARY_BYTES
+
     def unary_answer(self, handler: UnaryHandler) -> UnaryAnswer:
         async def answer(peer_id: str, request: bytes) -> bytes:
             try:
@@ -91,7 +98,9 @@ class Calls:
             except Exception as error:
                 logger.exception("a handler failed")
                 return _FAILURE + encode_failure(error)
-            return _OK + response if len(response) <= MAX_UNARY_BYTES else _PARCEL + self._keep(peer_id, response)
+            if len(response) > self._max_unary_bytes:
+                return _PARCEL + self._keep(peer_id, response)
+            return _OK + response
 
         return answer
 

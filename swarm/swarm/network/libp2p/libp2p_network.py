@@ -17,12 +17,12 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.envelope import Envelope, seal_record
-from swarm_protocol.errors import PeerTimeout, PeerUnreachable, StartError, SwarmError
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, StartError, SwarmError
 from swarm_protocol.identity import Identity
 
 from swarm.network.dht.record_dht import DhtCounts, RecordDht, to_announce
@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Libp2pNetwork", "Libp2pOptions"]
 
+H = TypeVar("H", UnaryHandler, StreamHandler)
+
 logger = logging.getLogger(__name__)
 
 NEARBY_S = 3.0
@@ -85,7 +87,8 @@ class Libp2pNetwork:
         self._reservations = Reservations(host, self._relay_candidates, reconnector.drop, wanted=options.relay == "use")
         self._watch = PathWatch(host, reconnector, self._kept_peers)
         self._entry = NetworkEntry()
-        self._methods: set[tuple[str, str]] = set()
+        self._calls_served: dict[str, UnaryHandler | None] = {}  # None: not any more
+        self._streams_served: dict[str, StreamHandler | None] = {}
         self._published: dict[str, Envelope] = {}
         self._started_at = self.now()
         loop = asyncio.get_running_loop()
@@ -97,9 +100,10 @@ class Libp2pNetwork:
         self._main: asyncio.Task[None] | None = None
 
     @classmethod
-    async def create(cls, options: Libp2pOptions) -> Libp2pNetwork:
+    async def create(cls, options: Libp2pOptions, traffic: Traffic | None = None) -> Libp2pNetwork:
         """Start a host, join `options.peers`. Ready to be used, and known to others, when it returns.
 
+        `traffic` counts what it sends and receives, within its limits; None: without limits.
         Raises ConfigError or StartError with one line of cause and a remedy; nothing is left running then.
         """
         identity = Identity.load(options.identity_path)
@@ -107,6 +111,7 @@ class Libp2pNetwork:
         await given.look_up(timeout_s=HURRIED_TIMEOUT_S if options.remembered else TIMEOUT_S)
         options = options.with_peers(given.addrs)
         host = await start_host(options, given)
+        host.traffic = traffic or host.traffic
         network = cls(identity, host, options, given)
         network._main = asyncio.create_task(network._run(), name=f"libp2p network {identity.peer_id}")
         try:
@@ -267,13 +272,25 @@ class Libp2pNetwork:
         return {*self._reservations.held, *(seed.peer_id for seed in self._given.addrs)}
 
     async def serve(self, method: str, handler: UnaryHandler) -> None:
-        self._claim("call", method)
-        await self._streams.serve(self._name("bulk", method), self._calls.bulk_handler(handler))
-        await self._host.serve(self._name("call", method), self._calls.unary_answer(handler))
+        async def answer(peer_id: str, request: bytes) -> bytes:
+            return await _served(self._calls_served[method], method)(peer_id, request)
+
+        if self._claim(self._calls_served, method, handler):
+            await self._streams.serve(self._name("bulk", method), self._calls.bulk_handler(answer))
+            await self._host.serve(self._name("call", method), self._calls.unary_answer(answer))
 
     async def serve_stream(self, method: str, handler: StreamHandler) -> None:
-        self._claim("stream", method)
-        await self._streams.serve(self._name("stream", method), handler)
+        async def answer(peer_id: str, stream: Stream) -> None:
+            await _served(self._streams_served[method], method)(peer_id, stream)
+
+        if self._claim(self._streams_served, method, handler):
+            await self._streams.serve(self._name("stream", method), answer)
+
+    def stop_serving(self, *methods: str) -> None:
+        for method in methods:
+            for served in (self._calls_served, self._streams_served):
+                if method in served:
+                    served[method] = None  # the daemon keeps the name
 
     # --- records ------------------------------------------------------------------------------------------------------
 
@@ -454,12 +471,21 @@ class Libp2pNetwork:
     def _name(self, kind: str, method: str) -> str:
         return f"{self._prefix}{kind}/{method}"
 
-    def _claim(self, kind: str, method: str) -> None:
+    def _claim(self, served: dict[str, H | None], method: str, handler: H) -> bool:
+        """Have `handler` answer `method` from now on, and return whether the daemon does not know the name yet."""
         self._check_open()
-        if (kind, method) in self._methods:
+        is_new = method not in served
+        if served.get(method) is not None:
             raise ValueError(f"{method!r} is served already")
-        self._methods.add((kind, method))
+        served[method] = handler
+        return is_new
 
     def _check_open(self) -> None:
         if self._closing or self._failure.done():
             raise PeerUnreachable("this node's network has ended", remedy="restart this node")
+
+
+def _served(handler: H | None, method: str) -> H:
+    if handler is None:
+        raise PeerRefused(f"the peer does not serve {method} any more", remedy="ask another peer")
+    return handler

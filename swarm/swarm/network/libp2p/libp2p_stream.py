@@ -24,6 +24,7 @@ from swarm.network.framing import Kind
 from swarm.network.interface import EndOfStream, too_long
 from swarm.network.libp2p.stream_buffers import Leaving, StreamBuffers
 from swarm.network.libp2p.stream_resume import Resumption
+from swarm.network.paced_writer import PacedWriter
 from swarm.network.traffic import Traffic
 from swarm.network.unread_budget import UnreadBudget
 
@@ -52,15 +53,16 @@ class Libp2pStream:
     ) -> None:
         """`timeout_s` None: sending and receiving wait for as long as the other side is there.
 
-        `traffic` is counted, and what waits to be received is charged to `unread`. Without `resumption` the
-        stream ends with its connection.
+        `traffic` is counted and its limits are kept; what waits to be received is charged to `unread`. Without
+        `resumption` the stream ends with its connection.
         """
         self._reader = reader
         self._writer = writer
-        self._wire = StreamBuffers(self._check_frame, self._accept)
+        self._traffic = traffic or Traffic()
+        self._wire = StreamBuffers(self._check_frame, self._accept, self._traffic.download)
+        self._outbox = PacedWriter(writer, self._traffic.turns)
         self.peer_id = peer_id
         self._timeout_s = timeout_s
-        self._traffic = traffic or Traffic()
         self._unread = unread or UnreadBudget()
         self._sent = resumption.sent if resumption else None
         self._reconnect = resumption.reconnect if resumption else None
@@ -92,7 +94,7 @@ class Libp2pStream:
         if self._finished:
             raise ValueError("send after finish")
         is_out = self._send_at_once(message)
-        if is_out and self._wire.has_room:
+        if is_out and self._wire.has_room and self._outbox.is_empty:
             return
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -152,12 +154,14 @@ class Libp2pStream:
         """Tell the other side that nobody is here any more, and close. Bytes already sent still leave; nothing more is
         received. Only after `pump` has ended."""
         self._over()
+        self._outbox.flush()
         if not self._wire.is_lost:
             self._writer.write(framing.frame(Kind.END))
             Leaving(self._writer, LINGER_S)
 
     def abort(self) -> None:
         self._over()
+        self._outbox.drop()
         self._writer.transport.abort()
 
     def break_off(self) -> None:
@@ -226,7 +230,7 @@ class Libp2pStream:
                 pass  # a short one, of which some was here already
             case Kind.MORE | Kind.DATA:
                 self._received.append((kind, body))
-                self._traffic.received(self.peer_id, length)
+                self._traffic.received_in_turn(self.peer_id, length)
             case Kind.CREDIT:
                 self._send_credit += length
                 if self._send_credit > framing.WINDOW_BYTES:
@@ -251,7 +255,7 @@ class Libp2pStream:
 
     def _write_acknowledgement(self) -> None:
         if self._sent is not None and self.is_carried:
-            self._writer.write(framing.acknowledgement(self._num_received - self._num_acknowledged))
+            self._outbox.write((framing.acknowledgement(self._num_received - self._num_acknowledged),), at_once=True)
             self._num_acknowledged = self._num_received
             self._unacknowledged_cost = 0
 
@@ -282,12 +286,14 @@ class Libp2pStream:
         if self._error is not None or not self._sent.is_complete:  # it changed meanwhile
             resumed.writer.transport.abort()
             return False
+        self._outbox.drop()
         self._reader, self._writer = resumed.reader, resumed.writer
-        self._wire = StreamBuffers(self._check_frame, self._accept)
+        self._wire = StreamBuffers(self._check_frame, self._accept, self._traffic.download)
+        self._outbox = PacedWriter(resumed.writer, self._traffic.turns)
         self._num_acknowledged = self._num_received
         self._unacknowledged_cost = 0
         for frame in self._sent.after(resumed.num_received):
-            self._writer.writelines(frame)
+            self._outbox.write(frame, at_once=False)
         self._attached.set()
         return True
 
@@ -303,7 +309,7 @@ class Libp2pStream:
     def _send_at_once(self, message: bytes) -> bool:
         """Send without waiting if possible, which is the usual case, and return whether it was done."""
         fits = len(message) <= framing.CHUNK_BYTES and framing.cost(len(message)) <= self._send_credit
-        if not fits or self._error is not None or not self._wire.has_room:
+        if not fits or self._error is not None or not (self._wire.has_room and self._outbox.is_empty):
             return False
         self._send_credit -= framing.cost(len(message))
         self._write_piece(Kind.DATA, memoryview(message))
@@ -321,24 +327,26 @@ class Libp2pStream:
 
     def _write_piece(self, kind: Kind, piece: memoryview) -> None:
         header = framing.HEADER.pack(kind, len(piece))
-        self._traffic.sent(self.peer_id, len(piece))
+        self._traffic.sent_in_turn(self.peer_id, len(piece))
         if len(piece) <= _COPY_BYTES:
-            self._put(header + piece)
+            self._put(header + piece, at_once=False)
         else:
-            self._put(header, piece)
+            self._put(header, piece, at_once=False)
 
-    def _put(self, *frame: bytes | memoryview) -> None:
-        """Write a frame, or keep it until there is a byte stream again."""
+    def _put(self, *frame: bytes | memoryview, at_once: bool = True) -> None:
+        """Write a frame, or keep it until there is a byte stream again. What bears data waits for its turn, if it is
+        not sent `at_once`."""
         if self._sent is not None and self._sent.is_complete:
             frame = self._sent.add(frame)
         if not self._wire.is_lost:
-            self._writer.writelines(frame)
+            self._outbox.write(frame, at_once=at_once)
 
     async def _drain(self) -> None:
         """Wait until the system has taken what was written, over whichever byte stream."""
         while True:
             wire = self._wire
             try:
+                await self._outbox.emptied()
                 await wire.drained()
             except ConnectionError:
                 if self._error is None and self._may_resume:

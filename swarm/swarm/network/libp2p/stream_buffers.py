@@ -13,10 +13,14 @@ from typing import cast
 from swarm_protocol.errors import PeerViolation
 
 from swarm.network import framing
+from swarm.network.allowance import Allowance
 from swarm.network.framing import Kind
 
 SCRATCH_BYTES = 2**14
 """Bytes read at once where headers and short bodies arrive: several messages of a model's server."""
+
+SLICE_BYTES = 2**16
+"""Bytes of a long body that are read at once where the download is limited."""
 
 _TAKEN_BYTES = 2**16
 """Bytes taken at once from a reader, which bounds how much is held twice."""
@@ -24,12 +28,19 @@ _TAKEN_BYTES = 2**16
 
 class StreamBuffers(asyncio.BufferedProtocol):
     """`announced(kind, length)` hears of a frame before anything is allocated for it, and says whether it is wanted;
-    `accept(kind, length, body)` gets it whole if so. Both may raise PeerViolation, which ends the reading. One task
-    owns it: the one that runs `run`."""
+    `accept(kind, length, body)` gets it whole if so. Both may raise PeerViolation, which ends the reading. What is read
+    is charged to `download`, and nothing is read while that has to wait. One task owns it: the one that runs `run`."""
 
-    def __init__(self, announced: Callable[[Kind, int], bool], accept: Callable[[Kind, int, bytes], None]) -> None:
+    def __init__(
+        self,
+        announced: Callable[[Kind, int], bool],
+        accept: Callable[[Kind, int, bytes], None],
+        download: Allowance | None = None,
+    ) -> None:
         self._announced = announced
         self._accept = accept
+        self._download = download or Allowance()
+        self._is_paused = False
         self._scratch = bytearray(SCRATCH_BYTES)
         self._num_scratch = 0  # bytes there, of a frame that is not whole
         self._is_announced = False  # that frame
@@ -97,14 +108,18 @@ class StreamBuffers(asyncio.BufferedProtocol):
         if self._ended.done():
             return memoryview(self._scratch)  # for nobody
         if self._body:
-            return memoryview(self._body)[self._num_body :]
+            end = self._num_body + SLICE_BYTES if self._download.is_limited else len(self._body)
+            return memoryview(self._body)[self._num_body : end]
         return memoryview(self._scratch)[self._num_scratch :]
 
     def buffer_updated(self, nbytes: int) -> None:
+        self._download.charge(nbytes)
         try:
             self._advance(nbytes)
         except PeerViolation as violation:
             self._end(violation)
+        if self._download.wait_s() > 0:
+            self._pause()
 
     def eof_received(self) -> bool:
         self._end(None)
@@ -145,18 +160,25 @@ class StreamBuffers(asyncio.BufferedProtocol):
         if self._num_body == len(self._body):
             body, self._body = bytes(self._body), bytearray()
             self._accept(self._kind, len(body), body)
-            self._take_turns()
+            # the loop would read as many long bodies as are there, and all of them would be in memory before anybody
+            # could take one
+            self._pause()
 
-    def _take_turns(self) -> None:
-        """Let others have theirs before the next long body: the loop would read as many as are there, and all of them
-        would be in memory before anybody could take one."""
-        if self._transport is not None:
+    def _pause(self) -> None:
+        """Let others have their turns, and read on as soon as the download allows it."""
+        if self._transport is not None and not self._is_paused:
+            self._is_paused = True
             self._transport.pause_reading()
             asyncio.get_running_loop().call_soon(self._read_on)
 
     def _read_on(self) -> None:
-        if self._transport is not None and not self._ended.done() and not self._transport.is_closing():
-            self._transport.resume_reading()
+        if self._transport is None or self._ended.done() or self._transport.is_closing():
+            return
+        if (wait_s := self._download.wait_s()) > 0:
+            asyncio.get_running_loop().call_later(wait_s, self._read_on)
+            return
+        self._is_paused = False
+        self._transport.resume_reading()
 
     def _parse(self) -> None:
         """Accept the whole frames in the scratch; what is left moves to its beginning, or to a body of its own."""

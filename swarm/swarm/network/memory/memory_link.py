@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from swarm.network.rate import Rate
+
 FRAME_BYTES = 64 * 1024
 """Bytes that one flow sends before the next has its turn: few, so that a token never waits long behind a tensor."""
 
@@ -45,23 +47,6 @@ class LinkModel:
             raise ValueError(f"bandwidth must be positive: {self}")
         if not 0 <= self.loss < 1:
             raise ValueError(f"loss must be in [0, 1): {self}")
-
-
-class Rate:
-    """A bottleneck that serves bytes one after the other, such as a home's uplink that all its links share.
-
-    `burst_s` is how much unused time it makes up for. Virtual timers are exact and need none; real ones come late.
-    """
-
-    def __init__(self, bytes_per_s: float, *, burst_s: float = 0.0) -> None:
-        self.bytes_per_s = bytes_per_s
-        self._burst_s = burst_s
-        self._free_at_s = 0.0
-
-    def reserve(self, num_bytes: int, now_s: float) -> float:
-        """Reserve the link for `num_bytes` and return the time at which the last of them will have passed."""
-        self._free_at_s = max(self._free_at_s, now_s - self._burst_s) + num_bytes / self.bytes_per_s
-        return self._free_at_s
 
 
 @dataclass(slots=True)

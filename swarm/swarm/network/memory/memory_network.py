@@ -29,8 +29,9 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.version import Hello, check_hello, software_version
 
 from swarm.network.interface import Stream, StreamHandler, UnaryHandler, too_many_calls
-from swarm.network.memory.memory_link import LinkModel, Pipe, Rate
+from swarm.network.memory.memory_link import LinkModel, Pipe
 from swarm.network.memory.memory_stream import StreamEnd
+from swarm.network.rate import Rate
 
 EPOCH_S = 1_750_000_000.0
 """Unix time when the loop's clock reads zero."""
@@ -292,6 +293,11 @@ class MemoryNetwork:
 
     async def serve_stream(self, method: str, handler: StreamHandler) -> None:
         self._add_handler(f"stream/{method}", handler)
+
+    def stop_serving(self, *methods: str) -> None:
+        for method in methods:
+            self._handlers.pop(f"{_CALL}{method}", None)
+            self._handlers.pop(f"stream/{method}", None)
 
     async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
         envelope = seal_record(

@@ -5,10 +5,12 @@ It is measured on a real block, before any decision; `router.placement` then cho
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 
 from swarm.router.block_budget import BlockBudget, ModelNeeds, block_budget, kv_bytes_beside
@@ -20,20 +22,25 @@ from swarm.serving.model.span_loading import load_span
 from swarm.serving.model.weights import block_of_tensors, linear_tensors
 from swarm.serving.server.server_options import ServerOptions
 
+NUM_COPIES, FP32_BYTES = 2, 4
+"""Of a token's hidden states that a server sends, and the bytes of each value where no codec makes them fewer."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolunteerOptions:
     """`span` fixes the blocks; else as many as `max_blocks` and `max_bytes` (cache included) allow are placed.
 
     `server.kv_bytes` is the most that the cache may take; beside `max_bytes` of weights it takes what is left.
-    `is_relayed` returns whether others reach this node through a relay. `bring` downloads the weights of blocks
-    [start, end) into the model's directory where they are missing; it blocks and raises ConfigError or IntegrityError.
+    `up_bytes_per_s` is what this node's owner lets it send. `is_relayed` returns whether others reach this node through
+    a relay. `bring` downloads the weights of blocks [start, end) into the model's directory where they are missing; it
+    blocks and raises ConfigError or IntegrityError.
     """
 
     span: tuple[int, int] | None = None
     max_blocks: int | None = None
     max_bytes: int | None = None
     server: ServerOptions = field(default_factory=ServerOptions)
+    up_bytes_per_s: float = math.inf
     is_relayed: Callable[[], bool] = lambda: False
     bring: Callable[[int, int], None] = lambda _start, _end: None
 
@@ -84,9 +91,15 @@ def measure_capability(model_dir: Path, peer_id: str, options: VolunteerOptions)
         num_blocks=num_blocks,
         max_blocks=max_blocks,
         block_ms=work_ms(speed.decode_ms, speed.prefill_ms),
+        send_ms=send_ms(files, options.up_bytes_per_s),
     )
     revision = files.revision(options.server.dtype)
     return Capability(files=files, revision=revision, speed=speed, capacity=capacity, needs=needs, room=room)
+
+
+def send_ms(files: ModelFiles, up_bytes_per_s: float) -> float:
+    """Return how long an upload takes for one token's hidden states: to the next server, and as the client's copy."""
+    return min(NUM_COPIES * FP32_BYTES * files.hidden_size / up_bytes_per_s * 1000, limits.MAX_BLOCK_MS)
 
 
 def planned_needs(model_dir: Path, options: ServerOptions) -> ModelNeeds:

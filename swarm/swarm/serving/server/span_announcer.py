@@ -56,13 +56,14 @@ class RecentRate:
 class SpanAnnouncer:
     """Publish the record of what `server` serves; nothing while it has no blocks.
 
-    Its owner may set `rtt_ms`, `is_relayed` and `moving_to`, which are published by the next `announce`.
+    Its owner may set `rtt_ms`, `is_relayed`, `moving_to` and `send_ms`, which are published by the next `announce`.
     """
 
     def __init__(self, membership: Membership, server: SpanServer) -> None:
         self.rtt_ms: Mapping[str, float] = {}
         self.is_relayed = False
         self.moving_to = (0, 0)
+        self.send_ms = 0.0
         self._membership = membership
         self._server = server
         self._rate: RecentRate | None = None
@@ -99,6 +100,7 @@ class SpanAnnouncer:
             next_end=self.moving_to[1],
             tokens_per_s=self._tokens_per_s,
             source=loaded.source,
+            send_ms_per_token=0.0 if end == loaded.span.num_blocks else self.send_ms,
         )
 
     def announce(self) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from swarm_protocol.errors import ConfigError, PeerRefused, SessionError, SwarmError
 from swarm_protocol.records import ServeRecord, ServeState
-from swarm_protocol.serving_messages import FILES_METHOD, KV_METHOD, FilesRequest
+from swarm_protocol.serving_messages import BACKWARD_METHOD, FILES_METHOD, FORWARD_METHOD, KV_METHOD, FilesRequest
 from swarm_protocol.session_frames import SESSION_METHOD
 
 from swarm.network.interface import Network
@@ -70,7 +70,7 @@ class SpanServer:
     async def start(self) -> None:
         """Load, measure, serve and announce. Raises ConfigError or IntegrityError, and then nothing is left behind.
 
-        Once in the life of a network: a method is served once.
+        Once in the life of this object; another server of the model may follow on the network once it is closed.
         """
         deployed = await Deployment.load(self._model_dir, self.start_block, self.end_block, self.options)
         try:
@@ -186,6 +186,8 @@ class SpanServer:
             return
         main, self._main = self._main, None
         self._leave()
+        methods = (FILES_METHOD, SESSION_METHOD, KV_METHOD, FORWARD_METHOD, BACKWARD_METHOD)
+        self._network.stop_serving(*(f"{method}/{self.name}" for method in methods))
         main.cancel()
         try:
             # not `await main`, which could not tell its own cancellation from that of the caller

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from swarm_protocol.errors import PeerTimeout, SessionError, SwarmError
+from swarm_protocol.errors import ConfigError, PeerTimeout, SessionError, SwarmError
 from swarm_protocol.records import ServeRecord
 
 from swarm.network.interface import Network
@@ -21,7 +22,8 @@ from swarm.network.membership import Membership
 from swarm.own_thread import in_own_thread
 from swarm.router.placement import Capacity, PlacementDecision, choose_move, choose_span, rank, sole_spans, work_ms
 from swarm.router.routing import format_spans
-from swarm.serving.server.capability import Capability, VolunteerOptions, measure_capability, options_for
+from swarm.serving.model.model_files import open_model
+from swarm.serving.server.capability import Capability, VolunteerOptions, measure_capability, options_for, send_ms
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.span_server import SpanServer
 
@@ -36,6 +38,9 @@ WATCH_S = 20.0
 
 MOVE_WITHIN_S = 30.0
 """Time for sessions on the old span to go elsewhere."""
+
+MIN_TOKENS_PER_S = 0.5
+"""A server that its upload makes slower than this would only hold up those who use it."""
 
 LINKS_WITHIN_S = 2.0
 """Time for measuring links before the first decision and at each search; slower links are measured the next time."""
@@ -91,6 +96,7 @@ class SpanVolunteer:
                 options=await asyncio.to_thread(self._server_options, decision, able),
             )
             server.announcer.is_relayed = self._options.is_relayed()
+            server.announcer.send_ms = send_ms(open_model(self._model_dir), self._options.up_bytes_per_s)
             await server.start()
         except BaseException:
             self._membership.withdraw("serve", self._name)
@@ -141,10 +147,20 @@ class SpanVolunteer:
             self._announce_joining(choose_span(await self._servers(revision), files.num_blocks, capacity), able)
             await asyncio.sleep(SETTLE_S)
         decision = choose_span(await self._servers(revision), files.num_blocks, capacity)
+        self._check_upload(capacity.tokens_per_s((decision.start, decision.end), files.num_blocks))
         self._announce_joining(decision, able, is_settled=True)
         if able.room is None:
             return decision
         return replace(decision, reason=f"{decision.reason}; {able.room.why(decision.end - decision.start)}")
+
+    def _check_upload(self, tokens_per_s: float) -> None:
+        """Refuse to serve where the limit of the upload lets hardly anything through. Raises ConfigError."""
+        if tokens_per_s < MIN_TOKENS_PER_S and self._options.up_bytes_per_s < math.inf:
+            raise ConfigError(
+                f"this node would carry {tokens_per_s:.2g} tokens/s of {self._name}: its upload is limited to "
+                f"{self._options.up_bytes_per_s * 8 / 1e6:g} Mbit/s",
+                remedy="allow more with --max-upload, or give it the model's last blocks with --blocks",
+            )
 
     def _server_options(self, decision: PlacementDecision, able: Capability | None) -> ServerOptions:
         return options_for(decision.end - decision.start, self._model_dir, able, self._options)
@@ -176,6 +192,7 @@ class SpanVolunteer:
             rtt_ms=able.capacity.rtt_ms,
             relayed=self._options.is_relayed(),
             source=able.files.source,
+            send_ms_per_token=0.0 if decision.end == able.files.num_blocks else able.capacity.send_ms,
         )
         self._membership.announce(record)
 

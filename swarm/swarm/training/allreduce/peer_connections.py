@@ -15,6 +15,7 @@ answers at once distinguishes it from one that is only slow.
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -40,10 +41,11 @@ it is left out of the next attempt, and may return in a later one. Busy machines
 
 
 class BandwidthMeter:
-    """Measures this member's bandwidth over the reductions it takes part in. All rates are in bytes per second. One
-    task owns it."""
+    """Measures this member's bandwidth over the reductions it takes part in. It counts within the limit of the member's
+    owner, `max_bytes_per_s`. All rates are in bytes per second. One task owns it."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes_per_s: float = math.inf) -> None:
+        self._max_bytes_per_s = max_bytes_per_s
         self._num_others = 0
         self._latest: dict[str, float] = {}
         self._from: dict[str, float] = {}
@@ -51,11 +53,13 @@ class BandwidthMeter:
 
     @property
     def bytes_per_s(self) -> int:
-        """This member's bandwidth with as many other members as in the latest reduction; 0 if it is unknown."""
+        """This member's bandwidth with as many other members as in the latest reduction; before the first, the limit; 0
+        if it is unknown."""
         ways = [rates.values() for rates in (self._from, self._to) if rates]
         # the median: members whose own connections are slower, or who lie, say nothing about this member's
-        rate = min(map(statistics.median, ways), default=0.0)
-        return int(min(rate * self._num_others, MAX_BYTES_PER_S))
+        rates = [statistics.median(way) * self._num_others for way in ways] + [self._max_bytes_per_s]
+        known = [rate for rate in rates if rate < math.inf]
+        return int(min(*known, MAX_BYTES_PER_S)) if known else 0
 
     def begin(self, others: Collection[str]) -> None:
         """Begin a reduction with `others`, and forget the rates of all other peers."""

@@ -34,6 +34,8 @@ class RoundService:
     async def open(self) -> None:
         network, methods = self._context.network, self._context.methods
         donor = Donor(self._context.replica)
+        # an earlier member of this run on this node has ended, and only gave its states
+        network.stop_serving(*methods.all)
         await network.serve(methods.alive, _on_alive)
         await network.serve(methods.standing, self._on_standing)
         await network.serve(methods.ready, self._on_ready)

@@ -24,6 +24,7 @@ from swarm_protocol.records import RoundReport, TrainerRecord, TrainerState
 from swarm.network.interface import FaultHook, Network, no_faults
 from swarm.network.membership import Membership
 from swarm.training.allreduce.parts import Residuals
+from swarm.training.allreduce.peer_connections import BandwidthMeter
 from swarm.training.inner.interval import Intervals, TrainingSetup, Validator
 from swarm.training.member.interval_loop import IntervalLoop
 from swarm.training.member.progress_reports import committed, trainer_record
@@ -72,7 +73,8 @@ class RunMemberOptions:
     `setup` is what it trains with (`interval.prepare`); `RunMember.close` closes their inner loop.
     `max_interval_s` by `clock` bounds its intervals beyond what the run says, so that a slow machine contributes what
     it can. `state` is the state to resume from, with the `certificate` that proved it, if there is one. Without
-    `promises`, a member that is started again with the same key could vote twice for one step.
+    `promises`, a member that is started again with the same key could vote twice for one step. `max_bytes_per_s` is
+    what its owner lets it send or receive, whichever is less.
     """
 
     setup: TrainingSetup
@@ -82,6 +84,7 @@ class RunMemberOptions:
     certificate: bytes = b""
     chunks: ChunkStore | None = None
     promises: PromiseStore | None = None
+    max_bytes_per_s: float = math.inf
 
 
 class RunMember:
@@ -250,6 +253,7 @@ class RunMember:
             executor=self._executor,
             faults=self._faults,
             residuals=Residuals(codec) if config.error_feedback else None,
+            meter=BandwidthMeter(options.max_bytes_per_s),
         )
         self._promise = await recall_promise(context, options.promises)
         self._service = RoundService(context)

@@ -20,6 +20,10 @@ class Methods:
         self.chunk = f"train.chunk/{run}"
         self.run_file = f"train.run_file/{run}"
 
+    @property
+    def all(self) -> tuple[str, ...]:
+        return tuple(vars(self).values())
+
 
 def short(peer_id: str) -> str:
     """Return a peer id's last six characters, which identify peers in messages."""

@@ -8,7 +8,8 @@ import random
 from collections.abc import Callable
 
 import pytest
-from swarm.network.memory.memory_link import FRAME_BYTES, OVERHEAD_BYTES, RETRANSMIT_S, LinkModel, Pipe, Rate
+from swarm.network.memory.memory_link import FRAME_BYTES, OVERHEAD_BYTES, RETRANSMIT_S, LinkModel, Pipe
+from swarm.network.rate import Rate
 from swarm.testing import virtual_time
 
 

@@ -1,0 +1,1 @@
+"""When a node lends its machine: `hours` of the day, `monthly_traffic` of the link, and `lending`, which keeps both."""

@@ -1,0 +1,59 @@
+"""The hours of the day in which a node lends its machine, in local time. Pure: times are arguments, in Unix seconds.
+
+A change to or from daylight saving time moves with the clock on the wall: a window that begins in the hour that is left
+out begins when that hour would.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+DAY_MIN = 24 * 60
+_WINDOW = re.compile(r"(\d{1,2}):(\d{2})-(\d{1,2}):(\d{2})")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """`[start_min, end_min)` in minutes since midnight; an end before the start is on the next day."""
+
+    start_min: int
+    end_min: int
+
+    def holds(self, minute: int) -> bool:
+        if self.start_min < self.end_min:
+            return self.start_min <= minute < self.end_min
+        return minute >= self.start_min or minute < self.end_min
+
+    def __str__(self) -> str:
+        return "-".join(f"{minute // 60:02d}:{minute % 60:02d}" for minute in (self.start_min, self.end_min))
+
+
+def parse_window(text: str) -> Window:
+    """Parse `22:00-07:00`. Raises ValueError with the end of a sentence."""
+    match = _WINDOW.fullmatch(text.strip())
+    if match is None:
+        raise ValueError("is not a time of the day such as 22:00-07:00")
+    hours = [int(each) for each in match.groups()]
+    start_min, end_min = hours[0] * 60 + hours[1], hours[2] * 60 + hours[3]
+    if max(hours[1], hours[3]) > 59 or start_min >= DAY_MIN or end_min > DAY_MIN:
+        raise ValueError("is not a time of the day: hours go from 00:00 to 24:00")
+    if start_min == end_min % DAY_MIN and end_min != DAY_MIN:
+        raise ValueError("is no time at all: leave the hours out to lend always")
+    return Window(start_min, end_min)
+
+
+def is_open(windows: Sequence[Window], at: float) -> bool:
+    """Return whether the node lends at the time `at`; without windows it always does."""
+    now = datetime.fromtimestamp(at)
+    return not windows or any(window.holds(now.hour * 60 + now.minute) for window in windows)
+
+
+def next_change(windows: Sequence[Window], at: float) -> float | None:
+    """Return when the node next begins or ends to lend; None: never."""
+    now, midnight = is_open(windows, at), datetime.fromtimestamp(at).replace(hour=0, minute=0, second=0, microsecond=0)
+    minutes = {minute % DAY_MIN for window in windows for minute in (window.start_min, window.end_min)}
+    edges = [(midnight + timedelta(days=day, minutes=minute)).timestamp() for day in range(3) for minute in minutes]
+    return next((edge for edge in sorted(edges) if edge > at and is_open(windows, edge) != now), None)

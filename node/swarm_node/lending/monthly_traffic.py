@@ -1,0 +1,68 @@
+"""What a home has sent and received in this calendar month, over restarts.
+
+    HOME/traffic.json   {"month": "2026-11", "num_bytes": …}
+
+Written every SAVE_S and when the node leaves; a node that is killed forgets what came since. If the file is broken, the
+month is counted anew, with a warning. The task that owns the lending owns it.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+from pathlib import Path
+
+from swarm_protocol.checks import check_int
+from swarm_protocol.control_messages import MAX_MONTH_BYTES
+
+from swarm_node.storage.home import read_json, replace_json
+
+MAX_FILE_BYTES = 1024
+logger = logging.getLogger(__name__)
+
+
+class MonthlyTraffic:
+    """Counts from a meter whose total only grows, which is 0 when this is made. Months are those of local time."""
+
+    def __init__(self, path: Path, at: float) -> None:
+        self._path = path
+        self._month = _month_of(at)
+        self.num_bytes = _read(path, self._month)
+        self._metered_bytes = 0
+
+    def update(self, total_bytes: int, at: float) -> None:
+        """The meter shows `total_bytes` at the time `at`. With a new month counting begins anew."""
+        if (month := _month_of(at)) != self._month:
+            self._month, self.num_bytes = month, 0
+        self.num_bytes += total_bytes - self._metered_bytes
+        self._metered_bytes = total_bytes
+
+    def save(self) -> None:
+        """Blocks. A disk that refuses is only a warning."""
+        try:
+            replace_json(self._path, {"month": self._month, "num_bytes": self.num_bytes})
+        except OSError as error:
+            logger.warning("cannot keep the month's traffic in %s: %s", self._path, error)
+
+
+def next_month(at: float) -> float:
+    """Return when the next calendar month begins."""
+    now = datetime.fromtimestamp(at)
+    first = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    year, month = divmod(first.year * 12 + first.month, 12)
+    return first.replace(year=year, month=month + 1).timestamp()
+
+
+def _month_of(at: float) -> str:
+    return f"{datetime.fromtimestamp(at):%Y-%m}"
+
+
+def _read(path: Path, month: str) -> int:
+    try:
+        data = read_json(path, max_bytes=MAX_FILE_BYTES)
+        if data is None or data["month"] != month:
+            return 0
+        return check_int(data["num_bytes"], "num_bytes", high=MAX_MONTH_BYTES)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        logger.warning("the month's traffic is counted anew, since %s cannot be read: %s", path, error)
+        return 0

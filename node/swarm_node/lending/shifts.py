@@ -1,0 +1,82 @@
+"""Has a role work only while the node lends: its work ends as when the node leaves, and begins again by itself.
+
+Each time in which the node lends is a *shift*, with a `Shutdown` of its own in `Node.shift`. The daemon's task that
+runs the role runs this in its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from swarm_node.lending.lending import Break, Lending
+from swarm_node.node import Node, NodeRole
+from swarm_node.shutdown import Shutdown
+
+LOOK_S = 5.0
+"""How often it is looked whether a break begins or ends."""
+
+FORCED_S = 0.5
+"""As when the node leaves: time for work that had its grace period and returns by itself."""
+
+
+async def run_in_shifts(node: Node, role: NodeRole, lending: Lending) -> None:
+    """Run `role` in each shift, until the node leaves or the role is done. Raises what the role raises."""
+    has_begun = False
+    while not node.shutdown.leaving.is_set():
+        if (pause := lending.break_at(time.time())) is not None:
+            await _rest(node, lending, pause)
+            continue
+        if has_begun:
+            node.steps.more(role.num_steps)
+        has_begun = True
+        if not await _work_a_shift(node, role, lending):
+            return
+
+
+async def _rest(node: Node, lending: Lending, pause: Break) -> None:
+    node.activity.state = "paused"
+    node.emitter.emit("paused", reason=pause.words(time.time()), until=pause.until)
+    await node.announce()
+    while not node.shutdown.leaving.is_set() and lending.break_at(time.time()) is not None:
+        await node.shutdown.wait(LOOK_S)
+    node.activity.state = "starting"
+    await node.announce()
+
+
+async def _work_a_shift(node: Node, role: NodeRole, lending: Lending) -> bool:
+    """Return whether the role was ended by a break, and not by itself or because the node leaves."""
+    shift = node.shift = Shutdown()
+    shift.grace_s = node.shutdown.grace_s
+    work = asyncio.create_task(role.run(node), name="work of a shift")
+    watch = asyncio.create_task(_end_in_time(node, lending, shift, work), name="end of a shift")
+    try:
+        await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if watch.done():
+            watch.result()
+            await asyncio.wait({work})
+    finally:
+        watch.cancel()
+        work.cancel()
+        await asyncio.wait({work, watch})
+        node.shift = node.shutdown
+    if not work.cancelled():
+        work.result()
+    return shift.leaving.is_set() and not node.shutdown.leaving.is_set()
+
+
+async def _end_in_time(node: Node, lending: Lending, shift: Shutdown, work: asyncio.Task[None]) -> None:
+    """End `shift` when a break begins, within the grace period. Where the node leaves, the daemon sees to the end."""
+    while (pause := lending.break_at(time.time())) is None:
+        if await node.shutdown.wait(LOOK_S):
+            shift.request(node.shutdown.reason)
+            await node.shutdown.forced.wait()
+            shift.force(node.shutdown.reason)
+            return
+    reason = pause.words(time.time())
+    node.emitter.emit("pausing", reason=reason, seconds=shift.grace_s)
+    shift.request(reason)
+    await asyncio.wait({work}, timeout=shift.grace_s)
+    shift.force(reason)
+    await asyncio.wait({work}, timeout=FORCED_S)
+    work.cancel()

@@ -1,0 +1,34 @@
+"""A limit on bytes per second, as a token bucket that may go into debt. Pure: the time is an argument.
+
+Simulated links and the limits that a node's owner sets both use it. Who may wait asks `wait_s` first; who must not
+wait only reserves, and those that may wait then wait longer.
+"""
+
+from __future__ import annotations
+
+import math
+
+
+class Rate:
+    """A bottleneck that serves bytes one after the other, such as a home's uplink that all its links share.
+
+    `burst_s` is how much unused time it makes up for. Virtual timers are exact and need none; real ones come late.
+    `max_debt_s` bounds how far ahead it can be reserved: bytes beyond that pass uncounted, so that those that never
+    wait cannot stop those that do.
+    """
+
+    def __init__(self, bytes_per_s: float, *, burst_s: float = 0.0, max_debt_s: float = math.inf) -> None:
+        self.bytes_per_s = bytes_per_s
+        self._burst_s = burst_s
+        self._max_debt_s = max_debt_s
+        self._free_at_s = 0.0
+
+    def reserve(self, num_bytes: float, now_s: float) -> float:
+        """Reserve the link for `num_bytes` and return the time at which the last of them will have passed."""
+        free_at_s = max(self._free_at_s, now_s - self._burst_s) + num_bytes / self.bytes_per_s
+        self._free_at_s = min(free_at_s, now_s + self._max_debt_s)
+        return self._free_at_s
+
+    def wait_s(self, now_s: float) -> float:
+        """Return how long the bytes that are reserved still take; 0 if more may pass now."""
+        return max(0.0, self._free_at_s - now_s)

@@ -1,0 +1,108 @@
+"""The month's traffic over restarts, and the breaks that follow from it and from the hours."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from swarm.network.traffic import Traffic
+from swarm_node.lending.hours import parse_window
+from swarm_node.lending.lending import RESERVE, Lending
+from swarm_node.lending.monthly_traffic import MonthlyTraffic, next_month
+
+GB = 10**9
+
+
+def _at(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+NOW = _at("2026-11-23T12:00:00")
+
+
+def _lending(path: Path, budget_bytes: int, *windows: str, at: float = NOW) -> tuple[Lending, Traffic]:
+    traffic = Traffic()
+    return Lending(tuple(map(parse_window, windows)), budget_bytes, MonthlyTraffic(path, at), traffic), traffic
+
+
+def test_month_is_counted_over_restarts_and_begins_anew_with_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "traffic.json"
+    for _ in range(3):
+        lending, traffic = _lending(path, 10 * GB)
+        traffic.sent_in_turn("peer", 2 * GB)
+        lending.count(NOW)
+        traffic.received_in_turn("peer", GB)
+        lending.count(NOW)
+        lending.count(NOW)
+        lending.save()
+    assert lending.month_bytes == 9 * GB
+    assert lending.break_at(NOW) is None
+    traffic.sent_in_turn("peer", GB)
+    later = _at("2026-12-01T00:00:01")
+    lending.count(later)
+    assert lending.month_bytes == GB
+    assert _lending(path, 10 * GB, at=later)[0].month_bytes == 0
+
+
+def test_node_stops_near_the_end_of_its_budget_until_the_next_month(tmp_path: Path) -> None:
+    lending, traffic = _lending(tmp_path / "traffic.json", 10 * GB)
+    traffic.sent_in_turn("peer", int((1 - RESERVE) * 10 * GB) - 1)
+    lending.count(NOW)
+    assert lending.break_at(NOW) is None
+    traffic.sent_in_turn("peer", 1)
+    lending.count(NOW)
+    pause = lending.break_at(NOW)
+    assert pause is not None
+    assert (pause.pause, pause.until) == ("budget", _at("2026-12-01T00:00:00"))
+    assert pause.words(NOW) == "its monthly traffic is nearly used up: lends again at 00:00 on 01 December"
+
+
+def test_used_up_budget_ends_in_the_first_hours_of_the_next_month_in_which_the_node_lends(tmp_path: Path) -> None:
+    lending, traffic = _lending(tmp_path / "traffic.json", GB, "09:00-17:00")
+    traffic.sent_in_turn("peer", GB)
+    lending.count(NOW)
+    pause = lending.break_at(NOW)
+    assert pause is not None
+    assert pause.until == _at("2026-12-01T09:00:00")
+
+
+def test_node_has_a_break_outside_its_hours(tmp_path: Path) -> None:
+    lending, _ = _lending(tmp_path / "traffic.json", 0, "22:00-07:00")
+    pause = lending.break_at(NOW)
+    assert pause is not None
+    assert pause.words(NOW) == "outside its hours: lends again at 22:00"
+    assert lending.break_at(_at("2026-11-23T23:00:00")) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"month": "2026-11"}',
+        '{"month": "2026-11", "num_bytes": -1}',
+        '{"month": "2026-11", "num_bytes": "many"}',
+        '{"month": "2026-11", "num_bytes": 1e400}',
+        json.dumps({"month": "2026-11", "num_bytes": 2**61}),
+        "{" * 2000,
+    ],
+)
+def test_broken_file_is_counted_anew_with_a_warning(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "traffic.json").write_text(text)
+    assert MonthlyTraffic(tmp_path / "traffic.json", NOW).num_bytes == 0
+    assert "counted anew" in caplog.text
+
+
+def test_disk_that_refuses_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    MonthlyTraffic(tmp_path / "nowhere" / "traffic.json", NOW).save()
+    assert "cannot keep the month's traffic" in caplog.text
+
+
+def test_next_month_of_december_is_january() -> None:
+    assert next_month(_at("2026-12-31T23:59:59")) == _at("2027-01-01T00:00:00")
+    assert next_month(_at("2026-01-31T00:00:00")) == _at("2026-02-01T00:00:00")

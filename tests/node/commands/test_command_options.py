@@ -43,7 +43,7 @@ def shell_environment(home: Path) -> dict[str, str]:
         ("swarm-node to", ["top"]),
         ("swarm-node run s", ["show", "sign"]),
         ("swarm-node top --o", ["--once"]),
-        ("swarm-node join --max", ["--max-blocks", "--max-memory"]),
+        ("swarm-node join --max", ["--max-blocks", "--max-download", "--max-memory", "--max-upload"]),
     ],
 )
 def test_bash_completes_commands_and_options(words: str, expected: list[str], script: Path, tmp_path: Path) -> None:

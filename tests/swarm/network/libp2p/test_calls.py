@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from swarm.network.libp2p.calls import MAX_BULK_PER_PEER, MAX_PARCELS_PER_PEER, MAX_UNARY_BYTES, PARCEL_S, Calls
+from swarm.network.traffic import Traffic
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerRefused, PeerTimeout
 
@@ -34,7 +36,7 @@ async def _size(_peer_id: str, request: bytes) -> bytes:
 
 
 def _calls() -> Calls:
-    return Calls(None, None)  # type: ignore[arg-type]
+    return Calls(SimpleNamespace(traffic=Traffic()), None)  # type: ignore[arg-type]
 
 
 def test_peer_has_few_large_requests_received_at_once_and_others_do_not_wait_for_it() -> None:

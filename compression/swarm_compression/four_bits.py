@@ -58,6 +58,8 @@ E3M0 = Magnitudes(
 
 
 class FourBitCodec(Codec):
+    """Codec of four bits a value: a sign, and one of the eight `magnitudes` times the scale of the value's block."""
+
     def __init__(self, name: str, magnitudes: Magnitudes) -> None:
         super().__init__(name)
         self._borders = [np.float32(border) for border in magnitudes.borders]

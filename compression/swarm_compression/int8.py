@@ -45,6 +45,8 @@ CORE_VALUES = 1 << 18
 
 
 class Int8Codec(Codec):
+    """Codec of one byte a value, and one scale for each block of 256 values."""
+
     def __init__(self) -> None:
         super().__init__("int8")
 

@@ -56,6 +56,8 @@ Codes: TypeAlias = NDArray[np.int8]
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
+    """The loops of int8 on one kind of processor."""
+
     quantize: Callable[[Floats, Floats, Codes], bool]
     """(x_N, scale_K, code_N): write scales and codes; False, with anything written, where a value is not finite."""
     dequantize: Callable[[Codes, Floats, Floats], None]

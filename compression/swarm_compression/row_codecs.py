@@ -90,6 +90,8 @@ class RawRows:
 
 
 class Int8Rows:
+    """Rows of one byte a value, and one bf16 scale for each block of 64 columns."""
+
     name = "int8"
 
     def row_bytes(self, num_columns: int) -> int:

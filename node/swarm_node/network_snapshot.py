@@ -55,6 +55,8 @@ LookupKey = tuple[Literal["serve", "train"], str]
 
 
 class NetworkPoller:
+    """Looks up records again and again, and makes snapshots of them."""
+
     def __init__(self, network: Network, membership: Membership) -> None:
         self._network = network
         self._membership = membership

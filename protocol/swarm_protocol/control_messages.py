@@ -26,6 +26,8 @@ MAX_MONTH_BYTES = 2**60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusRequest(wire.WireMessage):
+    """Asks a node for its status over the control socket."""
+
     PROTO = control_pb2.StatusRequest
     MAX_BYTES = limits.MAX_CONTROL_BYTES
 

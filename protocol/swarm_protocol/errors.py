@@ -38,22 +38,32 @@ class SwarmError(Exception):
 
 
 class ConfigError(SwarmError):
+    """What the user asked for cannot be done; the remedy says what to change."""
+
     code = "config"
 
 
 class StartError(SwarmError):
+    """A daemon could not start."""
+
     code = "start"
 
 
 class PeerError(SwarmError):
+    """A remote peer, `peer_id`, did not do its part."""
+
     code = "peer"
 
 
 class PeerUnreachable(PeerError):
+    """There is no connection to the peer, or it broke."""
+
     code = "unreachable"
 
 
 class PeerTimeout(PeerError):
+    """The peer is connected, but did not answer before the deadline."""
+
     code = "timeout"
 
 
@@ -68,6 +78,8 @@ class PeerRefused(PeerError):
 
 
 class PeerViolation(PeerError):
+    """What the peer sent breaks the protocol. A request is not repeated with the same peer."""
+
     code = "violation"
 
 
@@ -82,6 +94,8 @@ class RoundError(SwarmError):
 
 
 class SessionError(SwarmError):
+    """The inference session `session_id` cannot go on."""
+
     code = "session"
 
     def __init__(self, message: str, *, remedy: str = "", peer_id: str = "", session_id: str = "") -> None:
@@ -90,4 +104,6 @@ class SessionError(SwarmError):
 
 
 class IntegrityError(SwarmError):
+    """Bytes do not match their digest or signature."""
+
     code = "integrity"

@@ -87,6 +87,8 @@ def router(source: ViewSource, live: Live, checkpoints: Checkpoints | None = Non
 
 
 class Api:
+    """Answers the routes of the JSON API from the views of `source`."""
+
     def __init__(self, source: ViewSource, live: Live, checkpoints: Checkpoints | None) -> None:
         self._source = source
         self._live = live

@@ -28,11 +28,15 @@ FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
 class TextPart(StrictBody):
+    """A part of a message's content that is text."""
+
     type: Literal["text"]
     text: Text
 
 
 class CalledFunction(StrictBody):
+    """The function that a model called, with its arguments as JSON text."""
+
     name: FunctionName
     arguments: Text
 
@@ -115,6 +119,8 @@ class AssistantMessage(StrictBody):
 
 
 class ToolMessage(StrictBody):
+    """The result of a tool call, which the client sends back."""
+
     role: Literal["tool"]
     content: Content
     tool_call_id: Name
@@ -144,6 +150,8 @@ ChatMessage = Annotated[
 
 
 class Function(StrictBody):
+    """A function that the model may call."""
+
     name: FunctionName
     description: Text | None = None
     parameters: JsonObject | None = None
@@ -151,11 +159,15 @@ class Function(StrictBody):
 
 
 class Tool(StrictBody):
+    """A tool that the client offers: always a function."""
+
     type: Literal["function"]
     function: Function
 
 
 class NamedFunction(StrictBody):
+    """The name of the function that has to be called."""
+
     name: FunctionName
 
 
@@ -167,6 +179,8 @@ class NamedTool(StrictBody):
 
 
 class ChatRequest(SamplingRequest):
+    """The body of a request to `/v1/chat/completions`."""
+
     neutral: ClassVar[Neutral] = {
         **SamplingRequest.neutral,
         "add_generation_prompt": (True,),

@@ -36,6 +36,8 @@ class Delta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedChoice:
+    """One whole choice: its text, the tool calls in it, its tokens, and why it ended."""
+
     text: str
     calls: tuple[ToolCall, ...]
     tokens: tuple[ScoredToken, ...]

@@ -32,6 +32,8 @@ _Stamp = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
+    """One API key, known by its digest alone, with its own rates."""
+
     name: str
     digest: bytes
     rates: Rates

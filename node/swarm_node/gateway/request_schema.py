@@ -136,6 +136,8 @@ def one_or_many(value: Any) -> Any:
 
 
 class StreamOptions(StrictBody):
+    """OpenAI's options of a streamed answer."""
+
     neutral: ClassVar[Neutral] = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
 
     include_usage: Annotated[bool, OrDefault(False)] = False
@@ -151,14 +153,20 @@ class NamedSchema(StrictBody):
 
 
 class AnyText(StrictBody):
+    """A response format without constraints."""
+
     type: Literal["text"]
 
 
 class AnyObject(StrictBody):
+    """A response format of any JSON object."""
+
     type: Literal["json_object"]
 
 
 class FittingText(StrictBody):
+    """A response format of JSON that fits a schema."""
+
     type: Literal["json_schema"]
     json_schema: NamedSchema
 

@@ -69,6 +69,8 @@ class TextChoice(CompletionChoice):
 
 
 class TextCompletion(Completion):
+    """OpenAI's completion object, with this gateway's choices."""
+
     choices: list[TextChoice]  # type: ignore[assignment]
 
 
@@ -198,6 +200,8 @@ def _finite(logprob: float | None) -> float:
 
 
 class ServedRevision(BaseModel):
+    """One revision of a model that servers have."""
+
     revision: str
     num_servers: int
     is_whole: bool = Field(description="each block is served by somebody")
@@ -212,11 +216,15 @@ class ServedModel(Model):
 
 
 class ModelList(BaseModel):
+    """All models that can be asked for."""
+
     object: str
     data: list[ServedModel]
 
 
 class ModelHealth(BaseModel):
+    """Which blocks of a model nobody serves."""
+
     id: str
     num_blocks: int
     missing_blocks: list[tuple[int, int]]
@@ -224,6 +232,8 @@ class ModelHealth(BaseModel):
 
 
 class GatewayHealth(BaseModel):
+    """Whether some model is served whole, and how many requests run."""
+
     status: str
     detail: str
     models: list[ModelHealth]
@@ -231,6 +241,8 @@ class GatewayHealth(BaseModel):
 
 
 class TokenList(BaseModel):
+    """The tokens of a text, as vLLM's `/tokenize` gives them."""
+
     count: int
     max_model_len: int = Field(description="how many tokens the model's context has")
     tokens: list[int]
@@ -238,6 +250,8 @@ class TokenList(BaseModel):
 
 
 class Detokenized(BaseModel):
+    """The text of tokens, as vLLM's `/detokenize` gives it."""
+
     prompt: str
 
 

@@ -69,6 +69,8 @@ class EmbeddingRequest(StrictBody):
 
 
 class TokenizeText(StrictBody):
+    """The body of `/tokenize` for a text."""
+
     neutral: ClassVar[Neutral] = {"add_special_tokens": (True,), "return_token_strs": (False,)}
 
     model: ModelName
@@ -76,6 +78,8 @@ class TokenizeText(StrictBody):
 
 
 class TokenizeChat(StrictBody):
+    """The body of `/tokenize` for a conversation."""
+
     neutral: ClassVar[Neutral] = {
         "add_special_tokens": (False,),
         "chat_template": (),
@@ -103,6 +107,8 @@ TokenizeRequest = Annotated[
 
 
 class DetokenizeRequest(StrictBody):
+    """The body of `/detokenize`."""
+
     model: ModelName
     tokens: Annotated[list[TokenId], Field(max_length=http_limits.MAX_NEW_TOKENS)]
 

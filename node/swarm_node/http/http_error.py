@@ -16,6 +16,8 @@ REFUSAL = "swarm_refusal"
 
 
 class ErrorDetail(BaseModel):
+    """What OpenAI's clients read of an error, and a remedy if there is one."""
+
     message: str
     type: str
     param: str | None

@@ -36,6 +36,8 @@ MAX_REMEMBERED = 1024
 
 
 class AssetsCache:
+    """Keeps the assets of the models that a client asked for last, and fetches those that it lacks."""
+
     def __init__(self, network: Network, health: PeerHealth, limits: TokenizerLimits) -> None:
         self._network = network
         self._health = health

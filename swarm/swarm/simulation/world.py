@@ -98,6 +98,8 @@ def simulate(
 
 
 class World:
+    """Runs one scenario: creates nodes, lets them leave, and measures them."""
+
     def __init__(self, scenario: Scenario, on_minute: Callable[[float, int], None]) -> None:
         self.scenario = scenario
         self.measured = Measurements()

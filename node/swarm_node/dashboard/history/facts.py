@@ -80,12 +80,16 @@ class PresenceFact:
 
 @dataclass(frozen=True, slots=True)
 class SamplesFact:
+    """The values of several series at one time."""
+
     at: float
     samples: tuple[SeriesSample, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RefusalFact:
+    """A contribution to a run that a member refused."""
+
     run: str
     refusal: RefusalView
 

@@ -63,6 +63,8 @@ _LINE_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class FusedKernels:
+    """The compiled loops of a block: the norm, writing keys and values to the pool, and attention over it."""
+
     add_norm: Callable[[Floats, Floats, Floats, float, Floats], None]
     remember: Callable[[Floats, Pair, Pair, Ints], None]
     attend: Callable[[Floats, Pair, Pair, Ints, float, Floats], None]

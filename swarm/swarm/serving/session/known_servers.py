@@ -140,6 +140,8 @@ class ClientConnection:
 
 
 class ConnectionPool:
+    """Keeps one open connection to each server and model that sessions use."""
+
     def __init__(self, network: Network, *, idle_s: float = IDLE_S) -> None:
         self._network = network
         self._idle_s = idle_s
@@ -212,6 +214,8 @@ class _Refusal:
 
 
 class PeerHealth:
+    """Remembers failures, refusals and open sessions of each server."""
+
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
         self._measuring: asyncio.Task[object] | None = None

@@ -108,6 +108,8 @@ class GrantHandover:
 
 @dataclass(frozen=True, slots=True)
 class CloseStage:
+    """End the stage's sequence on its server."""
+
     stage: Stage
 
 

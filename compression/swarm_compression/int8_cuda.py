@@ -62,12 +62,5 @@ def _launch(x_N: Tensor) -> tuple[Tensor, Tensor]:
     scale_K = torch.empty(num_blocks, dtype=torch.float32, device=x_N.device)
     code_N = torch.empty(x_N.numel(), dtype=torch.int8, device=x_N.device)
     if num_blocks:
-        _quantize_block[(num_blocks,)](
-            x_N,
-            scale_K,
-            code_N,
-            x_N.numel(),
-            num_warps=2,
-            enable_fp_fusion=False,
-        )
+        _quantize_block[(num_blocks,)](x_N, scale_K, code_N, x_N.numel(), num_warps=2, enable_fp_fusion=False)
     return scale_K, code_N

@@ -199,10 +199,7 @@ def _scale_slab(x_S: Floats, scale_K: Floats) -> None:
 def _slabs(num_values: int) -> Iterator[tuple[slice, slice]]:
     for block in range(0, -(-num_values // BLOCK_VALUES), _SLAB_BLOCKS):
         start = block * BLOCK_VALUES
-        yield (
-            slice(start, min(start + _SLAB_BLOCKS * BLOCK_VALUES, num_values)),
-            slice(block, block + _SLAB_BLOCKS),
-        )
+        yield (slice(start, min(start + _SLAB_BLOCKS * BLOCK_VALUES, num_values)), slice(block, block + _SLAB_BLOCKS))
 
 
 PLAIN = Kernels(

@@ -27,9 +27,7 @@ from swarm_node.demo.command import demo
 from swarm_node.events.emitter import Emitter
 
 app = typer.Typer(
-    name="swarm-node",
-    epilog="Example: swarm-node demo",
-    context_settings={"help_option_names": ["--help", "-h"]},
+    name="swarm-node", epilog="Example: swarm-node demo", context_settings={"help_option_names": ["--help", "-h"]}
 )
 
 HERE = ("home",)

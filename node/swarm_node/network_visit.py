@@ -32,11 +32,7 @@ async def visiting(
         identity = folder / "identity.key"
         Identity.generate().save(identity)
         options = Libp2pOptions(
-            identity_path=identity,
-            network_id=config.network_id,
-            peers=config.peers,
-            listen=listen,
-            announce=announce,
+            identity_path=identity, network_id=config.network_id, peers=config.peers, listen=listen, announce=announce
         )
         network = await Libp2pNetwork.create(options)
         try:

@@ -20,15 +20,7 @@ from typing import Annotated
 from swarm_protocol import limits
 from swarm_protocol.checks import Checked, named, one_line, sized
 from swarm_protocol.errors import PeerViolation
-from swarm_protocol.identity import (
-    KEY_BYTES,
-    SIGNATURE_BYTES,
-    Identity,
-    PeerId,
-    peer_id_of,
-    public_key_of,
-    verify,
-)
+from swarm_protocol.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, PeerId, peer_id_of, public_key_of, verify
 from swarm_protocol.records import NodeRecord, Record, ServeRecord, TrainerRecord, publish_key
 from swarm_protocol.version import NetworkId
 

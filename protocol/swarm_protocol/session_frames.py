@@ -12,17 +12,7 @@ from functools import partial
 from typing import Annotated, Literal, TypeAlias
 
 from swarm_protocol import limits
-from swarm_protocol.checks import (
-    Checked,
-    check_float,
-    check_int,
-    named,
-    number,
-    one_of,
-    sized,
-    up_to,
-    whole,
-)
+from swarm_protocol.checks import Checked, check_float, check_int, named, number, one_of, sized, up_to, whole
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.failure_messages import decode_failure
 from swarm_protocol.identity import PeerId

@@ -15,17 +15,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
 from swarm_protocol import limits, wire
-from swarm_protocol.checks import (
-    Checked,
-    Digest,
-    Name,
-    check_digest,
-    distinct,
-    number,
-    one_line,
-    up_to,
-    whole,
-)
+from swarm_protocol.checks import Checked, Digest, Name, check_digest, distinct, number, one_line, up_to, whole
 from swarm_protocol.identity import PeerId
 from swarm_protocol.proto import training_pb2
 from swarm_protocol.records import Loss, OuterStep

@@ -83,12 +83,7 @@ def encode_with_payloads(message: Message, payloads: Sequence[bytes | bytearray 
 
 
 def decode_with_payload(
-    data: bytes,
-    message_type: type[M],
-    build: Callable[[M, memoryview], T],
-    *,
-    max_bytes: int,
-    max_header_bytes: int,
+    data: bytes, message_type: type[M], build: Callable[[M, memoryview], T], *, max_bytes: int, max_header_bytes: int
 ) -> T:
     """Parse the header, and return what `build` makes of it and of a view of the payloads. Raises PeerViolation as
     `decode` does."""

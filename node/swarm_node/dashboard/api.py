@@ -163,8 +163,4 @@ def _failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def _event(name: str, data: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of one server-sent event, whose `data` is JSON."""
     encoded = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
-    return {
-        "type": "object",
-        "properties": {"event": {"const": name}, "data": encoded},
-        "required": ["event", "data"],
-    }
+    return {"type": "object", "properties": {"event": {"const": name}, "data": encoded}, "required": ["event", "data"]}

@@ -34,13 +34,7 @@ from swarm_node.dashboard.run_views import (
     num_parameters,
     remembered_view,
 )
-from swarm_node.dashboard.view_builder import (
-    ChangeLog,
-    SnapshotViews,
-    ViewBuilder,
-    series_samples,
-    uptime_share,
-)
+from swarm_node.dashboard.view_builder import ChangeLog, SnapshotViews, ViewBuilder, series_samples, uptime_share
 from swarm_node.dashboard.views import (
     ChangeEvent,
     ContributorView,

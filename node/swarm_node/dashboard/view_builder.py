@@ -192,11 +192,7 @@ class ChangeLog:
         first_at = self._first_at if self._first_at is not None else at
         self._first_at = first_at
         # what is seen while the dashboard settles is kept, and not reported
-        changes = [
-            *self._node_changes(at, nodes),
-            *self._model_changes(at, models),
-            *self._run_changes(at, runs),
-        ]
+        changes = [*self._node_changes(at, nodes), *self._model_changes(at, models), *self._run_changes(at, runs)]
         self.is_settling = at - first_at <= SETTLE_S
         if not self.is_settling:
             return changes

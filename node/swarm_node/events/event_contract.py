@@ -262,9 +262,7 @@ EVENTS: Mapping[str, EventSpec] = {
         clean="bool: whether everything in flight was finished",
     ),
     "run_written": _event(
-        "What `run init` prints: there is a new run file to edit.",
-        "{path} is there to edit",
-        path="text: where it is",
+        "What `run init` prints: there is a new run file to edit.", "{path} is there to edit", path="text: where it is"
     ),
     "run_problem": _event(
         "What `run sign` finds impossible in a run file; an `error` follows.",

@@ -115,9 +115,7 @@ def _parse(path: Path, number: int, line: str) -> Key:
         )
     requests_per_min, tokens_per_min = [*map(int, rates), 0, 0][:2]
     return Key(
-        name=name,
-        digest=_digest(secret),
-        rates=Rates(requests_per_min=requests_per_min, tokens_per_min=tokens_per_min),
+        name=name, digest=_digest(secret), rates=Rates(requests_per_min=requests_per_min, tokens_per_min=tokens_per_min)
     )
 
 

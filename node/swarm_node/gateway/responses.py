@@ -100,12 +100,7 @@ class CompletionBuilder:
 
     def _choice(self, index: int, part: FinishedChoice | Delta | None, finish_reason: FinishReason | None) -> Json:
         logprobs = _text_logprobs(part.tokens) if part and self.head.with_logprobs else None
-        return {
-            "index": index,
-            "text": part.text if part else "",
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
-        }
+        return {"index": index, "text": part.text if part else "", "logprobs": logprobs, "finish_reason": finish_reason}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,7 @@ from typing import ParamSpec
 
 from rich.text import Text
 
-from swarm_node.dashboard.views import (
-    ModelDetail,
-    ModelView,
-    NodeDetail,
-    Overview,
-    RunDetail,
-    RunView,
-    ServerView,
-)
+from swarm_node.dashboard.views import ModelDetail, ModelView, NodeDetail, Overview, RunDetail, RunView, ServerView
 from swarm_node.formatting import PAUSES, UNKNOWN, clean, count, duration, lends_again, plural, rate, size, sparkline
 
 FULL, PART, NONE = "█", "▒", "·"

@@ -109,6 +109,5 @@ class AssetsCache:
         self._bad_since = {key: at_s for key, at_s in self._bad_since.items() if now_s - at_s < BAD_FILES_S}
         failing = self._health.failing()
         return sorted(
-            peer_ids,
-            key=lambda peer_id: (self._bad_since.get((model, revision, peer_id), 0.0), peer_id in failing),
+            peer_ids, key=lambda peer_id: (self._bad_since.get((model, revision, peer_id), 0.0), peer_id in failing)
         )

@@ -294,13 +294,7 @@ class AsyncClient(TextClient[Generation]):
         async with session:
             trace.opening_ms = (asyncio.get_running_loop().time() - since_s) * 1000
             answer = generate(
-                session,
-                assets,
-                prompt_ids,
-                request.sampling,
-                max_tokens,
-                trace,
-                num_logprobs=request.num_logprobs,
+                session, assets, prompt_ids, request.sampling, max_tokens, trace, num_logprobs=request.num_logprobs
             )
             async with aclosing(answer) as tokens:
                 async for token in tokens:

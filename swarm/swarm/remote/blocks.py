@@ -121,13 +121,7 @@ class CallRouteFinder:
 
 
 async def call_server(
-    network: Network,
-    peer_id: str,
-    method: str,
-    asked: Compute,
-    tensors: Sequence[Tensor],
-    *,
-    num_columns: int,
+    network: Network, peer_id: str, method: str, asked: Compute, tensors: Sequence[Tensor], *, num_columns: int
 ) -> Tensor:
     """Let a server run a pass on `tensors` (int64 [B, T] or float32 [B, T, …] each): float32 [B, T, num_columns].
 

@@ -101,13 +101,7 @@ class SimulatedNetwork:
         return self._records.now()
 
     async def call(
-        self,
-        peer_id: str,
-        method: str,
-        request: bytes,
-        *,
-        timeout_s: float,
-        max_bytes: int = limits.MAX_MESSAGE_BYTES,
+        self, peer_id: str, method: str, request: bytes, *, timeout_s: float, max_bytes: int = limits.MAX_MESSAGE_BYTES
     ) -> bytes:
         try:
             async with asyncio.timeout(timeout_s):

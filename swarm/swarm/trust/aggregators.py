@@ -191,10 +191,7 @@ class MultiKrum(Aggregator):
         chosen = [weight if member in selected else 0 for member, weight in enumerate(weights)]
         return AggregationDecision(
             coefficients=shares(chosen),
-            report=AggregationReport(
-                kept=tuple(float(member in selected) for member in range(num_members)),
-                note=note,
-            ),
+            report=AggregationReport(kept=tuple(float(member in selected) for member in range(num_members)), note=note),
         )
 
     def fewest_members(self) -> int:
@@ -311,10 +308,7 @@ class CenteredClip(Aggregator):
             if _stands_still(former, point):
                 break
         return AggregationDecision(
-            coefficients=point,
-            centre=1 - math.fsum(point),
-            cut=median_cut(weights),
-            report=_report(reached, limit),
+            coefficients=point, centre=1 - math.fsum(point), cut=median_cut(weights), report=_report(reached, limit)
         )
 
 

@@ -17,18 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import (
-    URL,
-    Connection,
-    Engine,
-    create_engine,
-    event,
-    func,
-    literal_column,
-    make_url,
-    select,
-    text,
-)
+from sqlalchemy import URL, Connection, Engine, create_engine, event, func, literal_column, make_url, select, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 from swarm_protocol.errors import ConfigError

@@ -70,9 +70,7 @@ class Engine:
         self._on_step = options.on_step
         self._admission = Admission(options.max_sessions, pool.num_pages)
         self._cost = StepCost(
-            max_step_ms=options.max_step_ms,
-            max_alone_ms=options.max_alone_ms,
-            max_step_tokens=options.max_step_tokens,
+            max_step_ms=options.max_step_ms, max_alone_ms=options.max_alone_ms, max_step_tokens=options.max_step_tokens
         )
         self.observed = ObservedSpeed(speed) if speed is not None else None
         if speed is not None:

@@ -246,8 +246,7 @@ def _write_atomically(path: Path, text: str) -> None:
 
 def _no_room(model: HubModel, why: str) -> ConfigError:
     return ConfigError(
-        f"no room in {model.directory} for {model.model_id}: {why}",
-        remedy="free some, or name another cache directory",
+        f"no room in {model.directory} for {model.model_id}: {why}", remedy="free some, or name another cache directory"
     )
 
 

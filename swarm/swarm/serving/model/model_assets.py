@@ -114,8 +114,7 @@ class TokenizerProcess:
                     remedy="its servers may be broken; use another model",
                 ) from None
             raise ConfigError(
-                f"the tokenizer of {self._model} {failure}",
-                remedy="shorten the prompt or use another model",
+                f"the tokenizer of {self._model} {failure}", remedy="shorten the prompt or use another model"
             ) from None
 
     def close(self) -> None:

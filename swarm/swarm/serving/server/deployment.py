@@ -91,10 +91,7 @@ class Deployment:
         # than cores their members sleep between any two loops. A new thread computes with the number of threads that
         # was set last: while another span is served, that is the number which its step is worth
         thread = ThreadPoolExecutor(
-            1,
-            thread_name_prefix="swarm-engine",
-            initializer=torch.set_num_threads,
-            initargs=(torch.get_num_threads(),),
+            1, thread_name_prefix="swarm-engine", initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)
         )
         try:
             loaded, pool = await asyncio.get_running_loop().run_in_executor(

@@ -37,13 +37,7 @@ from swarm_protocol.session_frames import (
 from swarm.network.membership import Membership
 from swarm.router.routing import Hop, NoChain
 from swarm.serving.model.shape import ModelShape
-from swarm.serving.session.known_servers import (
-    ClientConnection,
-    ClientState,
-    ConnectionLost,
-    KnownServers,
-    RouteFinder,
-)
+from swarm.serving.session.known_servers import ClientConnection, ClientState, ConnectionLost, KnownServers, RouteFinder
 from swarm.serving.session.pipeline import Feed, TakeToken, UpdateLink
 from swarm.serving.session.session_messages import SessionMessages
 from swarm.serving.session.session_state import (

@@ -199,13 +199,7 @@ def _evict(path: Path, max_bytes: int) -> None:
         logger.warning("the tokens in %s were not looked through: %s", path.parent, error)
 
 
-def load_corpus(
-    config: DataConfig,
-    *,
-    seed: int,
-    vocab_size: int = 0,
-    local: LocalData = DEFAULT_DATA,
-) -> Corpus:
+def load_corpus(config: DataConfig, *, seed: int, vocab_size: int = 0, local: LocalData = DEFAULT_DATA) -> Corpus:
     """Load the data of a run whose model has `vocab_size` tokens (0: unknown). Fast if its tokens were kept.
 
     Raises ConfigError for data or a tokenizer that cannot be had or used, IntegrityError for data that is not the run's

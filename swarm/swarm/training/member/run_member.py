@@ -310,11 +310,7 @@ class RunMember:
         driver = RoundDriver(
             context,
             state_machine.begin(
-                setup,
-                accused=self._accused,
-                promise=self._promise,
-                interval_s=intervals.interval_s,
-                began_at=started,
+                setup, accused=self._accused, promise=self._promise, interval_s=intervals.interval_s, began_at=started
             ),
             intervals,
             promises=self._options.promises,

@@ -285,10 +285,7 @@ def complaint(setup: RoundSetup, attempt: int, contribution: Contribution | None
     checks = (
         ((group.run, group.step, group.attempt) != (setup.run, setup.step, attempt), "it is for another round"),
         (group.state_digest != setup.state_digest, "it starts from another state"),
-        (
-            reported(setup, contribution) not in group.members,
-            "it lacks or changes this member's contribution",
-        ),
+        (reported(setup, contribution) not in group.members, "it lacks or changes this member's contribution"),
         (
             group.reduce_s > setup.reduce_s or group.vote_s > setup.vote_s,
             "its deadlines are longer than the run allows",

@@ -10,16 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from swarm_protocol.training_messages import (
-    Abort,
-    Contribution,
-    Group,
-    Outcome,
-    Ready,
-    ReadyReply,
-    SignedGroup,
-    Vote,
-)
+from swarm_protocol.training_messages import Abort, Contribution, Group, Outcome, Ready, ReadyReply, SignedGroup, Vote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

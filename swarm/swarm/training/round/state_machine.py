@@ -261,11 +261,7 @@ def _on_reduced(state: RoundState, attempt: int, outcome: Outcome, now: float) -
     if group.resumes is not None and outcome != group.resumes:
         return _fail(state, "the resumed outcome gives another state here", (), now)
     vote = Vote(
-        run=group.run,
-        step=group.step,
-        attempt=group.attempt,
-        group_digest=state.signed.digest,
-        outcome=outcome,
+        run=group.run, step=group.step, attempt=group.attempt, group_digest=state.signed.digest, outcome=outcome
     )
     ballot = Ballot(attempt=group.attempt, outcome=outcome, origin=group.origin or state.signed.data)
     voting, timers = replace(state.voting, outcome=outcome), Timers(deadline=now + group.vote_s)

@@ -54,11 +54,7 @@ class Layout:
         members = _fragments({name: shape.numel() for name, shape in shapes.items()}, fragments)
         sizes = (sum(shapes[name].numel() for name in each) for each in members)
         names = tuple(itertools.chain.from_iterable(members))
-        return cls(
-            names=names,
-            shapes=tuple(shapes[name] for name in names),
-            bounds=(0, *itertools.accumulate(sizes)),
-        )
+        return cls(names=names, shapes=tuple(shapes[name] for name in names), bounds=(0, *itertools.accumulate(sizes)))
 
     @property
     def num_values(self) -> int:

@@ -75,12 +75,7 @@ def describe(about: str, fits: Callable[[Any], bool] | None = None, remedy: str 
 
 
 def setting(
-    default: Any,
-    about: str,
-    fits: Callable[[Any], bool] | None = None,
-    remedy: str = "",
-    *,
-    implied: Any = _UNSET,
+    default: Any, about: str, fits: Callable[[Any], bool] | None = None, remedy: str = "", *, implied: Any = _UNSET
 ) -> Any:
     """A field with its explanation. Values that do not fit are refused with `remedy`.
 

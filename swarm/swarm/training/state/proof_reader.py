@@ -14,12 +14,7 @@ from swarm_protocol.training_messages import Standing, StandingRequest
 from swarm.network.interface import EndOfStream, Network
 from swarm.training.run.methods import Methods
 from swarm.training.run.signed_run import SignedRun
-from swarm.training.state.certificate import (
-    MAX_HISTORY_BYTES,
-    MAX_LINKS,
-    Proof,
-    RunSignatures,
-)
+from swarm.training.state.certificate import MAX_HISTORY_BYTES, MAX_LINKS, Proof, RunSignatures
 
 CALL_TIMEOUT_S = 5.0
 """The deadline of a small message over a bad link."""

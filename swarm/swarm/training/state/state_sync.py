@@ -35,12 +35,7 @@ from swarm.network.interface import FaultHook
 from swarm.network.membership import Membership
 from swarm.training.allreduce.parts import Residuals
 from swarm.training.allreduce.peer_connections import BandwidthMeter, PeerConnections
-from swarm.training.state.certificate import (
-    Proof,
-    Rank,
-    most_supported,
-    whom_to_ask,
-)
+from swarm.training.state.certificate import Proof, Rank, most_supported, whom_to_ask
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S, HISTORY_TIMEOUT_S, ProofReader
 from swarm.training.state.replica import NUM_PARTS, HashedState, Replica
 from swarm.training.state.state_transfer import FetchedState, Fetcher

@@ -21,7 +21,7 @@ MINUTE_S, DAY_S = 60.0, 86_400.0
 
 
 def rate(tokens_per_s: float | None) -> str:
-    """`41 tok/s`, `3.1k tok/s`."""
+    """Format a rate, as `41 tok/s` or `3.1k tok/s`."""
     return UNKNOWN if _is_unknown(tokens_per_s) else f"{count(tokens_per_s)} tok/s"
 
 

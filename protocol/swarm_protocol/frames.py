@@ -43,7 +43,7 @@ _Frame: TypeAlias = session_pb2.Frame
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """One message."""
+    """One message on a multiplexed connection: frames, in the order in which they were sent."""
 
     frames: tuple[Frame, ...]
 

@@ -206,7 +206,7 @@ def model_settings(config: Any) -> dict[str, Any]:
 
 
 def _without_none(value: dict[str, Any]) -> dict[str, Any]:
-    """TOML has no null."""
+    """Leave out what is None, which TOML cannot hold."""
     return {
         key: _without_none(each) if isinstance(each, dict) else each for key, each in value.items() if each is not None
     }

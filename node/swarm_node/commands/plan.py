@@ -124,7 +124,7 @@ _SHORTEST = 'for each node a table [[nodes]] with name = "attic", memory = "24Gi
 
 
 def read_nodes(path: Path, num_blocks: int) -> list[PlannedNode]:
-    """Raises ConfigError."""
+    """Read the nodes to plan for from a file. Raises ConfigError."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)

@@ -50,7 +50,7 @@ def run(flags: Flags) -> int:
 
 
 def _load(path: Path, seed: str | None) -> Scenario:
-    """Raises ConfigError."""
+    """Read a scenario's file. Raises ConfigError."""
     try:
         table = tomllib.loads(_read(path))
     except tomllib.TOMLDecodeError as error:

@@ -114,7 +114,7 @@ class CheckpointWriter:
                 _discard(snapshot)
 
     async def _save(self, snapshot: PendingCheckpoint) -> Path:
-        """Raises ConfigError."""
+        """Write one checkpoint. Raises ConfigError."""
         found = Checkpoint(
             state=snapshot.state,
             inner=NO_MOMENTS,

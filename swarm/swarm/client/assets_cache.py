@@ -55,7 +55,7 @@ class AssetsCache:
             self._ready = await asyncio.to_thread(start_child, self._limits)
 
     def close(self) -> None:
-        """End all processes."""
+        """End the tokenizers' processes."""
         for assets in list(self._opened):
             assets.close()
         self._assets.clear()

@@ -50,7 +50,7 @@ def needs_of(model: Model) -> ModelNeeds:
 
 
 class SimulatedServer:
-    """One server of `model`."""
+    """Serves a span of `model` in virtual time."""
 
     def __init__(
         self, network: SimulatedNetwork, membership: Membership, model: Model, kind: NodeClass, *, relayed: bool

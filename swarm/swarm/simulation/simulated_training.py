@@ -115,7 +115,7 @@ class TimedInner:
         return 1.0
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, since nothing is held."""
 
 
 class TrainingWorld:

@@ -154,7 +154,7 @@ class DashboardHistory:
         return await self._ask(("contribution", peer_id), lambda found: reader.read_contribution(found, peer_id))
 
     async def refusals(self, run: str) -> tuple[RefusalView, ...]:
-        """Return the newest first."""
+        """Return the refusals in a run, the newest first."""
         return await self._ask(("refusals", run), lambda found: reader.read_refusals(found, run))
 
     async def changes(self) -> tuple[ChangeEvent, ...]:

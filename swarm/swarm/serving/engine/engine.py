@@ -119,7 +119,7 @@ class Engine:
     def open(
         self, *, client: str, start: int, end: int, max_tokens: int, page_keys: Sequence[bytes] = ()
     ) -> EngineSequence:
-        """A sequence with room for `max_tokens` on blocks [start, end), which holds at once what is still here of
+        """Open a sequence with room for `max_tokens` on blocks [start, end), which holds at once what is still here of
         `page_keys`. It is the caller's to close.
 
         Raises PeerRefused, with `retry_after_s` if it may be asked again, and PeerViolation.
@@ -181,7 +181,7 @@ class Engine:
         self._scheduler.remove(step)
 
     def end(self, sequence: EngineSequence, error: SwarmError) -> None:
-        """Free its pages, once no pass writes them, and fail the step that it waits for. Idempotent."""
+        """Free the sequence's pages, once no pass writes them, and fail the step that it waits for."""
         if sequence.ended is not None:
             return
         del self._sequences[sequence]

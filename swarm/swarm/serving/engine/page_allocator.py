@@ -30,7 +30,8 @@ WAIT_S = 2 * RETRY_AFTER_S
 
 @dataclass(slots=True, eq=False)
 class PageTable:
-    """`pages` in the order of positions, the first `num_shared` of them not to be written; `num_promised` to come."""
+    """The pages of one sequence, in the order of positions. The first `num_shared` are not written; `num_promised` more
+    are reserved."""
 
     pages: list[int]
     num_shared: int
@@ -42,7 +43,8 @@ class PageTable:
 
 
 class PageAllocator:
-    """Pages 0 … `num_pages` - 1. A page is blank, held by one page table or more, or kept for its key and held by none.
+    """Allocates the pages 0 … `num_pages` - 1. A page is blank, held by one page table or more, or kept for its key
+    and held by none.
 
     The first `num_touched` of them, and no others, have ever been held.
     """
@@ -64,18 +66,18 @@ class PageAllocator:
 
     @property
     def num_free(self) -> int:
-        """Pages that can still be reserved."""
+        """The number of pages that can still be reserved."""
         return self.num_pages - self.num_touched + len(self._blank) + len(self._kept) - self._num_promised
 
     @property
     def num_kept(self) -> int:
-        """Pages without a holder that wait for their prefix to come again."""
+        """The number of pages without a holder that are kept for their prefix."""
         return len(self._kept)
 
     def reserve(self, num_pages: int, keys: Sequence[bytes] = ()) -> PageTable | None:
-        """Room for `num_pages`, the first of them those that hold `keys`, as far as they are here.
+        """Reserve `num_pages`. The first of them are those registered under `keys`, up to the first key that is not.
 
-        None, and nothing has changed, if there is not so much room.
+        Return None, and change nothing, if there is not so much room.
         """
         shared = []
         for key in keys[:num_pages]:
@@ -111,7 +113,7 @@ class PageAllocator:
     def shrink(self, page_table: PageTable, num_pages: int) -> bool:
         """Give back the pages from `num_pages` on, and reserve as many again.
 
-        False, and nothing has changed, if others hold them too and there is no room for as many of one's own.
+        Return False, and change nothing, if others hold them too and there is no room for as many of one's own.
         """
         dropped = page_table.pages[num_pages:]
         if sum(self._num_holders[page] > 1 for page in dropped) > self.num_free:
@@ -124,14 +126,14 @@ class PageAllocator:
         return True
 
     def register(self, page_table: PageTable, index: int, key: bytes) -> None:
-        """The table's page at `index` holds what `key` says, wholly, and is written no more."""
+        """Record that the table's page at `index` holds all that `key` names. The page is not written again."""
         page = page_table.pages[index]
         if key not in self._page_of and page not in self._key_of:
             self._page_of[key] = page
             self._key_of[page] = key
 
     def release(self, page_table: PageTable) -> None:
-        """The page table is empty afterwards. Idempotent."""
+        """Free the table's pages and what it reserved; of an empty table, do nothing."""
         self._drop(page_table.pages)
         page_table.pages.clear()
         self._num_promised -= page_table.num_promised

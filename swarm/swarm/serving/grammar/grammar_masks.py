@@ -229,7 +229,7 @@ class SessionGrammar:
         return asyncio.get_running_loop().run_in_executor(self._threads, self._process.mask, tokens)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Stop computing masks; a second call does nothing."""
         if self in self._among:
             self._among.remove(self)
             self._threads.submit(self._process.close)

@@ -237,7 +237,7 @@ class ConnectionServer:
         self._on_changed()
 
     def _admit(self, wanted: OpenSequence, state: _ConnectionState) -> ServerSession:
-        """Raises PeerRefused."""
+        """Make a session for the client, if there is room. Raises PeerRefused."""
         connection, offer = state.connection, self._offered()
         if wanted.revision != offer.revision:
             raise PeerRefused(f"this server has revision {offer.revision}", remedy="look up its record")
@@ -278,14 +278,15 @@ class ConnectionServer:
         await session.run()
 
     async def _prepare(self, session: ServerSession, wanted: OpenSequence) -> None:
-        """Raises SwarmError."""
+        """Get what the session needs before its first step: its grammar, or another server's cache. Raises
+        SwarmError."""
         if session.sampler is not None:
             await session.sampler.prepare()
         if wanted.take_over is not None:
             await self._take_over(session, wanted.take_over)
 
     async def _take_over(self, session: ServerSession, source: SequenceRef) -> None:
-        """Raises SwarmError."""
+        """Fetch the cache of the sequence that the session continues. Raises SwarmError."""
         is_in_vain, limiter = False, self.forwarder.dial_limiter
         if not limiter.begin(source.peer_id, session.client):
             raise PeerRefused("the server does not dial that peer now", remedy="run the session again")

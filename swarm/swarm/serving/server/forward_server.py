@@ -178,7 +178,7 @@ class _ForwardCall:
     cut: ForwardCut = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raises PeerRefused."""
+        """Refuse what this server cannot compute, and set `cut`. Raises PeerRefused."""
         asked, span = self.asked, self.served.span
         if asked.revision != self.served.revision:
             raise PeerRefused(f"this server has revision {self.served.revision}", remedy="look up its record")
@@ -279,7 +279,7 @@ class ForwardServer:
             raise SessionError(f"the answer is not finite: {error}", remedy="use a model in a wider dtype") from error
 
     async def _forward(self, call: _ForwardCall, x: Tensor) -> Tensor:
-        """[B, T, C]"""
+        """Return the output rows [B, T, C] for `x`."""
         if not call.asked.end:
             async with self._turn:
                 embeddings, _ = await self._in_thread(call, partial(_embed, call.served.span), x)

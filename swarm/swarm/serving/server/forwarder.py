@@ -114,7 +114,7 @@ class Forwarder:
         return len(self._outgoing)
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Open and keep the connections, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 peer_id = await self._wanted.get()

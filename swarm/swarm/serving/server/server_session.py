@@ -181,7 +181,7 @@ class ServerSession:
     def _take(
         self, frame: StepRequest | Push, *, passes_on: bool, upstream_ms: tuple[session_frames.Spent, ...] = ()
     ) -> None:
-        """Raises PeerViolation, PeerRefused."""
+        """Queue a frame's step. Raises PeerViolation, PeerRefused."""
         if not self._is_ready:
             raise PeerRefused("the session is not open yet", retry_after_s=1.0)
         self._inbox.take(frame, passes_on=passes_on, upstream_ms=upstream_ms)
@@ -281,7 +281,7 @@ class ServerSession:
         self._results.flush()
 
     def end(self, error: BaseException) -> None:
-        """Free it and tell the client. Idempotent."""
+        """Tell the client of the error, and close the session; a second call does nothing."""
         if self.is_closed:
             return
         if self.connection.error is None:
@@ -289,7 +289,7 @@ class ServerSession:
         self.close()
 
     def close(self) -> None:
-        """Free it. Idempotent."""
+        """Free what the session holds; a second call does nothing."""
         if self.is_closed:
             return
         self.is_closed = True

@@ -55,7 +55,7 @@ class Backpressure:
         return 8 * own > 3 * self._max_bytes or (own > 0 and 2 * self.num_bytes > self._max_bytes)
 
     def take(self, client: str, num_bytes: int) -> None:
-        """Raises PeerRefused."""
+        """Count `num_bytes` of what `client` has sent. Raises PeerRefused if that is too much."""
         own = self._of_client[client] + num_bytes
         is_over = own > num_bytes and 4 * own > 3 * self._max_bytes
         if is_over or self.num_bytes + num_bytes > self._max_bytes:

@@ -158,7 +158,7 @@ class FlushTimer:
             self._timer = loop.call_at((math.floor(loop.time() / REPORT_S) + 1) * REPORT_S, self._tick)
 
     def remove(self, batcher: ResultBatcher) -> None:
-        """Idempotent."""
+        """Flush the batcher no more; a second call does nothing."""
         self._waiting.pop(batcher, None)
         if not self._waiting and self._timer is not None:
             self._timer.cancel()
@@ -191,14 +191,14 @@ class ResultBatcher:
             self._flush_timer.add(self)
 
     def flush(self) -> None:
-        """Send what waits now."""
+        """Send the results that wait."""
         waiting = self._waiting
         self.close()
         if waiting and self._connection.error is None:
             self._connection.send(together(waiting))
 
     def close(self) -> None:
-        """Drop what waits."""
+        """Drop the results that wait."""
         self._waiting = []
         self._flush_timer.remove(self)
 

@@ -77,7 +77,7 @@ class SessionSampler:
         self._go_on()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Free the grammar; a second call does nothing."""
         if self._grammar is not None:
             self._grammar.close()
         self._grammar = self._mask = None

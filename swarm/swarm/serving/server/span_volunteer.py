@@ -127,13 +127,13 @@ class SpanVolunteer:
         )
 
     async def drain(self, *, within_s: float = 30.0) -> None:
-        """See `SpanServer.drain`."""
+        """Stop moving, and drain the server as `SpanServer.drain` does."""
         await self._end_watch()
         if self.server is not None:
             await self.server.drain(within_s=within_s)
 
     async def close(self) -> None:
-        """See `SpanServer.close`. Idempotent."""
+        """Stop moving, and close the server as `SpanServer.close` does; a second call does nothing."""
         try:
             await self._end_watch()
         finally:

@@ -262,7 +262,7 @@ class PeerHealth:
 
     @property
     def load(self) -> Mapping[str, int]:
-        """Open sessions by peer."""
+        """The number of open sessions by peer."""
         return self._load
 
     def routing_context(
@@ -290,7 +290,7 @@ class PeerHealth:
             del self._load[peer_id]
 
     def worked(self, peer_id: str) -> None:
-        """Something came back."""
+        """Forget the peer's failures and refusals, since it has answered."""
         self._failures.pop(peer_id, None)
         self._refusals.pop(peer_id, None)
 

@@ -249,7 +249,7 @@ class SessionState:
         return self._decide(now_s)
 
     def on_leaving(self, stage: Stage, now_s: float) -> list[Action]:
-        """A server drains."""
+        """Replace the stage of a server that drains."""
         if not stage.is_leaving:
             stage.replace_from_s = 0.0
         return self.tick(now_s)

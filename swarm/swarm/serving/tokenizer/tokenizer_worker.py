@@ -96,7 +96,7 @@ class TokenizerAnswers:
         self._loaded: LoadedTokenizer
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Raises MemoryError."""
+        """Answer one request, with what went wrong if it failed. Raises MemoryError."""
         try:
             return {"answer": self._answer(request)}
         except SwarmError as error:

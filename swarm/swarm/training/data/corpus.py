@@ -104,7 +104,7 @@ class Corpus:
 
     @property
     def num_samples(self) -> int:
-        """Windows in one epoch."""
+        """The number of windows in one epoch."""
         return _num_windows(self.tokens.header.num_train, self.window_tokens)
 
     def batch(self, sample_ids: Sequence[int]) -> Tensor:

@@ -60,7 +60,7 @@ class TokenizerFiles:
 
 
 class ByteTokenizer:
-    """Implements `CorpusTokenizer`."""
+    """The tokenizer whose tokens are bytes; implements `CorpusTokenizer`."""
 
     vocab_size = BYTE_VOCABULARY
     end_of_text: int | None = END_OF_TEXT

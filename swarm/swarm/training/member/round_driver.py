@@ -337,7 +337,7 @@ class RoundDriver:
         self.feed(event)
 
     async def _event_of(self, peer: str, attempt: int, reply: ReadyReply) -> Event:
-        """Raises PeerViolation or IntegrityError."""
+        """Return what `peer`'s reply to a report means. Raises PeerViolation or IntegrityError."""
         match reply.kind:
             case "group":
                 signed = self._context.signatures.read_group(reply.group, self._context.network.now())

@@ -154,7 +154,7 @@ class RunMember:
 
     @property
     def num_mismatches(self) -> int:
-        """See `Replica`."""
+        """The number of states that this member computed otherwise than the run, see `Replica`."""
         return self._replica.num_mismatches if self._replica else 0
 
     @property

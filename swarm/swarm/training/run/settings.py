@@ -109,7 +109,7 @@ def number(default: float, low: float, high: float, about: str, *, implied: Any 
 
 
 def choice(default: str, options: Sequence[str], about: str) -> Any:
-    """One of `options`."""
+    """Declare a setting that is one of `options`."""
     remedy = f"use {' or '.join(options)}" if len(options) == 2 else f"use one of {', '.join(options)}"
     return setting(default, about, lambda value: value in options, remedy)
 

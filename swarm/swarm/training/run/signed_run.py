@@ -117,7 +117,7 @@ def signature_table(run: SignedRun) -> dict[str, Any]:
 
 
 def decode_text(data: bytes, path: Path | str) -> str:
-    """Raises ConfigError."""
+    """Decode a run file of bounded size. Raises ConfigError."""
     if len(data) > MAX_RUN_FILE_BYTES:
         raise ConfigError(f"{path} is too large for a run file", remedy="check that it is the right one")
     try:
@@ -127,7 +127,7 @@ def decode_text(data: bytes, path: Path | str) -> str:
 
 
 def parse_text(text: str, path: Path | str) -> dict[str, Any]:
-    """Raises ConfigError."""
+    """Parse TOML that nests its tables no deeper than run files do. Raises ConfigError."""
     try:
         too_deep = _LONG_KEY.search(text) is not None
         mapping = {} if too_deep else tomllib.loads(text)

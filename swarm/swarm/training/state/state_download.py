@@ -54,7 +54,7 @@ class ChunkSchedule:
 
     @property
     def is_open(self) -> bool:
-        """Whether chunks are missing."""
+        """Whether chunks are still missing."""
         return bool(self._waiting or self._asked)
 
     @property

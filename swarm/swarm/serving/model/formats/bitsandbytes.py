@@ -152,7 +152,7 @@ def _spread(values_N: Tensor, scales_B: Tensor, block: int) -> Tensor:
 
 
 def _read_state(stored: Tensor) -> _State:
-    """Raises ValueError."""
+    """Parse the state that bitsandbytes stores beside a weight. Raises ValueError."""
     try:
         found = json.loads(bytes(stored.flatten().tolist()))
     except RecursionError as error:

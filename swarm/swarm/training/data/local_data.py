@@ -47,7 +47,7 @@ class LocalData:
 
     @property
     def cache_folder(self) -> Path:
-        """The folder of token files: the given one, or the machine's. Raises ConfigError."""
+        """The folder of token files: the given one, or `shared_cache`. Raises ConfigError."""
         return self.cache or shared_cache()
 
 

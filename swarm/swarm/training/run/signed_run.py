@@ -127,7 +127,7 @@ def decode_text(data: bytes, path: Path | str) -> str:
 
 
 def parse_text(text: str, path: Path | str) -> dict[str, Any]:
-    """Parse TOML that nests its tables no deeper than run files do. Raises ConfigError."""
+    """Parse a run file's TOML. Raises ConfigError, also for a dotted key of too many words."""
     try:
         too_deep = _LONG_KEY.search(text) is not None
         mapping = {} if too_deep else tomllib.loads(text)

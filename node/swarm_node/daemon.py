@@ -16,8 +16,8 @@ from contextlib import asynccontextmanager, suppress
 
 import uvloop
 from swarm.network.libp2p.libp2p_network import Libp2pNetwork, Libp2pOptions
-from swarm.network.libp2p.network_entry import NetworkEntry
 from swarm.network.membership import Membership
+from swarm.network.multiaddr import is_loopback
 from swarm.network.traffic import Traffic, TrafficLimits
 from swarm.own_thread import in_own_thread
 from swarm_protocol import limits
@@ -168,13 +168,13 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
             exporting(node, network),
             asyncio.TaskGroup() as tasks,
         ):
-            await _arrive(node, network.entry)
+            await _arrive(node, network)
 
             async def failed() -> None:
                 raise await network.wait_failed()
 
             watches = [
-                tasks.create_task(_keep_announced(node), name="announce"),
+                tasks.create_task(_keep_announced(node, network), name="announce"),
                 tasks.create_task(failed(), name="watch libp2p"),
             ]
             if role.computes and config.probe != "off":
@@ -228,7 +228,7 @@ async def _on_network(config: Config, home: Home, role: NodeRole, traffic: Traff
             listen=config.listen,
             announce=config.announce,
             mdns=config.mdns,
-            relay=role.relay(config.model_copy(update={"peers": (*config.peers, *relays)})),
+            relay=role.relay(config),
         ),
         traffic,
     )
@@ -238,9 +238,10 @@ async def _on_network(config: Config, home: Home, role: NodeRole, traffic: Traff
         await network.close()
 
 
-async def _arrive(node: Node, entry: NetworkEntry) -> None:
+async def _arrive(node: Node, network: Libp2pNetwork) -> None:
     """Report the steps that every node takes, and that it is ready."""
-    addrs = await node.network.addrs()
+    entry = network.entry
+    addrs = await network.addrs()
     node.steps.done(
         "network", f"{node.network.network_id}, listening on {', '.join(addrs) or 'nothing: through relays only'}"
     )
@@ -254,8 +255,15 @@ async def _arrive(node: Node, entry: NetworkEntry) -> None:
             message=f"none of the given peers answered, so this node joined through {others}",
             remedy="give --peers the address of a node that runs",
         )
-    node.reachability = await reachability.measure(node.network, entry.peer_ids)
-    node.steps.done("reachability", reachability.explain(node.reachability, addrs))
+    node.reachability = await network.reachability(timeout_s=reachability.MEASURE_TIMEOUT_S)
+    addrs = await network.addrs()
+    meaning = reachability.explain(
+        node.reachability,
+        addrs,
+        listens=not all(map(is_loopback, node.config.listen)),
+        is_symmetric=network.is_behind_symmetric_nat,
+    )
+    node.steps.done("reachability", meaning)
     await node.announce()
     node.emitter.emit(
         "ready",
@@ -275,13 +283,14 @@ def _way_in(what: str, peer_ids: Sequence[str]) -> str:
     return f"; joined through {what}: {', '.join(peer_ids[:MAX_NAMED])}{more}"
 
 
-async def _keep_announced(node: Node) -> None:
+async def _keep_announced(node: Node, network: Libp2pNetwork) -> None:
     """Keep the node's own record and the count of peers fresh; announce at once that the node leaves."""
     while True:
         if node.shutdown.leaving.is_set():
             await asyncio.sleep(REFRESH_S)
         else:
             await node.shutdown.wait(REFRESH_S)
+        node.reachability = await network.reachability()
         await _look_around(node)
 
 

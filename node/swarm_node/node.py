@@ -30,7 +30,7 @@ from swarm_node.settings.config import Config
 from swarm_node.shutdown import Shutdown
 from swarm_node.storage.home import Home
 
-RelayUse = Literal["none", "serve", "use"]
+RelayUse = Literal["none", "serve", "use", "auto"]
 RoleName: TypeAlias = records.Role
 
 

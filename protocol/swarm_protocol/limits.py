@@ -75,6 +75,8 @@ MAX_FIND_KEYS = 32
 MAX_FOUND_PEERS = 20
 # Addresses by which one node is named to others: a few interfaces, a forwarded port, three relays.
 MAX_CONTACT_ADDRS = 8
+# A peer id and MAX_CONTACT_ADDRS addresses of 259 bytes.
+MAX_PATH_MESSAGE_BYTES = 3 * 2**10
 # MAX_FIND_KEYS digests of 34 bytes and MAX_CONTACT_ADDRS addresses of 259 bytes.
 MAX_FIND_REQUEST_BYTES = 4 * 2**10
 # The unary connection carries messages of up to 4 MiB, its own framing included.

@@ -9,6 +9,7 @@ import pytest
 from support.site_pages import ROOT, hooks, written
 from swarm.network import framing
 from swarm.network.libp2p import network_entry
+from swarm.network.paths import introductions, opener, own_addresses
 from swarm.network.relay import circuit_messages
 from swarm.network.relay.relay import RelayLimits
 from swarm.training.run.methods import Methods
@@ -87,7 +88,7 @@ def test_identity_page_names_every_signature_domain_and_purpose() -> None:
 def test_transport_page_names_every_method_and_protocol_id() -> None:
     transport = PAGES["reference/protocol/transport.md"]
     methods = found(r"^(?:[A-Z]+_)?METHOD = \"(.*)\"$")
-    assert {"ping", "serving.lane", "node.dial_back"} <= methods
+    assert {"ping", "serving.lane"} <= methods
     methods |= set(vars(Methods("RUN")).values())
     assert "train.vote/RUN" in methods
     assert [name for name in methods if not re.search(rf"`{re.escape(name)}(/MODEL)?`", transport)] == []
@@ -95,7 +96,23 @@ def test_transport_page_names_every_method_and_protocol_id() -> None:
     assert [name for name in ids if name not in transport] == []
     assert f"/swarm/{PROTOCOL_VERSION}/" in transport
     kinds = set(re.findall(r"/swarm/\d+/NETWORK_ID/(\w+)/", transport))
-    assert kinds == found(r"self\._name\(\"(\w+)\"") | {"dht"}
+    assert kinds == found(r"self\._name\(\"(\w+)\"") | {"dht", "paths"}
+
+
+def test_paths_page_names_every_method_and_bound() -> None:
+    page = PAGES["reference/protocol/paths.md"]
+    for method in (own_addresses.OBSERVE, own_addresses.DIAL_BACK, introductions.INTRODUCE, introductions.INTRODUCED):
+        assert f"| `{method}` |" in page
+    for said in (
+        f"at most {own_addresses.DIAL_S:.0f} seconds",
+        f"peers that dial {own_addresses.MAX_WAITING} others already",
+        f"for {introductions.RETRY_S:.0f} seconds",
+        f"at most {introductions.MAX_BURST} introductions in {introductions.BURST_S:.0f} seconds",
+        f"send to at most {introductions.MAX_ADDRS} addresses",
+        f"for up to {opener.OPEN_S:.0f} seconds",
+        f"every {own_addresses.CONFIRM_S / 60:.0f} minutes",
+    ):
+        assert said in " ".join(page.split()), said
 
 
 def test_transport_page_has_the_frames_and_error_codes() -> None:

@@ -25,6 +25,7 @@ import torch
 from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 from swarm.network.libp2p.p2pd_process import p2pd_path
 from swarm.network.membership import Membership
+from swarm.network.multiaddr import is_loopback
 from swarm_protocol import limits
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.identity import Identity
@@ -236,11 +237,17 @@ async def _look_around(config: Config, network: Libp2pNetwork, membership: Membe
         )
     )
     num_nodes = sum(record.role != "visitor" for record in (await membership.nodes()).values())
-    found = await reachability.measure(network, network.entry.peer_ids)
+    found = await network.reachability(timeout_s=reachability.MEASURE_TIMEOUT_S)
+    addrs = await network.addrs()
     reached = Finding(
         check="reachability",
         result="ok" if found == "public" else "warn",
-        message=reachability.explain(found, addrs),
+        message=reachability.explain(
+            found,
+            addrs,
+            listens=not all(map(is_loopback, config.listen)),
+            is_symmetric=network.is_behind_symmetric_nat,
+        ),
         remedy="" if found == "public" else "forward a port to this machine, and name it with --listen and --announce",
     )
     return [

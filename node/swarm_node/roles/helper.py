@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from swarm.heap import absent, uncollected
-from swarm.network.multiaddr import is_loopback
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.records import ServeRecord
 
@@ -101,7 +100,7 @@ class IdleRole(NodeRole):
         self.computes = config.device != "cpu" or config.probe != "off"
 
     def relay(self, config: Config) -> RelayUse:
-        return relay_use(config)
+        return config.relay
 
 
 class StandbyRole(IdleRole):
@@ -114,14 +113,6 @@ class StandbyRole(IdleRole):
         node.steps.done("takes", f"no work: as told by {node.config.origin('take')}")
         node.steps.done("standing by", "join again without it, or with --run RUN to train or --model MODEL to serve")
         await node.shift.leaving.wait()
-
-
-def relay_use(config: Config) -> RelayUse:
-    """Return the setting, or by default a relay where a peer is beyond this machine and no address is announced."""
-    if config.relay != "auto":
-        return "use" if config.relay == "use" else "none"
-    is_local = all(map(is_loopback, config.peers))
-    return "none" if is_local or config.announce else "use"
 
 
 POLL_S = 5.0

@@ -1,4 +1,4 @@
-"""A seed: others find each other through it; it relays for nodes behind a NAT, and it dials back."""
+"""A seed: others find each other through it; it relays for nodes behind a NAT."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import shlex
 
 from swarm.network.multiaddr import is_loopback
 
-from swarm_node.machine import reachability
 from swarm_node.node import Node, NodeRole, RelayUse
 from swarm_node.settings.config import Config
 
@@ -25,7 +24,6 @@ class SeedRole(NodeRole):
         return "serve"
 
     async def run(self, node: Node) -> None:
-        await reachability.serve(node.network, node.membership)
         node.activity.state = "seeding"
         node.emitter.emit("invite", command=join_command(await node.network.addrs(), node.config.network_id))
         await node.shutdown.leaving.wait()

@@ -31,7 +31,7 @@ from swarm_protocol.errors import ConfigError
 
 from swarm_node.formatting import size
 from swarm_node.node import Node, NodeRole, RelayUse
-from swarm_node.roles.helper import ModelNeed, Need, RunNeed, relay_use
+from swarm_node.roles.helper import ModelNeed, Need, RunNeed
 from swarm_node.roles.serving import ModelServing, model_name
 from swarm_node.roles.sources import check_served, keep_copy, run_of_id
 from swarm_node.roles.training import RunTraining, local_options
@@ -63,7 +63,7 @@ class VolunteerRole(NodeRole):
             check_served(config.model, Home(config.home), config.blocks)
 
     def relay(self, config: Config) -> RelayUse:
-        return relay_use(config)
+        return config.relay
 
     async def run(self, node: Node) -> None:
         if node.config.model is not None:

@@ -121,7 +121,7 @@ class Config(BaseModel):
     """Address to tell others instead of the one listened on."""
     mdns: bool = _switch(default=True)
     """Find nodes of the local network, and be found by them; only while listening beyond this machine."""
-    relay: str = _setting("auto", parsers.one_of("auto", "use", "none"), "WHEN")
+    relay: Literal["auto", "use", "none"] = _setting("auto", parsers.one_of("auto", "use", "none"), "WHEN")
     """Be reached through a seed: auto (unless all is local), use or none."""
     run: Path | parsers.RunId | None = _setting(None, parsers.parse_run, "RUN", example="run.toml")
     """Train this run: its signed file, or its id, for which its members give the file."""

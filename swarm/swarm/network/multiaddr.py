@@ -81,12 +81,28 @@ def is_loopback(addr: str) -> bool:
 
 def is_private(addr: str) -> bool:
     """Return whether only this machine or its local network can use the address. False for names and invalid text."""
+    ip = ip_of(addr)
+    return ip is not None and any(ip in network for network in _PRIVATE)
+
+
+def is_relayed(addr: str) -> bool:
+    """Return whether the address leads through a relay."""
+    return "/p2p-circuit" in addr
+
+
+def relay_of(addr: str) -> str:
+    """Return the peer id of the relay that an address leads through, or an empty text."""
+    before, found, _ = addr.partition("/p2p-circuit")
+    return before.rpartition("/p2p/")[2] if found else ""
+
+
+def ip_of(addr: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the IP address that a multiaddr begins with; None for names and invalid text."""
     _, version, host, *_ = (*addr.split("/", 3), "", "", "")
     try:
-        ip = ipaddress.ip_address(host)
+        return ipaddress.ip_address(host) if version in ("ip4", "ip6") else None
     except ValueError:
-        return False
-    return version in ("ip4", "ip6") and any(ip in network for network in _PRIVATE)
+        return None
 
 
 def tcp_place(addr: str) -> tuple[str, int] | None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from unittest.mock import AsyncMock, MagicMock
 
 import pytest
-from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.serving.server.capability import VolunteerOptions
@@ -27,8 +24,8 @@ from swarm_node.roles.training import RunTraining
 from swarm_node.roles.volunteer import VolunteerRole
 from swarm_node.settings.config import Config
 from swarm_node.shutdown import Shutdown
-from swarm_protocol.errors import ConfigError, PeerRefused, SessionError, StartError, SwarmError
-from swarm_protocol.records import NodeRecord, TrainerRecord
+from swarm_protocol.errors import ConfigError, SessionError
+from swarm_protocol.records import Reachability, TrainerRecord
 
 PEER = "12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"
 LOCAL = f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}"
@@ -44,18 +41,9 @@ def test_join_command_prefers_an_address_that_others_can_use() -> None:
     assert join_command((LOCAL,), "mine") == f"swarm-node join --peers {LOCAL} --network-id mine"
 
 
-@pytest.mark.parametrize(
-    ("more", "relay"),
-    [
-        ({"peers": (LOCAL,)}, "none"),
-        ({"peers": (LOCAL, FAR)}, "use"),
-        ({"peers": (FAR,), "announce": ("/ip4/198.51.100.1/tcp/4001",)}, "none"),
-        ({"peers": (LOCAL,), "relay": "use"}, "use"),
-        ({"peers": (FAR,), "relay": "none"}, "none"),
-    ],
-)
-def test_volunteer_uses_a_relay_unless_all_is_local_or_its_way_is_open(more: dict[str, object], relay: str) -> None:
-    told = config(**more)
+@pytest.mark.parametrize("relay", ["auto", "use", "none"])
+def test_volunteer_is_relayed_as_its_setting_says_and_a_seed_relays(relay: str) -> None:
+    told = config(peers=(FAR,), relay=relay)
     assert VolunteerRole(told).relay(told) == StandbyRole(told).relay(told) == relay
     assert SeedRole(told).relay(told) == "serve"
 
@@ -141,155 +129,20 @@ def test_training_that_is_to_end_says_what_it_waits_for(takes_s: float, lines: l
 
 
 @pytest.mark.parametrize(
-    ("answer", "found"),
+    ("found", "addrs", "words"),
     [
-        (b"reached", "public"),
-        (b"not reached", "unknown"),
-        (PeerRefused("too many ask"), "unknown"),
-        (StartError("the seed's own trouble"), "unknown"),
+        ("unknown", [LOCAL], "--listen"),
+        ("unknown", [FAR], "forward a TCP port"),
+        ("public", [LOCAL], "only from this machine"),
+        ("public", [FAR], "directly"),
+        ("public", ["/ip4/10.0.0.7/tcp/1", LOCAL], "local network"),
+        ("relay", [FAR], "behind a NAT: a direct path where the other side allows one"),
     ],
 )
-def test_measure_is_what_the_seed_found(answer: bytes | SwarmError, found: str) -> None:
-    async def scene() -> str:
-        internet = MemoryInternet()
-        seed, node = internet.network(), internet.network()
-
-        async def dial_back(_peer_id: str, _request: bytes) -> bytes:
-            if isinstance(answer, SwarmError):
-                raise answer
-            return answer
-
-        await seed.serve(reachability.METHOD, dial_back)
-        measured = await reachability.measure(node, [seed.peer_id])
-        await node.close()
-        await seed.close()
-        return measured
-
-    assert virtual_time.run(scene()) == found
+def test_explain_says_what_is_in_the_way_and_how_to_open_it(found: Reachability, addrs: list[str], words: str) -> None:
+    assert words in reachability.explain(found, addrs, listens=True, is_symmetric=False)
 
 
-def test_serve_refuses_whoever_has_no_record() -> None:
-    async def scene() -> None:
-        internet = MemoryInternet()
-        seed, node = internet.network(), internet.network()
-        async with Membership(seed) as membership:
-            await reachability.serve(seed, membership)
-            with pytest.raises(PeerRefused, match="record has not arrived"):
-                await node.call(seed.peer_id, reachability.METHOD, b"", timeout_s=30)
-        await node.close()
-        await seed.close()
-
-    virtual_time.run(scene())
-
-
-@asynccontextmanager
-async def asking_to_be_dialled(*addrs: str) -> AsyncIterator[tuple[Network, Network]]:
-    """A seed that dials back, and a node whose record it has: with `addrs`, where {0} stands for the node's peer id."""
-    internet = MemoryInternet()
-    seed, node = internet.network(), internet.network()
-    record = NodeRecord(
-        name="node",
-        version="1",
-        addrs=tuple(addr.format(node.peer_id) for addr in addrs),
-        device="cpu",
-        memory_bytes=0,
-        free_memory_bytes=0,
-        reachability="unknown",
-        started_at=0.0,
-    )
-    async with Membership(seed) as membership, Membership(node) as asker:
-        asker.announce(record)
-        await reachability.serve(seed, membership)
-        await asyncio.sleep(5)
-        yield seed, node
-    await node.close()
-    await seed.close()
-
-
-def test_serve_dials_back_each_asker_once_at_a_time_and_says_if_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    may_start = asyncio.Event()
-
-    async def start(_options: object) -> None:
-        await may_start.wait()
-        raise StartError("no more processes")
-
-    monkeypatch.setattr("swarm_node.machine.reachability.Host.start", start)
-
-    async def scene() -> None:
-        async with asking_to_be_dialled("/ip4/203.0.113.7/tcp/1/p2p/{0}") as (seed, node):
-            first = asyncio.create_task(node.call(seed.peer_id, reachability.METHOD, b"", timeout_s=30))
-            await asyncio.sleep(1)
-            with pytest.raises(PeerRefused, match="too many"):
-                await node.call(seed.peer_id, reachability.METHOD, b"", timeout_s=30)
-            may_start.set()
-            with pytest.raises(PeerRefused, match="cannot dial back"):
-                await first
-
-    virtual_time.run(scene())
-
-
-def test_serve_dials_nothing_that_is_no_address_of_the_asker(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = AsyncMock(side_effect=AssertionError("a host was started for nothing"))
-    monkeypatch.setattr("swarm_node.machine.reachability.Host.start", start)
-
-    async def scene() -> None:
-        # no port of that number, no address, another peer's, and one through a relay
-        odd = ("/ip4/1.2.3.4/tcp/99999", "/nonsense/x", FAR, f"{FAR}/p2p-circuit/p2p/{{0}}")
-        async with asking_to_be_dialled(*odd) as (seed, node):
-            assert await node.call(seed.peer_id, reachability.METHOD, b"", timeout_s=30) == b"not reached"
-
-    virtual_time.run(scene())
-
-
-def test_serve_whose_host_breaks_says_so_without_waiting_for_the_dial(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def broken() -> None:
-        raise RuntimeError("a bug in the connection")
-
-    host = MagicMock()
-    host.unary.run = broken
-    host.control.connect = lambda *_: asyncio.Event().wait()
-    host.stop = AsyncMock()
-    monkeypatch.setattr("swarm_node.machine.reachability.Host.start", AsyncMock(return_value=host))
-
-    async def scene() -> None:
-        membership = MagicMock(nodes=AsyncMock(return_value={PEER: MagicMock(addrs=(FAR,))}))
-        async with asyncio.timeout(1):
-            with pytest.raises(ExceptionGroup) as failed:
-                await reachability._reaches(membership, PEER)
-        assert failed.group_contains(RuntimeError, match="a bug in the connection")
-        host.stop.assert_awaited_once()
-
-    virtual_time.run(scene())
-
-
-def test_explain_of_a_node_that_listens_on_loopback_only_says_how_to_open_it() -> None:
-    assert "--listen" in reachability.explain("unknown", [LOCAL])
-    assert "forward a port" in reachability.explain("unknown", [FAR])
-    assert "only from this machine" in reachability.explain("public", [LOCAL])
-    assert "directly" in reachability.explain("public", [FAR])
-    assert "local network" in reachability.explain("public", ["/ip4/10.0.0.7/tcp/1", LOCAL])
-    assert "through a seed" in reachability.explain("relay", [FAR])
-    assert "through a seed" in reachability.explain("relay", []), "it listens nowhere itself"
-
-
-def test_measure_asks_again_when_the_record_has_not_arrived_yet() -> None:
-    async def main() -> None:
-        internet = MemoryInternet()
-        seed, node = internet.network(), internet.network()
-        answers: list[PeerRefused | bytes] = [
-            PeerRefused("this node's record has not arrived yet", retry_after_s=1.0),
-            b"reached",
-        ]
-
-        async def dial_back(_peer_id: str, _request: bytes) -> bytes:
-            answer = answers.pop(0)
-            if isinstance(answer, PeerRefused):
-                raise answer
-            return answer
-
-        await seed.serve(reachability.METHOD, dial_back)
-        assert await reachability.measure(node, [seed.peer_id]) == "public"
-        assert answers == []
-        await internet.close()
-
-    virtual_time.run(main())
+def test_explain_names_a_symmetric_nat_and_a_node_without_a_listener() -> None:
+    assert "another port for each peer" in reachability.explain("relay", [], listens=True, is_symmetric=True)
+    assert "--listen" in reachability.explain("relay", [], listens=False, is_symmetric=True)

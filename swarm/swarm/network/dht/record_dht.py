@@ -43,7 +43,7 @@ from swarm_protocol.identity import check_peer_id
 from swarm.network.dht.record_storage import RecordStorage, RecordValidator
 from swarm.network.dht.routing_table import WIDTH, NodeLookup, RoutingTable, node_id_of, to_id
 from swarm.network.interface import NotServed, UnaryHandler
-from swarm.network.multiaddr import dialable, is_loopback
+from swarm.network.multiaddr import dialable
 
 NUM_REPLICAS = 5
 """Records outlive this many less one simultaneous deaths, until their owner refreshes them."""
@@ -474,9 +474,3 @@ class AddressBook:
     def of(self, peer_id: str) -> tuple[str, ...]:
         """The addresses that `peer_id` gave last; none if it is not known."""
         return self._addrs.get(peer_id, ())
-
-
-def to_announce(addrs: Iterable[str]) -> tuple[str, ...]:
-    """Return the part of a host's own `addrs` that is announced: relays and publicly reachable addresses first."""
-    ranked = sorted(dialable(addrs), key=lambda addr: (is_loopback(addr), "/p2p-circuit" not in addr))
-    return tuple(dict.fromkeys(ranked))[: limits.MAX_CONTACT_ADDRS]

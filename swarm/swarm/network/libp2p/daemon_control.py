@@ -87,9 +87,13 @@ class Control:
         await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.DISCONNECT, disconnect=request))
 
     async def connected_peers(self) -> dict[str, tuple[str, ...]]:
-        """The peers with an open connection, and the remote addresses of these connections."""
+        """The peers with an open connection, and the remote addresses of all connections to each."""
         response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
-        return {peer_id_text(peer.id): _known(peer.addrs) for peer in response.peers}
+        found: dict[str, tuple[str, ...]] = {}
+        for peer in response.peers:  # one entry a connection
+            peer_id = peer_id_text(peer.id)
+            found[peer_id] = (*found.get(peer_id, ()), *_known(peer.addrs))
+        return found
 
     async def accept_streams(self, protocol: str, listen_path: str) -> None:
         """Have the daemon connect to the unix socket `listen_path` for each incoming stream of `protocol`."""

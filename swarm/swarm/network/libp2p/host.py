@@ -31,7 +31,14 @@ from swarm.network.libp2p.unary_connection import (
     UnaryConnection,
     UnaryConnectionClosed,
 )
-from swarm.network.multiaddr import PeerAddr, check_announce_addr, check_listen_addr, parse_peer_addr
+from swarm.network.multiaddr import (
+    PeerAddr,
+    check_announce_addr,
+    check_listen_addr,
+    is_loopback,
+    is_relayed,
+    parse_peer_addr,
+)
 from swarm.network.traffic import Traffic
 from swarm.network.unread_budget import UnreadBudget
 
@@ -40,12 +47,20 @@ CONTROL_FAILURES = (ControlError, OSError, asyncio.IncompleteReadError)
 
 RawStream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
+PathKind = Literal["direct", "dialled back", "punched", "relayed"]
+"""How a connection came to be: by a dial, by a dial of the side that nobody can dial, by hole punching, by a relay."""
+
 FindAddrs = Callable[[str], AsyncGenerator[Sequence[str], None]]
 """`find_addrs(peer_id)`: sets of addresses to dial, the quickest to find first; the next is asked for if none answers.
 """
 
+Connect = Callable[[str, Sequence[str]], Awaitable[None]]
+
 _NOT_DIALLED = ("failed to dial", "no addresses", "dial backoff", "all dials failed")
 """Messages by which the daemon reports that it reached nobody, so that nothing was sent."""
+
+CONNECTED_S = 1.0
+"""Time for which a peer that was introduced is taken to be connected still."""
 
 T = TypeVar("T")
 
@@ -77,9 +92,16 @@ class Host:
         self.traffic = Traffic()
         self.unread = UnreadBudget()
         self.unacknowledged = UnreadBudget(max_peer_bytes=sent_frames.PEER_BYTES, max_host_bytes=sent_frames.HOST_BYTES)
+        self.connected: dict[str, tuple[str, ...]] = {}
+        """The peers that were connected at the last look, and where."""
+        self.introduced: dict[str, PathKind] = {}
+        """Peers whose connection came from an introduction, and its kind."""
+        self._connected_at: dict[str, float] = {}  # when introduced peers were last seen to be connected
         self._num_calls: Counter[str] = Counter()
         self.find_addrs: FindAddrs = _nowhere
         self.known_addrs: Callable[[str], Sequence[str]] = lambda _peer_id: ()  # found without asking anybody
+        self.connect: Connect = control.connect
+        """How a peer is dialled at given addresses. Raises what `Control.connect` raises."""
 
     @classmethod
     async def start(cls, options: DaemonOptions) -> Host:
@@ -114,6 +136,21 @@ class Host:
             return await self.control.connected_peers()
         except CONTROL_FAILURES as error:
             raise translate(error, self.peer_id) from None
+
+    async def look(self) -> dict[str, tuple[str, ...]]:
+        """As `connected_peers`, and keep it as `connected`."""
+        self.connected = await self.connected_peers()
+        self.traffic.note(self.connected)
+        self.introduced = {peer_id: kind for peer_id, kind in self.introduced.items() if peer_id in self.connected}
+        self._connected_at = {peer_id: self._connected_at.get(peer_id, 0.0) for peer_id in self.introduced}
+        return self.connected
+
+    def path_kinds(self) -> dict[str, PathKind]:
+        """Return how each peer is connected, as of the last look."""
+        return {
+            peer_id: "relayed" if addrs and all(map(is_relayed, addrs)) else self.introduced.get(peer_id, "direct")
+            for peer_id, addrs in self.connected.items()
+        }
 
     async def call(self, peer_id: str, protocol: str, request: bytes, *, addrs: Sequence[str] | None = None) -> bytes:
         """Ask a peer, dialled at `addrs` if the daemon does not reach it; None: wherever `find_addrs` finds it.
@@ -171,6 +208,8 @@ class Host:
 
     async def _dialling(self, peer_id: str, addrs: Sequence[str] | None, act: Callable[[], Awaitable[T]]) -> T:
         """`act`, and once more after a dial if the daemon could not reach the peer."""
+        if not await self._may_dial(peer_id):
+            await self._dial(peer_id, addrs)
         try:
             return await act()
         except ControlError as error:
@@ -178,11 +217,24 @@ class Host:
                 raise
         return await act()
 
+    async def _may_dial(self, peer_id: str) -> bool:
+        """Return whether the daemon may act: it dials a peer that it has lost where that was seen, which a NAT lets in
+        for a moment only, and would wait for seconds."""
+        if peer_id not in self.introduced:
+            return True
+        now = asyncio.get_running_loop().time()
+        if self._connected_at.get(peer_id, 0.0) < now - CONNECTED_S:
+            if peer_id not in await self.connected_peers():
+                del self.introduced[peer_id]
+                return False
+            self._connected_at[peer_id] = now
+        return True
+
     async def _dial(self, peer_id: str, addrs: Sequence[str] | None) -> bool:
         async with aclosing(self.find_addrs(peer_id) if addrs is None else _only(addrs)) as places:
             async for found in places:
                 try:
-                    await self.control.connect(peer_id, found)
+                    await self.connect(peer_id, found)
                 except CONTROL_FAILURES:
                     continue
                 return True
@@ -232,8 +284,9 @@ class Libp2pOptions:
     `remembered`: nodes met in earlier days, tried when no node of `peers` answers at once. `may_be_first`: start alone
     if no remembered node answers and there are no `peers`; else that is an error.
     `relay`: "serve" lets nodes behind NAT be reached through this one, which must be reachable itself; "use" makes this
-    node reachable through those of `peers` and `relays` that serve; "none" does neither. Without `listen` nobody can
-    connect directly. Raises ConfigError, which names the part of an address that is malformed.
+    node reachable through those of `peers` and `relays` that serve; "none" does neither; "auto" serves once peers have
+    confirmed that this node is public, and uses relays until then. Without `listen` nobody can connect directly.
+    Raises ConfigError, which names the part of an address that is malformed.
     """
 
     identity_path: Path
@@ -246,7 +299,6 @@ class Libp2pOptions:
     announce: tuple[str, ...] = ()
     relay: Literal["none", "serve", "use", "auto"] = "none"
     relay_bytes_per_s: int = 0
-    nat_port_map: bool = False
     mdns: bool = False
 
     def __post_init__(self) -> None:
@@ -279,13 +331,10 @@ class Libp2pOptions:
         addrs = dict.fromkeys(map(parse_peer_addr, (*self.peers, *self.relays)))
         return tuple(addr for addr in addrs if addr.peer_id != own_peer_id)
 
-    def for_daemon(self, own_peer_id: str) -> DaemonOptions:
-        relays = self.relays_used(own_peer_id) if self.relay == "use" else ()
+    def for_daemon(self) -> DaemonOptions:
         return DaemonOptions(
             identity_path=self.identity_path,
             listen=self.listen,
-            # libp2p itself tells others of a relay only if the relay's address is a public one
-            announce=(*self.announce, *(f"{relay}/p2p-circuit" for relay in relays)),
-            reachability={"none": "", "serve": "public", "use": "private", "auto": ""}[self.relay],
-            nat_port_map=self.nat_port_map,
+            announce=self.announce,
+            nat_port_map=self.relay == "auto" and not self.announce and not all(map(is_loopback, self.listen)),
         )

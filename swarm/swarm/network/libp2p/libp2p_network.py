@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -24,13 +25,14 @@ from swarm_protocol.dht_messages import Contact
 from swarm_protocol.envelope import Envelope, seal_record
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, StartError, SwarmError
 from swarm_protocol.identity import Identity
+from swarm_protocol.records import Reachability
 
-from swarm.network.dht.record_dht import DhtCounts, RecordDht, to_announce
+from swarm.network.dht.record_dht import DhtCounts, RecordDht
 from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.discovery.peer_names import HURRIED_TIMEOUT_S, TIMEOUT_S, GivenPeers
 from swarm.network.interface import NotServed, Stream, StreamHandler, UnaryHandler
 from swarm.network.libp2p.calls import TOKEN_BYTES, Calls
-from swarm.network.libp2p.host import Host, Libp2pOptions
+from swarm.network.libp2p.host import Host, Libp2pOptions, PathKind
 from swarm.network.libp2p.libp2p_stream import Libp2pStream
 from swarm.network.libp2p.neighbours import Neighbours
 from swarm.network.libp2p.network_entry import (
@@ -44,13 +46,14 @@ from swarm.network.libp2p.network_entry import (
     method_prefix,
     start_host,
 )
-from swarm.network.libp2p.partition_watch import CHECK_S, PartitionWatch
+from swarm.network.libp2p.partition_watch import PartitionWatch
 from swarm.network.libp2p.path_watch import PathWatch
 from swarm.network.libp2p.reconnection import Reconnector
 from swarm.network.libp2p.sent_frames import SentFrames
 from swarm.network.libp2p.stream_resume import Resumption, new_id, reopening
 from swarm.network.libp2p.stream_server import StreamServer
 from swarm.network.multiaddr import is_loopback
+from swarm.network.paths.direct_paths import DirectPaths, wants_relays
 from swarm.network.relay.candidates import RelayCandidate, candidates
 from swarm.network.relay.members import Members
 from swarm.network.relay.relay import Relay, RelayCounts, RelayLimits
@@ -84,7 +87,7 @@ class Libp2pNetwork:
         self._calls = Calls(host, self._open_unbounded)
         self._given_relays = options.relays_used(identity.peer_id)
         reconnector = Reconnector(host)
-        self._reservations = Reservations(host, self._relay_candidates, reconnector.drop, wanted=options.relay == "use")
+        self._reservations = Reservations(host, self._relay_candidates, reconnector.drop, wanted=wants_relays(options))
         self._watch = PathWatch(host, reconnector, self._kept_peers)
         self._entry = NetworkEntry()
         self._calls_served: dict[str, UnaryHandler | None] = {}  # None: not any more
@@ -148,6 +151,23 @@ class Libp2pNetwork:
     def known_peers(self) -> tuple[Contact, ...]:
         """The nodes in the routing table that can be dialled: ways into the network for another day."""
         return self._dht.contacts()
+
+    async def reachability(self, *, timeout_s: float = 0.0) -> Reachability:
+        """Return how others reach this node, as far as peers have confirmed it; wait for their first answer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._paths.own.measured.wait()
+        return self._paths.own.reachability
+
+    @property
+    def path_kinds(self) -> Mapping[str, PathKind]:
+        """How each connected peer is reached."""
+        return self._host.path_kinds()
+
+    @property
+    def is_behind_symmetric_nat(self) -> bool:
+        """Whether peers see this node at different ports, so that no other NAT can be opened for it."""
+        return self._paths.own.is_behind_symmetric_nat
 
     @property
     def relays(self) -> frozenset[str]:
@@ -329,12 +349,8 @@ class Libp2pNetwork:
 
     async def addrs(self) -> tuple[str, ...]:
         self._check_open()
-        return tuple(f"{addr}/p2p/{self.peer_id}" for addr in await self._own_addrs())
-
-    async def _own_addrs(self) -> list[str]:
-        # of relays only those that hold a place: the address of another one would only cost others a dial
-        addrs = await self._host.addrs()
-        return [*(addr for addr in addrs if "/p2p-circuit" not in addr), *self._reservations.addrs]
+        await self._paths.own.refresh()
+        return tuple(f"{addr}/p2p/{self.peer_id}" for addr in self._paths.own.to_announce())
 
     def _relay_candidates(self) -> list[RelayCandidate]:
         return candidates(self.peer_id, self._given_relays, self._dht.contacts())
@@ -381,10 +397,14 @@ class Libp2pNetwork:
         self._relay = Relay(self._host, tasks, bounds, members, serves=self._options.relay == "serve")
         await self._streams.start()
         await self._relay.start()
+        self._paths = DirectPaths(
+            self._host, self._options, self._reservations, self._relay, asked=self._askable, on_change=self._announce
+        )
+        await self._paths.start(tasks, self._prefix)
         validator = RecordValidator(self._network_id, self.now)
         self._dht = await RecordDht.create(self._host, self._name("dht", ""), validator)
         self._host.find_addrs = self._dht.find_addrs
-        self._host.known_addrs = self._dht.known_addrs
+        self._host.known_addrs = lambda peer_id: self._paths.policy().worth_knowing(self._dht.known_addrs(peer_id))
         await self._streams.serve(self._name("parcel", ""), self._calls.hand_out_parcel, max_message_bytes=TOKEN_BYTES)
         await self._host.serve(HELLO, hello_answer(self._network_id))
         remembered = [contact for contact in self._options.remembered if contact.peer_id != self.peer_id]
@@ -399,8 +419,7 @@ class Libp2pNetwork:
         )
         tasks.create_task(self._watch.run())
         tasks.create_task(self._reservations.run())
-        await self._reservations.wait_answered(entry.peer_ids)
-        self._dht.own_addrs = to_announce(await self._own_addrs())
+        await asyncio.gather(self._reservations.wait_answered(entry.peer_ids), self._paths.own.observe())
         tasks.create_task(self._keep_own_addrs())
         answers = await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in entry.peer_ids))
         await self._dht.refresh()
@@ -429,12 +448,18 @@ class Libp2pNetwork:
     async def _reach(self, contact: Contact) -> None:
         await connect(self._host, contact.peer_id, contact.addrs, self._network_id)
 
+    def _askable(self) -> list[str]:
+        """The peers to ask about this node's own addresses: those through which it joined, and then any."""
+        others = [peer_id for peer_id in self._dht.peers() if peer_id not in self._entry.peer_ids]
+        return [*self._entry.peer_ids, *random.sample(others, len(others))]
+
+    def _announce(self, addrs: tuple[str, ...]) -> None:
+        self._dht.own_addrs = addrs
+
     async def _keep_own_addrs(self) -> None:
         """Others are told where this node is now: relays come and go, and so do networks."""
         with contextlib.suppress(PeerUnreachable):  # the daemon has ended; the unary connection tells
-            while True:
-                await asyncio.sleep(CHECK_S)
-                self._dht.own_addrs = to_announce(await self._own_addrs())
+            await self._paths.own.run()
 
     async def _publish_again(self) -> None:
         """The nodes that hold our records may be others now."""

@@ -298,7 +298,7 @@ def _check_clock(skews_s: Sequence[float]) -> None:
 async def start_host(options: Libp2pOptions, given: GivenPeers) -> Host:
     """Our host, if nobody else has our identity; the check runs beside the start, before we connect to anyone."""
     peer_id = given.own_peer_id
-    daemon_options = options.for_daemon(peer_id)
+    daemon_options = options.for_daemon()
     asked: tuple[PeerAddr | Contact, ...] = (*given.addrs, *options.remembered[:NUM_COPY_DIALS])
     if not asked:
         return await Host.start(daemon_options)

@@ -56,7 +56,6 @@ class DaemonOptions:
     identity_path: Path | None = None
     listen: tuple[str, ...] = ()
     announce: tuple[str, ...] = ()
-    reachability: str = ""  # "", "public" or "private"
     nat_port_map: bool = False
 
 
@@ -81,15 +80,13 @@ def arguments(options: DaemonOptions, control_socket: str) -> list[str]:
         "-relayDiscovery=0",
         "-relayService=0",  # `relay` relays, and keeps our reservations at other relays
         "-autoRelay=0",
-        "-autonat=1",  # with it come connection reversal and hole punching
+        "-autonat=0",  # `paths` finds this node's addresses, and direct connections behind NATs
         f"-natPortMap={int(options.nat_port_map)}",
         "-connManager=1",
     ]
     args.append(f"-hostAddrs={','.join(options.listen)}" if options.listen else "-noListenAddrs")
     if options.announce:
         args.append(f"-announceAddrs={','.join(options.announce)}")
-    if options.reachability:
-        args.append(f"-forceReachability{options.reachability.capitalize()}")
     if options.identity_path is not None:
         args.append(f"-id={options.identity_path}")
     return args

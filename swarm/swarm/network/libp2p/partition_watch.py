@@ -74,8 +74,7 @@ class PartitionWatch:
 
     async def _heal(self) -> bool:
         """True while somebody is missing whom we keep trying to reach."""
-        connected = await self._host.connected_peers()
-        self._host.traffic.note(connected)
+        connected = await self._host.look()
         for contact in self._dht.contacts():
             self._known[contact.peer_id] = contact.addrs
             self._known.move_to_end(contact.peer_id)

@@ -102,7 +102,10 @@ class Reconnector:
         daemon has ended."""
         lock = self._locks.setdefault(peer_id, asyncio.Lock())
         async with lock:
-            connecting = asyncio.create_task(self._host.control.connect(peer_id))
+            known = self._host.known_addrs(peer_id)
+            # without known addresses the daemon may have some: peers tell them to each other when they connect
+            connect = self._host.connect(peer_id, known) if known else self._host.control.connect(peer_id)
+            connecting = asyncio.ensure_future(connect)
             try:
                 while not connecting.done():
                     await asyncio.wait((connecting,), timeout=POLL_S)

@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar, get_args
 
@@ -124,6 +125,11 @@ class Relay:
         if not serves:
             for writer in self._reserved.values():
                 writer.transport.abort()
+
+    @property
+    def reserved(self) -> Collection[str]:
+        """The peers that can be reached through this node."""
+        return self._reserved.keys()
 
     async def start(self) -> None:
         """Take the place of the daemon's own relay. Raises PeerUnreachable if the daemon has ended."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from swarm.network.dht import record_dht
-from swarm.network.dht.record_dht import AddressBook, to_announce
-from swarm_protocol import limits
+from swarm.network.dht.record_dht import AddressBook
 from swarm_protocol.identity import Identity
 
 RELAY = Identity(bytes(32)).peer_id
@@ -32,8 +31,3 @@ def test_book_that_is_full_forgets_who_was_heard_of_longest_ago(monkeypatch: pyt
     for peer_id in ("a", "b", "a", "c"):
         book.learn(peer_id, (FAR,))
     assert [book.of(peer_id) for peer_id in "abc"] == [(FAR,), (), (FAR,)]
-
-
-def test_addresses_that_others_can_use_are_told_first() -> None:
-    assert to_announce((NEAR, FAR, CIRCUIT, FAR, "/unix/x")) == (CIRCUIT, FAR, NEAR)
-    assert len(to_announce(f"/ip4/192.0.2.7/tcp/{port}" for port in range(100))) == limits.MAX_CONTACT_ADDRS

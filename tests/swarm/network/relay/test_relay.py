@@ -436,15 +436,20 @@ def test_node_that_does_not_serve_as_a_relay_relays_nothing(tmp_path: Path) -> N
     asyncio.run(main())
 
 
-def test_node_that_is_left_to_its_switches_relays_and_is_relayed_once_told(tmp_path: Path) -> None:
+FAR = "/ip4/192.0.2.7/tcp/4001"
+
+
+def test_node_relays_once_it_is_public_and_is_relayed_while_it_is_not(tmp_path: Path) -> None:
     async def main() -> None:
         async with await libp2p_node(tmp_path / "seed", relay="auto") as seed:
             (addr,) = await seed.addrs()
             async with await libp2p_node(tmp_path / "hidden", peers=(addr,), listen=(), relay="auto") as hidden:
                 assert seed.relay_counts.refusals["refused"] == 0
                 assert hidden.relays == frozenset()
-                seed._relay.serves = True
-                hidden._reservations.wanted = True
+                seed._paths.own.is_open = True  # as if peers had dialled it back
+                seed._paths._changed()
+                hidden._paths._given = (FAR,)  # as if not all of the network were on this machine
+                hidden._paths._changed()
 
                 async def is_held() -> bool:
                     return seed.peer_id in hidden.relays
@@ -454,9 +459,9 @@ def test_node_that_is_left_to_its_switches_relays_and_is_relayed_once_told(tmp_p
 
                 await eventually(is_held)
                 assert await hidden.addrs() == (f"{addr}/p2p-circuit/p2p/{hidden.peer_id}",)
-                seed._relay.serves = False
+                seed._paths.own.is_open = False
+                seed._paths._changed()
                 await eventually(is_lost)
-                assert not seed._relay.serves
 
     asyncio.run(main())
 

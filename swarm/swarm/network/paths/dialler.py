@@ -1,0 +1,58 @@
+"""Connects this node to a peer over the best path that there is: directly, by an introduction, or through a relay.
+
+A daemon that holds any connection to a peer makes no other one, and so the order matters. What a peer announces is a
+hint, and may be anybody's address: `dial_policy` says what is worth a dial.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from swarm.network.libp2p.daemon_control import ControlError
+from swarm.network.libp2p.host import Host
+from swarm.network.multiaddr import dialable, is_private, is_relayed, relay_of
+from swarm.network.paths.dial_policy import DialPolicy
+from swarm.network.paths.introductions import Introductions
+
+LOCAL_S = 1.0
+"""Time for a dial to private addresses alone: a peer in the same local network answers at once, and in another network
+nobody does."""
+
+MAX_RELAYS = 2
+"""Relays of a peer that are asked for an introduction, one after the other."""
+
+
+class Dialler:
+    def __init__(self, host: Host, introductions: Introductions, policy: Callable[[], DialPolicy]) -> None:
+        self._host = host
+        self._introductions = introductions
+        self._policy = policy
+
+    async def connect(self, peer_id: str, addrs: Sequence[str]) -> None:
+        """Raises ControlError with the failures of the last way that was tried, or OSError if the daemon has ended."""
+        direct = self._policy().worth_dialling(addrs)
+        relayed = [addr for addr in dialable(addrs) if is_relayed(addr)]
+        failure = ControlError("no addresses")
+        if direct:
+            try:
+                async with asyncio.timeout(LOCAL_S if relayed and all(map(is_private, direct)) else None):
+                    return await self._host.control.connect(peer_id, direct)
+            except ControlError as error:
+                failure = error
+            except TimeoutError:
+                failure = ControlError("i/o timeout")
+        for relay, relay_addrs in _relays(relayed):
+            if await self._introductions.connect(peer_id, relay, relay_addrs):
+                return None
+        if relayed:
+            return await self._host.control.connect(peer_id, relayed)
+        raise failure
+
+
+def _relays(relayed: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Return the relays that addresses lead through, with what leads to each relay."""
+    found: dict[str, list[str]] = {}
+    for addr in relayed:
+        found.setdefault(relay_of(addr), []).append(addr.partition("/p2p/")[0])
+    return list(found.items())[:MAX_RELAYS]

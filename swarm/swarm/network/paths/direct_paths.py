@@ -1,0 +1,96 @@
+"""Puts together what a network needs to be dialled, and to dial, over the best paths that there are.
+
+`DirectPaths` holds which addresses are this node's and which are dialled, and turns relays on and off as its addresses
+are confirmed or lost. It hooks the dialler into the host. `run` is a task of the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from swarm.network.libp2p.host import Host, Libp2pOptions
+from swarm.network.multiaddr import is_loopback, parse_peer_addr
+from swarm.network.paths.dial_policy import DialPolicy
+from swarm.network.paths.dialler import Dialler
+from swarm.network.paths.introductions import Introductions, Surroundings
+from swarm.network.paths.opener import listen_places
+from swarm.network.paths.own_addresses import OwnAddresses
+from swarm.network.relay.relay import Relay
+from swarm.network.relay.reservations import Reservations
+
+
+def wants_relays(options: Libp2pOptions) -> bool:
+    """Return whether a node that has just started is to ask for relays: not all that it knows is on this machine."""
+    return options.relay == "use" or (options.relay == "auto" and not all(map(is_loopback, _given(options))))
+
+
+class DirectPaths:
+    def __init__(
+        self,
+        host: Host,
+        options: Libp2pOptions,
+        reservations: Reservations,
+        relay: Relay,
+        *,
+        asked: Callable[[], Sequence[str]],
+        on_change: Callable[[tuple[str, ...]], None],
+    ) -> None:
+        """`asked` returns the peers to ask for this node's addresses; `on_change` is told what to announce."""
+        self._host = host
+        self._is_auto = options.relay == "auto"
+        self._given = _given(options)
+        self._listen = options.listen
+        self._announced = options.announce
+        self._reservations = reservations
+        self._relay = relay
+        self._asked = asked
+        self._tell = on_change
+
+    async def start(self, tasks: asyncio.TaskGroup, prefix: str) -> None:
+        """Serve the methods of `prefix`. Raises PeerUnreachable if the daemon has ended."""
+        places = listen_places(self._listen, await self._host.addrs())
+        surroundings = Surroundings(
+            policy=self.policy,
+            listen_places=places,
+            own_addrs=lambda: self.own.direct,
+            is_public=lambda: self.own.reachability == "public",
+            own_relays=lambda: self._reservations.held,
+            reserved=lambda: self._relay.reserved,
+        )
+        self._introductions = Introductions(self._host, prefix, tasks, surroundings)
+        self.own = OwnAddresses(
+            self._host,
+            prefix,
+            announced=self._announced,
+            listen_places=places,
+            asked=self._asked,
+            relayed=lambda: self._reservations.addrs,
+            carried=self._introductions.carried,
+            on_change=self._changed,
+        )
+        await self._introductions.serve()
+        await self.own.serve()
+        await self.own.refresh()
+        self._host.connect = Dialler(self._host, self._introductions, self.policy).connect
+
+    def policy(self) -> DialPolicy:
+        return DialPolicy(own=self.own.daemons, given=self._given, met=self._met())
+
+    def _met(self) -> list[str]:
+        """Where the peers are that are connected."""
+        carried = self._introductions.carried
+        return [addr for peer_id, addrs in self._host.connected.items() if peer_id not in carried for addr in addrs]
+
+    def _changed(self) -> None:
+        if self._is_auto:
+            is_local = all(map(is_loopback, (*self._given, *self._met())))
+            self._reservations.wanted = not (self.own.is_open or is_local)
+            self._relay.serves = self.own.is_open
+        self._tell(self.own.to_announce())
+
+
+def _given(options: Libp2pOptions) -> tuple[str, ...]:
+    """Return the addresses that the operator named, or that this node remembers."""
+    named = (parse_peer_addr(each).addr for each in (*options.peers, *options.relays))
+    return (*named, *(addr for contact in options.remembered for addr in contact.addrs))

@@ -1,0 +1,263 @@
+"""Direct connections between two peers of which at least one is behind a NAT, arranged by a relay that both can reach.
+
+The peer that wants a connection asks a relay of the other for an introduction. The relay tells each of the two where it
+sees the other one, at the same moment, and both act by the same rule: the one with the smaller peer id dials, the other
+one opens its NAT towards it (`opener`), and dials itself if it finds that the first one can be dialled as it is. So it
+makes no difference who asked, and two who ask at once do not disturb each other.
+
+What is refused: a relay introduces only peers that hold a reservation with it, and passes on no address but those at
+which it sees the asker or that share their IP (in a network behind one NAT also private ones). A node acts only on the
+word of relays that it chose, on few addresses, and not often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from swarm_protocol.dht_messages import Addrs
+from swarm_protocol.errors import PeerError, PeerViolation
+from swarm_protocol.path_messages import Introduction, PathAnswer
+
+from swarm.network.interface import NotServed
+from swarm.network.libp2p.host import CONTROL_FAILURES, Host, PathKind
+from swarm.network.multiaddr import dialable, ip_of, is_private, is_relayed, tcp_place
+from swarm.network.paths.dial_policy import DialPolicy
+from swarm.network.paths.opener import ListenPlace, NotALibp2pHost, open_path
+
+logger = logging.getLogger(__name__)
+
+INTRODUCE = "paths/introduce"
+INTRODUCED = "paths/introduced"
+
+REFUSED = PathAnswer().to_bytes()
+
+ANSWER_S = 3.0
+"""Time for a relay's answer, which takes two round trips."""
+
+ATTEMPT_S = 4.0
+"""Time from the answer to a connection. It takes one round trip, and a second more where a SYN is dropped."""
+
+POLL_S = 0.02
+"""Time between two looks whether the peer has connected itself."""
+
+MAX_ADDRS = 3
+"""Addresses of a peer to which this node sends something."""
+
+RETRY_S = 30.0
+"""Time after a failed attempt in which a pair is not introduced again: where NATs do not allow a connection, they still
+do not, and some keep a half-open one for as long."""
+
+BURST_S = 10.0
+MAX_BURST = 40
+"""Introductions that a node takes part in, or a relay makes for one peer, within BURST_S. A round of 64 members makes
+63 at once; what is refused goes over the relay, and is tried again later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What this node knows about itself and its relays; the functions return what holds now."""
+
+    policy: Callable[[], DialPolicy]
+    listen_places: Mapping[int, ListenPlace]  # by IP version
+    own_addrs: Callable[[], Sequence[str]]  # direct ones
+    is_public: Callable[[], bool]
+    own_relays: Callable[[], Collection[str]]  # the peers that relay for this node
+    reserved: Callable[[], Collection[str]]  # the peers for which this node relays
+
+
+class Introductions:
+    def __init__(self, host: Host, prefix: str, tasks: asyncio.TaskGroup, surroundings: Surroundings) -> None:
+        self._host = host
+        self._prefix = prefix
+        self._tasks = tasks
+        self._here = surroundings
+        self._attempts: dict[str, asyncio.Task[None]] = {}  # by peer
+        self._failed: dict[str, float] = {}  # until when a peer is not tried again
+        self._relayed = RateLimit()
+        self._told = RateLimit()
+        self.carried: set[str] = set()  # peers whose connection this process passes to its daemon
+
+    async def serve(self) -> None:
+        await self._host.serve(self._prefix + INTRODUCE, self._introduce)
+        await self._host.serve(self._prefix + INTRODUCED, self._take_part)
+
+    def forget_failures(self) -> None:
+        """Try all peers again: this node's addresses have changed."""
+        self._failed.clear()
+
+    async def connect(self, peer_id: str, relay: str, relay_addrs: Sequence[str]) -> bool:
+        """Have `relay` introduce this node to `peer_id`; whether a direct connection came of it."""
+        if not self._here.listen_places:
+            return False  # this node's dials come from a new port each, which the peer's NAT cannot be opened for
+        if self._failed.get(peer_id, 0.0) > asyncio.get_running_loop().time():
+            return False
+        attempt = self._attempts.get(peer_id)
+        if attempt is None:
+            request = Introduction(peer_id=peer_id, addrs=self._shared_addrs())
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    answer = await self._host.call(
+                        relay, self._prefix + INTRODUCE, request.to_bytes(), addrs=relay_addrs
+                    )
+                addrs = self._usable(PathAnswer.from_bytes(answer).addrs)
+            except (PeerError, NotServed, TimeoutError) as error:
+                logger.debug("%s does not introduce this node to %s: %s", relay, peer_id, error)
+                return False
+            attempt = self._begin(peer_id, addrs)
+        if attempt is not None:
+            await asyncio.wait((attempt,))
+        return await self._is_direct(peer_id)
+
+    # --- as the relay of the peer that is wanted ----------------------------------------------------------------------
+
+    async def _introduce(self, asker: str, data: bytes) -> bytes:
+        try:
+            request = Introduction.from_bytes(data)
+        except PeerViolation:
+            return REFUSED
+        target = request.peer_id
+        if target not in self._here.reserved() or target == asker or not self._relayed.takes(asker):
+            return REFUSED
+        connected = await self._host.connected_peers()
+        seen = {peer: _direct(connected.get(peer, ())) for peer in (asker, target)}
+        are_neighbours = bool(_ips(seen[asker]) & _ips(seen[target]))
+        told = _vouched(request.addrs, seen[asker], are_neighbours=are_neighbours)
+        if not told or not seen[target]:
+            return REFUSED
+        message = Introduction(peer_id=asker, addrs=told).to_bytes()
+        try:
+            async with asyncio.timeout(ANSWER_S / 2):
+                answer = await self._host.call(target, self._prefix + INTRODUCED, message, addrs=())
+            agreement = PathAnswer.from_bytes(answer)
+        except (PeerError, NotServed, TimeoutError) as error:
+            logger.debug("%s is not introduced to %s: %s", asker, target, error)
+            return REFUSED
+        if not agreement.agreed:
+            return REFUSED
+        told = _vouched(agreement.addrs, seen[target], are_neighbours=are_neighbours)
+        return PathAnswer(agreed=True, addrs=told).to_bytes()
+
+    # --- as the peer that is wanted -----------------------------------------------------------------------------------
+
+    async def _take_part(self, relay: str, data: bytes) -> bytes:
+        try:
+            request = Introduction.from_bytes(data)
+        except PeerViolation:
+            return REFUSED
+        if relay not in self._here.own_relays() or not self._told.takes(relay):
+            return REFUSED
+        if not await self._is_direct(request.peer_id):
+            self._begin(request.peer_id, self._usable(request.addrs))
+        return PathAnswer(agreed=True, addrs=self._shared_addrs()).to_bytes()
+
+    # --- both ---------------------------------------------------------------------------------------------------------
+
+    def _begin(self, peer_id: str, addrs: Sequence[str]) -> asyncio.Task[None] | None:
+        """Play this node's part in reaching `peer_id`; one attempt at a time. None: there is nothing to try."""
+        if not addrs:
+            return None
+        if peer_id not in self._attempts:
+            self._attempts[peer_id] = self._tasks.create_task(self._attempt(peer_id, addrs))
+        return self._attempts[peer_id]
+
+    async def _attempt(self, peer_id: str, addrs: Sequence[str]) -> None:
+        opens = self._host.peer_id > peer_id and bool(self._here.listen_places)
+        acts = (
+            [self._tasks.create_task(self._open(peer_id, addr)) for addr in addrs]
+            if opens
+            else [self._tasks.create_task(self._dial(peer_id, addrs))]
+        )
+        try:
+            async with asyncio.timeout(ATTEMPT_S):
+                while not await self._is_direct(peer_id):
+                    if all(act.done() for act in acts) and not opens:
+                        await asyncio.sleep(POLL_S)  # the other side may still dial
+                    await asyncio.sleep(POLL_S)
+            self._host.introduced[peer_id] = await self._kind(peer_id)
+            self._failed.pop(peer_id, None)
+        except TimeoutError:
+            self._failed[peer_id] = asyncio.get_running_loop().time() + RETRY_S
+            logger.info("no direct path to %s through %s", peer_id, ", ".join(addrs))
+        finally:
+            del self._attempts[peer_id]
+            for act in acts:
+                if peer_id not in self.carried:
+                    act.cancel()
+
+    async def _kind(self, peer_id: str) -> PathKind:
+        """Return "dialled back" for a connection of which one end can be dialled by anyone, else "punched"."""
+        public = [addr for addr in self._host.known_addrs(peer_id) if tcp_place_by_ip(addr) and not is_private(addr)]
+        can_be_dialled = self._here.is_public() or any(addr in public for addr in await self._seen(peer_id))
+        return "dialled back" if can_be_dialled and peer_id not in self.carried else "punched"
+
+    async def _dial(self, peer_id: str, addrs: Sequence[str]) -> None:
+        try:
+            await self._host.control.connect(peer_id, addrs)
+        except CONTROL_FAILURES as error:
+            logger.debug("%s is not dialled: %s", peer_id, error)
+
+    async def _open(self, peer_id: str, addr: str) -> None:
+        ip, there = ip_of(addr), tcp_place(addr)
+        here = self._here.listen_places.get(ip.version) if ip is not None else None
+        if here is None or there is None:
+            return
+        try:
+            if not await open_path(here, there, lambda: self.carried.add(peer_id)):
+                await self._dial(peer_id, [addr])
+        except (OSError, TimeoutError, NotALibp2pHost) as error:
+            logger.debug("no path to %s at %s: %r", peer_id, addr, error)
+        finally:
+            self.carried.discard(peer_id)
+
+    async def _is_direct(self, peer_id: str) -> bool:
+        return bool(await self._seen(peer_id))
+
+    async def _seen(self, peer_id: str) -> tuple[str, ...]:
+        return _direct((await self._host.connected_peers()).get(peer_id, ()))
+
+    def _shared_addrs(self) -> Addrs:
+        """This node's own addresses, for a peer that shares its network, or its IP with a forwarded port."""
+        return tuple(addr for addr in self._here.own_addrs() if tcp_place_by_ip(addr))[:MAX_ADDRS]
+
+    def _usable(self, addrs: Iterable[str]) -> tuple[str, ...]:
+        return tuple(addr for addr in self._here.policy().worth_dialling(addrs) if tcp_place_by_ip(addr))[:MAX_ADDRS]
+
+
+class RateLimit:
+    """At most MAX_BURST times within BURST_S for each peer."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, deque[float]] = {}
+
+    def takes(self, peer_id: str) -> bool:
+        now = asyncio.get_running_loop().time()
+        self._times = {each: times for each, times in self._times.items() if times[-1] > now - BURST_S}
+        times = self._times.setdefault(peer_id, deque(maxlen=MAX_BURST))
+        if len(times) == MAX_BURST and times[0] > now - BURST_S:
+            return False
+        times.append(now)
+        return True
+
+
+def tcp_place_by_ip(addr: str) -> bool:
+    return ip_of(addr) is not None and not is_relayed(addr) and tcp_place(addr) is not None
+
+
+def _direct(addrs: Iterable[str]) -> tuple[str, ...]:
+    return tuple(addr for addr in addrs if tcp_place_by_ip(addr))
+
+
+def _ips(addrs: Iterable[str]) -> set[object]:
+    return {ip_of(addr) for addr in addrs}
+
+
+def _vouched(claims: Iterable[str], seen: Sequence[str], *, are_neighbours: bool) -> tuple[str, ...]:
+    """Return the addresses at which a peer is seen, and of those that it claims the ones that share their IP, or are
+    private where both peers share it. Nothing else is passed on: a peer could have strangers' machines dialled."""
+    ips = _ips(seen)
+    also = (addr for addr in dialable(claims) if ip_of(addr) in ips or (are_neighbours and is_private(addr)))
+    return tuple(dict.fromkeys((*seen, *_direct(also))))[:MAX_ADDRS]

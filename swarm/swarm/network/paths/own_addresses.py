@@ -1,0 +1,275 @@
+"""Learns under which addresses others reach this node, and answers the same question for peers.
+
+Candidates are the daemon's own addresses (interfaces, and what the router maps by UPnP or NAT-PMP), and the listen port
+at the IP that peers see. A candidate counts once peers have dialled it: from a temporary host each time, as their own
+has a connection already, and libp2p lets a dial succeed only if this node's key answers. A peer dials no IP but the one
+at which it sees the asker, so that nobody can have others scanned or flooded.
+
+`observe` asks at which IP peers see this node; `run` is a task that has the candidates dialled, and again when the
+machine's addresses or that IP change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+
+from swarm_protocol import limits
+from swarm_protocol.errors import PeerError, PeerViolation, StartError
+from swarm_protocol.path_messages import PathAddrs, PathAnswer
+from swarm_protocol.records import Reachability
+
+from swarm.network.interface import NotServed
+from swarm.network.libp2p.host import CONTROL_FAILURES, Host
+from swarm.network.libp2p.p2pd_process import DaemonOptions
+from swarm.network.libp2p.path_watch import source_addresses
+from swarm.network.multiaddr import dialable, ip_of, is_loopback, is_private
+from swarm.network.paths.dial_policy import to_announce
+from swarm.network.paths.introductions import REFUSED, RateLimit, tcp_place_by_ip
+from swarm.network.paths.opener import ListenPlace
+
+logger = logging.getLogger(__name__)
+
+OBSERVE = "paths/observe"
+DIAL_BACK = "paths/dial_back"
+
+NUM_ASKED = 4
+"""Peers that are asked at most, for one measurement."""
+
+NUM_CONFIRMATIONS = 2
+"""Peers that have to reach an address, where there are as many to ask."""
+
+ASK_S = 6.0
+DIAL_S = 2.0
+"""Time for the dials of one IP version: twice across the world, and a SYN that was lost."""
+MAX_DIALS = 4
+"""Addresses that are dialled back for one question."""
+MAX_WAITING = 16
+"""Peers that wait to be dialled back. Each costs a process that lives for a moment."""
+
+LOOK_S = 3.0
+"""Time between two looks at the machine's own addresses, which cost nothing."""
+OBSERVE_EVERY = 20
+"""Looks from one question to a peer at which IP it sees this node to the next."""
+RETRY_S = 60.0
+"""Time after which a node that nobody could reach, or that had nobody to ask, is measured again."""
+CONFIRM_S = 900.0
+
+
+class OwnAddresses:
+    def __init__(
+        self,
+        host: Host,
+        prefix: str,
+        *,
+        announced: Sequence[str],
+        listen_places: dict[int, ListenPlace],
+        asked: Callable[[], Sequence[str]],
+        relayed: Callable[[], Sequence[str]],
+        carried: Collection[str],
+        on_change: Callable[[], None],
+    ) -> None:
+        """`announced` are addresses that the operator vouches for, `asked` the peers to ask, the best ones first;
+        `relayed` returns the addresses through relays; `carried` are peers of which this node sees a wrong address."""
+        self.reachability: Reachability = "unknown"
+        self.measured = asyncio.Event()
+        self.is_open = False  # whether an address was confirmed that no NAT's memory stands behind
+        self.daemons: tuple[str, ...] = ()
+        """The daemon's own addresses."""
+        self._host = host
+        self._prefix = prefix
+        self._announced = tuple(announced)
+        self._listen_places = listen_places
+        self._asked = asked
+        self._relayed = relayed
+        self._carried = carried
+        self._on_change = on_change
+        self._confirmed: tuple[str, ...] = ()
+        self._seen_at: tuple[str, ...] = ()  # where peers see this node
+        self._was_asked = False  # whether any peer has tried to reach this node
+        self._turn = asyncio.Lock()
+        self._num_waiting = 0
+        self._limit = RateLimit()
+
+    async def serve(self) -> None:
+        await self._host.serve(self._prefix + OBSERVE, self._observe)
+        await self._host.serve(self._prefix + DIAL_BACK, self._dial_back)
+
+    @property
+    def direct(self) -> tuple[str, ...]:
+        """The addresses without a relay under which others may reach this node, without /p2p."""
+        is_local = all(map(is_loopback, self.daemons)) or any(map(is_loopback, self._seen_at))
+        own = [
+            addr
+            for addr in self.daemons
+            if (is_local or not is_loopback(addr)) and (is_private(addr) or not self._was_asked)
+        ]
+        return tuple(dict.fromkeys((*self._announced, *self._confirmed, *own)))
+
+    @property
+    def is_behind_symmetric_nat(self) -> bool:
+        """Whether two peers see this node at different ports of one IP."""
+        return len(set(self._seen_at)) > len({ip_of(addr) for addr in self._seen_at})
+
+    def to_announce(self) -> tuple[str, ...]:
+        """What others are told: direct addresses and those through relays."""
+        return to_announce(self.direct, self._relayed())
+
+    async def refresh(self) -> None:
+        """Raises PeerUnreachable if the daemon has ended."""
+        self.daemons = await self._host.addrs()
+
+    async def observe(self) -> None:
+        """Ask peers at which IP they see this node. Raises PeerUnreachable if the daemon has ended."""
+        await self.refresh()
+        seen = [addrs for addrs in await asyncio.gather(*map(self._ask_seen, await self._direct_peers())) if addrs]
+        counts = Counter(ip_of(addr) for addrs in seen for addr in addrs)
+        needed = min(NUM_CONFIRMATIONS, len(seen))
+        self._seen_at = tuple(addr for addrs in seen for addr in addrs if counts[ip_of(addr)] >= needed)
+        self._on_change()
+
+    async def run(self) -> None:
+        """Have the addresses confirmed, and again when they change. Raises PeerUnreachable likewise."""
+        loop = asyncio.get_running_loop()
+        num_looks = 0
+        while True:
+            await self._confirm()
+            self.measured.set()
+            confirmed, signature, measured_at = self._confirmed, await self._signature(), loop.time()
+            while True:
+                await asyncio.sleep(LOOK_S)
+                num_looks += 1
+                self._on_change()  # relays may be others
+                is_due = loop.time() - measured_at > (CONFIRM_S if confirmed else RETRY_S)
+                asks = num_looks % OBSERVE_EVERY == 0
+                if is_due or await self._signature() != signature or (asks and await self._is_seen_elsewhere()):
+                    break
+            await self.observe()
+
+    async def _signature(self) -> object:
+        await self.refresh()
+        return source_addresses(), frozenset(self.daemons)
+
+    async def _is_seen_elsewhere(self) -> bool:
+        """Return whether a peer sees this node at an IP at which it was not seen before."""
+        for peer_id in (await self._direct_peers())[:1]:
+            seen = await self._ask_seen(peer_id)
+            return bool(seen) and not {ip_of(addr) for addr in seen} & {ip_of(addr) for addr in self._seen_at}
+        return False
+
+    def _candidates(self) -> list[str]:
+        """Return addresses at which others may reach this node, the likeliest first."""
+        if self._announced:
+            return [addr for addr in self._announced if not is_loopback(addr)]
+        ips = {ip_of(addr): addr for addr in self._seen_at}
+        own = [addr for addr in self.daemons if tcp_place_by_ip(addr) and ip_of(addr) in ips]
+        forwarded = [
+            f"/ip{ip.version}/{ip}/tcp/{self._listen_places[ip.version].bind[1]}"
+            for ip in ips
+            if ip is not None and ip.version in self._listen_places
+        ]
+        found = dict.fromkeys((*own, *forwarded, *ips.values()))
+        return [addr for addr in found if not is_loopback(addr)]
+
+    async def _confirm(self) -> None:
+        candidates = self._candidates() if self._listen_places else []
+        request = PathAddrs(addrs=tuple(candidates[: limits.MAX_CONTACT_ADDRS])).to_bytes()
+        confirmations: Counter[str] = Counter()
+        num_answers = 0
+        peers = await self._direct_peers() if candidates else []
+        while peers and num_answers < NUM_CONFIRMATIONS:
+            asked, peers = peers[: NUM_CONFIRMATIONS - num_answers], peers[NUM_CONFIRMATIONS - num_answers :]
+            for answer in await asyncio.gather(*(self._ask(peer_id, DIAL_BACK, request) for peer_id in asked)):
+                if answer is not None:
+                    num_answers += 1
+                    confirmations.update(addr for addr in answer.addrs if addr in candidates)
+        if num_answers:
+            self._was_asked = True
+            self._confirmed = tuple(addr for addr in candidates if confirmations[addr] == num_answers)
+            self.is_open = any(addr in (*self._announced, *self.daemons) for addr in self._confirmed)
+            logger.info("this node is seen at %s, and reached at %s", self._seen_at, self._confirmed)
+        self.reachability = "public" if self._confirmed else "relay" if self._relayed() else "unknown"
+        self._on_change()
+
+    async def _direct_peers(self) -> list[str]:
+        connected = await self._host.connected_peers()
+        return [
+            peer_id
+            for peer_id in self._asked()
+            if peer_id not in self._carried and any(map(tcp_place_by_ip, connected.get(peer_id, ())))
+        ][:NUM_ASKED]
+
+    async def _ask_seen(self, peer_id: str) -> tuple[str, ...]:
+        answer = await self._ask(peer_id, OBSERVE, b"")
+        return tuple(filter(tcp_place_by_ip, dialable(answer.addrs))) if answer else ()
+
+    async def _ask(self, peer_id: str, method: str, request: bytes) -> PathAnswer | None:
+        try:
+            async with asyncio.timeout(ASK_S):
+                answer = await self._host.call(peer_id, self._prefix + method, request, addrs=())
+            found = PathAnswer.from_bytes(answer)
+        except (PeerError, NotServed, TimeoutError) as error:
+            logger.info("%s does not tell how it sees this node: %s", peer_id, error)
+            return None
+        return found if found.agreed else None
+
+    # --- for peers ----------------------------------------------------------------------------------------------------
+
+    async def _observe(self, peer_id: str, _request: bytes) -> bytes:
+        seen = await self._seen(peer_id)
+        return PathAnswer(agreed=bool(seen), addrs=seen).to_bytes()
+
+    async def _dial_back(self, peer_id: str, data: bytes) -> bytes:
+        try:
+            claims = PathAddrs.from_bytes(data).addrs
+        except PeerViolation:
+            return REFUSED
+        ips = {ip_of(addr) for addr in await self._seen(peer_id)}
+        usable = [addr for addr in dialable(claims) if tcp_place_by_ip(addr) and ip_of(addr) in ips][:MAX_DIALS]
+        is_neighbour = bool(ips & {ip_of(addr) for addr in self._seen_at}) and not any(map(is_private, usable))
+        # behind one NAT a dial says nothing of what others can do
+        if not usable or is_neighbour or self._num_waiting >= MAX_WAITING or not self._limit.takes(peer_id):
+            return REFUSED
+        self._num_waiting += 1
+        try:
+            async with self._turn:
+                reached = await _dial_each(peer_id, usable)
+        except StartError as error:
+            logger.warning("cannot dial back: %s", error)
+            return REFUSED
+        finally:
+            self._num_waiting -= 1
+        return PathAnswer(agreed=True, addrs=tuple(reached)).to_bytes()
+
+    async def _seen(self, peer_id: str) -> tuple[str, ...]:
+        """Return the addresses at which this node sees a peer, none where only relays do."""
+        if peer_id in self._carried:
+            return ()
+        return tuple(filter(tcp_place_by_ip, (await self._host.connected_peers()).get(peer_id, ())))[:NUM_ASKED]
+
+
+async def _dial_each(peer_id: str, addrs: Sequence[str]) -> list[str]:
+    """Return the first address of each IP version at which the peer answers a host that it does not know.
+
+    Raises StartError.
+    """
+    host = await Host.start(DaemonOptions())
+    reached: list[str] = []
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(host.unary.run(), name="dial back")
+        try:
+            for version in ("/ip4/", "/ip6/"):
+                dialled = [addr for addr in addrs if addr.startswith(version)]
+                try:
+                    async with asyncio.timeout(DIAL_S if dialled else 0.0):
+                        await host.control.connect(peer_id, dialled)
+                        found = (await host.control.connected_peers()).get(peer_id, ())
+                        reached.extend(addr for addr in dialled if addr in found)
+                        await host.control.disconnect(peer_id)
+                except (*CONTROL_FAILURES, TimeoutError) as error:
+                    logger.info("%s is not reached at %s: %s", peer_id, dialled, error)
+        finally:
+            await host.stop()  # which ends its calls, too
+    return reached

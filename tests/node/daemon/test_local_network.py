@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from support import name_server
 from support.network_namespaces import Namespace, local_network
+from support.node_process import COMMAND, Node, wait_until
 
-from .conftest import COMMAND, Answer, Node, run_node, wait_until
+from .conftest import Answer, run_node
 
 JOIN = ("join", "--take", "nothing", "--network-id", "lan", "--probe", "off", "--device", "cpu")
 SEED = ("seed", "--network-id", "lan")

@@ -420,6 +420,7 @@ class Libp2pNetwork:
         tasks.create_task(self._watch.run())
         tasks.create_task(self._reservations.run())
         await asyncio.gather(self._reservations.wait_answered(entry.peer_ids), self._paths.own.observe())
+        self._paths.update()
         tasks.create_task(self._keep_own_addrs())
         answers = await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in entry.peer_ids))
         await self._dht.refresh()

@@ -67,7 +67,7 @@ class DirectPaths:
             asked=self._asked,
             relayed=lambda: self._reservations.addrs,
             carried=self._introductions.carried,
-            on_change=self._changed,
+            on_change=self.update,
         )
         await self._introductions.serve()
         await self.own.serve()
@@ -82,7 +82,8 @@ class DirectPaths:
         carried = self._introductions.carried
         return [addr for peer_id, addrs in self._host.connected.items() if peer_id not in carried for addr in addrs]
 
-    def _changed(self) -> None:
+    def update(self) -> None:
+        """Heed that this node's addresses, or those of its relays, may have changed."""
         if self._is_auto:
             is_local = all(map(is_loopback, (*self._given, *self._met())))
             self._reservations.wanted = not (self.own.is_open or is_local)

@@ -447,9 +447,9 @@ def test_node_relays_once_it_is_public_and_is_relayed_while_it_is_not(tmp_path: 
                 assert seed.relay_counts.refusals["refused"] == 0
                 assert hidden.relays == frozenset()
                 seed._paths.own.is_open = True  # as if peers had dialled it back
-                seed._paths._changed()
+                seed._paths.update()
                 hidden._paths._given = (FAR,)  # as if not all of the network were on this machine
-                hidden._paths._changed()
+                hidden._paths.update()
 
                 async def is_held() -> bool:
                     return seed.peer_id in hidden.relays
@@ -460,7 +460,7 @@ def test_node_relays_once_it_is_public_and_is_relayed_while_it_is_not(tmp_path: 
                 await eventually(is_held)
                 assert await hidden.addrs() == (f"{addr}/p2p-circuit/p2p/{hidden.peer_id}",)
                 seed._paths.own.is_open = False
-                seed._paths._changed()
+                seed._paths.update()
                 await eventually(is_lost)
 
     asyncio.run(main())

@@ -239,16 +239,18 @@ async def _look_around(config: Config, network: Libp2pNetwork, membership: Membe
     num_nodes = sum(record.role != "visitor" for record in (await membership.nodes()).values())
     found = await network.reachability(timeout_s=reachability.MEASURE_TIMEOUT_S)
     addrs = await network.addrs()
+    is_local = all(map(is_loopback, (*config.listen, *config.peers)))
+    is_reached = found == "public" or is_local
     reached = Finding(
         check="reachability",
-        result="ok" if found == "public" else "warn",
+        result="ok" if is_reached else "warn",
         message=reachability.explain(
             found,
             addrs,
             listens=not all(map(is_loopback, config.listen)),
             is_symmetric=network.is_behind_symmetric_nat,
         ),
-        remedy="" if found == "public" else "forward a port to this machine, and name it with --listen and --announce",
+        remedy="" if is_reached else "forward a TCP port to this machine, and name it with --listen",
     )
     return [
         Finding("seeds", "ok", f"joined {config.network_id}, which has {plural(num_nodes, 'node')}"),

@@ -10,6 +10,7 @@ from typing import TypeVar
 from swarm.network.libp2p.libp2p_network import Libp2pNetwork, Libp2pOptions
 from swarm.network.membership import Membership
 from swarm.temporary_folder import temporary_folder
+from swarm_protocol.dht_messages import Contact
 from swarm_protocol.errors import PeerTimeout
 from swarm_protocol.identity import Identity
 
@@ -25,14 +26,25 @@ POLL_S = 1.0
 
 @asynccontextmanager
 async def visiting(
-    config: Config, *, listen: tuple[str, ...] = LOOPBACK, announce: tuple[str, ...] = ()
+    config: Config,
+    *,
+    listen: tuple[str, ...] = LOOPBACK,
+    announce: tuple[str, ...] = (),
+    remembered: tuple[Contact, ...] = (),
 ) -> AsyncIterator[tuple[Libp2pNetwork, Membership]]:
-    """Join the network of `config` through its peers. Raises StartError or PeerError."""
+    """Join the network of `config` through its peers, or `remembered` ones, or, if it listens beyond this machine,
+    those of the local network. Raises StartError or PeerError."""
     with temporary_folder("visit") as folder:
         identity = folder / "identity.key"
         Identity.generate().save(identity)
         options = Libp2pOptions(
-            identity_path=identity, network_id=config.network_id, peers=config.peers, listen=listen, announce=announce
+            identity_path=identity,
+            network_id=config.network_id,
+            peers=config.peers,
+            remembered=remembered,
+            listen=listen,
+            announce=announce,
+            mdns=config.mdns,
         )
         network = await Libp2pNetwork.create(options)
         try:

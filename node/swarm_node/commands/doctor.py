@@ -17,9 +17,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import metadata
-from typing import Literal
 
 import torch
 from swarm.network.libp2p.libp2p_network import Libp2pNetwork
@@ -34,11 +33,14 @@ from swarm_protocol.version import software_version
 
 from swarm_node import diagnostics, interrupts
 from swarm_node.commands.command_options import Flags
+from swarm_node.commands.doctor_discovery import check_names, check_neighbours
+from swarm_node.commands.findings import Finding, Result
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import plural
 from swarm_node.machine import reachability
 from swarm_node.network_visit import visiting
 from swarm_node.settings.config import Config
+from swarm_node.storage import remembered_peers
 from swarm_node.storage.home import Home
 
 _MARKS = {"ok": "✓", "warn": "!", "fail": "✗"}
@@ -68,8 +70,6 @@ def _findings(config: Config) -> Iterable[Finding]:
     yield from asyncio.run(check_network(config))
 
 
-Result = Literal["ok", "warn", "fail"]
-
 LIBRARIES = {"torch": (2, 8), "transformers": (5, 0), "hivemind": (1, 1, 12), "grpcio": (1, 70), "protobuf": (7, 35)}
 """The lower bounds of pyproject.toml, for machines where they were overridden."""
 
@@ -77,16 +77,6 @@ LOW_DISK_BYTES = 5 * 2**30  # a small model and a few of its checkpoints
 NO_DISK_BYTES = 200 * 2**20
 RELEASED_AT = 1_760_000_000  # October 2025: a clock before this software was written is wrong
 BINARY_TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check; `remedy` is empty if it is ok."""
-
-    check: str
-    result: Result
-    message: str
-    remedy: str = ""
 
 
 def local_checks() -> tuple[Callable[[Config], Iterable[Finding]], ...]:
@@ -193,6 +183,8 @@ def _port_finding(addr: str) -> Finding:
     try:
         with socket.socket(family, kind) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(transport == "tcp"))
+            if version == "ip6":  # as libp2p does: the same port of IPv4 may be another's
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             probe.bind((host, int(port)))
     except OSError as error:
         remedy = "choose another with --listen; port 0 takes any free one"
@@ -205,20 +197,33 @@ NAMELESS = "doctor"
 
 
 async def check_network(config: Config) -> Iterable[Finding]:
-    """Join with a temporary identity; check the seeds, the clock and the reachability."""
-    if not config.peers:
-        remedy = "give --peers the address of a seed"
-        return [Finding("seeds", "warn", "no seed was named, so none was asked", remedy)]
+    """Join with a temporary identity; check the ways in, the clock and the reachability."""
+    findings = [*await check_names(config), *await check_neighbours(config)]
     # the node's own addresses, or the same with free ports where its daemon already uses them
     listen = config.listen
     if Home(config.home).owner() is not None:
         listen = tuple("/".join([*addr.split("/")[:4], "0", *addr.split("/")[5:]]) for addr in config.listen)
+    known = tuple(each.contact for each in remembered_peers.remembered(config))
+    if not (config.peers or known or config.finds_neighbours):
+        remedy = "give --peers the address of a seed"
+        return [*findings, Finding("seeds", "warn", "no seed was named, so none was asked", remedy)]
     try:
-        async with visiting(config, listen=listen, announce=config.announce) as (network, membership):
-            return await _look_around(config, network, membership)
+        async with visiting(config, listen=listen, announce=config.announce, remembered=known) as (network, membership):
+            return [*findings, *await _look_around(config, network, membership)]
     except SwarmError as error:
         about = "clock" if "clock" in error.message else "seeds"
-        return [Finding(about, "fail", error.message, error.remedy)]
+        # who names nobody may be about to start a network
+        result: Result = "fail" if config.peers or known or about == "clock" else "warn"
+        return [*findings, Finding(about, result, error.message, error.remedy)]
+
+
+def _way_in(network: Libp2pNetwork) -> str:
+    entry = network.entry
+    if entry.given:
+        return f"through {plural(len(entry.given), 'given peer')}"
+    if entry.remembered:
+        return f"through {plural(len(entry.remembered), 'remembered peer')}, as no given one answered"
+    return f"through {plural(len(entry.nearby), 'node')} of the local network"
 
 
 async def _look_around(config: Config, network: Libp2pNetwork, membership: Membership) -> Iterable[Finding]:
@@ -253,7 +258,9 @@ async def _look_around(config: Config, network: Libp2pNetwork, membership: Membe
         remedy="" if is_reached else "forward a TCP port to this machine, and name it with --listen",
     )
     return [
-        Finding("seeds", "ok", f"joined {config.network_id}, which has {plural(num_nodes, 'node')}"),
+        Finding(
+            "seeds", "ok", f"joined {config.network_id}, which has {plural(num_nodes, 'node')}, {_way_in(network)}"
+        ),
         Finding("clock", "ok", f"within {limits.MAX_CLOCK_SKEW_S:.0f} s of the seeds'"),
         reached,
     ]

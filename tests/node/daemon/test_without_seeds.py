@@ -22,7 +22,9 @@ def test_node_whose_seeds_are_gone_comes_back_through_members(start_node: StartN
     addrs = seed.wait_for("ready")["addrs"]
     assert isinstance(addrs, list)
     other, node = [start_node(*JOIN, "--peers", addrs[0], home=home) for home in ("other", "node")]
-    other_id = other.wait_for("ready")["peer_id"]
+    ready = other.wait_for("ready")
+    other_id, other_addrs = ready["peer_id"], ready["addrs"]
+    assert isinstance(other_addrs, list)
     node.wait_for("ready")
     wait_until(lambda: remembers(node, other_id), "the node does not remember its peer")
     seed.process.kill()
@@ -37,6 +39,11 @@ def test_node_whose_seeds_are_gone_comes_back_through_members(start_node: StartN
         str(event["message"]).partition(",")[0] for event in given.events if event["event"] == "warning"
     ]
     given.end()
+
+    newcomer = start_node(*JOIN, "--peers", other_addrs[0], home="newcomer")
+    newcomer.wait_for("ready")
+    newcomer.end()
+    assert other.process.poll() is None
 
     told_nothing = start_node(*JOIN, home="node")
     told_nothing.wait_for("ready")

@@ -1,0 +1,60 @@
+"""The doctor's checks of how a node finds its first peers: by names, and in the local network."""
+
+from __future__ import annotations
+
+import asyncio
+
+from swarm.network.discovery.dns_lookup import DnsLookup
+from swarm.network.discovery.own_networks import kinds_to_dial, own_subnets
+from swarm.network.discovery.peer_names import TIMEOUT_S, Lookup, is_named, resolve
+from swarm_protocol.identity import Identity
+
+from swarm_node.commands.findings import Finding
+from swarm_node.formatting import plural
+from swarm_node.settings.config import Config
+
+LISTEN_S = 2.0
+"""Neighbours answer at once; one that has just answered somebody else does within a second."""
+
+
+async def check_names(config: Config, lookup: Lookup | None = None) -> list[Finding]:
+    """Check that each name among the peers leads to addresses that this node may dial."""
+    lookup = lookup or DnsLookup(timeout_s=TIMEOUT_S)
+    named = [text for text in config.peers if is_named(text)]
+    kinds = kinds_to_dial(config.listen, [subnet.address for subnet in own_subnets()] if named else ())
+    found = await asyncio.gather(*(resolve([text], lookup, kinds, timeout_s=TIMEOUT_S) for text in named))
+    findings = []
+    for text, resolved in zip(named, found, strict=True):
+        if resolved.addrs:
+            num_peers = len({addr.peer_id for addr in resolved.addrs})
+            findings.append(Finding("names", "ok", f"{text} leads to {plural(num_peers, 'peer')}"))
+        for failure in resolved.failures.values():
+            remedy = "check the name and this machine's name servers, or give --peers the address itself"
+            findings.append(Finding("names", "fail", f"{text}: {failure.message}", remedy))
+    return findings
+
+
+async def check_neighbours(config: Config) -> list[Finding]:
+    """Say which nodes of the network answer in the local network, where the node would look for them."""
+    if not config.finds_neighbours:
+        return []
+    # dnspython's codec takes a fiftieth of a second to import
+    from swarm.network.discovery.local_discovery import LocalDiscovery  # noqa: PLC0415
+    from swarm.network.discovery.multicast import MulticastLink, segments_of  # noqa: PLC0415
+
+    segments = segments_of(own_subnets())
+    if not segments:
+        return [Finding("neighbours", "ok", "not looked for: this machine is in no private network")]
+    link = await MulticastLink.open(segments, lambda _segment, _packet: None)
+    link.close()
+    if closed := {each.interface for each in segments} - {each.interface for each in link.segments}:
+        message = f"multicast cannot be used on {', '.join(sorted(closed))}"
+        return [Finding("neighbours", "warn", message, "free UDP port 5353, or do without by --no-mdns")]
+    discovery = LocalDiscovery(config.network_id, Identity.generate().peer_id, lambda _subnets: ())
+    running = asyncio.create_task(discovery.run())
+    found = await discovery.first(timeout_s=LISTEN_S)
+    running.cancel()
+    await asyncio.wait((running,))
+    where = ", ".join(sorted({each.interface for each in segments}))
+    who = plural(len(found), "node") if found else "no node"
+    return [Finding("neighbours", "ok", f"{who} of {config.network_id} answered by multicast on {where}")]

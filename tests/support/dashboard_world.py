@@ -23,7 +23,6 @@ from swarm_protocol.records import Record, ServeRecord, TrainerRecord
 ABOUT = {
     "network_id": "test",
     "version": "1",
-    "join_command": "swarm-node join --peers /ip4/192.0.2.1/tcp/1/p2p/x",
 }
 SETTLED_S = 15.0
 """After it, a dashboard tells who comes and who goes."""

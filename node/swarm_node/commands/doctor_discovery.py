@@ -46,8 +46,9 @@ async def check_neighbours(config: Config) -> list[Finding]:
     if not segments:
         return [Finding("neighbours", "ok", "not looked for: this machine is in no private network")]
     link = await MulticastLink.open(segments, lambda _segment, _packet: None)
+    opened = {each.interface for each in link.segments}
     link.close()
-    if closed := {each.interface for each in segments} - {each.interface for each in link.segments}:
+    if closed := {each.interface for each in segments} - opened:
         message = f"multicast cannot be used on {', '.join(sorted(closed))}"
         return [Finding("neighbours", "warn", message, "free UDP port 5353, or do without by --no-mdns")]
     discovery = LocalDiscovery(config.network_id, Identity.generate().peer_id, lambda _subnets: ())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -49,7 +49,6 @@ from swarm_node.dashboard.views import (
 from swarm_node.formatting import shown
 from swarm_node.network_snapshot import Listed, NetworkPoller, NetworkSnapshot
 from swarm_node.node import Node
-from swarm_node.roles.seed import join_command
 from swarm_node.settings.config import Config
 
 POLL_S = 1.0
@@ -78,6 +77,7 @@ class Collector:
         history: DashboardHistory,
         *,
         about: Mapping[str, str],
+        peers: Sequence[str] = (),
         fetch_run: FetchRun,
         checkpoints: Checkpoints | None = None,
     ) -> None:
@@ -96,7 +96,7 @@ class Collector:
         self._recent_changes: tuple[ChangeEvent, ...] = ()
         self._recalling: asyncio.Task[None] | None = None
         self._snapshot = NetworkSnapshot(at=network.now(), nodes=Listed(records={}, ages_s={}), models={}, runs={})
-        self._builder = ViewBuilder(about)
+        self._builder = ViewBuilder(about, peers)
         self._views = self._builder.build(self._snapshot, ())
         self._nodes: dict[str, NodeView] = {}
         self._overview = self._views.overview
@@ -311,11 +311,8 @@ async def running_collector(
             network,
             membership,
             history,
-            about={
-                "network_id": network.network_id,
-                "version": software_version(),
-                "join_command": join_command(config.peers, config.network_id),
-            },
+            about={"network_id": network.network_id, "version": software_version()},
+            peers=config.peers,
             fetch_run=fetch_run,
             checkpoints=checkpoints(config),
         )

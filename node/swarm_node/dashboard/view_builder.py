@@ -7,13 +7,14 @@ held; a node that was there when the dashboard started has not come.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from swarm_protocol.records import NodeRecord, ServeRecord
 
 from swarm_node.dashboard.history.facts import SeriesSample
+from swarm_node.dashboard.invitation import invitation
 from swarm_node.dashboard.model_views import RecordMemo, model_detail, server_view
 from swarm_node.dashboard.run_views import RunFacts, run_view
 from swarm_node.dashboard.views import (
@@ -45,11 +46,13 @@ class SnapshotViews:
 class ViewBuilder:
     """Builds views, and keeps what they were made of, so that the next ones make only what is new.
 
-    `about` has what stays the same in every overview: `network_id`, `version` and `join_command`.
+    `about` has what stays the same in every overview: `network_id` and `version`. Others join through `peers`, while
+    they are there.
     """
 
-    def __init__(self, about: Mapping[str, str]) -> None:
+    def __init__(self, about: Mapping[str, str], peers: Sequence[str] = ()) -> None:
         self._about = about
+        self._peers = tuple(peers)
         self._nodes = RecordMemo(node_view)
         self._servers: dict[str, RecordMemo[ServeRecord, ServerView]] = {}
 
@@ -86,6 +89,7 @@ class ViewBuilder:
             joins_24h=0,
             leaves_24h=0,
             happenings=(),
+            join_command=invitation(self._peers, snapshot.nodes.records, self._about["network_id"]),
             **self._about,
         )
         return SnapshotViews(overview=overview, nodes=nodes, models=models, runs=runs)

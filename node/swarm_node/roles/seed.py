@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from swarm.network.multiaddr import is_loopback
+from swarm.network.multiaddr import is_loopback, is_private
 
 from swarm_node.node import Node, NodeRole, RelayUse
 from swarm_node.settings.config import Config
@@ -30,9 +30,9 @@ class SeedRole(NodeRole):
 
 
 def join_command(addrs: tuple[str, ...], network_id: str) -> str:
-    """Return the command to run on other machines, with the first address that they can use, else the first."""
-    best = sorted(addrs, key=is_loopback)[:1]
-    words = ["swarm-node", "join", "--peers", *best]
+    """Return the command to run on other machines, with the first address that most of them can use."""
+    best = sorted(addrs, key=lambda addr: (is_loopback(addr), is_private(addr)))[:1]
+    words = ["swarm-node", "join", *(("--peers", *best) if best else ())]
     if network_id != DEFAULT_NETWORK:
         words += ["--network-id", network_id]
     return shlex.join(words)

@@ -63,17 +63,24 @@ def test_neighbours_that_answer_are_counted(tmp_path: Path, monkeypatch: pytest.
         async def first(self, *, timeout_s: float) -> tuple[Contact, ...]:
             return (Contact(peer_id=PEER, addrs=("/ip4/192.168.1.6/tcp/1",)),)
 
-    async def opened(*_arguments: object) -> multicast.MulticastLink:
-        return link
+    class Link:
+        def __init__(self, segments: tuple[multicast.Segment, ...]) -> None:
+            self.segments = segments
 
-    link = multicast.MulticastLink()
-    monkeypatch.setattr(doctor_discovery, "own_subnets", lambda: subnets("192.168.1.5/24"))
+        def close(self) -> None:
+            self.segments = ()
+
+    async def opened(*_arguments: object) -> Link:
+        return Link(reached)
+
+    reached: tuple[multicast.Segment, ...] = ()
+    monkeypatch.setattr(doctor_discovery, "own_subnets", lambda: subnets("192.168.1.5/24", "fd00::5/64"))
     monkeypatch.setattr(multicast.MulticastLink, "open", opened)
     monkeypatch.setattr(local_discovery, "LocalDiscovery", Discovery)
     settings = config(tmp_path, listen=("/ip4/0.0.0.0/tcp/0",))
     [finding] = neighbours(settings)
     assert (finding.result, finding.message) == ("warn", "multicast cannot be used on eth0")
     assert "--no-mdns" in finding.remedy
-    monkeypatch.setattr(multicast.MulticastLink, "segments", multicast.segments_of(subnets("192.168.1.5/24")))
+    reached = multicast.segments_of(subnets("192.168.1.5/24", "fd00::5/64"))[:1]
     [finding] = neighbours(settings)
     assert finding == Finding("neighbours", "ok", "1 node of swarm answered by multicast on eth0")

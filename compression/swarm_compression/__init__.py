@@ -50,7 +50,7 @@ def codec_names() -> tuple[str, ...]:
 
 
 def get_codec(name: str) -> Codec:
-    """Raises CodecError for a name that is not in `codec_names()`."""
+    """Return a codec by its name. Raises CodecError for a name that is not in `codec_names()`."""
     try:
         return _CODECS[name]
     except KeyError:
@@ -63,7 +63,7 @@ def row_codec_names() -> tuple[str, ...]:
 
 
 def get_row_codec(name: str) -> RowCodec:
-    """Raises CodecError for a name that is not in `row_codec_names()`."""
+    """Return a row codec by its name. Raises CodecError for a name that is not in `row_codec_names()`."""
     try:
         return _ROW_CODECS[name]
     except KeyError:

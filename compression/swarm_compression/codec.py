@@ -43,7 +43,7 @@ class Codec(ABC):
 
     @abstractmethod
     def encoded_bytes(self, num_values: int) -> int:
-        """The exact size of an encoded vector: it depends on nothing but `num_values`."""
+        """Return the exact size of an encoded vector: it depends on nothing but `num_values`."""
 
     @property
     def is_quick(self) -> bool:
@@ -58,7 +58,7 @@ class Codec(ABC):
         return wire.tobytes()
 
     def encode_into(self, x_N: Tensor, buffer: bytearray | memoryview) -> None:
-        """The bytes of `encode`, written to `buffer`, whose size must be exact. After CodecError it holds anything."""
+        """Write the bytes of `encode` to `buffer`, whose size must be exact. After CodecError it holds anything."""
         x_N = check_vector(x_N)
         view = check_size(buffer, x_N.numel(), self.encoded_bytes(x_N.numel()))
         if view.readonly:
@@ -66,13 +66,13 @@ class Codec(ABC):
         self._write(x_N, np.frombuffer(view, dtype=np.uint8))
 
     def check(self, data: Data, num_values: int) -> float:
-        """A bound on the magnitude of what `data` decodes to, at most 1.2 times that for what an encoder wrote. Raises
-        CodecError where `decode` would, for a fraction of its cost: no value is made."""
+        """Return a bound on the magnitude of what `data` decodes to, at most 1.2 times that for what an encoder wrote.
+        Raises CodecError where `decode` would, for a fraction of its cost: no value is made."""
         view = check_size(data, num_values, self.encoded_bytes(num_values))
         return self._check(np.frombuffer(view, dtype=np.uint8), num_values)
 
     def decode(self, data: Data, num_values: int) -> Tensor:
-        """A new fp32 CPU tensor [num_values], all finite. Raises CodecError, before anything is allocated if the
+        """Return a new fp32 CPU tensor [num_values], all finite. Raises CodecError, before anything is allocated if the
         size is wrong."""
         view = check_size(data, num_values, self.encoded_bytes(num_values))
         x_N = torch.empty(num_values)
@@ -197,7 +197,7 @@ class FloatCodec(Codec):
         return largest
 
     def _checked(self, wire: NDArray[np.uint8]) -> tuple[Tensor, float]:
-        """The values [N], all finite, in the format's own type, and their magnitude."""
+        """Return the values [N], all finite, in the format's own type, and their magnitude."""
         dtype, bits = _WIRE[self.name]
         # astype copies: torch takes neither foreign byte orders nor memory that is read-only or not aligned
         wire_N = torch.from_numpy(wire.view(bits).astype(bits[1:])).view(dtype)

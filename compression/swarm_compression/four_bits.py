@@ -87,7 +87,7 @@ class FourBitCodec(Codec):
             code_M[byte : byte + slab_codes.size] = slab_codes[: code_M.size - byte]
 
     def _encode_slab(self, x_KC: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-        """The scales' bits [K], and the bytes of codes."""
+        """Return the scales' bits [K], and the bytes of codes."""
         work_KC = np.abs(x_KC)
         # of bit patterns, which are ordered as the numbers >= 0 are, and whose maximum is found in vectors
         absmax_K = work_KC.view(np.int32).max(axis=1).view(np.float32)
@@ -142,11 +142,11 @@ def _num_blocks(num_values: int) -> int:
 
 
 def _split(wire: NDArray[np.uint8], num_values: int) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
-    """The scales' bits [K] and the bytes of codes [M]."""
+    """Return the scales' bits [K] and the bytes of codes [M]."""
     num_scale_bytes = 2 * _num_blocks(num_values)
     return wire[:num_scale_bytes].view("<u2"), wire[num_scale_bytes:]
 
 
 def _bits_of(scale: float) -> int:
-    """The upper half of an fp32's bits: positive numbers' bit patterns are ordered as the numbers are."""
+    """Return the upper half of an fp32's bits: positive numbers' bit patterns are ordered as the numbers are."""
     return int(np.float32(scale).view(np.int32)) >> 16

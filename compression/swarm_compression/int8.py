@@ -113,7 +113,7 @@ def _largest(scale_K: NDArray[np.float32]) -> float:
 
 
 def _split(wire: NDArray[np.uint8], num_values: int) -> tuple[NDArray[np.int32], NDArray[np.int8]]:
-    """The scales' bits [K], aligned, whatever `wire` is, and codes [N]."""
+    """Return the scales' bits [K], aligned, whatever `wire` is, and codes [N]."""
     num_scale_bytes = 4 * _num_blocks(num_values)
     return wire[:num_scale_bytes].view("<i4").astype(np.int32), wire[num_scale_bytes:].view(np.int8)
 

@@ -37,14 +37,14 @@ class RowCodec(Protocol):
     def name(self) -> str: ...
 
     def row_bytes(self, num_columns: int) -> int:
-        """The exact size of each row."""
+        """Return the exact size of each row."""
 
     def encode(self, x_RC: Tensor) -> bytes:
         """`x_RC` is fp32, on any device. Raises CodecError if it is not, or not finite."""
 
     def decode(self, data: Data, num_rows: int, num_columns: int) -> Tensor:
-        """A new fp32 CPU tensor [num_rows, num_columns], all finite. Raises CodecError, before anything is allocated
-        if the size is wrong."""
+        """Return a new fp32 CPU tensor [num_rows, num_columns], all finite. Raises CodecError, before anything is
+        allocated if the size is wrong."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -356,6 +356,6 @@ def with_usual(arguments: list[str]) -> list[str]:
 
 
 def _known(arguments: Sequence[str]) -> list[str]:
-    """The words of the command, or of the group, that was meant."""
+    """Return the words of the command, or of the group, that was meant."""
     names = [*(entry.name.split() for entry in COMMANDS), ["demo"], *([name] for name in GROUPS)]
     return max((words for words in names if words == list(arguments[: len(words)])), key=len, default=[])

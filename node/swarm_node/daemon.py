@@ -139,7 +139,7 @@ async def _first(life: asyncio.Task[None], *events: asyncio.Event, timeout_s: fl
 
 
 async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, shutdown: Shutdown) -> None:
-    """The node's task: up, work, down."""
+    """Run the node: start it, let it work, and end it."""
     steps = StartupSteps(emitter, NUM_STEPS + role.num_steps)
     machine = await _machine(config, home, role)
     steps.done("hardware", str(machine))

@@ -197,7 +197,7 @@ def is_single_block(spans: tuple[tuple[int, int], ...]) -> bool:
 
 
 def ending(peer_id: str) -> str:
-    """What stands for the name of a node that is not known."""
+    """Return what stands for the name of a node that is not known."""
     return f"…{peer_id[-8:]}"
 
 
@@ -206,7 +206,8 @@ def plural(count: int, what: str) -> str:
 
 
 def sparkline(values: Sequence[float], width: int = 24) -> str:
-    """The newest `width` values as bars, the lowest being the shortest; those that are no numbers are left out."""
+    """Return the newest `width` values as bars, the lowest being the shortest; those that are no numbers are left
+    out."""
     shown = [value for value in values if math.isfinite(value)][-width:] if width > 0 else []
     if not shown:
         return ""

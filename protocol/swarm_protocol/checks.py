@@ -24,7 +24,7 @@ _ADDR = re.compile(r"(/[A-Za-z0-9._:%-]+)+")
 
 
 def check_text(value: object, field: str, *, max_chars: int, empty: bool = True) -> str:
-    """One line that is safe on a terminal and in a log.
+    """Check that `value` is one line that is safe on a terminal and in a log.
 
     `str.isprintable` refuses control characters, line breaks, bidirectional overrides and other invisible format
     characters, lone surrogates, and unassigned code points.
@@ -39,7 +39,7 @@ def check_text(value: object, field: str, *, max_chars: int, empty: bool = True)
 
 
 def check_name(value: object, field: str, *, max_bytes: int = limits.MAX_NAME_BYTES) -> str:
-    """A name that machines use: of a model, a run, a network, a purpose. ASCII, and safe as a relative path.
+    """Check a name that machines use: of a model, a run, a network, a purpose. ASCII, and safe as a relative path.
 
     Segments of letters, digits and `._:@+-`, joined by single slashes; none starts with a dot, so there is no `..`.
     """
@@ -50,7 +50,7 @@ def check_name(value: object, field: str, *, max_bytes: int = limits.MAX_NAME_BY
 
 
 def check_addr(value: object, field: str) -> str:
-    """The outer shape of a multiaddr, `/ip4/…`; whether it can be dialled is for the network to say."""
+    """Check the outer shape of a multiaddr, `/ip4/…`; whether it can be dialled is for the network to say."""
     addr = check_text(value, field, max_chars=limits.MAX_ADDR_BYTES, empty=False)
     if not _ADDR.fullmatch(addr):
         raise ValueError(f"{field} {addr!r} is not a multiaddr")
@@ -64,28 +64,28 @@ def check_choice(value: object, field: str, choices: Collection[str]) -> str:
 
 
 def check_int(value: object, field: str, *, low: int = 0, high: int) -> int:
-    """An int in `[low, high]`; a bool is none."""
+    """Check an int in `[low, high]`; a bool is none."""
     if not (isinstance(value, int) and not isinstance(value, bool) and low <= value <= high):
         raise ValueError(f"{field} is {value!r:.40}, not a whole number in [{low}, {high}]")
     return value
 
 
 def check_float(value: object, field: str, *, low: float = 0.0, high: float) -> float:
-    """A number in `[low, high]`, both finite: NaN is in no range."""
+    """Check a number in `[low, high]`, both finite: NaN is in no range."""
     if not (isinstance(value, int | float) and low <= value <= high):
         raise ValueError(f"{field} is {value!r:.40}, not a number in [{low}, {high}]")
     return value
 
 
 def check_digest(value: object, field: str, *, empty: bool = False) -> bytes:
-    """A sha256 digest, or with `empty` also no bytes at all."""
+    """Check a sha256 digest; with `empty` it may have no bytes at all."""
     if not (isinstance(value, bytes) and (len(value) == limits.DIGEST_BYTES or (empty and not value))):
         raise ValueError(f"{field} is not {limits.DIGEST_BYTES} bytes")
     return value
 
 
 def check_count(values: object, field: str, *, max_items: int) -> None:
-    """A tuple of distinct, hashable items, at most `max_items`."""
+    """Check a tuple of distinct, hashable items, at most `max_items`."""
     if not (isinstance(values, tuple) and len(values) <= max_items):
         raise ValueError(f"{field} is not a tuple of at most {max_items} items")
     if len(set(values)) != len(values):

@@ -29,7 +29,7 @@ Addrs: TypeAlias = Annotated[tuple[Addr, ...], distinct(limits.MAX_CONTACT_ADDRS
 
 
 def check_record(record: object, _field: str) -> None:
-    """A signed envelope, of which only the size is checked. Raises ValueError."""
+    """Check the size of a signed envelope, and nothing else of it. Raises ValueError."""
     if not (isinstance(record, bytes) and 0 < len(record) <= MAX_STORED_BYTES):
         raise ValueError(f"a record is not bytes, 1 to {MAX_STORED_BYTES} of them")
 
@@ -95,7 +95,7 @@ class FindResponse(wire.WireMessage):
 
     @classmethod
     def fitting(cls, found: Iterable[Found], addrs: tuple[str, ...] = ()) -> FindResponse:
-        """The first of `found`, as many as fit."""
+        """Return the first of `found`, as many as fit."""
         fit: list[Found] = []
         room = limits.MAX_FIND_RESPONSE_BYTES - sum(len(addr) + _FIELD_BYTES for addr in addrs)
         for each in found:

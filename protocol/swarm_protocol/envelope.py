@@ -95,7 +95,7 @@ def unseal(
     max_lifetime_s: float = limits.MAX_SIGNED_LIFETIME_S,
     expired_too: bool = False,
 ) -> Envelope:
-    """The envelope in `data`, signed by its `peer_id` for this purpose and network, and valid at `now`.
+    """Return the envelope in `data`, signed by its `peer_id` for this purpose and network, and valid at `now`.
 
     Raises PeerViolation if it is malformed, too large, for something else, expired (unless `expired_too`), too
     long-lived, or issued more than MAX_CLOCK_SKEW_S after `now`; IntegrityError if the signature is wrong. That the
@@ -228,7 +228,7 @@ def seal_record(
 
 
 def unseal_record(data: bytes, *, network_id: str, key: str, now: float) -> Envelope:
-    """The valid record in `data`, found under `key`. Raises PeerViolation or IntegrityError, as `unseal` does.
+    """Return the valid record in `data`, found under `key`. Raises PeerViolation or IntegrityError, as `unseal` does.
 
     The payload is not looked at: any key may hold any bytes, and `read_record` knows the ones of this package.
     """
@@ -246,7 +246,7 @@ def unseal_record(data: bytes, *, network_id: str, key: str, now: float) -> Enve
 
 
 def read_record(envelope: Envelope) -> Record:
-    """The record that a verified envelope carries.
+    """Return the record that a verified envelope carries.
 
     Raises PeerViolation if it is malformed, or not under one of the few keys where its signer may publish it: so nobody
     shows up under another's model, or in every key of a tree.

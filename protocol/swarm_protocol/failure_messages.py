@@ -63,7 +63,7 @@ def encode_failure(error: BaseException) -> bytes:
 
 
 def decode_failure(data: bytes, peer_id: str) -> SwarmError:
-    """The error that `peer_id` sent, to be raised. Raises PeerViolation if `data` is no such thing.
+    """Return the error that `peer_id` sent, to be raised. Raises PeerViolation if `data` is no such thing.
 
     Its `peer_id` is whom the sender names, or else the sender. That a peer blames another proves nothing about
     the other. A code that this version does not know becomes PeerError.

@@ -69,7 +69,8 @@ class Identity:
 
     @classmethod
     def load_or_create(cls, path: Path) -> Identity:
-        """The identity at `path`; a new one is saved there if nothing is. Two processes at once get the same one."""
+        """Return the identity at `path`; a new one is saved there if nothing is. Two processes at once get the same
+        one."""
         if not os.path.lexists(path):
             # if another process was quicker, its key is the one
             _write_private(path, cls.generate()._file_bytes())
@@ -92,7 +93,7 @@ class Identity:
 
 
 def verify(peer_id: str, message: bytes, signature: bytes) -> None:
-    """Raises IntegrityError unless `signature` is that of `message` by `peer_id`.
+    """Check a signature. Raises IntegrityError unless `signature` is that of `message` by `peer_id`.
 
     Valid signatures of short messages are remembered, because several peers pass on the same record, again and again.
     """
@@ -112,7 +113,7 @@ _check_signature_once = lru_cache(maxsize=1024)(_check_signature)
 
 @lru_cache(maxsize=4096)
 def peer_id_of(public_key: bytes) -> str:
-    """The peer id that embeds the 32 bytes of an Ed25519 public key."""
+    """Return the peer id that embeds the 32 bytes of an Ed25519 public key."""
     if len(public_key) != KEY_BYTES:
         raise ValueError(f"a public key has {KEY_BYTES} bytes, not {len(public_key)}")
     return base58_encode(_PEER_ID_HEADER + public_key)
@@ -120,7 +121,8 @@ def peer_id_of(public_key: bytes) -> str:
 
 @lru_cache(maxsize=4096)
 def public_key_of(peer_id: str) -> bytes:
-    """The 32 bytes that `peer_id` embeds. Raises ValueError if it is not an Ed25519 peer id in its one base58 form."""
+    """Return the 32 bytes that `peer_id` embeds. Raises ValueError if it is not an Ed25519 peer id in its one base58
+    form."""
     if len(peer_id) != _PEER_ID_CHARS:
         raise ValueError(_not_a_peer_id(peer_id))
     try:
@@ -150,7 +152,7 @@ def _not_a_peer_id(text: str) -> str:
 
 
 def _read_private(path: Path) -> bytes:
-    """The first bytes of a regular file that only its owner can touch. Raises ConfigError."""
+    """Return the first bytes of a regular file that only its owner can touch. Raises ConfigError."""
     try:
         # O_NONBLOCK: a named pipe must not hang us
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -233,7 +235,8 @@ def base58_encode(data: bytes) -> str:
 
 
 def base58_decode(text: str) -> bytes:
-    """Raises ValueError for a character that is no digit. Quadratic in the length, which the caller bounds."""
+    """Decode base58. Raises ValueError for a character that is no digit. Quadratic in the length, which the caller
+    bounds."""
     number = 0
     for character in text:
         if character not in _VALUES:

@@ -203,7 +203,8 @@ _LEVEL = "#"
 
 
 def publish_key(record: Record, peer_id: str, depth: int = 0) -> str:
-    """The key under which `peer_id` publishes `record`: of depth 0, or, where that one is full, of the next depth.
+    """Return the key under which `peer_id` publishes `record`: of depth 0, or, where that one is full, of the next
+    depth.
 
     Each key has NUM_CHILD_KEYS below it; which one of them it is follows from the peer id. So keys form a tree that is
     as deep as there are records (a prefix hash tree: Ramabhadran et al. 2004).
@@ -221,7 +222,8 @@ def publish_key(record: Record, peer_id: str, depth: int = 0) -> str:
 
 
 def lookup_key(kind: Kind, name: str = "") -> str:
-    """The key of depth 0 of records of `kind`: of every node, or of the model or run `name`. Raises ValueError."""
+    """Return the key of depth 0 of records of `kind`: of every node, or of the model or run `name`. Raises
+    ValueError."""
     check_choice(kind, "kind", get_args(Kind))
     if kind == "nodes" and name:
         raise ValueError("the nodes have no name")
@@ -230,6 +232,6 @@ def lookup_key(kind: Kind, name: str = "") -> str:
 
 
 def child_keys(key: str) -> tuple[str, ...]:
-    """The keys below `key`, where the records are that it has no room for. None below MAX_KEY_DEPTH."""
+    """Return the keys below `key`, where the records are that it has no room for. None below MAX_KEY_DEPTH."""
     depth = len(key) - key.index(_LEVEL) - 1
     return tuple(f"{key}{child}" for child in range(limits.NUM_CHILD_KEYS)) if depth < limits.MAX_KEY_DEPTH else ()

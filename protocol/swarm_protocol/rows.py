@@ -62,7 +62,7 @@ class Rows(Checked):
         return row_bytes(self.codec, self.num_columns)
 
     def without(self, num_rows: int) -> Rows:
-        """All but the first `num_rows`, in the same memory."""
+        """Return all but the first `num_rows`, in the same memory."""
         if not num_rows:
             return self
         rest = memoryview(self.payload)[num_rows * self.row_bytes :]

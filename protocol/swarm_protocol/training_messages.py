@@ -42,7 +42,7 @@ Peers: TypeAlias = Annotated[tuple[PeerId, ...], distinct(limits.MAX_GROUP_MEMBE
 
 
 def round_subject(run: str, step: int, attempt: int) -> str:
-    """What the envelopes of this round's group and votes are about."""
+    """Return what the envelopes of this round's group and votes are about."""
     return f"{run}/{step}/{attempt}"
 
 

@@ -18,12 +18,12 @@ PROTOCOL_VERSION = 3
 
 @cache
 def software_version() -> str:
-    """The installed distribution's version, for people and for logs; nothing is decided by it."""
+    """Return the installed distribution's version, for people and for logs; nothing is decided by it."""
     return metadata.version("swarm-node")
 
 
 def check_network_id(network_id: object, _field: str = "") -> str:
-    """A name of at most MAX_NETWORK_ID_BYTES. Raises ValueError."""
+    """Check a name of at most MAX_NETWORK_ID_BYTES. Raises ValueError."""
     return check_name(network_id, "network id", max_bytes=limits.MAX_NETWORK_ID_BYTES)
 
 

@@ -86,7 +86,7 @@ class ChildProcess:
         return self._process.pid
 
     def ask(self, message: bytes, *, within_s: float, max_bytes: int, fd: int | None = None) -> bytes:
-        """The child's answer, of `max_bytes` at most. Raises ChildFailure; then the child has been killed.
+        """Return the child's answer, of `max_bytes` at most. Raises ChildFailure; then the child has been killed.
 
         A file descriptor `fd` is sent after the message, for `multiprocessing.reduction.recv_handle`.
         """

@@ -39,8 +39,8 @@ def release_code() -> None:
 
 
 def _unchanged_files() -> list[tuple[int, int]]:
-    """Where files are mapped that are only read, and of which this process has no pages of its own: nothing there can
-    be lost."""
+    """Return where files are mapped that are only read, and of which this process has no pages of its own: nothing
+    there can be lost."""
     found, bounds = list[tuple[int, int]](), (0, 0)
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if match := _READ_ONLY_FILE.match(line):

@@ -152,7 +152,7 @@ def _check_kinds(files: ModelFiles) -> None:
 
 
 def start_theta(run: RunConfig, module: nn.Module) -> Tensor:
-    """The weights of `module`, the model of the run's checkpoint, as replicas start from them: fp32 CPU [N].
+    """Return the weights of `module`, the model of the run's checkpoint, as replicas start from them: fp32 CPU [N].
 
     Raises ConfigError if they do not fit the run's model or the run does not pin them, IntegrityError if the run pins
     others.
@@ -173,7 +173,7 @@ def start_theta(run: RunConfig, module: nn.Module) -> Tensor:
 
 
 def fitting_layout(run: RunConfig, module: nn.Module) -> Layout:
-    """The layout of the run's model. Raises ConfigError unless `module` has its parameters, tied as there."""
+    """Return the layout of the run's model. Raises ConfigError unless `module` has its parameters, tied as there."""
     layout = layout_of(run)
     wanted = dict(zip(layout.names, layout.shapes, strict=True))
     found = {name: parameter.shape for name, parameter in module.named_parameters()}
@@ -191,7 +191,7 @@ def fitting_layout(run: RunConfig, module: nn.Module) -> Layout:
 
 
 def differing_settings(run: RunConfig, config: Any) -> list[str]:
-    """The settings by which `config`, a checkpoint's, computes something different from the run's [model]."""
+    """Return the settings by which `config`, a checkpoint's, computes something different from the run's [model]."""
     mine, theirs = transformers_config(run.model).to_dict(), config.to_dict()
     if mine["model_type"] != theirs["model_type"]:
         return ["model_type"]
@@ -200,7 +200,8 @@ def differing_settings(run: RunConfig, config: Any) -> list[str]:
 
 
 def model_settings(config: Any) -> dict[str, Any]:
-    """The keys of [model] that describe `config`, a checkpoint's: those that differ from its family's defaults."""
+    """Return the keys of [model] that describe `config`, a checkpoint's: those that differ from its family's
+    defaults."""
     settings = {"model_type": config.model_type, **_without_none(config.to_diff_dict())}
     return {key: value for key, value in settings.items() if key not in _OF_THE_FILE}
 

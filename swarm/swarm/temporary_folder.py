@@ -19,14 +19,14 @@ _NAME = re.compile(rf"swarm-(?:{'|'.join(get_args(Use))})-([0-9]{{1,20}})-\w+", 
 
 
 def make_folder(use: Use) -> Path:
-    """A new empty folder that only this user may enter. It is the caller's to remove."""
+    """Make a new empty folder that only this user may enter. It is the caller's to remove."""
     _remove_orphans()
     return Path(tempfile.mkdtemp(prefix=f"swarm-{use}-{os.getpid()}-"))
 
 
 @contextmanager
 def temporary_folder(use: Use) -> Iterator[Path]:
-    """A new empty folder, removed with all that is in it when the context is left."""
+    """Make a new empty folder, removed with all that is in it when the context is left."""
     folder = make_folder(use)
     try:
         yield folder

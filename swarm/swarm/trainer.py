@@ -216,7 +216,7 @@ class Trainer:
             raise failure
 
     async def _live(self) -> None:
-        """The thread's main function. The methods below run in its event loop or in threads that it waits for."""
+        """Run the thread. The methods below run in its event loop or in threads that it waits for."""
         self._loop = asyncio.get_running_loop()
         self._begun.set()
         try:
@@ -349,7 +349,7 @@ class Trainer:
 
 
 def _own_module(run: SignedRun, given: dict[str, Any], options: MemberOptions) -> OwnModule | None:
-    """The author's module, if all of it is given. Raises ConfigError if some of it is missing."""
+    """Return the author's module, if all of it is given. Raises ConfigError if some of it is missing."""
     missing = [name for name, value in given.items() if value is None]
     if len(missing) == len(given):
         refuse_module_run(run.config.model)

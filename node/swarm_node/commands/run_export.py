@@ -106,7 +106,7 @@ async def _from_members(which: Path | RunId, outer_step: int | None, config: Con
 async def newest_state(
     network: Network, membership: Membership, run: SignedRun, num_values: int, outer_step: int | None
 ) -> ReplicaState:
-    """The newest state that the run's members certify. Raises ConfigError if that is not `outer_step`."""
+    """Return the newest state that the run's members certify. Raises ConfigError if that is not `outer_step`."""
 
     async def look() -> RunSurvey:
         return await survey(network, run, await membership.trainers(run.run_id))

@@ -80,7 +80,7 @@ def status(flags: Flags) -> int:
 
 
 def text(reply: StatusReply) -> str:
-    """One line a fact, for a terminal."""
+    """Return one line a fact, for a terminal."""
     lines = {
         "node": f"{reply.name}  {reply.peer_id}",
         "state": f"{reply.state}, up {duration(reply.uptime_s)}{_pause(reply)}",

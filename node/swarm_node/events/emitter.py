@@ -81,7 +81,7 @@ class Emitter:
             self._print(text, self._err)
 
     def error(self, error: SwarmError) -> None:
-        """One `error: …` line and, below it, the remedy."""
+        """Print one `error: …` line and, below it, the remedy."""
         text = f"error: {error.message}"
         self._print(f"{text}\n  → {error.remedy}" if error.remedy else text, self._err)
         self.emit("error", message=error.message, remedy=error.remedy)

@@ -86,7 +86,8 @@ def _from_validation(error: RequestValidationError) -> HttpError:
 
 
 def _path(loc: Sequence[str | int]) -> list[str]:
-    """The path of a field, without the names of types, as `list[TextPart]`, which are no part of what was sent."""
+    """Return the path of a field, without the names of types, as `list[TextPart]`, which are no part of what was
+    sent."""
     return [part for part in map(str, loc) if part != "body" and re.fullmatch(r"[a-z0-9_]+", part)]
 
 

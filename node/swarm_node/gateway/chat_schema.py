@@ -255,7 +255,7 @@ class ChatRequest(SamplingRequest):
         return calls_grammar(offered, may_talk=not self._must_call, may_repeat=may_repeat, answer=answer)
 
     def shown_stops(self) -> tuple[str, ...]:
-        """The stop texts, with the end of a call if only one call is allowed and no grammar ends the answer."""
+        """Return the stop texts, with the end of a call if only one call is allowed and no grammar ends the answer."""
         is_one = bool(self._callable()) and not self.parallel_tool_calls and self.grammar() is None
         return (*super().shown_stops(), *((CLOSING,) if is_one else ()))
 

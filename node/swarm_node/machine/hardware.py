@@ -75,7 +75,7 @@ class Hardware:
 
 
 def describe_machine() -> Hardware:
-    """The processor and its memory. Blocks for a moment."""
+    """Return the processor and its memory. Blocks for a moment."""
     return Hardware.of("cpu", cpu_name(), machine_memory, Speeds())
 
 

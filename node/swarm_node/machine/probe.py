@@ -140,7 +140,8 @@ def memory(device: str) -> tuple[int, int]:
 
 
 def measure_again(device: str, cache: Path, threads: int) -> Speeds:
-    """The better figures of those in `cache` and of a new measurement, kept there: other work only makes them worse."""
+    """Return the better figures of those in `cache` and of a new measurement, kept there: other work only makes them
+    worse."""
     if threads:
         torch.set_num_threads(threads)
     path, key = cache / "probe.json", _key(device, device_name(device))

@@ -73,7 +73,7 @@ class Registry:
             self._sources.each.remove(source)
 
     def exposition(self) -> bytes:
-        """The text that Prometheus reads."""
+        """Return the text that Prometheus reads."""
         return prometheus.generate_latest(self._registry)
 
 

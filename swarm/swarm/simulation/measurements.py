@@ -48,5 +48,5 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def share(part: float, whole: float) -> float | None:
-    """None where there was nothing to take a share of."""
+    """Return the share, or None where there was nothing to take a share of."""
     return part / whole if whole else None

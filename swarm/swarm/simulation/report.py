@@ -41,7 +41,7 @@ class Report:
         return json.dumps(asdict(self), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
     def to_html(self) -> str:
-        """One self-contained page: tables and pictures, no script."""
+        """Return one self-contained page: tables and pictures, no script."""
         body = [f"<h1>{html.escape(self.name)}</h1>"]
         for title, figures in self.sections.items():
             body.append(f"<h2>{html.escape(title)}</h2>{_table(figures)}")
@@ -56,7 +56,7 @@ class Report:
         )
 
     def lines(self) -> Iterable[str]:
-        """The figures as lines for a terminal."""
+        """Return the figures as lines for a terminal."""
         for title, figures in self.sections.items():
             yield f"{title}"
             for name, value in figures.items():
@@ -151,7 +151,7 @@ def _table(figures: Mapping[str, object]) -> str:
 
 
 def _picture(name: str, points: Sequence[tuple[float, float]]) -> str:
-    """A line over the minutes, from zero to its highest value."""
+    """Return a picture of a line over the minutes, from zero to its highest value."""
     last, highest = max(x for x, _ in points), max(y for _, y in points)
     drawn = " ".join(
         f"{x / (last or 1) * _WIDTH:.1f},{(1 - y / (highest or 1)) * (_HEIGHT - 4) + 2:.1f}" for x, y in points

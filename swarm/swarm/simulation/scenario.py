@@ -25,7 +25,8 @@ _TEXT = MappingProxyType({"text": True})
 
 
 def _number(default: float, low: float, high: float, *, above: bool = False) -> Any:
-    """A field that is a number in `[low, high]`, or above `low`. An int as the default allows whole numbers only."""
+    """Declare a field that is a number in `[low, high]`, or above `low`. An int as the default allows whole numbers
+    only."""
     return field(
         default=default, metadata={"low": low, "high": high, "above": above, "whole": isinstance(default, int)}
     )
@@ -143,7 +144,8 @@ _LISTS: Mapping[str, type[Any]] = MappingProxyType(
 
 
 def read_scenario(table: Mapping[str, Any], trace: str = "") -> Scenario:
-    """The scenario in a parsed TOML file, with the text of its trace. Raises ConfigError with the key at fault."""
+    """Return the scenario in a parsed TOML file, with the text of its trace. Raises ConfigError with the key at
+    fault."""
     _refuse_unknown(table, [each.name for each in fields(Scenario) if each.name != "sessions"], "the scenario")
     values: dict[str, Any] = {}
     for name, kind in _TABLES.items():
@@ -162,7 +164,8 @@ def read_scenario(table: Mapping[str, Any], trace: str = "") -> Scenario:
 
 
 def read_trace(text: str) -> tuple[tuple[float, float], ...]:
-    """A trace: a line `join,leave` for each session, in seconds since the measurement began; # begins a comment."""
+    """Read a trace: a line `join,leave` for each session, in seconds since the measurement began; # begins a
+    comment."""
     sessions: list[tuple[float, float]] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not (said := line.partition("#")[0].strip()):

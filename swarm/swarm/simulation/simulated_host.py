@@ -48,7 +48,7 @@ class Links:
             self._latency_s[a][b] = self._latency_s[b][a] = path.latency_ms / 1e3
 
     def latency_s(self, a: Place, b: Place) -> float:
-        """One way. A relay is in the region of the one that it relays for."""
+        """Return the latency in one direction. A relay is in the region of the one that it relays for."""
         latency_s = self._latency_s[a.region][b.region]
         return latency_s + self._latency_s[b.region][b.region] if is_relayed(a, b) else latency_s
 

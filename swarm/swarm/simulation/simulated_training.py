@@ -135,14 +135,14 @@ class TrainingWorld:
         return self._links.between(self._places[a], self._places[b])
 
     def streams_of(self, identity: Identity, host: SimulatedHost) -> MemoryNetwork:
-        """A trainer's place on the memory network, as near and as fast as its host."""
+        """Return a trainer's place on the memory network, as near and as fast as its host."""
         self._places[identity.peer_id] = host.place
         return self._internet.network(
             identity, NETWORK_ID, up_bytes_per_s=host.up.bytes_per_s, down_bytes_per_s=host.down.bytes_per_s
         )
 
     def crash(self, peer_id: str) -> None:
-        """The trainer is gone without a word. Nothing if it is none."""
+        """End the trainer without a word. Do nothing if the node is none."""
         if peer_id in self._places:
             self._internet.crash(peer_id)
 

@@ -140,7 +140,7 @@ class World:
             logging.disable(logging.NOTSET)
 
     def settled(self) -> list[Node]:
-        """The nodes that have been there for SETTLED_S."""
+        """Return the nodes that have been there for SETTLED_S."""
         before = asyncio.get_running_loop().time() - SETTLED_S
         return [node for node in self.nodes.values() if node.joined_at < before and node.membership is not None]
 
@@ -158,7 +158,7 @@ class World:
             loop.call_at(at_s, self._start, self._next_kind(), self._begin_s + leave_s)
 
     def _next_kind(self) -> NodeClass:
-        """The class that lacks most nodes, so that every share is met exactly, however small."""
+        """Return the class that lacks most nodes, so that every share is met exactly, however small."""
         classes, number = self.scenario.classes, sum(self._num_of_kind.values()) + 1
         total = sum(each.share for each in classes)
         kind = max(classes, key=lambda each: number * each.share / total - self._num_of_kind[each.name])
@@ -197,7 +197,7 @@ class World:
         return self._chance.choices(among, [each.share for each in among])[0]
 
     def _leave(self, node: Node) -> None:
-        """The node leaves, with or without a word, and perhaps another one comes for it."""
+        """Let the node leave, with or without a word, and perhaps another one comes for it."""
         if self._is_over:
             return
         del self.nodes[node.number]

@@ -62,8 +62,8 @@ def run(
     compute_s: ComputeCost | None = None,
     inline_jobs: bool = False,
 ) -> T:
-    """The result of `coro`, or its exception. With `inline_jobs`, executor jobs run in the loop's own thread when they
-    are submitted: no two at a time, and thousands of executors cost no threads.
+    """Return the result of `coro`, or its exception. With `inline_jobs`, executor jobs run in the loop's own thread
+    when they are submitted: no two at a time, and thousands of executors cost no threads.
 
     Raises Deadlock, RealTimeout and LeftBehind as they say, and an ExceptionGroup of whatever tasks and callbacks
     raised without anyone awaiting them. `real_timeout_s` is checked between callbacks: one that never returns is
@@ -235,7 +235,7 @@ class _Job:
 
 
 def _done(work: Callable[..., object], *args: object) -> Future[Any]:
-    """What a thread that has run `work` would leave behind."""
+    """Return what a thread that has run `work` would leave behind."""
     future: Future[Any] = Future()
     try:
         future.set_result(work(*args))
@@ -268,7 +268,7 @@ class _Selector(selectors.BaseSelector):
 
 
 def _innermost(func: Callable[..., object], args: tuple[Any, ...]) -> Callable[..., object]:
-    """The function that partials and `contextvars.Context.run` (which `to_thread` adds) call in the end."""
+    """Return the function that partials and `contextvars.Context.run` (which `to_thread` adds) call in the end."""
     while True:
         if isinstance(func, functools.partial):
             args = (*func.args, *args)
@@ -285,7 +285,7 @@ def _describe(tasks: Iterable[asyncio.Task[Any]]) -> str:
 
 
 def _where(task: asyncio.Task[Any]) -> str:
-    """The innermost line of the await chain that is not asyncio's own."""
+    """Return the innermost line of the await chain that is not asyncio's own."""
     awaited: Any = task.get_coro()
     frames = []
     while awaited is not None:

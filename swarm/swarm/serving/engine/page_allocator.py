@@ -191,7 +191,8 @@ class PageKeys:
         self._root, self._chain, self._given = None, None, ()
 
     def filled(self, tokens: Sequence[int], length: int) -> Iterator[tuple[int, bytes]]:
-        """The index and name of each page that is full now that `length` positions are held, `tokens` the last ones.
+        """Yield the index and name of each page that is full now that `length` positions are held, `tokens` the last
+        ones.
 
         Without block 0 there are no tokens.
         """

@@ -270,7 +270,7 @@ class EngineSequence:
             raise self.ended
 
     def _check_step(self, x: Tensor, pick: Pick | None) -> Sequence[int]:
-        """The token ids of `x`, if that is what it holds. Raises PeerViolation."""
+        """Return the token ids of `x`, if that is what it holds. Raises PeerViolation."""
         span, is_first, num_rows = self._owner.span, self.blocks[0] == 0, x.shape[0] if x.ndim else 0
         if is_first and (x.ndim != 1 or x.dtype != torch.int64):
             raise PeerViolation("block 0 takes token ids")

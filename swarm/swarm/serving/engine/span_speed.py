@@ -54,7 +54,7 @@ class SpanSpeed:
 
 
 def measure(span: Span) -> SpanSpeed:
-    """One long prefill to warm up, one to measure, then the best of some decodes.
+    """Run one long prefill to warm up and one to measure, then take the best of some decodes.
 
     The span decodes from then on with as many threads as were found worthwhile.
     """
@@ -126,7 +126,7 @@ class ObservedSpeed:
         return replace(self._measured, decode_ms=median(self._decode_ms), prefill_ms=median(self._prefill_ms))
 
     def passed(self, num_decodes: int, num_prefill_tokens: int, num_blocks: int, pass_ms: float) -> None:
-        """A pass over `num_blocks` took `pass_ms` for so many single tokens and tokens of prompts."""
+        """Record that a pass over `num_blocks` took `pass_ms` for so many single tokens and tokens of prompts."""
         block_ms = pass_ms / num_blocks
         if not num_prefill_tokens:
             # several tokens take at least as long as one, so that they can only show that one takes less
@@ -164,7 +164,7 @@ class StepCost:
         return min(max(fitting, MIN_TOKENS), self._max_step_tokens)
 
     def measured(self, num_prefill_tokens: int, step_ms: float) -> None:
-        """A step has taken `step_ms` with so many prompt tokens, or with none."""
+        """Record that a step has taken `step_ms` with so many prompt tokens, or with none."""
         if not num_prefill_tokens:
             self._decode_ms = _learnt(self._decode_ms, step_ms, 1.0)
             return

@@ -64,8 +64,8 @@ class GrammarForkServer:
         self._origin: ChildProcess | None = None
 
     def fork(self) -> Connection:
-        """A connection to a new process, which ends with it. Raises ConfigError for a tokenizer that cannot be used,
-        and PeerRefused where no process could be had."""
+        """Return a connection to a new process, which ends with it. Raises ConfigError for a tokenizer that cannot be
+        used, and PeerRefused where no process could be had."""
         with self._lock:
             if self._origin is None:
                 self._origin = self._start()
@@ -193,7 +193,7 @@ class GrammarPool:
         self._open: set[SessionGrammar] = set()
 
     def open(self, grammar: Grammar) -> SessionGrammar:
-        """A state of it, to be closed. Raises PeerRefused where there are too many."""
+        """Return a state of the grammar, to be closed. Raises PeerRefused where there are too many."""
         if len(self._open) >= MAX_GRAMMARS:
             raise PeerRefused(
                 f"the server follows {MAX_GRAMMARS} grammars at once",

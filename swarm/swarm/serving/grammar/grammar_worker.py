@@ -98,7 +98,8 @@ class GrammarFollower:
         self._matcher: LLMatcher
 
     def answer(self, request: dict[str, Any]) -> bytes:
-        """A letter (`m`: the grammar may go on, `e`: or end; `x`: an error) and the mask, or the error's text."""
+        """Return a letter (`m`: the grammar may go on, `e`: or end; `x`: an error) and the mask, or the error's
+        text."""
         if "grammar" in request:
             try:
                 grammar = _compiled(request["kind"], request["grammar"])

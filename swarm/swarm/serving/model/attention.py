@@ -115,13 +115,13 @@ def _together(decodes: Sequence[tuple[int, Slice]], window: int | None, device: 
 
 
 def _mask(positions_T: Tensor, seen_L: Tensor, window: int | None) -> Tensor:
-    """True where a row may look."""
+    """Return a mask that is True where a row may look."""
     mask_TL = seen_L <= positions_T[:, None]
     return mask_TL & (seen_L > positions_T[:, None] - window) if window else mask_TL
 
 
 def _where(piece: Slice, begin: int, end: int, device: torch.device) -> slice | Tensor:
-    """The slots of positions [begin, end): a slice if their pages follow one another."""
+    """Return the slots of positions [begin, end): a slice if their pages follow one another."""
     first_page, num_pages = begin // PAGE_TOKENS, -(-end // PAGE_TOKENS)
     pages = list(piece.pages[first_page:num_pages])
     if pages == list(range(pages[0], pages[0] + len(pages))):

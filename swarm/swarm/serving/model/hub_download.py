@@ -81,7 +81,7 @@ def find_model(model_id: str, cache_dir: Path, *, revision: str = "main", endpoi
 
 
 def find_config(model_id: str, cache_dir: Path, *, revision: str = "main", endpoint: str | None = None) -> Path:
-    """The directory of that model, with nothing downloaded but its config.json. Raises as `find_model`."""
+    """Return the directory of that model, with nothing downloaded but its config.json. Raises as `find_model`."""
     model = _look_up(HfApi(endpoint=endpoint), model_id, cache_dir, revision)
     if _size(model, CONFIG) > MAX_CONFIG_BYTES:
         raise ConfigError(
@@ -132,7 +132,7 @@ def download_blocks(model: HubModel, start: int, end: int, on_progress: OnProgre
 
 
 def _describe(api: HfApi, model: HubModel) -> dict[str, Any]:
-    """The number of values of every tensor, from the first bytes of every shard."""
+    """Return the number of values of every tensor, from the first bytes of every shard."""
     names = {SINGLE}
     if (index := model.directory / INDEX).is_file():
         names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())

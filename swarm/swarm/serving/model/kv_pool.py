@@ -139,7 +139,7 @@ class KVPool:
         return f"{self.dtype}, {sys.byteorder}, pages of {PAGE_TOKENS}, {shapes}".encode()
 
     def read(self, pages: Sequence[int], start: int, end: int) -> bytes:
-        """The pages' content on the span's blocks `start` to `end` (counted from the span's first one).
+        """Return the pages' content on the span's blocks `start` to `end` (counted from the span's first one).
 
         Block by block: the keys of all pages, then their values, in the pool's dtype and the machine's byte order.
         """

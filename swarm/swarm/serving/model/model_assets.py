@@ -70,7 +70,7 @@ class TokenizerLimits:
 
 
 def start_child(limits: TokenizerLimits) -> ChildProcess:
-    """A process without a tokenizer yet, which takes a second to be ready."""
+    """Start a process without a tokenizer yet, which takes a second to be ready."""
     return ChildProcess(
         "swarm.serving.tokenizer.tokenizer_worker",
         environment=ENVIRONMENT,
@@ -94,7 +94,8 @@ class TokenizerProcess:
             (self._held.folder / name).write_bytes(payload)
 
     def ask(self, what: str, **values: Any) -> Any:
-        """The worker's answer to one of its requests. Raises ConfigError, and IntegrityError for files without sense.
+        """Return the worker's answer to one of its requests. Raises ConfigError, and IntegrityError for files without
+        sense.
 
         A process that takes too long, or too much memory, is killed, and the next request gets a new one.
         """
@@ -146,14 +147,14 @@ class _OwnedProcess:
         self._has_ended = False
 
     def start(self, limits: TokenizerLimits) -> ChildProcess:
-        """Raises SessionError after the end."""
+        """Start the child. Raises SessionError after the end."""
         with self._lock:
             self._check()
             self.child = start_child(limits)
             return self.child
 
     def forget(self) -> None:
-        """The child is gone. Raises SessionError where that was the end."""
+        """Forget the child, which is gone. Raises SessionError where that was the end."""
         with self._lock:
             self._check()
             self.child = None
@@ -291,7 +292,7 @@ async def open_assets(model: str, revision: str, process: TokenizerProcess) -> M
 
 
 async def fetch_files(network: Network, model: str, revision: str, peer_id: str) -> dict[str, bytes]:
-    """The model's small files from a server. Raises PeerError."""
+    """Return the model's small files from a server. Raises PeerError."""
     request = FilesRequest(model=model).to_bytes()
     try:
         answer = await network.call(peer_id, f"{FILES_METHOD}/{model}", request, timeout_s=FILES_TIMEOUT_S)

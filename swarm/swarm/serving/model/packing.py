@@ -143,7 +143,7 @@ def _piece(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _size(num_rows: int) -> int:
-    """The next of _SIZES, or multiple of 64: the library makes, and keeps, a program for each number of rows."""
+    """Return the next of _SIZES, or multiple of 64: the library makes, and keeps, a program for each number of rows."""
     if num_rows <= _STEP_ROWS:
         return _SIZES[bisect_left(_SIZES, num_rows)]
     return -(-num_rows // _STEP_ROWS) * _STEP_ROWS
@@ -180,7 +180,7 @@ def pack_linears(model: nn.Module) -> None:
 
 
 def _siblings(names: Iterable[str]) -> dict[str, list[str]]:
-    """The own names of layers by their parent's."""
+    """Return the own names of layers by their parent's."""
     siblings: dict[str, list[str]] = {}
     for name in names:
         parent_name, _, own_name = name.rpartition(".")

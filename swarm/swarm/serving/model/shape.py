@@ -57,7 +57,7 @@ def _counts(key: str) -> bool:
 
 
 def context_tokens(config: Any) -> int:
-    """The longest sequence that a transformers config names, and no more than the network's own bound.
+    """Return the longest sequence that a transformers config names, and no more than the network's own bound.
 
     Where rotary embeddings follow the longest position it is the original context: behind it the keys of all positions
     change, and those in a cache were computed before.

@@ -46,7 +46,8 @@ def step_like(num_rows: int) -> int | None:
 
 
 def worthwhile(time_ms: Callable[[int], float], most: int) -> int:
-    """The smallest number of threads, a power of two or `most`, beyond which a fifth is not saved for each doubling.
+    """Return the smallest number of threads, a power of two or `most`, beyond which a fifth is not saved for each
+    doubling.
 
     Not the first doubling alone says so, for one thread may have a way of its own that two have not; two in a row do.
     """
@@ -201,7 +202,7 @@ class Span:
             return output[0] if output else hidden
 
     def backward(self, x: Tensor, grad: Tensor, start: int, end: int, *, head: bool = True) -> Tensor:
-        """The gradient with respect to hidden states `x` [B, T, H], given that of what `forward` made of them.
+        """Return the gradient with respect to hidden states `x` [B, T, H], given that of what `forward` made of them.
 
         Raises ConfigError where the weights have no gradient: those of 4 bits on some devices.
         """
@@ -269,7 +270,7 @@ class Span:
 
 
 def _kept(slices: Sequence[Slice]) -> list[int]:
-    """The rows whose logits are wanted."""
+    """Return the rows whose logits are wanted."""
     rows: list[int] = []
     after = 0
     for piece in slices:

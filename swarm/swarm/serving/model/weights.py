@@ -44,7 +44,8 @@ _INDEX_NAMES = ("layer_idx", "layer_id")
 def read_model(
     files: ModelFiles, start: int, end: int, dtype: torch.dtype, *, held: Mapping[str, Tensor] | None = None
 ) -> Any:
-    """A transformers model of blocks `[start, end)`, with the embedding for block 0 and the head for the last block.
+    """Return a transformers model of blocks `[start, end)`, with the embedding for block 0 and the head for the last
+    block.
 
     Tensors that are `held` already, by their name in the model, are shared with it and not read again.
 
@@ -79,7 +80,8 @@ def empty_model(files: ModelFiles, start: int, end: int) -> Any:
 
 
 def needed_shards(files: ModelFiles, start: int, end: int) -> list[Path]:
-    """The files that hold tensors of blocks `[start, end)`. Raises ConfigError for a family that cannot be cut."""
+    """Return the files that hold tensors of blocks `[start, end)`. Raises ConfigError for a family that cannot be
+    cut."""
     with BUILDING:
         needed = _needed_tensors(files, causal_lm_class(files.config), start, end)
     return _shards_of(files, needed)
@@ -94,7 +96,7 @@ def block_of_tensors(files: ModelFiles) -> dict[str, int | None]:
 
 
 def linear_tensors(files: ModelFiles) -> dict[str, int]:
-    """The tensors of blocks that `quantization` makes smaller, and their number of rows."""
+    """Return the tensors of blocks that `quantization` makes smaller, and their number of rows."""
     with BUILDING, torch.device("meta"):
         model = causal_lm_class(files.config)(copy.deepcopy(files.config))
     prefix, pattern = f"{model.base_model_prefix}.", block_pattern(model)
@@ -108,7 +110,7 @@ def linear_tensors(files: ModelFiles) -> dict[str, int]:
 
 
 def _needed_tensors(files: ModelFiles, model_class: Any, start: int, end: int) -> dict[str, str]:
-    """The span's weights: name in the cut model -> name in the checkpoint, a key of `files.parts`."""
+    """Return the span's weights: name in the cut model -> name in the checkpoint, a key of `files.parts`."""
     with torch.device("meta"):  # BUILDING is held by the caller
         model = model_class(copy.deepcopy(files.config))
     pattern, prefix = block_pattern(model), f"{model.base_model_prefix}."
@@ -188,7 +190,7 @@ def _materialise(files: ModelFiles, cut_class: Any, tensors: dict[str, Any], sta
 
 
 def _plain_config(files: ModelFiles) -> Any:
-    """A copy without `quantization_config`: what transformers is given is dequantized already."""
+    """Return a copy without `quantization_config`: what transformers is given is dequantized already."""
     config = copy.deepcopy(files.config)
     if files.format is not None:
         del config.quantization_config
@@ -222,7 +224,8 @@ def _check_finite(files: ModelFiles, model: Any, needed: dict[str, str], start: 
 def read_quantized(
     files: ModelFiles, start: int, end: int, dtype: torch.dtype, device: torch.device | str, bits: Bits
 ) -> Any:
-    """A transformers model of blocks `[start, end)` on `device`, frozen. Raises as `read_model` and `quantize`."""
+    """Return a transformers model of blocks `[start, end)` on `device`, frozen. Raises as `read_model` and
+    `quantize`."""
     model = empty_model(files, start, end)
     for block in range(start, end):
         part = read_model(files, block, block + 1, dtype, held=_ends(model)).to(device).eval().requires_grad_(False)
@@ -253,7 +256,8 @@ def _put(part: Any, model: Any, index: int) -> None:
 
 
 def causal_lm_class(config: Any) -> Any:
-    """The transformers class for `config`. Raises ConfigError for what is no model of blocks that can be split."""
+    """Return the transformers class for `config`. Raises ConfigError for what is no model of blocks that can be
+    split."""
     name = str(config.model_type)
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING  # noqa: PLC0415 (over half a second)
 
@@ -314,7 +318,7 @@ def cut(model: Any, start: int, end: int) -> None:
 
 
 def _owners(model: Any, path: str) -> Iterator[tuple[nn.Module, str]]:
-    """The modules around the list of blocks, from the model inwards, with the child that leads to the list."""
+    """Yield the modules around the list of blocks, from the model inwards, with the child that leads to the list."""
     owner: nn.Module = model
     for way in [model.base_model_prefix, *path.split(".")]:
         yield owner, way

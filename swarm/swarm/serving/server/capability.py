@@ -133,14 +133,14 @@ def options_for(
 
 
 def measure_block(files: ModelFiles, options: ServerOptions) -> SpanSpeed:
-    """The speed of one block from the model's middle, for deciding how many to take."""
+    """Return the speed of one block from the model's middle, for deciding how many to take."""
     return measure(
         load_span(files, *middle_block(files), dtype=options.compute_dtype, device=options.device, bits=options.bits)
     )
 
 
 def middle_block(files: ModelFiles) -> tuple[int, int]:
-    """The span of the block that `measure_block` reads."""
+    """Return the span of the block that `measure_block` reads."""
     return files.num_blocks // 2, files.num_blocks // 2 + 1
 
 

@@ -293,7 +293,7 @@ class ForwardServer:
         return torch.cat(outputs)
 
     async def _backward(self, call: _ForwardCall, x_BTH: Tensor, grad_BTC: Tensor) -> Tensor:
-        """The gradient with respect to `x_BTH`, of its shape. The inputs of each piece are computed again."""
+        """Return the gradient with respect to `x_BTH`, of its shape. The inputs of each piece are computed again."""
         each, span, head = call.cut.num_sequences, call.served.span, call.asked.head
         grads = []
         for rows, grad in zip(_batches(x_BTH, each), _batches(grad_BTC, each), strict=True):

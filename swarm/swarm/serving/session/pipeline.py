@@ -303,7 +303,7 @@ class Pipeline:
             lower.given = end
 
     def on_link_ack(self, stage: Stage, num_links: int, position: int) -> None:
-        """A server has received so many link updates, and had been given the inputs up to `position`.
+        """Take in that a server has received so many link updates, and had been given the inputs up to `position`.
 
         Raises PeerViolation if that cannot be.
         """
@@ -356,7 +356,7 @@ class Pipeline:
             self._links_changed, self._relink_s = True, math.inf
 
     def feed_again(self, stage: Stage, now_s: float) -> None:
-        """A report is late: what was pushed to the stage may be lost, so feed it directly."""
+        """Feed a stage whose report is late directly: what was pushed to it may be lost."""
         stage.deadline.feed_again_s = math.inf
         upper = self._upper(stage, self.stages)
         if upper is not None and stage.given > max(stage.fed, stage.done):

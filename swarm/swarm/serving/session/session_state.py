@@ -185,7 +185,7 @@ class SessionState:
         return self._decide(now_s)
 
     def follow(self, row: bytes, now_s: float) -> list[Action]:
-        """The token that was answered is the next input."""
+        """Use the token that was answered as the next input."""
         self._num_failed = 0
         self.pipeline.follow(row, now_s)
         return self._decide(now_s)
@@ -220,7 +220,7 @@ class SessionState:
         return self._decide(now_s)
 
     def on_opened(self, stage: Stage, opened: SequenceReady, now_s: float) -> list[Action]:
-        """The server has a sequence for the stage. Raises PeerViolation if it says what cannot be."""
+        """Take in that the server has a sequence for the stage. Raises PeerViolation if it says what cannot be."""
         repair = self._repair_with(stage)
         if stage.opened:
             raise PeerViolation("the server opened a session twice")
@@ -235,14 +235,14 @@ class SessionState:
         return self._decide(now_s)
 
     def on_report(self, stage: Stage, report: StepReport, now_s: float) -> list[Action]:
-        """A server has run some more positions. Raises PeerViolation if it says what cannot be."""
+        """Take in that a server has run some more positions. Raises PeerViolation if it says what cannot be."""
         if stage not in self.stages:
             return []
         self._actions += self.pipeline.on_report(stage, report, now_s)
         return self._decide(now_s)
 
     def on_link_ack(self, stage: Stage, num_links: int, position: int, now_s: float) -> list[Action]:
-        """A server knows its neighbours. Raises PeerViolation if it says what cannot be."""
+        """Take in that a server knows its neighbours. Raises PeerViolation if it says what cannot be."""
         if stage not in self.stages:
             return []
         self.pipeline.on_link_ack(stage, num_links, position)

@@ -200,7 +200,7 @@ class Stage:
             self._set_deadline(now_s)
 
     def progress(self, report: StepReport, now_s: float) -> None:
-        """The server has run everything before the report's position."""
+        """Take in that the server has run everything before the report's position."""
         num_tokens, owed = report.position - self.done, self.known > self.done
         if not num_tokens:
             return

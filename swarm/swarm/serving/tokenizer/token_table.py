@@ -43,7 +43,7 @@ def token_bytes(tokenizer: Any, token_id: int) -> bytes:
 
 
 def fallback_byte(written: str) -> bytes | None:
-    """The byte that `<0xE2>` stands for; None for another token."""
+    """Return the byte that `<0xE2>` stands for; None for another token."""
     match = _FALLBACK.fullmatch(written)
     return bytes([int(match[1], 16)]) if match else None
 

@@ -208,7 +208,7 @@ class LoadedTokenizer:
         return self._bounded(encoded)
 
     def _template_names(self, tools: Sequence[Message]) -> Collection[str]:
-        """The names that the chat template looks up; what it merely contains as text is none."""
+        """Return the names that the chat template looks up; what it merely contains as text is none."""
         if not self.tokenizer.chat_template:
             return ()
         template = self.tokenizer.get_chat_template(tools=list(tools) or None)
@@ -219,7 +219,7 @@ class LoadedTokenizer:
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """A token's own bytes; those of half a character too, where the tokenizer writes bytes."""
+        """Return a token's own bytes; those of half a character too, where the tokenizer writes bytes."""
         return token_bytes(self.tokenizer, token_id)
 
     def table(self) -> TokenTable | None:

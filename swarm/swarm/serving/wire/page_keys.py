@@ -16,12 +16,13 @@ KEY_BYTES = 16
 
 
 def page_keys(revision: str, tokens: Sequence[int]) -> list[bytes]:
-    """The keys of the full pages of `tokens`, for a model of that revision; a last page that is not full has none."""
+    """Return the keys of the full pages of `tokens`, for a model of that revision; a last page that is not full has
+    none."""
     return PageKeyChain(root_key(revision)).extend(tokens)
 
 
 def root_key(revision: str) -> bytes:
-    """The key that stands before the first page of a model of that revision."""
+    """Return the key that stands before the first page of a model of that revision."""
     return hashlib.blake2b(revision.encode(), digest_size=KEY_BYTES, person=b"swarm-prefix").digest()
 
 
@@ -33,7 +34,7 @@ class PageKeyChain:
         self._partial: list[int] = []
 
     def extend(self, tokens: Sequence[int]) -> list[bytes]:
-        """The keys of the pages that these tokens complete. Token ids fit 32 bits."""
+        """Return the keys of the pages that these tokens complete. Token ids fit 32 bits."""
         pending = [*self._partial, *tokens]
         keys = []
         for index in range(len(pending) // PAGE_TOKENS):

@@ -86,7 +86,7 @@ class Butterfly:
         return self.streams.bytes_sent
 
     def drop(self) -> None:
-        """The step is over: let go of the contribution and of the parts. Streams that are still served then fail.
+        """Let go of the contribution and of the parts, since the step is over. Streams that are still served then fail.
 
         Exceptions that ended streams refer to this object, so only a garbage collection would free it.
         """

@@ -80,7 +80,8 @@ class PartReducer:
         return self._aggregation.is_sum and self._codec.is_quick and len(self.contributors) <= QUICK_MEMBERS
 
     def survey(self, encoded: Sequence[Data], num_values: int) -> None:
-        """Raises PeerViolation, which names the sender of a slice that cannot be decoded."""
+        """Look at one frame of all slices before any is reduced. Raises PeerViolation, which names the sender of a
+        slice that cannot be decoded."""
         self._aggregation.survey(self._rows(encoded, num_values))
         self._num_surveyed += num_values
 

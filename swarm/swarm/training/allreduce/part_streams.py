@@ -67,7 +67,7 @@ class PartStreams:
         self._encodes_at_once = on_cpu and scheme.feedback is None and scheme.codec.is_quick
 
     def drop_contribution(self) -> None:
-        """The step is over: encode no more slices, and free 4 bytes a parameter."""
+        """Encode no more slices, since the step is over, and free 4 bytes a parameter."""
         self._delta_N = None
 
     @asynccontextmanager
@@ -120,7 +120,7 @@ class PartStreams:
             part.put(index, await self._receive_result(stream, num_values(part.frames[index]), peer))
 
     def heard(self, peer: str) -> None:
-        """A frame of `peer` has arrived."""
+        """Record that a frame of `peer` has arrived."""
         self._heard_at[peer] = asyncio.get_running_loop().time()
 
     async def until_silent(self, peer: str) -> None:

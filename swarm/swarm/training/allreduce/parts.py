@@ -167,7 +167,8 @@ class Residuals:
         return self._feedbacks[key]
 
     def settle(self, fragment: slice, *, is_committed: bool) -> None:
-        """The step of `fragment` is over, with or without this member's contribution. Blocks the thread."""
+        """End the step of `fragment`: commit or forget what the codec lost of this member's contribution. Blocks the
+        thread."""
         if (fragment.start, fragment.stop) in self._feedbacks:
             feedback = self.of(fragment)
             if is_committed:
@@ -210,7 +211,7 @@ class PartResult:
             self.have_next()
 
     def have_next(self) -> None:
-        """The result's next frame is in its place."""
+        """Record that the result's next frame is in its place."""
         self.have += 1
         self._notify()
 

@@ -272,7 +272,7 @@ def _pinned(folder: Path, digest: str) -> TokenFile | None:
 
 
 def _open(path: Path) -> TokenFile | None:
-    """The token file at `path`. None if there is none, or it is damaged."""
+    """Return the token file at `path`. None if there is none, or it is damaged."""
     try:
         return TokenFile(path)
     except IntegrityError:

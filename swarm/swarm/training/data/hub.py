@@ -85,7 +85,7 @@ def _outside(name: str, path: str) -> ConfigError:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All texts within nested lists and tables."""
+    """Yield all texts within nested lists and tables."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list):
@@ -143,7 +143,8 @@ class HubSource:
                         yield Passage(piece, ends, done / len(rows))
 
     def _rows(self) -> Any:
-        """The split, in the library's cache. Raises ConfigError for a card that names files outside its repository."""
+        """Return the split, in the library's cache. Raises ConfigError for a card that names files outside its
+        repository."""
         from datasets import load_dataset_builder  # noqa: PLC0415
 
         check_card(self.name, self._card())
@@ -159,7 +160,7 @@ class HubSource:
             ) from error
 
     def _card(self) -> list[Any]:
-        """The repository's own settings, of which each of CARD_FILES may hold some."""
+        """Return the repository's own settings, of which each of CARD_FILES may hold some."""
         return [
             DatasetCard.load(path).data.to_dict() if path.suffix == ".md" else yaml.safe_load(path.read_text("utf-8"))
             for name in CARD_FILES
@@ -167,7 +168,7 @@ class HubSource:
         ]
 
     def _file(self, name: str) -> Path | None:
-        """A file of the repository; None if it has none of that name."""
+        """Return a file of the repository; None if it has none of that name."""
         try:
             place = hf_hub_download(
                 self.hub_id,
@@ -191,12 +192,12 @@ class _NoBar(tqdm):
 
 
 def commit_of_data_set(hub_id: str, revision: str = "") -> str:
-    """The commit that `revision` names, or the newest one. Raises ConfigError."""
+    """Return the commit that `revision` names, or the newest one. Raises ConfigError."""
     return _commit(f"the data set {hub_id}", HfApi(endpoint=_endpoint()).dataset_info, hub_id, revision)
 
 
 def commit_of_tokenizer(hub_id: str, revision: str = "") -> str:
-    """The commit that `revision` names, or the newest one. Raises ConfigError."""
+    """Return the commit that `revision` names, or the newest one. Raises ConfigError."""
     return _commit(f"the tokenizer {hub_id}", HfApi(endpoint=_endpoint()).model_info, hub_id, revision)
 
 

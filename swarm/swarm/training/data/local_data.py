@@ -52,7 +52,7 @@ class LocalData:
 
 
 def shared_cache() -> Path:
-    """The folder in which all processes of this user keep tokens, so that a machine tokenizes data once. Raises
+    """Return the folder in which all processes of this user keep tokens, so that a machine tokenizes data once. Raises
     ConfigError."""
     root = os.environ.get("XDG_CACHE_HOME")
     try:

@@ -54,11 +54,12 @@ class DocumentSource(Protocol):
         """A key that changes whenever the content may have changed."""
 
     def passages(self) -> Iterator[Passage]:
-        """All passages. Raises ConfigError for what is no text, IntegrityError if the source changes meanwhile."""
+        """Yield all passages. Raises ConfigError for what is no text, IntegrityError if the source changes
+        meanwhile."""
 
 
 def cut(text: str) -> Iterator[tuple[str, bool]]:
-    """The passages of a whole document, and whether each is its last."""
+    """Yield the passages of a whole document, and whether each is its last."""
     start = 0
     while len(text) - start > 2 * PASSAGE_LENGTH:
         end = text.find("\n", start + PASSAGE_LENGTH, start + 2 * PASSAGE_LENGTH) + 1 or start + 2 * PASSAGE_LENGTH
@@ -117,7 +118,7 @@ def read_python(root: Path) -> list[tuple[str, bytes]]:
 
 
 def digest_of(files: list[tuple[str, bytes]]) -> str:
-    """The digest of names, lengths and contents: names decide the split, lengths the end of each file."""
+    """Return the digest of names, lengths and contents: names decide the split, lengths the end of each file."""
     digest = hashlib.blake2b(digest_size=32)
     for name, data in files:
         # a name need not be text
@@ -128,7 +129,7 @@ def digest_of(files: list[tuple[str, bytes]]) -> str:
 
 
 def _find(root: Path) -> Iterator[tuple[str, Path]]:
-    """The names and paths of the Python files. Links are skipped, since they may lead anywhere."""
+    """Yield the names and paths of the Python files. Links are skipped, since they may lead anywhere."""
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [each for each in subfolders if each not in _SKIPPED_FOLDERS]
         for name in names:

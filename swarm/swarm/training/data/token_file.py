@@ -123,7 +123,7 @@ def read_header(path: Path) -> TokenHeader:
 
 
 def digests_in(folder: Path) -> Iterator[str]:
-    """The digests of the token files in `folder`, without checking their tokens."""
+    """Yield the digests of the token files in `folder`, without checking their tokens."""
     for path in sorted(folder.glob("*.tokens")):
         try:
             yield read_header(path).digest
@@ -132,7 +132,7 @@ def digests_in(folder: Path) -> Iterator[str]:
 
 
 def neighbour(path: Path) -> Path:
-    """The file of the validation tokens until the training tokens in `path` are complete."""
+    """Return the file of the validation tokens until the training tokens in `path` are complete."""
     return path.with_name(f"{path.name}.validation")
 
 
@@ -217,7 +217,7 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _parse(data: bytes, path: Path) -> tuple[TokenHeader, int]:
-    """The header, and the checksum of the table of checksums."""
+    """Return the header, and the checksum of the table of checksums."""
     if len(data) != _START or _CRC.pack(zlib.crc32(data[: _HEADER.size])) != data[_HEADER.size :]:
         raise _damaged(path)
     magic, size, vocab_size, num_train, num_validation, digest, table_crc = _HEADER.unpack(data[: _HEADER.size])

@@ -30,7 +30,7 @@ class CorpusTokenizer(Protocol):
     end_of_text: int | None
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
-        """The tokens of each text, without special tokens."""
+        """Return the tokens of each text, without special tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ def _from_hub(name: str, revision: str) -> Path:
 
 
 def tokenizer_files(path: Path) -> dict[str, Path]:
-    """The files that make up the tokenizer at `path`, a directory or a file, by their names in a directory."""
+    """Return the files that make up the tokenizer at `path`, a directory or a file, by their names in a directory."""
     if path.is_file():
         return {TOKENIZER_FILE: path}
     found = {each.name: each for pattern in TOKENIZER_FILES for each in path.glob(pattern) if each.is_file()}
@@ -124,7 +124,7 @@ def tokenizer_files(path: Path) -> dict[str, Path]:
 
 
 def _end_in_config(path: Path, vocab_size: int) -> int | None:
-    """The first of the eos tokens in a model's config.json, if it is one of the tokenizer's."""
+    """Return the first of the eos tokens in a model's config.json, if it is one of the tokenizer's."""
     try:
         named = json.loads((path / "config.json").read_bytes()).get("eos_token_id")
     except (OSError, ValueError, RecursionError, AttributeError):

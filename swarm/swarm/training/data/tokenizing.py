@@ -261,7 +261,7 @@ def _death_of(code: int, errors: IO[bytes], job: Job) -> SwarmError:
 
 
 def main() -> None:
-    """The worker's main function: do the job on standard input."""
+    """Do the job on standard input."""
     # what libraries print goes to standard error
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -50,7 +50,7 @@ class Assignment:
 
 
 def work(assignment: Assignment, pipe: connection.Connection) -> None:
-    """The process's main function: answers (name, arguments) with ("done", value), ("raised", error) for a SwarmError,
+    """Run the process: answer (name, arguments) with ("done", value), ("raised", error) for a SwarmError,
     which all workers then raise alike, or ("broken", message), and ends after that."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it, and ends its workers
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -125,8 +125,8 @@ class InnerLoop:
         return self._device.loss(theta_N, x_VT) / len(x_VT)
 
     def state(self) -> dict[str, list[Tensor]]:
-        """What a checkpoint holds: the number of steps, and the moments as flat vectors, each in pieces that may lie on
-        the device. They are no copies: the next step changes them."""
+        """Return what a checkpoint holds: the number of steps, and the moments as flat vectors, each in pieces that
+        may lie on the device. They are no copies: the next step changes them."""
         return self._device.state()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:

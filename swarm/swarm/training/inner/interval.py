@@ -148,7 +148,7 @@ class Intervals:
         await self.off_loop(self.inner.take_in, where, theta_F, mixing)
 
     def validate(self, theta_N: Tensor, num_batches: int) -> asyncio.Future[float]:
-        """The loss of `theta_N` on held-out data, measured before all later requests to the thread."""
+        """Return the loss of `theta_N` on held-out data, measured before all later requests to the thread."""
         loop = asyncio.get_running_loop()
         return loop.run_in_executor(self._thread, self.inner.validate, theta_N, num_batches)
 
@@ -193,8 +193,8 @@ class Interval:
             self.done = await self._intervals.off_loop(self._stretch, sample_ids[self.done.num_samples :], missing)
 
     async def delta(self, theta_F: Tensor, where: slice) -> Tensor:
-        """The pseudo-gradient: `theta_F`, the committed values at `where`, minus the trained ones. Raises RoundError if
-        training diverged."""
+        """Return the pseudo-gradient: `theta_F`, the committed values at `where`, minus the trained ones. Raises
+        RoundError if training diverged."""
         return await self._intervals.off_loop(self._delta, theta_F, where)
 
     def _stretch(self, sample_ids: Sequence[int], num_steps: int) -> IntervalResult:

@@ -176,7 +176,7 @@ class OneDevice:
         return loss
 
     def loss(self, theta_N: Tensor, x_VT: Tensor) -> float:
-        """The sum of the losses of `theta_N` on V windows, in fp32. The trained parameters do not change."""
+        """Return the sum of the losses of `theta_N` on V windows, in fp32. The trained parameters do not change."""
         self._layout.require(theta_N)
         total = 0.0
         try:
@@ -273,7 +273,7 @@ def _checkpoint_layers(model: nn.Module) -> None:
 
 
 def _layers(module: nn.Module) -> list[nn.Module]:
-    """The members of the outermost lists of modules."""
+    """Return the members of the outermost lists of modules."""
     if isinstance(module, nn.ModuleList | nn.Sequential):
         return [child for child in module if any(True for _ in child.parameters())]
     return [layer for child in module.children() for layer in _layers(child)]

@@ -24,7 +24,8 @@ _MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "muon": ("momentum_buffer",)}
 
 
 def schedule_factor(config: InnerConfig, done_steps: int, total_steps: int) -> float:
-    """The schedule's factor of the learning rate, for the run's inner step `done_steps`, from 0 on, of `total_steps`.
+    """Return the schedule's factor of the learning rate, for the run's inner step `done_steps`, from 0 on, of
+    `total_steps`.
 
     It falls from 1 to `final_ratio` in the last step. "cosine" is half a period (Loshchilov and Hutter 2017, arXiv
     1608.03983, without restarts). Steps after the last one, which slow members may take, have the last one's factor.
@@ -41,7 +42,8 @@ def schedule_factor(config: InnerConfig, done_steps: int, total_steps: int) -> f
 
 
 def warmup_factor(config: InnerConfig, own_steps: int) -> float:
-    """The warm-up's factor for a replica that has taken `own_steps` steps: its moments are inaccurate at first."""
+    """Return the warm-up's factor for a replica that has taken `own_steps` steps: its moments are inaccurate at
+    first."""
     return min(1.0, (own_steps + 1) / (config.warmup_steps + 1))
 
 
@@ -79,8 +81,8 @@ class InnerOptimizer:
         self._num_steps += 1
 
     def state(self) -> dict[str, list[Tensor]]:
-        """What a checkpoint holds: `num_steps` (int64 [1]), and each moment as one flat fp32 vector. Each is given in
-        flat pieces, one for each parameter. They are no copies: the next step changes them."""
+        """Return what a checkpoint holds: `num_steps` (int64 [1]), and each moment as one flat fp32 vector. Each is
+        given in flat pieces, one for each parameter. They are no copies: the next step changes them."""
         result = {"num_steps": [torch.tensor([self._num_steps])]}
         if self._num_steps:
             for kind, optimizer in self._optimizers.items():
@@ -115,7 +117,7 @@ class InnerOptimizer:
             optimizer.state[parameter] = restored
 
     def _checked(self, state: Mapping[str, Tensor]) -> int:
-        """The number of steps of `state`. Raises IntegrityError if it does not fit this optimizer."""
+        """Return the number of steps of `state`. Raises IntegrityError if it does not fit this optimizer."""
         counted = state.get("num_steps", torch.tensor([]))
         num_steps = int(counted.item()) if counted.shape == (1,) and not counted.is_floating_point() else -1
         expected = {"num_steps": 1}

@@ -122,7 +122,7 @@ class SeveralDevices:
         self._ask("release_gradient", [()] * len(self._local.devices))
 
     def loss(self, theta_N: Tensor, x_VT: Tensor) -> float:
-        """The sum of the losses."""
+        """Return the sum of the losses."""
         self._layout.require(theta_N)
         shares = torch.tensor_split(x_VT, len(self._local.devices))
         firsts = self._to_first(theta_N)
@@ -201,7 +201,7 @@ class SeveralDevices:
             ) from error
 
     def _collect(self, asked: Sequence[_WorkerProcess], limit_s: float) -> list[Any]:
-        """The answers. Raises _Failed, after which all workers have ended, or what all workers raised."""
+        """Return the answers. Raises _Failed, after which all workers have ended, or what all workers raised."""
         answers: dict[int, Any] = {}
         try:
             while len(answers) < len(asked):
@@ -243,7 +243,7 @@ class SeveralDevices:
 
 
 def _meeting_on_loopback() -> TCPStore:
-    """The store in which the workers find each other. By itself, it would listen on all interfaces."""
+    """Return the store in which the workers find each other. By itself, it would listen on all interfaces."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())

@@ -120,7 +120,7 @@ class Reductions:
         await butterfly.accept(peer, metered)
 
     def close(self) -> None:
-        """The step is over: refuse the streams that still wait for a group, and drop what the reductions hold."""
+        """Refuse the streams that still wait for a group, and drop what the reductions hold, since the step is over."""
         for place in self._places.values():
             if not place.butterfly.done():
                 place.butterfly.set_result(None)

@@ -68,8 +68,9 @@ async def survey(network: Network, run: SignedRun, peers: Collection[str]) -> Ru
 def sign_order(
     run: SignedRun, found: RunSurvey, roster: Collection[str], author: Identity, *, network_id: str, now: float
 ) -> bytes:
-    """A certificate that lets `roster` go on from the surveyed state. Its sequence is the time in seconds, unless a
-    later one is in force: so the order that was signed last wins, also where the author did not see the others.
+    """Return a certificate that lets `roster` go on from the surveyed state. Its sequence is the time in seconds,
+    unless a later one is in force: so the order that was signed last wins, also where the author did not see the
+    others.
 
     Raises ConfigError unless `author` signed the run, which admits `roster` and is not finished.
     """

@@ -174,7 +174,7 @@ def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Step:
 
 
 def _on_moved(state: RoundState, attempt: int, to: int, now: float) -> Step:
-    """The coordinator is at a later attempt, and waits for this member there."""
+    """Follow the coordinator to a later attempt, where it waits for this member."""
     if not (attempt == state.attempt < to and is_waiting(state)):
         return state, []
     if now < state.attempts.movable_at or to > MAX_BELIEVED_ATTEMPT:

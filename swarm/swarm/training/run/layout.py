@@ -24,12 +24,12 @@ _LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 
 def fragment_of(step: int, fragments: int) -> int:
-    """The fragment that outer step `step`, from 1 on, moves."""
+    """Return the fragment that outer step `step`, from 1 on, moves."""
     return (step - 1) % fragments
 
 
 def layer_of(name: str) -> int | None:
-    """The layer of the parameter `name`: the first number in its dotted name. None if it belongs to no layer."""
+    """Return the layer of the parameter `name`: the first number in its dotted name. None if it belongs to no layer."""
     match = _LAYER.search(name)
     return int(match[1]) if match else None
 
@@ -69,7 +69,7 @@ class Layout:
         return slice(self.bounds[fragment], self.bounds[fragment + 1])
 
     def parameters(self, model: nn.Module) -> list[nn.Parameter]:
-        """The parameters of `model`, in the flat vector's order."""
+        """Return the parameters of `model`, in the flat vector's order."""
         by_name = dict(model.named_parameters())
         return [by_name[name] for name in self.names]
 
@@ -83,7 +83,7 @@ class Layout:
         return torch.cat([each.detach().reshape(-1).float().cpu() for each in self.parameters(model)])
 
     def join(self, pieces: Mapping[str, Tensor]) -> Tensor:
-        """The flat vector [N] of `pieces`, one for each name, of any shape."""
+        """Return the flat vector [N] of `pieces`, one for each name, of any shape."""
         return torch.cat([pieces[name].reshape(-1) for name in self.names])
 
     def unflatten(self, theta_N: Tensor) -> dict[str, Tensor]:
@@ -101,7 +101,7 @@ class Layout:
 
 
 def _fragments(sizes: Mapping[str, int], fragments: int) -> list[list[str]]:
-    """The names of each fragment's parameters, sorted."""
+    """Return the names of each fragment's parameters, sorted."""
     layers = {name: layer for name in sizes if (layer := layer_of(name)) is not None}
     # an author's own module may have gaps in its layer numbers
     turn = {layer: index % fragments for index, layer in enumerate(sorted(set(layers.values())))}

@@ -365,7 +365,7 @@ class RunConfig:
         return get_aggregator(self.aggregator, self.aggregation)
 
     def aggregator_for(self, num_contributors: int) -> Aggregator:
-        """The aggregator of a round to which so many members contribute."""
+        """Return the aggregator of a round to which so many members contribute."""
         aggregator = self.make_aggregator()
         falls_back = self.fallback and num_contributors < aggregator.fewest_members()
         return get_aggregator(self.fallback, {}) if falls_back else aggregator
@@ -405,7 +405,7 @@ class RunConfig:
         return plain
 
     def identifying_mapping(self) -> dict[str, Any]:
-        """What a run's id is made of: `to_mapping` without the later settings that have their implied value."""
+        """Return what a run's id is made of: `to_mapping` without the later settings that have their implied value."""
         mapping = self.to_mapping()
         for path, implied in LATER_SETTINGS.items():
             table, _, key = path.rpartition(".")

@@ -84,7 +84,7 @@ async def find_run(
 
 
 async def _first_copy(network: Network, members: list[str], run_id: str, timeout_s: float) -> SignedRun:
-    """The file from the first of `members` that gives it. Raises the last failure if none does."""
+    """Return the file from the first of `members` that gives it. Raises the last failure if none does."""
     wait_s = min(timeout_s, FETCH_TIMEOUT_S)
     fetching = [asyncio.create_task(fetch_run(network, peer, run_id, timeout_s=wait_s)) for peer in members]
     failure: SwarmError | None = None

@@ -125,7 +125,7 @@ def _completed(written: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> RunConfig:
-    """The config in a run file, signed or not; a signature is not checked. Raises ConfigError."""
+    """Return the config in a run file, signed or not; a signature is not checked. Raises ConfigError."""
     return _config_of(parse_text(_read(path), path))
 
 
@@ -162,7 +162,7 @@ def read_signed(path: Path) -> SignedRun:
 
 
 def _checked(mapping: dict[str, Any], path: Path) -> SignedRun:
-    """The signed run in a file's parsed contents. Raises as `load_run`."""
+    """Return the signed run in a file's parsed contents. Raises as `load_run`."""
     run = verify_mapping(mapping, path)
     _check_model(run.config)
     return run
@@ -297,6 +297,6 @@ def _comment(text: str) -> str:
 
 
 def _table_of(line: str) -> str:
-    """The name of the table that begins with this line; empty if none does."""
+    """Return the name of the table that begins with this line; empty if none does."""
     match = re.fullmatch(r"\s*\[+\s*([^\[\]]+?)\s*\]+\s*(?:#.*)?", line)
     return match[1].strip("\"'") if match else ""

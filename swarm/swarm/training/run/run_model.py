@@ -68,7 +68,7 @@ def module_run(config: RunConfig, module: nn.Module, *, num_samples: int = 0) ->
 
 
 def check_module_run(config: RunConfig) -> int:
-    """The number of parameters. Raises ConfigError."""
+    """Return the number of parameters. Raises ConfigError."""
     model = config.model
     if config.start.checkpoint:
         raise ConfigError(
@@ -123,8 +123,8 @@ def weights_digest(module: nn.Module) -> str:
 
 
 def check_model(run: RunConfig) -> int:
-    """The number of parameters of the run's model, which is built without memory. Raises ConfigError if it cannot be
-    trained."""
+    """Return the number of parameters of the run's model, which is built without memory. Raises ConfigError if it
+    cannot be trained."""
     if is_module_run(run):
         return check_module_run(run)
     config = transformers_config(run.model)
@@ -144,7 +144,7 @@ def check_model(run: RunConfig) -> int:
 
 
 def layout_of(run: RunConfig) -> Layout:
-    """The layout of the run's model, which is built without memory. Raises ConfigError."""
+    """Return the layout of the run's model, which is built without memory. Raises ConfigError."""
     config = transformers_config(run.model)
     try:
         with torch.device("meta"):
@@ -155,14 +155,15 @@ def layout_of(run: RunConfig) -> Layout:
 
 
 def build_model(model: Mapping[str, Any]) -> nn.Module:
-    """A transformers causal language model in fp32 on the CPU, with weights to be replaced. See `check_model`."""
+    """Return a transformers causal language model in fp32 on the CPU, with weights to be replaced. See
+    `check_model`."""
     built: nn.Module = _from_config(transformers_config(model)).float()
     return built
 
 
 def initial_theta(run: RunConfig) -> Tensor:
-    """The weights that all replicas start from, unless the run names a checkpoint: fp32 CPU [N], bit-identical on
-    every machine.
+    """Return the weights that all replicas start from, unless the run names a checkpoint: fp32 CPU [N], bit-identical
+    on every machine.
 
     Matrices are noise with the standard deviation of the model's config: sums of four uniform numbers. Normal numbers
     would need logarithms and cosines, whose last bits differ between CPUs. Vectors are as the architecture makes them,
@@ -192,7 +193,7 @@ def _noise(bits_N: NDArray[np.uint64], std: float) -> NDArray[np.float32]:
 
 
 def transformers_config(model: Mapping[str, Any]) -> Any:
-    """The transformers config that [model] describes. Raises ConfigError."""
+    """Return the transformers config that [model] describes. Raises ConfigError."""
     from transformers import CONFIG_MAPPING, AutoConfig  # noqa: PLC0415
 
     refuse_module_run(model)
@@ -229,6 +230,6 @@ def _from_config(config: Any) -> Any:
 
 
 def _last_line(error: Exception) -> str:
-    """The last line of the error's message. It is the reason; the lines before say what was validated."""
+    """Return the last line of the error's message. It is the reason; the lines before say what was validated."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
     return line.removeprefix("ValueError: ")[:200]

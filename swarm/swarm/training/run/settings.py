@@ -70,14 +70,14 @@ class _Rule:
 
 
 def describe(about: str, fits: Callable[[Any], bool] | None = None, remedy: str = "") -> dict[str, Any]:
-    """The metadata of a field that `dataclasses.field` declares. See `setting`."""
+    """Return the metadata of a field that `dataclasses.field` declares. See `setting`."""
     return {"about": about, "rule": _Rule(fits, remedy) if fits else None, "implied": _UNSET}
 
 
 def setting(
     default: Any, about: str, fits: Callable[[Any], bool] | None = None, remedy: str = "", *, implied: Any = _UNSET
 ) -> Any:
-    """A field with its explanation. Values that do not fit are refused with `remedy`.
+    """Declare a field with its explanation. Values that do not fit are refused with `remedy`.
 
     `implied` marks a setting that was added after runs had been signed: it is the value that a signed file without the
     setting means. A run with that value keeps the id that it had before the setting existed, so `implied` never
@@ -87,7 +87,7 @@ def setting(
 
 
 def whole(default: int, low: int, high: int, about: str, *, implied: Any = _UNSET) -> Any:
-    """A whole number from `low` to `high`."""
+    """Declare a whole number from `low` to `high`."""
     return setting(
         default,
         about,
@@ -98,7 +98,7 @@ def whole(default: int, low: int, high: int, about: str, *, implied: Any = _UNSE
 
 
 def number(default: float, low: float, high: float, about: str, *, implied: Any = _UNSET) -> Any:
-    """A number from `low` to `high`."""
+    """Declare a number from `low` to `high`."""
     return setting(
         default,
         about,
@@ -125,12 +125,12 @@ def check_fields(table: Any, name: str) -> SettingChecks:
 
 
 def explanations(table: type[Any], prefix: str = "") -> dict[str, str]:
-    """The explanation of each setting of `table`, by its name after `prefix`."""
+    """Return the explanation of each setting of `table`, by its name after `prefix`."""
     return {f"{prefix}{each.name}": each.metadata["about"] for each in fields(table)}
 
 
 def implied_values(table: type[Any], prefix: str = "") -> dict[str, Any]:
-    """The implied value of each later setting of `table` (see `setting`), by its name after `prefix`."""
+    """Return the implied value of each later setting of `table` (see `setting`), by its name after `prefix`."""
     values = {f"{prefix}{each.name}": each.metadata["implied"] for each in fields(table)}
     return {name: value for name, value in values.items() if value is not _UNSET}
 

@@ -89,7 +89,8 @@ def verify_mapping(mapping: Mapping[str, Any], path: Path | str) -> SignedRun:
 
 
 def _with_implied(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """What was signed, with the implied values of settings that did not exist then. These are not today's defaults."""
+    """Return what was signed, with the implied values of settings that did not exist then. These are not today's
+    defaults."""
     full = {"aggregator": "mean", **mapping}
     for setting, implied in LATER_SETTINGS.items():
         table, _, key = setting.rpartition(".")
@@ -151,7 +152,7 @@ def _signature_of(table: Mapping[str, Any], path: Path | str) -> tuple[str, int,
 
 
 def _signed_bytes(mapping: Mapping[str, Any], peer_id: str, issued_at: int) -> bytes:
-    """The bytes that are signed: equal for equal contents, whatever the file's order and spacing."""
+    """Return the bytes that are signed: equal for equal contents, whatever the file's order and spacing."""
     content = {"run": mapping, "peer_id": peer_id, "issued_at": issued_at}
     try:
         return _PURPOSE + json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()

@@ -59,7 +59,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def header_of(tensors: Mapping[str, Tensor]) -> bytes:
-    """The header of a file with these tensors, in their order."""
+    """Return the header of a file with these tensors, in their order."""
     entries, start = dict[str, object](), 0
     for name, x in tensors.items():
         stop = start + x.numel() * x.element_size()
@@ -71,7 +71,7 @@ def header_of(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def pieces(tensors: Iterable[Tensor]) -> Iterator[memoryview]:
-    """The bytes of tensors, one after the other, in pieces."""
+    """Yield the bytes of tensors, one after the other, in pieces."""
     for x in tensors:
         view = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
         for start in range(0, len(view), PIECE_BYTES):
@@ -160,12 +160,12 @@ def is_kept(outer_step: int, keep_every: int) -> bool:
 
 
 def steps_in(folder: Path) -> list[int]:
-    """The outer steps of the folder's checkpoints, whole or not, in ascending order."""
+    """Return the outer steps of the folder's checkpoints, whole or not, in ascending order."""
     return sorted(map(_step_of, _places(folder)))
 
 
 def load_step(folder: Path, outer_step: int) -> Checkpoint:
-    """The checkpoint of that outer step. Raises IntegrityError if it is not there, or not whole."""
+    """Return the checkpoint of that outer step. Raises IntegrityError if it is not there, or not whole."""
     place = _place(folder, outer_step)
     try:
         return _load(place)
@@ -176,7 +176,7 @@ def load_step(folder: Path, outer_step: int) -> Checkpoint:
 
 
 def load_newest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole, or None. A broken one is skipped with a warning."""
+    """Return the newest checkpoint that is whole, or None. A broken one is skipped with a warning."""
     for place in _places(folder):
         try:
             return _load(place)
@@ -233,12 +233,12 @@ def _write_files(partial: Path, checkpoint: Checkpoint) -> None:
 
 
 def _tensors_of(state: ReplicaState) -> dict[str, Tensor]:
-    """The state's tensors, in the order of its chunks."""
+    """Return the state's tensors, in the order of its chunks."""
     return {"theta": state.theta_N, "momentum": state.momentum_N}
 
 
 def _places(folder: Path) -> list[Path]:
-    """The folder's checkpoints, newest first."""
+    """Return the folder's checkpoints, newest first."""
     if not folder.is_dir():
         return []
     return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), reverse=True)
@@ -296,7 +296,7 @@ def _load_state(path: Path, manifest: Manifest) -> ReplicaState:
 
 
 def _digest(inner: BinaryIO, certificate: bytes) -> bytes:
-    """The digest of what the manifest does not cover."""
+    """Return the digest of what the manifest does not cover."""
     whole = hashlib.sha256()
     for piece in _read(inner):
         whole.update(piece)

@@ -121,7 +121,7 @@ def _write_tokenizer_config(directory: Path, max_tokens: int) -> None:
 
 
 def _byte_characters() -> list[str]:
-    """The printable characters that stand for bytes in byte-level vocabularies (Radford et al. 2019, GPT-2)."""
+    """Return the printable characters that stand for bytes in byte-level vocabularies (Radford et al. 2019, GPT-2)."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(BYTE_VOCABULARY) if byte not in printable]
     return [chr(byte if byte in printable else 0x100 + others.index(byte)) for byte in range(BYTE_VOCABULARY)]

@@ -70,12 +70,12 @@ def leases(cursor: Cursor, members: Sequence[str], samples_per_member: int) -> d
 
 
 def sample_ids(lease: Lease) -> list[int]:
-    """The single sample ids of a lease."""
+    """Return the single sample ids of a lease."""
     return list(chain.from_iterable(lease))
 
 
 def advance(cursor: Cursor, members: Sequence[str], samples_per_member: int, used: Mapping[str, int]) -> Cursor:
-    """The cursor after a round that committed the first `used[member]` samples of each member's lease.
+    """Return the cursor after a round that committed the first `used[member]` samples of each member's lease.
 
     `members` and `samples_per_member` are those the leases were made from. A member that is missing in `used` committed
     nothing. Raises ValueError if `used` names a peer without a lease, or more samples than were leased.
@@ -97,7 +97,7 @@ def advance(cursor: Cursor, members: Sequence[str], samples_per_member: int, use
 
 
 def _split(parts: list[range], count: int) -> tuple[list[range], list[range]]:
-    """The first `count` numbers of `parts`, and the others."""
+    """Return the first `count` numbers of `parts`, and the others."""
     taken: list[range] = []
     for index, part in enumerate(parts):
         if count < len(part):
@@ -110,7 +110,7 @@ def _split(parts: list[range], count: int) -> tuple[list[range], list[range]]:
 
 
 def _subtract(parts: list[range], committed: list[range]) -> list[range]:
-    """The ascending `parts` without the ascending `committed`."""
+    """Return the ascending `parts` without the ascending `committed`."""
     left: list[range] = []
     for part in parts:
         start = part.start
@@ -146,17 +146,17 @@ class LeaseStripe:
 
 
 def first_stripes(overlap_steps: int) -> tuple[LeaseStripe, ...]:
-    """The stripes of a run before anything is leased."""
+    """Return the stripes of a run before anything is leased."""
     return (LeaseStripe(),) * (MAX_STRIPES if overlap_steps else 1)
 
 
 def index_of(step: int, num_stripes: int) -> int:
-    """The index of the stripe that interval and round `step`, counted from 1, use."""
+    """Return the index of the stripe that interval and round `step`, counted from 1, use."""
     return (step - 1) % num_stripes
 
 
 def lease_of(stripes: tuple[LeaseStripe, ...], step: int, member: str, samples_per_member: int) -> Lease:
-    """The samples that `member` may use in interval `step`; none if it is not in the roster."""
+    """Return the samples that `member` may use in interval `step`; none if it is not in the roster."""
     index = index_of(step, len(stripes))
     stripe = stripes[index]
     own = leases(stripe.cursor, stripe.roster, samples_per_member).get(member, ())
@@ -172,7 +172,7 @@ def committed(
     samples_per_member: int,
     used: Mapping[str, int],
 ) -> tuple[LeaseStripe, ...]:
-    """The stripes after round `step`: of each member in `used` so many samples of its lease; `roster` goes on.
+    """Return the stripes after round `step`: of each member in `used` so many samples of its lease; `roster` goes on.
 
     Raises ValueError if `used` names a stranger or more samples than were leased.
     """
@@ -183,7 +183,7 @@ def committed(
 
 
 def admitted(stripes: tuple[LeaseStripe, ...], roster: tuple[str, ...]) -> tuple[LeaseStripe, ...]:
-    """The stripes after a round that only admitted `roster`. All leases are new: every interval starts over."""
+    """Return the stripes after a round that only admitted `roster`. All leases are new: every interval starts over."""
     return tuple(replace(stripe, roster=roster) for stripe in stripes)
 
 

@@ -158,17 +158,18 @@ class Replica:
         return Standing(outer_step=self.outer_step, state_digest=self.digest, certificate=certificate)
 
     def fragment(self, step: int) -> slice:
-        """The slice of the flat vector that outer step `step` moves."""
+        """Return the slice of the flat vector that outer step `step` moves."""
         index = fragment_of(step, len(self._bounds) - 1)
         return slice(self._bounds[index], self._bounds[index + 1])
 
     def leased(self, step: int) -> tuple[str, ...]:
-        """The members that have a lease for interval `step`."""
+        """Return the members that have a lease for interval `step`."""
         stripes = self.current.state.stripes
         return stripes[index_of(step, len(stripes))].roster
 
     def lease(self, peer: str, step: int) -> Lease:
-        """The lease of `peer` for interval `step`, which is the next one, or with overlap also the one after it."""
+        """Return the lease of `peer` for interval `step`, which is the next one, or with overlap also the one after
+        it."""
         return lease_of(self.current.state.stripes, step, peer, self.config.samples_per_interval)
 
     async def propose(
@@ -207,7 +208,7 @@ class Replica:
         return HashedState(state=state, manifest=proposal.manifest)
 
     def _foresee(self, base: HashedState, origin: Group, parts: tuple[Data, ...]) -> tuple[Manifest, tuple[bytes, ...]]:
-        """The manifest of the state after `base`, and the digests of `parts`. Blocks."""
+        """Return the manifest of the state after `base`, and the digests of `parts`. Blocks."""
         digests = tuple(hashlib.sha256(part).digest() for part in parts)
         if parts:
             return self._manifest_after(base.state, origin, parts), digests
@@ -271,7 +272,7 @@ class Replica:
         return self._proposals.get(outcome)
 
     def differing(self, outcome: Outcome) -> Proposal | None:
-        """What this member makes of the same parts, where that is another state than the outcome's."""
+        """Return what this member makes of the same parts, where that is another state than the outcome's."""
         for mine, proposal in self._proposals.items():
             same_parts = (mine.origin_digest, mine.part_digests) == (outcome.origin_digest, outcome.part_digests)
             if same_parts and mine != outcome:
@@ -279,7 +280,7 @@ class Replica:
         return None
 
     def parts_of(self, origin_digest: bytes) -> tuple[Data, ...]:
-        """The encoded result of that group's reduction; empty if it is not kept."""
+        """Return the encoded result of that group's reduction; empty if it is not kept."""
         return self._parts.get(origin_digest, ())
 
     def donate(self, digest: bytes) -> HashedState | None:
@@ -291,7 +292,8 @@ class Replica:
         return former if digest == former_digest else None
 
     def damaged(self) -> HashedState | None:
-        """The committed state as it is now, if its digest differs from the committed one: a memory fault. Blocks."""
+        """Return the committed state as it is now, if its digest differs from the committed one: a memory fault.
+        Blocks."""
         found = HashedState.of(self.current.state)
         return None if found.digest == self.digest else found
 

@@ -70,7 +70,7 @@ class Manifest:
         return min(CHUNK_BYTES, self.num_bytes - index * CHUNK_BYTES)
 
     def digest(self) -> bytes:
-        """The name of the state: 32 bytes, equal on all replicas that hold the same bits."""
+        """Return the name of the state: 32 bytes, equal on all replicas that hold the same bits."""
         return hashlib.sha256(self.to_bytes()).digest()
 
     def to_bytes(self) -> bytes:
@@ -149,7 +149,7 @@ class ReplicaState:
 
     @classmethod
     def initial(cls, theta_N: Tensor, overlap_steps: int = 0) -> ReplicaState:
-        """The state before the first outer step of a run whose rounds overlap with so many inner steps."""
+        """Return the state before the first outer step of a run whose rounds overlap with so many inner steps."""
         stripes, momentum_N = first_stripes(overlap_steps), torch.zeros_like(theta_N)
         return cls(outer_step=0, stripes=stripes, roster=(), theta_N=theta_N, momentum_N=momentum_N)
 
@@ -170,7 +170,7 @@ class ReplicaState:
         )
 
     def chunk(self, index: int) -> bytes:
-        """A copy of chunk `index`. Raises IndexError if there is none."""
+        """Return a copy of chunk `index`. Raises IndexError if there is none."""
         theta, momentum = _bytes_of(self.theta_N), _bytes_of(self.momentum_N)
         start, stop = index * CHUNK_BYTES, (index + 1) * CHUNK_BYTES
         if not 0 <= start < len(theta) + len(momentum):
@@ -190,7 +190,7 @@ class StateHasher:
         self._theta, self._momentum = _ChunkHasher(), _ChunkHasher()
 
     def add(self, theta_C: Tensor, momentum_C: Tensor) -> None:
-        """The next values of both, or none."""
+        """Add the next values of both, or none."""
         if not theta_C.numel():
             return
         self._theta.add(_bytes_of(theta_C))

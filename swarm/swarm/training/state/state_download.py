@@ -62,7 +62,7 @@ class ChunkSchedule:
         return sum(self._under_way.values())
 
     def next(self, now: float) -> tuple[str, int] | None:
-        """The donor to ask now, and for which chunk. None if all donors have enough to do."""
+        """Return the donor to ask now, and for which chunk. None if all donors have enough to do."""
         if self.num_under_way >= MAX_BYTES // CHUNK_BYTES:
             return None
         for donor in sorted(self._under_way, key=lambda donor: (self._under_way[donor], self._pace(donor))):
@@ -95,13 +95,13 @@ class ChunkSchedule:
         return self._pace_s.get(donor, ASSUMED_S)
 
     def _window(self, donor: str) -> int:
-        """How many chunks this donor may have under way. It gets no more than its share of the last ones."""
+        """Return how many chunks this donor may have under way. It gets no more than its share of the last ones."""
         fair = 1 + len(self._waiting) // len(self._under_way)
         ahead = int(AHEAD_S / max(self._pace_s[donor], 1e-6)) if donor in self._pace_s else 0
         return min(1 + ahead, MAX_DONOR_BYTES // CHUNK_BYTES, fair)
 
     def _overdue(self, donor: str, now: float) -> int | None:
-        """The chunk that is expected last, if `donor` is expected to deliver it in half that time."""
+        """Return the chunk that is expected last, if `donor` is expected to deliver it in half that time."""
         left_s = {index: self._left_s(index, now) for index, askers in self._asked.items() if donor not in askers}
         latest = max(left_s, key=lambda index: left_s[index], default=None)
         return latest if latest is not None and left_s[latest] > 2 * self._pace(donor) else None
@@ -110,7 +110,8 @@ class ChunkSchedule:
         return min(self._left_of(donor, now - asked_at) for donor, asked_at in self._asked[index].items())
 
     def _left_of(self, donor: str, waited_s: float) -> float:
-        """The seconds until its usual time. After that, a donor is expected to be silent for as long as it is late."""
+        """Return the seconds until its usual time. After that, a donor is expected to be silent for as long as it is
+        late."""
         return abs(self._pace_s.get(donor, 0.0) * self._under_way[donor] - waited_s)
 
 

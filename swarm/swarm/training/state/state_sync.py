@@ -100,7 +100,7 @@ async def _obtain(context: RunContext, proof: Proof, records: Mapping[str, Train
 
 
 async def _mine(context: RunContext, proof: Proof) -> HashedState | None:
-    """The state, if this member has it already, or what makes it."""
+    """Return the state, if this member has it already, or what makes it."""
     replica = context.replica
     if proof.is_order:
         return replica.current if proof.outcome.state_digest == replica.digest else None
@@ -165,7 +165,7 @@ async def catch_up(context: RunContext, proof: Proof, holders: Sequence[str]) ->
 
 
 async def _chain(context: RunContext, proof: Proof, peers: Sequence[str]) -> list[Proof]:
-    """The certificates from this member's state to `proof`, which comes last. The first of `peers` that answers
+    """Return the certificates from this member's state to `proof`, which comes last. The first of `peers` that answers
     decides; the chain is empty if it has none, or one that is too long."""
     for peer in peers:
         try:

@@ -121,8 +121,8 @@ class Fetcher:
         return FetchedState(held=held, donors=tuple(sorted(gave)), num_bytes=sum(gave.values()))
 
     async def _manifest(self, digest: bytes, donors: Sequence[str], num_values: int) -> Manifest:
-        """The manifest from the first donor that answers correctly. The next donor is asked when those before have
-        failed or are late, so that a silent donor does not block the others."""
+        """Return the manifest from the first donor that answers correctly. The next donor is asked when those before
+        have failed or are late, so that a silent donor does not block the others."""
         failures: dict[str, str] = {}
         asking: set[asyncio.Task[Manifest | None]] = set()
         async with asyncio.TaskGroup() as tasks:

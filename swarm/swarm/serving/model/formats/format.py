@@ -40,10 +40,11 @@ class CheckpointFormat(Protocol):
         """Return the number of the weight's values, from the number of values in each part."""
 
     def shape(self, parts: Mapping[str, StoredTensor]) -> Shape:
-        """The weight's. Raises ValueError for parts that do not belong together."""
+        """Return the weight's shape. Raises ValueError for parts that do not belong together."""
 
     def weight(self, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Tensor:
-        """The weight, computed in float32 and rounded once. Raises ValueError for values that have no meaning."""
+        """Return the weight, computed in float32 and rounded once. Raises ValueError for values that have no
+        meaning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,7 @@ def quantized_tensor(
 def check_part(
     parts: Mapping[str, StoredTensor], ending: str, dtypes: Collection[torch.dtype], shape: Shape | None = None
 ) -> Shape:
-    """The part's shape. Raises ValueError if its values are of none of `dtypes`, or it has another shape."""
+    """Return the part's shape. Raises ValueError if its values are of none of `dtypes`, or it has another shape."""
     part = parts[ending]
     if part.dtype not in dtypes:
         raise ValueError(f"{part.name} holds {part.dtype}, not {' or '.join(map(str, dtypes))}")

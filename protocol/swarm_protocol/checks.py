@@ -88,7 +88,7 @@ def check_count(values: object, field: str, *, max_items: int) -> None:
     """Check a tuple of distinct, hashable items, at most `max_items`."""
     if not (isinstance(values, tuple) and len(values) <= max_items):
         raise ValueError(f"{field} is not a tuple of at most {max_items} items")
-    if len(set(values)) != len(values):
+    if len(values) > 1 and len(set(values)) != len(values):
         raise ValueError(f"{field} names something twice")
 
 

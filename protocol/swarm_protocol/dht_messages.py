@@ -53,6 +53,8 @@ class FindRequest(wire.WireMessage):
 class Contact(Checked):
     """A node and where it can be dialled, without the final /p2p/<peer_id>. Nothing vouches for the addresses."""
 
+    REMEMBERED = 2**15  # nodes name the same ten peers again and again
+
     peer_id: PeerId
     addrs: Addrs = ()
 
@@ -60,6 +62,9 @@ class Contact(Checked):
     def num_bytes(self) -> int:
         """An upper bound of the bytes on the wire."""
         return sum(len(item) + _FIELD_BYTES for item in (self.peer_id, *self.addrs, ""))
+
+
+contact_of = wire.maker(Contact)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +104,10 @@ class FindResponse(wire.WireMessage):
         fit: list[Found] = []
         room = limits.MAX_FIND_RESPONSE_BYTES - sum(len(addr) + _FIELD_BYTES for addr in addrs)
         for each in found:
-            room -= each.num_bytes
-            if room < 0 and fit:
-                break
+            if fit:
+                room -= fit[-1].num_bytes
+                if room < each.num_bytes:
+                    break
             fit.append(each)
         return cls(found=tuple(fit), addrs=addrs)
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
-from functools import cache
+from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar, get_args
 
@@ -147,7 +147,7 @@ def writer(value_type: type[Any], descriptor: Any, forms: Forms = _NO_FORMS) -> 
 
 def reader(value_type: Callable[..., T], descriptor: Any, forms: Forms = _NO_FORMS) -> Callable[..., T]:
     """Return a function that makes a `value_type` of a message that has its fields, one to one."""
-    arguments, given, names = list[str](), list[str](), {"value_type": value_type, "tuple": tuple, "dict": dict}
+    arguments, given, names = list[str](), list[str](), {"value_type": maker(value_type), "tuple": tuple, "dict": dict}
     inner = _inner_types(value_type)
     for field in descriptor.fields:
         name, form = field.name, forms.get(field.name)
@@ -170,6 +170,14 @@ def reader(value_type: Callable[..., T], descriptor: Any, forms: Forms = _NO_FOR
     lines = [f"return value_type({', '.join(arguments)})"]
     read: Callable[..., T] = made_function("read", ", ".join(["sent", *given]), lines, names)
     return read
+
+
+@cache
+def maker(value_type: Callable[..., T]) -> Callable[..., T]:
+    """Return what makes a `value_type` of its fields, checked: the same one for the same fields, of the last
+    `REMEMBERED` that were made, if the class says how many. Peers send some values again and again."""
+    most = getattr(value_type, "REMEMBERED", 0)
+    return lru_cache(maxsize=most)(value_type) if most else value_type
 
 
 def _is_map(field: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.site_pages import written
-from swarm.network import framing, unread_budget
+from swarm.network import framing, membership, unread_budget
 from swarm.network.dht import record_dht, record_storage, routing_table
 from swarm.network.libp2p import (
     calls,
@@ -79,7 +79,14 @@ SAID = [
     ("records.md", f"the {record_dht.NUM_REPLICAS} nearest nodes"),
     ("records.md", f"at most {routing_table.MAX_CALLS} for each key"),
     ("records.md", f"deadline of one call | {record_dht.RPC_TIMEOUT_S:.0f} s"),
-    ("records.md", f"left out of searches for | {record_dht.SUSPECT_S:.0f} s"),
+    ("records.md", f"neighbours, the {routing_table.NARROW_WIDTH} nearest, and {routing_table.WIDTH} after a second"),
+    (
+        "records.md",
+        f"left out of searches for | {routing_table.SUSPECT_S:.0f} s, twice as long each further time, at most "
+        f"{routing_table.MAX_SUSPECT_S:.0f} s",
+    ),
+    ("records.md", f"pinged if it was not heard of for | {record_dht.DOUBT_S / 60:.0f} minutes"),
+    ("records.md", f"{membership.SETTLED_S / 60:.0f} minutes lives twice as long"),
     ("records.md", f"of a signer {record_storage.MAX_KEYS_PER_SIGNER} keys, in all {record_storage.MAX_KEYS:,} keys"),
     ("records.md", f"and {record_storage.MAX_BYTES // MIB} MiB"),
     ("sessions.md", f"At most {session_inbox.MAX_INBOX} steps wait"),

@@ -1,5 +1,6 @@
 """`swarm-node simulate`: a network of thousands of nodes in virtual time, from a scenario file to a report.
 
+With a [plan] it simulates several times, and tells how many nodes of a class are enough.
 The scenario is a TOML file, see `swarm.simulation.scenario` and the guide. The report goes to two files, one for people
 (HTML) and one for programs (JSON).
 """
@@ -10,6 +11,7 @@ import time
 import tomllib
 from pathlib import Path
 
+from swarm.simulation.plan import Try, plan
 from swarm.simulation.report import Report
 from swarm.simulation.scenario import Scenario, read_scenario
 from swarm.simulation.world import simulate
@@ -40,7 +42,17 @@ def run(flags: Flags) -> int:
             f"{time.monotonic() - since:.0f} s",
         )
 
-    report = simulate(scenario, on_minute=on_minute)
+    def on_try(tried: Try) -> None:
+        assert scenario.plan is not None
+        missed = ", ".join(tried.missed)
+        emitter.status(
+            "plan", f"{tried.num_nodes} {scenario.plan.vary}: {f'not enough ({missed})' if missed else 'enough'}"
+        )
+
+    if scenario.plan is None:
+        report = simulate(scenario, on_minute=on_minute)
+    else:
+        report = plan(scenario, lambda each: simulate(each, on_minute=on_minute), on_try)
     _write(report, pages)
     if flags.json:
         emitter.emit("simulation", html=str(pages[0]), json=str(pages[1]), sections=report.sections)

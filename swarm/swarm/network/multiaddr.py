@@ -113,7 +113,7 @@ def tcp_place(addr: str) -> tuple[str, int] | None:
     return None
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=2**15)
 def _is_dialable(addr: str) -> bool:
     try:
         return _split(addr)[-1][0] != "p2p"

@@ -16,6 +16,10 @@ from swarm.simulation.scenario import Scenario
 
 Figures = dict[str, object]
 
+ANSWERED = "share answered"
+COVERED = "share of minutes with all blocks served"
+UTILIZATION = "utilization (share of their time in intervals)"
+
 FIDELITY = (
     "Real code: membership, record DHT and codecs, placement, routing, group forming, votes, certificates, reductions.",
     "Records are signed by a stub, and parsed and checked once for all nodes instead of by each; rounds sign for real.",
@@ -111,9 +115,9 @@ def _serving(scenario: Scenario, measured: Measurements) -> Figures:
     return {
         "servers at the end": samples[-1]["servers"] if samples else None,
         "blocks without a server": spread(uncovered),
-        "share of minutes with all blocks served": share(sum(not each for each in uncovered), len(uncovered)),
+        COVERED: share(sum(not each for each in uncovered), len(uncovered)),
         "requests": counts["requests"],
-        "share answered": share(counts["answers"], counts["answers"] + counts["requests failed"]),
+        ANSWERED: share(counts["answers"], counts["answers"] + counts["requests failed"]),
         "servers lost in an answer": counts["servers lost in an answer"],
         "tokens/s of one answer": spread(measured.answer_tokens_per_s),
         "tokens/s of all answers": counts["answer tokens"] / (scenario.minutes * 60),
@@ -126,7 +130,7 @@ def _training(scenario: Scenario, measured: Measurements) -> Figures:
     trainer_s = sum(trainers) / len(trainers) * scenario.minutes * 60 if trainers else 0.0
     return {
         "trainers": spread(trainers),
-        "utilization (share of their time in intervals)": share(counts["training s"], trainer_s),
+        UTILIZATION: share(counts["training s"], trainer_s),
         "seconds until a first round, besides the interval": spread(measured.find_group_s),
         "rounds committed": round(counts["rounds"]),
         "contributions": counts["contributions"],

@@ -117,6 +117,18 @@ class Training:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The question how many nodes of the class `vary`, at most `most`, are enough: such that the share of requests that
+    is answered, of minutes in which all blocks are served, and of the trainers' time in intervals is so high."""
+
+    vary: str = field(default="", metadata=_TEXT)
+    most: int = _number(1000, 1, MAX_NODES)
+    share_answered: float = _number(0.99, 0, 1)
+    share_covered: float = _number(0.99, 0, 1)
+    utilization: float = _number(0.8, 0, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """`warm_up_minutes` pass while the first nodes join; they do not count. Then `minutes` are measured."""
 
@@ -133,11 +145,14 @@ class Scenario:
     classes: tuple[NodeClass, ...] = (NodeClass(),)
     model: Model | None = None
     training: Training | None = None
+    plan: Plan | None = None
     sessions: tuple[tuple[float, float], ...] = ()
     """The trace: when each node joins and leaves, in seconds. Not in the file, which names another."""
 
 
-_TABLES: Mapping[str, type[Any]] = MappingProxyType({"churn": Churn, "model": Model, "training": Training})
+_TABLES: Mapping[str, type[Any]] = MappingProxyType(
+    {"churn": Churn, "model": Model, "training": Training, "plan": Plan}
+)
 _LISTS: Mapping[str, type[Any]] = MappingProxyType(
     {"regions": Region, "paths": Path, "nats": Nat, "classes": NodeClass}
 )
@@ -201,6 +216,17 @@ def _check(scenario: Scenario) -> None:
         raise _wrong('there is role = "gateway" without a [model]', "say which model clients ask for")
     if (scenario.churn.model == "trace") != bool(scenario.churn.trace):
         raise _wrong('trace and model = "trace" of [churn] belong together', "give both or none")
+    _check_plan(scenario, scenario.plan)
+
+
+def _check_plan(scenario: Scenario, plan: Plan | None) -> None:
+    if plan is None:
+        return
+    planned = [each.name for each in scenario.classes if each.role in ("serve", "train")]
+    if plan.vary not in planned:
+        raise _wrong(f"[plan] varies {plan.vary!r}, which neither serves nor trains", _known(plan.vary, planned))
+    if scenario.churn.trace:
+        raise _wrong("a [plan] changes the number of nodes, which a trace decides", "give one of both")
 
 
 def _values(kind: type[T], given: Any, name: str) -> tuple[T, ...]:

@@ -59,8 +59,8 @@ class Links:
 
 def is_relayed(a: Place, b: Place) -> bool:
     """Return whether two hosts reach each other through a relay only."""
-    kinds = {a.nat.kind, b.nat.kind}
-    return "relayed" in kinds and "open" not in kinds
+    one, other = a.nat.kind, b.nat.kind
+    return (one == "relayed" or other == "relayed") and one != "open" and other != "open"
 
 
 class HostWorld:

@@ -133,6 +133,8 @@ class SimulatedNetwork:
             self._streams.stop_serving(*methods)
 
     async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
+        if not self.host.is_up:
+            raise PeerUnreachable("this node has left", peer_id=self.peer_id)  # and says no goodbye
         previous = self._published.get(key)
         envelope = seal_record(
             self._signer,

@@ -15,16 +15,19 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import heapq
+import itertools
 import os
 import selectors
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextvars import Context
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -38,6 +41,9 @@ NUM_THREADS = 4
 """Threads of the default executor: more than a small machine's cores, so that jobs can wait for each other."""
 
 THREAD_NAME = "virtual-time"
+
+_MIN_TIMERS = 100
+"""Fewer are not looked through for cancelled ones."""
 
 WIND_DOWN_S = 5.0
 """Real time that cancelled tasks get to end in, after a failure."""
@@ -97,7 +103,17 @@ _this_thread = threading.local()
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """The loop under `run`. `time()` is virtual."""
+    """The loop under `run`. `time()` is virtual.
+
+    Timers are in a heap of tuples, which compare in C: a simulation has a hundred thousand of them. Timers of one
+    moment fire in the order in which they were set.
+    """
+
+    _ready: deque[asyncio.Handle]
+    _stopping: bool
+    _timer_cancelled_count: int
+    _clock_resolution: float
+    _process_events: Callable[[list[Any]], None]
 
     def __init__(self, *, real_timeout_s: float, compute_s: ComputeCost | None, inline_jobs: bool) -> None:
         self._inline_jobs = inline_jobs
@@ -105,14 +121,25 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._real_deadline_s = time.monotonic() + real_timeout_s
         self._compute_s = compute_s
         self._jobs: list[_Job] = []
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._num_timers = itertools.count()
         self._failed: list[asyncio.Task[Any]] = []
         self._callback_errors: list[Exception] = []
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix=THREAD_NAME)
-        super().__init__(_Selector(self._idle))
+        self._sockets = selectors.DefaultSelector()
+        super().__init__(self._sockets)
         self.set_exception_handler(self._keep_error)
 
     def time(self) -> float:
         return self._now_s
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer: Any = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, next(self._num_timers), timer))
+        timer._scheduled = True  # so that the loop counts it when it is cancelled
+        return cast("asyncio.TimerHandle", timer)
 
     def create_task(self, coro: Any, *, name: object = None, context: Context | None = None) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = super().create_task(coro, name=name, context=context)
@@ -156,28 +183,58 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             self.unheard()
             self.close()
 
-    def _idle(self, selector: selectors.BaseSelector, timeout_s: float | None) -> list[Any]:
-        """Replace a blocking select: deliver a job's result, wait for one, or advance time to the next timer."""
-        left_s = self._real_deadline_s - time.monotonic()
-        if left_s <= 0:
+    def _run_once(self) -> None:
+        """Run what is ready, and first wait for it as `_idle` does, if nothing is."""
+        timers, ready = self._timers, self._ready
+        if time.monotonic() > self._real_deadline_s:
             raise RealTimeout(f"out of real time; still there: {_describe(asyncio.all_tasks(self))}")
-        if timeout_s == 0:
-            return []  # something is ready; the system, which costs as much to ask, is asked once nothing is
-        if not self._inline_jobs and (events := selector.select(0)):
+        # the system, which costs as much to ask as anything else, is asked once nothing is ready
+        if not ready and not self._stopping and (events := self._idle()):
+            self._process_events(events)
+        due_s = self._now_s + self._clock_resolution
+        while timers and timers[0][0] < due_s:
+            timer: Any = heapq.heappop(timers)[2]
+            timer._scheduled = False
+            if timer._cancelled:
+                self._timer_cancelled_count -= 1
+            else:
+                ready.append(timer)
+        for _ in range(len(ready)):  # what these make ready has its turn afterwards
+            handle: Any = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
+
+    def _forget_cancelled(self) -> None:
+        """Remove cancelled timers that are due first, and all of them where they are more than half."""
+        timers = self._timers
+        if self._timer_cancelled_count * 2 > len(timers) > _MIN_TIMERS:
+            for _, _, timer in timers:
+                timer._scheduled = not timer.cancelled()  # type: ignore[attr-defined]
+            timers[:] = [each for each in timers if not each[2].cancelled()]
+            heapq.heapify(timers)
+            self._timer_cancelled_count = 0
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)[2]._scheduled = False  # type: ignore[attr-defined]
+            self._timer_cancelled_count -= 1
+
+    def _idle(self) -> list[Any]:
+        """Deliver a job's result, wait for one, or advance time to the next timer. Return what the sockets bring."""
+        self._forget_cancelled()
+        if not self._inline_jobs and (events := self._sockets.select(0)):
             return events
         if job := next((job for job in self._jobs if job.due), None):
             if not job.running.done():
-                return selector.select(left_s)
+                return self._sockets.select(self._real_deadline_s - time.monotonic())
             if job.cost_s:
                 self._postpone(job, job.cost_s)
                 job.cost_s = 0.0
             else:
                 self._jobs.remove(job)
                 job.deliver()
-        elif timeout_s is None:
+        elif not self._timers:
             raise Deadlock(f"nothing will ever happen; waiting: {_describe(asyncio.all_tasks(self))}")
         else:
-            self._now_s += timeout_s
+            self._now_s = max(self._now_s, self._timers[0][0])
         return []
 
     def _postpone(self, job: _Job, cost_s: float) -> None:
@@ -242,29 +299,6 @@ def _done(work: Callable[..., object], *args: object) -> Future[Any]:
     except Exception as error:
         future.set_exception(error)
     return future
-
-
-class _Selector(selectors.BaseSelector):
-    """The platform's selector, except that it asks `idle` instead of blocking."""
-
-    def __init__(self, idle: Callable[[selectors.BaseSelector, float | None], list[Any]]) -> None:
-        self._real = selectors.DefaultSelector()
-        self._ask = idle
-
-    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self._real.register(fileobj, events, data)
-
-    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        return self._real.unregister(fileobj)
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        return self._ask(self._real, timeout)
-
-    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        return self._real.get_map()
-
-    def close(self) -> None:
-        self._real.close()
 
 
 def _innermost(func: Callable[..., object], args: tuple[Any, ...]) -> Callable[..., object]:

@@ -66,6 +66,16 @@ def test_scenario_holds_what_its_file_says() -> None:
         ('[[paths]]\nbetween = ["anywhere", "x"]', "unknown region 'x'", "known are anywhere"),
         ('[[paths]]\nbetween = "anywhere"', "between of [[paths]] number 1", "the names of two regions"),
         (SERVER, "[model] and classes", "give both or none"),
+        (
+            '[plan]\nvary = "x"\n[model]\n' + SERVER,
+            "varies 'x', which neither serves nor trains",
+            "known are volunteer",
+        ),
+        (
+            '[plan]\nvary = "volunteer"\n[model]\n[churn]\nmodel = "trace"\ntrace = "t"\n' + SERVER,
+            "which a trace decides",
+            "give one of both",
+        ),
         ('[[classes]]\nrole = "gateway"', "without a [model]", "say which model"),
     ],
 )

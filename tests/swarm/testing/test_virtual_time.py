@@ -295,3 +295,30 @@ def test_charge_within_a_job_delays_its_result_and_nothing_else() -> None:
         return seen
 
     assert virtual_time.run(main()) == [(0.0, "free"), (1.0, "quick"), (4.0, "slow")]
+
+
+def test_timers_of_one_moment_fire_in_the_order_in_which_they_were_set_and_cancelled_ones_never() -> None:
+    async def main() -> tuple[list[int], float]:
+        loop, seen = asyncio.get_running_loop(), list[int]()
+        timers = [loop.call_later(1.0 + number % 2, seen.append, number) for number in range(1000)]
+        for number, timer in enumerate(timers):
+            if number % 4:
+                timer.cancel()
+        last = loop.call_later(3600.0, seen.append, 1000)
+        await asyncio.sleep(10.0)
+        last.cancel()
+        return seen, loop.time()
+
+    seen, end_s = virtual_time.run(main())
+    assert seen == list(range(0, 1000, 4))
+    assert end_s == virtual_time.START_S + 10.0
+
+
+def test_wait_for_a_cancelled_timer_alone_is_a_deadlock() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(5.0, print, "never").cancel()
+        await loop.create_future()
+
+    with pytest.raises(Deadlock):
+        virtual_time.run(main())

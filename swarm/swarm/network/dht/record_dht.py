@@ -21,10 +21,9 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import (
@@ -34,6 +33,7 @@ from swarm_protocol.dht_messages import (
     Found,
     StoreRequest,
     StoreResponse,
+    contact_of,
     place_of,
 )
 from swarm_protocol.envelope import Envelope
@@ -41,7 +41,15 @@ from swarm_protocol.errors import PeerError, PeerViolation
 from swarm_protocol.identity import check_peer_id
 
 from swarm.network.dht.record_storage import RecordStorage, RecordValidator
-from swarm.network.dht.routing_table import WIDTH, NodeLookup, RoutingTable, node_id_of, to_id
+from swarm.network.dht.routing_table import (
+    NARROW_WIDTH,
+    WIDTH,
+    NodeLookup,
+    RoutingTable,
+    Suspects,
+    node_id_of,
+    to_id,
+)
 from swarm.network.interface import NotServed, UnaryHandler
 from swarm.network.multiaddr import dialable
 
@@ -58,17 +66,20 @@ the publisher's five."""
 _CHECKED_AT_ONCE = 32
 """Signatures, a tenth of a millisecond each, before others have their turn."""
 
-SUSPECT_S = 5.0
-"""A peer that did not answer is left out of searches for so long, so that each death costs one timeout, not many."""
-
 FIND_ADDRS_TIMEOUT_S = 2.0
 """Time-out of an address search whose caller waits for a peer that could not be dialled."""
 
 SOUGHT_S = 2.0
 """A peer's addresses are searched for anew no more often: a dead one is dialled again and again."""
 
-NUM_FIRST_SEARCHES = 3
+WIDEN_S = 1.0
+"""A search that is not over by then asks as many nodes as any: some of the nearest seem to be gone."""
+
+NUM_FIRST_SEARCHES = 2
 SEARCH_EVERY = 5
+
+DOUBT_S = 360.0
+"""A peer of the routing table is pinged if it was not heard of for so long. The nearest ones are, by each search."""
 
 MIN_HOLD_S = 20.0
 """Less than the time until a record is published again: in a network that changes, each time is a new search."""
@@ -86,8 +97,8 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-MAX_PEERS = 4096
-"""About the routing table of a very large network twice over; half a megabyte."""
+MAX_PEERS = 1024
+"""The routing table of a network of a million nodes twice over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +153,9 @@ class RecordDht:
         self.own_addrs: tuple[str, ...] = ()
         """This node's own addresses, kept up to date by its network. While it has none, it only asks others."""
         self._book = AddressBook()
-        self._suspects: dict[str, float] = {}
+        self._suspects = Suspects()
+        self._nearest: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
+        """The nodes nearest to a key by the last search for it: the next one begins there."""
         self._sought: dict[str, _Sought] = {}
         self._holders: dict[bytes, _Holders] = {}
         self.last_hops = 0
@@ -172,7 +185,9 @@ class RecordDht:
     def counts(self) -> DhtCounts:
         """Return the current counts. Records include expired ones that are not cleared away yet."""
         return DhtCounts(
-            num_records=self._storage.num_records, num_refused=self._num_refused, num_peers=len(self.peers())
+            num_records=self._storage.num_records,
+            num_refused=self._num_refused,
+            num_peers=self._table.num_peers,
         )
 
     async def ping(self, peer_id: str, addrs: Sequence[str] = ()) -> bool:
@@ -188,7 +203,7 @@ class RecordDht:
 
     async def refresh(self) -> None:
         """Meet the nodes nearest to this one: who has searched for itself can be found by all others."""
-        await self._search([place_of(self._host.peer_id)], only_peers=True, timeout_s=SEARCH_TIMEOUT_S)
+        await self._search([place_of(self._host.peer_id)], NARROW_WIDTH, only_peers=True, timeout_s=SEARCH_TIMEOUT_S)
 
     async def tend(self) -> None:
         """Look who of the routing table has gone, forget records that are due to be dropped, and `refresh`. Once a
@@ -196,7 +211,8 @@ class RecordDht:
         for itself at every fifth: who comes later searches, too, and both meet."""
         self._storage.clear_due()
         turn, self._num_tended = self._num_tended, self._num_tended + 1
-        await asyncio.gather(*(self.ping(peer_id) for peer_id in self._table.doubtful(turn)))
+        heard_before_s = asyncio.get_running_loop().time() - DOUBT_S
+        await asyncio.gather(*(self.ping(peer_id) for peer_id in self._table.doubtful(turn, heard_before_s)))
         if turn < NUM_FIRST_SEARCHES or turn % SEARCH_EVERY == 0:
             await self.refresh()
 
@@ -216,7 +232,7 @@ class RecordDht:
             if answers.count(None) <= NUM_REPLICAS // 2:
                 self._keep_own(envelope, data, holders.peers)
                 return _is_held(answers)
-        search = await self._search([place], only_peers=True, timeout_s=SEARCH_TIMEOUT_S)
+        search = await self._search([place], NARROW_WIDTH, only_peers=True, timeout_s=SEARCH_TIMEOUT_S)
         nearest = tuple(search.nearest(place, NUM_REPLICAS))
         self._remember_holders(place, nearest, holders)
         self._keep_own(envelope, data, nearest)
@@ -263,7 +279,7 @@ class RecordDht:
     async def find(self, keys: Sequence[str], *, timeout_s: float) -> tuple[list[Envelope], bool]:
         """The newest record of each key and signer, expired ones included, and whether any node was there to ask."""
         places = list({place_of(key): None for key in keys})
-        search = await self._search(places, only_peers=False, timeout_s=timeout_s)
+        search = await self._search(places, WIDTH, only_peers=False, timeout_s=timeout_s)
         self.last_hops = search.most_hops()
         for place in places:
             await self._take_in(search, place, self._storage.get(place))
@@ -317,33 +333,54 @@ class RecordDht:
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
-    async def _search(self, keys: Sequence[bytes], *, only_peers: bool, timeout_s: float) -> NodeLookup:
-        """Ask the nearest nodes of every key, and whom they name, until the nearest of all have been asked."""
-        search = NodeLookup(keys, self._host.peer_id)
+    async def _search(self, keys: Sequence[bytes], width: int, *, only_peers: bool, timeout_s: float) -> NodeLookup:
+        """Ask the nearest nodes of every key, and whom they name, until the `width` nearest of all have been asked, or
+        WIDTH of them where that takes longer than WIDEN_S."""
+        search = NodeLookup(keys, self._host.peer_id, width)
         await self._carry_out(search, only_peers=only_peers, timeout_s=timeout_s)
+        for key in search.keys:
+            self._nearest[key] = tuple(search.nearest(key, WIDTH))
+            self._nearest.move_to_end(key)
+        while len(self._nearest) > MAX_HELD_PLACES:
+            self._nearest.popitem(last=False)
         return search
 
     async def _carry_out(
         self, search: NodeLookup, *, only_peers: bool, timeout_s: float, is_over: Callable[[], bool] = lambda: False
     ) -> None:
-        now = asyncio.get_running_loop().time()
-        self._suspects = {peer: until for peer, until in self._suspects.items() if until > now}
+        loop = asyncio.get_running_loop()
+        suspects = self._suspects.at(loop.time())
         for key in search.keys:
-            search.meet(self._table.nearest(to_id(key), WIDTH), self._suspects)
+            search.meet(self._table.nearest(to_id(key), WIDTH), suspects)
+            search.meet(self._nearest.get(key, ()), suspects)
+        running: set[asyncio.Task[None]] = set()
+        ended = asyncio.Event()
+
+        async def ask(peer_id: str, wanted: Sequence[bytes]) -> None:
+            request = FindRequest(keys=tuple(wanted), only_peers=only_peers, addrs=self.own_addrs)
+            await self._ask(search, suspects, peer_id, request)
+            running.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+            ended.set()
+
+        def widen() -> None:
+            search.width = max(search.width, WIDTH)
+            ended.set()
+
+        late = loop.call_later(WIDEN_S, widen) if search.width < WIDTH else None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as calls:
-                running: set[asyncio.Task[None]] = set()
                 while not is_over():
-                    for peer_id, wanted in search.next_calls():
-                        request = FindRequest(keys=tuple(wanted), only_peers=only_peers, addrs=self.own_addrs)
-                        running.add(calls.create_task(self._ask(search, peer_id, request)))
+                    running.update(calls.create_task(ask(*call)) for call in search.next_calls())
                     if not running:
                         break
-                    _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                    await ended.wait()
+                    ended.clear()
                 for call in running:
                     call.cancel()
+        if late is not None:
+            late.cancel()
 
-    async def _ask(self, search: NodeLookup, peer_id: str, request: FindRequest) -> None:
+    async def _ask(self, search: NodeLookup, suspects: Container[str], peer_id: str, request: FindRequest) -> None:
         try:
             found = await self._find(peer_id, request, search.addrs_of(peer_id))
         except asyncio.CancelledError:
@@ -357,7 +394,7 @@ class RecordDht:
             named = each.peers[:WIDTH]
             for contact in named:
                 search.note(contact.peer_id, contact.addrs)
-            search.meet([contact.peer_id for contact in named], self._suspects, named_by=peer_id)
+            search.meet([contact.peer_id for contact in named], suspects, named_by=peer_id)
             await self._take_in(search, key, each.records)
         search.left_out(peer_id, request.keys[len(found) :])
 
@@ -397,9 +434,10 @@ class RecordDht:
         except (PeerError, NotServed, TimeoutError) as error:
             logger.debug("%s did not answer %s: %s", peer_id, method, error)
             self._table.lost(peer_id)
-            self._suspects[peer_id] = asyncio.get_running_loop().time() + SUSPECT_S
+            self._suspects.add(peer_id, asyncio.get_running_loop().time())
             return None
-        self._table.heard_of(peer_id)
+        self._table.heard_of(peer_id, asyncio.get_running_loop().time())
+        self._suspects.clear(peer_id)
         return answer
 
     # --- answering ----------------------------------------------------------------------------------------------------
@@ -428,9 +466,10 @@ class RecordDht:
 
     def _meet_caller(self, peer_id: str, addrs: Sequence[str]) -> None:
         try:
-            self._table.heard_of(check_peer_id(peer_id))
+            self._table.heard_of(check_peer_id(peer_id), now_s := asyncio.get_running_loop().time())
         except ValueError as error:  # another kind of key, which no node has
             raise PeerViolation(str(error)) from None
+        self._suspects.has_called(peer_id, now_s)
         self._learn(peer_id, addrs)
 
     def _learn(self, peer_id: str, addrs: Sequence[str]) -> None:
@@ -440,15 +479,9 @@ class RecordDht:
 
     def _found(self, asker: str, key: bytes, asked: FindRequest) -> Found:
         others = [peer_id for peer_id in self._table.nearest(to_id(key), WIDTH + 1) if peer_id != asker]
-        peers = tuple(_contact_of(peer_id, self._book.of(peer_id)) for peer_id in others[:WIDTH])
+        peers = tuple([contact_of(peer_id=peer_id, addrs=self._book.of(peer_id)) for peer_id in others[:WIDTH]])
         records = () if asked.only_peers else self._storage.get(key)
         return Found(records=records, peers=peers)
-
-
-@lru_cache(maxsize=4096)
-def _contact_of(peer_id: str, addrs: tuple[str, ...]) -> Contact:
-    """A node names the same ten peers again and again, and each contact is checked when it is made."""
-    return Contact(peer_id=peer_id, addrs=addrs)
 
 
 def _is_held(answers: Sequence[StoreResponse | None]) -> bool:

@@ -12,9 +12,10 @@ the nearest of a thousand nodes to a chosen place takes no more than some thousa
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
@@ -30,6 +31,8 @@ BUCKET_SIZE = 20
 
 WIDTH = 10
 """Nodes asked a key: twice the replicas, because two peers need not agree on which nodes are nearest."""
+NARROW_WIDTH = 6
+"""Nodes asked a key where only its nearest are sought: those that are to store a record, and one more."""
 MAX_CALLS = 100
 """Maximum calls of one search for each key. A liar can name peers without end, each nearer than the last."""
 MAX_ADDRS = 3 * limits.MAX_CONTACT_ADDRS
@@ -50,11 +53,18 @@ def to_id(place: bytes) -> int:
     return int.from_bytes(place, "big")
 
 
+SUSPECT_S = 5.0
+"""A peer that did not answer is left out of searches for so long, so that each death costs one timeout, not many."""
+MAX_SUSPECT_S = 160.0
+"""The dead are named for as long as the nodes near them have not noticed, which takes minutes."""
+MAX_SUSPECTS = 1024
+
+
 @dataclass(slots=True)
 class _Bucket:
-    """Peers at like distances; of both the one last heard of is last."""
+    """Peers at like distances; of both the one last heard of is last. Members are with the time of that."""
 
-    members: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    members: OrderedDict[str, float] = field(default_factory=OrderedDict)
     waiting: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
 
@@ -74,14 +84,18 @@ class RoutingTable:
         bucket = self._buckets.get((node_id_of(peer_id) ^ self._own_id).bit_length())
         return bucket is not None and peer_id in bucket.members
 
-    def heard_of(self, peer_id: str) -> None:
+    @property
+    def num_peers(self) -> int:
+        return sum(len(bucket.members) for bucket in self._buckets.values())
+
+    def heard_of(self, peer_id: str, now_s: float = 0.0) -> None:
         """`peer_id` has called or answered just now. It becomes a member, or waits where all places are taken."""
         distance = node_id_of(peer_id) ^ self._own_id
         if not distance:
             return
         bucket = self._buckets.setdefault(distance.bit_length(), _Bucket())
         if peer_id in bucket.members or len(bucket.members) < BUCKET_SIZE:
-            bucket.members[peer_id] = None
+            bucket.members[peer_id] = now_s
             bucket.members.move_to_end(peer_id)
             bucket.waiting.pop(peer_id, None)
             return
@@ -101,13 +115,16 @@ class RoutingTable:
         del bucket.members[peer_id]
         if bucket.waiting:
             heir, _ = bucket.waiting.popitem()
-            bucket.members[heir] = None
+            bucket.members[heir] = -math.inf  # it was heard of before it had a place: it is doubtful first
+            bucket.members.move_to_end(heir, last=False)
 
-    def doubtful(self, turn: int) -> tuple[str, ...]:
-        """Return, of every second bucket by `turn`, the member that was not heard of for longest. It is to be pinged:
-        candidates may wait for its place, and other nodes' searches learn of it from here."""
+    def doubtful(self, turn: int, heard_before_s: float = math.inf) -> tuple[str, ...]:
+        """Return, of every second bucket by `turn`, the member that was not heard of for longest, if that was before
+        `heard_before_s`. It is to be pinged: candidates may wait for its place, and other nodes' searches learn of it
+        from here."""
         buckets = (bucket for bits, bucket in self._buckets.items() if (bits + turn) % 2 == 0 and bucket.members)
-        return tuple(next(iter(bucket.members)) for bucket in buckets)
+        oldest = (next(iter(bucket.members.items())) for bucket in buckets)
+        return tuple(peer_id for peer_id, heard_s in oldest if heard_s < heard_before_s)
 
     def nearest(self, key: int, count: int) -> list[str]:
         """The `count` members nearest to `key`, nearest first; fewer if there are not as many.
@@ -117,20 +134,64 @@ class RoutingTable:
         """
         own = (key ^ self._own_id).bit_length()
         found: list[str] = []
-        farther = sorted(bits for bits in self._buckets if bits > own)
-        for group in ([own], [bits for bits in self._buckets if bits < own], *([bits] for bits in farther)):
-            members = [peer_id for bits in group if bits in self._buckets for peer_id in self._buckets[bits].members]
+        for group in self._groups(own):
+            members = [peer_id for bits in group for peer_id in self._buckets[bits].members]
             found += sorted(members, key=lambda peer_id: node_id_of(peer_id) ^ key)
             if len(found) >= count:
                 break
         return found[:count]
 
+    def _groups(self, own: int) -> Iterator[Iterable[int]]:
+        """Yield buckets in such groups that all members of one are nearer than those of the next to every key that
+        belongs into the bucket `own`."""
+        if own in self._buckets:
+            yield (own,)
+        yield [bits for bits in self._buckets if bits < own]
+        for bits in sorted(bits for bits in self._buckets if bits > own):
+            yield (bits,)
+
+
+class Suspects:
+    """Peers that did not answer: each is left out of searches for SUSPECT_S, and for twice as long each further time,
+    until it answers."""
+
+    def __init__(self) -> None:
+        self._left_out: dict[str, tuple[float, float]] = {}  # until when, and for how long
+
+    def add(self, peer_id: str, now_s: float) -> None:
+        """It did not answer."""
+        _, before_s = self._left_out.pop(peer_id, (0.0, SUSPECT_S / 2))
+        hold_s = min(MAX_SUSPECT_S, 2 * before_s)
+        self._left_out[peer_id] = (now_s + hold_s, hold_s)
+        if len(self._left_out) > MAX_SUSPECTS:
+            del self._left_out[next(iter(self._left_out))]
+
+    def clear(self, peer_id: str) -> None:
+        """It has answered."""
+        self._left_out.pop(peer_id, None)
+
+    def has_called(self, peer_id: str, now_s: float) -> None:
+        """It is there, and may still not be reached from here: it is tried again in SUSPECT_S at the latest."""
+        if peer_id in self._left_out:
+            until_s, _ = self._left_out[peer_id]
+            self._left_out[peer_id] = (min(until_s, now_s + SUSPECT_S), SUSPECT_S)
+
+    def at(self, now_s: float) -> set[str]:
+        """Return those that are left out now. Whom nobody has named for as long again is forgotten."""
+        for peer_id, (until_s, hold_s) in list(self._left_out.items()):
+            if until_s + hold_s <= now_s:
+                del self._left_out[peer_id]
+        return {peer_id for peer_id, (until_s, _) in self._left_out.items() if until_s > now_s}
+
 
 class NodeLookup:
-    def __init__(self, keys: Sequence[bytes], own_peer_id: str) -> None:
+    """The search for the `width` nodes nearest to each of `keys`, and what they hold."""
+
+    def __init__(self, keys: Sequence[bytes], own_peer_id: str, width: int = WIDTH) -> None:
         # of each key the peers, each behind its distance, nearest first: a liar can name thousands
         self._ranked: dict[bytes, list[tuple[int, str]]] = {key: [] for key in keys}
         self._own_peer_id = own_peer_id
+        self.width = width
         self._asked: set[tuple[str, bytes]] = set()
         self._num_asked = 0
         self._dropped: set[str] = set()
@@ -205,7 +266,7 @@ class NodeLookup:
         """Peers that are among the nearest of keys they have not been asked for, with as many as a request takes."""
         calls: dict[str, list[bytes]] = {}
         for key, ranked in self._ranked.items():
-            for _, peer_id in ranked[:WIDTH]:
+            for _, peer_id in ranked[: self.width]:
                 if (peer_id, key) not in self._asked and self._num_asked < MAX_CALLS * len(self._ranked):
                     self._num_asked += 1
                     self._asked.add((peer_id, key))

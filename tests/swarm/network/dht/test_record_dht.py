@@ -276,3 +276,25 @@ def test_record_is_stored_again_without_a_search_until_a_holder_is_gone() -> Non
         assert num_finds > 0
 
     virtual_time.run(main())
+
+
+def test_search_for_a_key_begins_where_the_last_one_ended() -> None:
+    """The asker's routing table leads to HONEST alone, which then knows nobody any more."""
+
+    async def main() -> None:
+        world = World()
+        asker, honest = await world.node(ASKER), await world.node(HONEST)
+        others = [Identity(bytes([number]) * 32) for number in range(10, 16)]
+        for identity in others:
+            node = await world.node(identity)
+            node._storage.store(record(identity), record(identity).to_bytes())
+            assert await node.ping(HONEST.peer_id)
+        assert await asker.ping(HONEST.peer_id)
+        assert len((await asker.find([KEY], timeout_s=5))[0]) == len(others)
+        for identity in others:
+            asker._table.lost(identity.peer_id)
+            honest._table.lost(identity.peer_id)
+        assert len((await asker.find([KEY], timeout_s=5))[0]) == len(others)
+        assert asker.last_hops == 1
+
+    virtual_time.run(main())

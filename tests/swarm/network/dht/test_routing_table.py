@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm.network.dht import routing_table
-from swarm.network.dht.routing_table import BUCKET_SIZE, RoutingTable, node_id_of
+from swarm.network.dht.routing_table import (
+    BUCKET_SIZE,
+    MAX_SUSPECT_S,
+    MAX_SUSPECTS,
+    SUSPECT_S,
+    RoutingTable,
+    Suspects,
+    node_id_of,
+)
 from swarm_protocol.identity import peer_id_of
 
 OWN = peer_id_of(bytes(32))
@@ -123,3 +131,53 @@ def test_peer_that_was_lost_comes_back_with_its_next_call() -> None:
 def test_place_of_a_peer_follows_from_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
     assert node_id_of(OWN) == int.from_bytes(hashlib.sha256(OWN.encode()).digest(), "big")
     assert routing_table.to_id(b"\x01\x00") == 256
+
+
+def test_doubtful_leaves_out_who_was_heard_of_lately() -> None:
+    table = RoutingTable(OWN)
+    first, second, *_ = far_peers(2)
+    table.heard_of(first, 10.0)
+    table.heard_of(second, 20.0)
+    assert table.doubtful(0, heard_before_s=10.0) == ()
+    assert table.doubtful(0, heard_before_s=10.1) == (first,)
+
+
+def test_candidate_that_takes_a_place_is_the_first_to_be_doubted() -> None:
+    table = RoutingTable(OWN)
+    *members, newcomer = far_peers(BUCKET_SIZE + 1)
+    for now_s, peer_id in enumerate((*members, newcomer)):
+        table.heard_of(peer_id, float(now_s))
+    table.lost(members[3])
+    assert table.doubtful(0, heard_before_s=0.0) == (newcomer,)
+
+
+def test_suspect_is_left_out_for_twice_as_long_each_further_time_until_it_answers() -> None:
+    suspects, now_s, held_s = Suspects(), 100.0, list[float]()
+    for _ in range(8):
+        suspects.add(peer(1), now_s)
+        begin_s = now_s
+        while peer(1) in suspects.at(now_s):
+            now_s += 1.0
+        held_s.append(now_s - begin_s)
+    assert held_s == [min(MAX_SUSPECT_S, SUSPECT_S * 2**number) for number in range(8)]
+    suspects.clear(peer(1))
+    suspects.add(peer(1), now_s)
+    assert peer(1) not in suspects.at(now_s + SUSPECT_S)
+
+
+def test_suspect_that_calls_is_tried_again_soon_and_one_that_nobody_names_is_forgotten() -> None:
+    suspects = Suspects()
+    for now_s in (0.0, 10.0, 25.0):
+        suspects.add(peer(1), now_s)
+    suspects.has_called(peer(1), 26.0)
+    assert peer(1) in suspects.at(26.0)
+    assert peer(1) not in suspects.at(26.0 + SUSPECT_S)
+    suspects.at(26.0 + 2 * SUSPECT_S)
+    assert not suspects._left_out
+
+
+def test_suspects_are_bounded() -> None:
+    suspects = Suspects()
+    for number in range(MAX_SUSPECTS + 1):
+        suspects.add(f"peer {number}", 0.0)
+    assert len(suspects.at(0.0)) == MAX_SUSPECTS

@@ -1,0 +1,96 @@
+"""Answers a planner's question: how many nodes of one class carry a model or a run. Pure, but for the simulations.
+
+It simulates the scenario with more and fewer nodes of the class that [plan] names; of all other classes as many remain.
+It takes for granted that more of them never carry less. The reports of the tries that it compares have one seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from swarm.simulation.report import ANSWERED, COVERED, UTILIZATION, Figures, Report
+from swarm.simulation.scenario import Plan, Scenario
+
+PRECISION = 0.05
+"""Where the number that carries and the one that does not are so near, as a share, the search is over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Try:
+    """`missed` are the goals that `num_nodes` of the class did not reach, with what they reached."""
+
+    num_nodes: int
+    report: Report
+    missed: Mapping[str, object]
+
+
+def plan(scenario: Scenario, run: Callable[[Scenario], Report], on_try: Callable[[Try], None]) -> Report:
+    """Return the report of the fewest nodes that reach the goals, or of the most, with a section that tells of all
+    tries. `on_try` is told each."""
+    assert scenario.plan is not None
+    goals, tries = scenario.plan, list[Try]()
+    for num_nodes in _numbers(scenario, goals, tries):
+        report = run(with_number(scenario, num_nodes))
+        tries.append(Try(num_nodes=num_nodes, report=report, missed=missed_goals(goals, report)))
+        on_try(tries[-1])
+    enough = [each for each in tries if not each.missed]
+    best = min(enough, key=lambda each: each.num_nodes) if enough else max(tries, key=lambda each: each.num_nodes)
+    return replace(best.report, sections={"Plan": _figures(goals, tries, enough), **best.report.sections})
+
+
+def with_number(scenario: Scenario, num_nodes: int) -> Scenario:
+    """Return the scenario with so many nodes of the planned class, and as many of each other one as before."""
+    assert scenario.plan is not None
+    each_share = scenario.nodes / sum(kind.share for kind in scenario.classes)
+    classes = tuple(
+        replace(kind, share=num_nodes if kind.name == scenario.plan.vary else kind.share * each_share)
+        for kind in scenario.classes
+    )
+    return replace(scenario, classes=classes, nodes=max(2, round(sum(kind.share for kind in classes))))
+
+
+def missed_goals(goals: Plan, report: Report) -> dict[str, object]:
+    """Return the figures of `report` that are below the plan's goals, or unknown. What is not simulated is no goal."""
+    serving, training = report.sections.get("Serving"), report.sections.get("Training")
+    figures: list[tuple[Figures | None, str, float]] = [
+        (serving, ANSWERED, goals.share_answered),
+        (serving, COVERED, goals.share_covered),
+        (training, UTILIZATION, goals.utilization),
+    ]
+    reached = [(name, part[name], goal) for part, name, goal in figures if part is not None]
+    return {name: value for name, value, goal in reached if not isinstance(value, int | float) or value < goal}
+
+
+def _numbers(scenario: Scenario, goals: Plan, tries: list[Try]) -> Iterator[int]:
+    """Yield the next number to try, by what the `tries` so far have found: doubled until it is enough, then halved."""
+    share = next(kind.share for kind in scenario.classes if kind.name == goals.vary)
+    first = round(scenario.nodes * share / sum(kind.share for kind in scenario.classes))
+    number = min(goals.most, max(1, first))
+    too_few, enough = 0, goals.most + 1
+    while True:
+        yield number
+        if tries[-1].missed:
+            too_few = number
+        else:
+            enough = number
+        if enough - too_few <= max(1, PRECISION * enough) or too_few == goals.most:
+            return
+        number = min(goals.most, 2 * number) if enough > goals.most else (too_few + enough) // 2
+
+
+def _figures(goals: Plan, tries: list[Try], enough: list[Try]) -> Figures:
+    fewest = min((each.num_nodes for each in enough), default=None)
+    return {
+        f"fewest {goals.vary} nodes that are enough": fewest if fewest is not None else f"more than {goals.most}",
+        **{
+            f"with {each.num_nodes}": "enough"
+            if not each.missed
+            else "; ".join(f"{name} {_reached(value)}" for name, value in each.missed.items())
+            for each in sorted(tries, key=lambda each: each.num_nodes)
+        },
+    }
+
+
+def _reached(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else "-" if value is None else str(value)

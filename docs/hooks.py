@@ -1,7 +1,7 @@
 """Pages of the site that are made from the code each time it is built, so that they cannot fall behind it.
 
-MkDocs calls `on_files` and `on_post_page` (see `hooks` in mkdocs.yml). The pages of events and metrics have generators
-of their own, because they are read in the repository as well.
+MkDocs calls `on_files`, `on_page_content` and `on_post_page` (see `hooks` in mkdocs.yml). The pages of events and
+metrics have generators of their own, because they are read in the repository as well.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ RUN_FILE = "reference/run-file.md"
 BROKEN = re.compile(r">[^<]*!\[[^<]*<")
 """A picture that is shown as its source, as where its description holds a bracket."""
 
+UNRESOLVED = re.compile(r"""<a [^>]*href="(?![a-z]+:)[^"]*\.md["#]""")
+"""A link to a page's source, which is no page of the site."""
+
 FETCHED = re.compile(r"""\ssrc=["']?https?:|<link[^>]+rel=["']?stylesheet[^>]+https?:|class=["']?mermaid""")
 """What makes a reader's browser ask another site: a script, picture or style from there, or Mermaid, which Material
 loads from a content delivery network."""
@@ -43,9 +46,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
+    """Resolve the links of files of the repository's root, such as CONTRIBUTING.md, that pages in a folder include."""
+    return re.sub(r'href="docs/([^"#]+)\.md', r'href="../\1.html', html)
+
+
 def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:  # noqa: ARG001
-    """Refuse a page that would fetch something from another site, or whose picture is not one."""
-    for what, pattern in (("fetches from elsewhere", FETCHED), ("has a picture that is none", BROKEN)):
+    """Refuse a page that would fetch something from another site, or whose picture or link is not one."""
+    kinds = {"fetches from elsewhere": FETCHED, "has a picture that is none": BROKEN, "links to no page": UNRESOLVED}
+    for what, pattern in kinds.items():
         if found := pattern.search(output):
             raise PluginError(f"{page.file.src_uri} {what}: {output[found.start() : found.end() + 60]!r}")
     return output

@@ -32,7 +32,7 @@ app = typer.Typer(
 
 HERE = ("home",)
 NETWORK = ("home", "name", "network_id", "peers", "listen", "announce")
-DAEMON = (*NETWORK, "mdns", "tethered", "drain_s", "metrics", "otlp", "log_format", "log_level")
+DAEMON = (*NETWORK, "mdns", "relay_rate", "tethered", "drain_s", "metrics", "otlp", "log_format", "log_level")
 LINK = ("max_upload", "max_download")
 WORK = (
     *LINK,

@@ -228,6 +228,7 @@ async def _on_network(config: Config, home: Home, role: NodeRole, traffic: Traff
             listen=config.listen,
             announce=config.announce,
             mdns=config.mdns,
+            relay_bytes_per_s=config.relay_rate,
             relay=role.relay(config),
         ),
         traffic,

@@ -122,7 +122,10 @@ class Config(BaseModel):
     mdns: bool = _switch(default=True)
     """Find nodes of the local network, and be found by them; only while listening beyond this machine."""
     relay: Literal["auto", "use", "none"] = _setting("auto", parsers.one_of("auto", "use", "none"), "WHEN")
-    """Be reached through a seed: auto (unless all is local), use or none."""
+    """Be reached through relays: auto (unless others reach this node, which then relays itself), use or none."""
+    relay_rate: int = _setting(12_500_000, parsers.parse_rate, "RATE", example="100mbit")
+    """Carry at most so much a second for nodes that others cannot reach. Default: 100mbit, and at most half of
+    max-upload and max-download."""
     run: Path | parsers.RunId | None = _setting(None, parsers.parse_run, "RUN", example="run.toml")
     """Train this run: its signed file, or its id, for which its members give the file."""
     then_serve: bool = _switch()

@@ -62,12 +62,13 @@ class Traffic:
         self.sent_bytes: dict[PeerClass, int] = dict.fromkeys(PEER_CLASSES, 0)
         self.received_bytes: dict[PeerClass, int] = dict.fromkeys(PEER_CLASSES, 0)
         self.num_connected: dict[PeerClass, int] = dict.fromkeys(PEER_CLASSES, 0)
+        self._relayed_bytes = 0
         self._relayed: frozenset[str] = frozenset()
 
     @property
     def total_bytes(self) -> int:
-        """Return all payload bytes, both ways."""
-        return sum(self.sent_bytes.values()) + sum(self.received_bytes.values())
+        """Return all payload bytes, both ways. What is relayed for others comes in and goes out."""
+        return sum(self.sent_bytes.values()) + sum(self.received_bytes.values()) + 2 * self._relayed_bytes
 
     def note(self, connected: Mapping[str, Sequence[str]]) -> None:
         """`connected` are the remote addresses of open connections, by peer id."""
@@ -93,6 +94,12 @@ class Traffic:
     def received_in_turn(self, peer_id: str, num_bytes: int) -> None:
         """Count bytes that were charged as they were read."""
         self.received_bytes[self._class_of(peer_id)] += num_bytes
+
+    def relayed(self, num_bytes: int) -> None:
+        """Count and charge bytes that this node passes from one peer to another."""
+        self._relayed_bytes += num_bytes
+        self.turns.charge(num_bytes)
+        self.download.charge(num_bytes)
 
     def _class_of(self, peer_id: str) -> PeerClass:
         return "relayed" if peer_id in self._relayed else "direct"

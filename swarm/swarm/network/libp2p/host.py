@@ -7,6 +7,7 @@ This is the only place where errors of the daemon become PeerUnreachable, PeerRe
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
@@ -285,8 +286,9 @@ class Libp2pOptions:
     if no remembered node answers and there are no `peers`; else that is an error.
     `relay`: "serve" lets nodes behind NAT be reached through this one, which must be reachable itself; "use" makes this
     node reachable through those of `peers` and `relays` that serve; "none" does neither; "auto" serves once peers have
-    confirmed that this node is public, and uses relays until then. Without `listen` nobody can connect directly.
-    Raises ConfigError, which names the part of an address that is malformed.
+    confirmed that this node is public, and uses relays until then. `relay_bytes_per_s` bounds all that it relays.
+    Without `listen` nobody can connect directly. Raises ConfigError, which names the part of an address that is
+    malformed.
     """
 
     identity_path: Path
@@ -298,7 +300,7 @@ class Libp2pOptions:
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
     announce: tuple[str, ...] = ()
     relay: Literal["none", "serve", "use", "auto"] = "none"
-    relay_bytes_per_s: int = 0
+    relay_bytes_per_s: float = math.inf
     mdns: bool = False
 
     def __post_init__(self) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ from swarm.network.relay.circuit_messages import (
 )
 from swarm.network.relay.members import Members
 from swarm.network.relay.relay_budget import MAX_PIECE_BYTES, NO_LIMIT, Ends, RelayBudget
+from swarm.network.traffic import TrafficLimits
 
 OPENING_TIMEOUT_S = 4.0
 """Time-out of a request, and of the target's acceptance. The daemon that dials through this node waits 5 s."""
@@ -64,7 +66,8 @@ class RelayLimits:
     `idle_s`: a circuit without a byte for so long is closed, at the latest after twice so long. libp2p itself says
     something every 30 s, so this is for ends that have vanished.
 
-    `bytes_per_s`: of all circuits in both directions together; 0: no limit.
+    `bytes_per_s`: of all circuits in both directions together. Of what the node's owner lets it send and receive they
+    get at most half.
     """
 
     reservations: int = 256
@@ -72,7 +75,11 @@ class RelayLimits:
     circuits_per_peer: int = 64
     circuits_per_pair: int = 4
     idle_s: float = 100.0
-    bytes_per_s: int = 0
+    bytes_per_s: float = math.inf
+
+    def within(self, traffic: TrafficLimits) -> float:
+        """Return the bytes a second of all circuits that the owner's own limits leave."""
+        return min(self.bytes_per_s, traffic.up_bytes_per_s / 2, traffic.down_bytes_per_s / 2)
 
 
 RefusalReason = Literal["refused", "stranger", "failed", "idle"]
@@ -104,7 +111,7 @@ class Relay:
         self.counts = RelayCounts()
         self._serves = serves
         self._members = members
-        self._budget = RelayBudget(limits.bytes_per_s)
+        self._budget = RelayBudget(limits.within(host.traffic.limits), host.traffic.relayed)
         self._host = host
         self._tasks = tasks
         self._limits = limits

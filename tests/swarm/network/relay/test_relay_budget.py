@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import pytest
+from swarm.network.relay.relay import RelayLimits
 from swarm.network.relay.relay_budget import BURST_S, MAX_PIECE_BYTES, MAX_SERVED, MIN_PIECE_BYTES, Ends, RelayBudget
+from swarm.network.traffic import NO_LIMITS, Traffic, TrafficLimits
 from swarm.testing import virtual_time
 
 RATE = 1_000_000
@@ -108,18 +111,36 @@ def test_circuit_that_ends_while_it_waits_takes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "num_bytes"), [(0, MAX_PIECE_BYTES), (RATE, 20_000), (1000, MIN_PIECE_BYTES), (10**10, MAX_PIECE_BYTES)]
+    ("rate", "num_bytes"),
+    [(math.inf, MAX_PIECE_BYTES), (RATE, 20_000), (1000, MIN_PIECE_BYTES), (10**10, MAX_PIECE_BYTES)],
 )
-def test_pieces_are_short_where_the_rate_is_low(rate: int, num_bytes: int) -> None:
+def test_pieces_are_short_where_the_rate_is_low(rate: float, num_bytes: int) -> None:
     assert RelayBudget(rate).piece_bytes == num_bytes
 
 
 def test_without_a_limit_nobody_waits_and_with_one_peers_of_the_past_are_forgotten() -> None:
     async def case() -> None:
-        assert await RelayBudget().take(("a", "b"), 10**12) == 0.0
+        charged: list[int] = []
+        assert await RelayBudget(charge=charged.append).take(("a", "b"), 10**12) == 0.0
+        assert charged == [10**12]
         budget = RelayBudget(RATE)
         for number in range(3 * MAX_SERVED):
             await budget.take((f"a{number}", f"b{number}"), 1000)
         assert len(budget._served) <= MAX_SERVED + 1
+
+    run(case)
+
+
+def test_owner_s_limits_leave_half_to_the_relay_and_are_charged_for_what_it_carries() -> None:
+    async def case() -> None:
+        limits = TrafficLimits(up_bytes_per_s=RATE, down_bytes_per_s=4 * RATE)
+        assert RelayLimits().within(NO_LIMITS) == math.inf
+        assert RelayLimits(bytes_per_s=10 * RATE).within(limits) == RATE / 2
+        assert RelayLimits(bytes_per_s=100).within(limits) == 100
+        traffic = Traffic(limits)
+        await RelayBudget(RATE, traffic.relayed).take(("a", "b"), RATE)
+        assert traffic.total_bytes == 2 * RATE
+        assert traffic.download.wait_s() > 0.2
+        assert not any((*traffic.sent_bytes.values(), *traffic.received_bytes.values()))
 
     run(case)

@@ -105,7 +105,7 @@ class ChildProcess:
                 raise
 
     def kill(self) -> None:
-        """End the process. Later requests fail with its end. Idempotent."""
+        """End the process. Later requests fail with its end. A second call does nothing."""
         self._process.kill()
         self._process.wait()
         with self._asking:

@@ -179,7 +179,7 @@ class Trainer:
         self._raise_failure()
 
     def close(self) -> None:
-        """Leave the run after the step under way, and end the thread. Idempotent."""
+        """Leave the run after the step under way, and end the thread. A second call does nothing."""
         if self._thread is None:
             return
         self._begun.wait()

@@ -66,7 +66,7 @@ class Client(TextClient[Iterator[Token]]):
         self.close()
 
     def close(self) -> None:
-        """End running generations, the host and the thread. Idempotent."""
+        """End running generations, the host and the thread. A second call does nothing."""
         with self._open:
             if self._client is not None:
                 self._client = None

@@ -177,7 +177,7 @@ class Engine:
         self._ready.set()
 
     def withdraw(self, step: SequenceStep) -> None:
-        """Drop a step that is no longer wanted. Idempotent."""
+        """Drop a step that is no longer wanted. A second call does nothing."""
         self._scheduler.remove(step)
 
     def end(self, sequence: EngineSequence, error: SwarmError) -> None:

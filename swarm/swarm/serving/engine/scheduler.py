@@ -102,7 +102,7 @@ class Scheduler(Generic[W]):
         self._clients[work.client].works[work] = None
 
     def remove(self, work: W) -> None:
-        """Remove a step that is done, or no longer wanted. Idempotent."""
+        """Remove a step that is done, or no longer wanted. A second call does nothing."""
         client = self._clients.get(work.client)
         if client is not None:
             client.works.pop(work, None)

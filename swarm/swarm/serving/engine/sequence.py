@@ -187,7 +187,7 @@ class EngineSequence:
             self.on_ended(error)
 
     def close(self) -> None:
-        """Give the pages back now, or, where a step of it runs, at that step's end. Idempotent."""
+        """Give the pages back now, or, where a step of it runs, at that step's end. A second call does nothing."""
         if self.ended is None:
             self.on_ended = None
             self._owner.end(self, SessionError("the session is closed"))

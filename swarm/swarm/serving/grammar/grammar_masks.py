@@ -135,7 +135,7 @@ class GrammarProcess:
                 raise
 
     def close(self) -> None:
-        """Let its process end. Idempotent."""
+        """Let its process end. A second call does nothing."""
         with self._lock:
             self._end()
 

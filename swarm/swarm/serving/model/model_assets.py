@@ -119,7 +119,7 @@ class TokenizerProcess:
             ) from None
 
     def close(self) -> None:
-        """Kill the process, in mid-request too. Idempotent."""
+        """Kill the process, in mid-request too. A second call does nothing."""
         self._end()
 
     def _answer(self, child: ChildProcess, what: str, values: Mapping[str, Any], within_s: float) -> Any:
@@ -247,7 +247,7 @@ class ModelAssets:
         return [text.encode("latin-1") for text in self._texts(reply, len(token_ids))]
 
     def close(self) -> None:
-        """End the process; nothing can be asked after this. Idempotent."""
+        """End the process; nothing can be asked after this. A second call does nothing."""
         self.queue.close()
 
     def _ids(self, reply: Any) -> list[int]:

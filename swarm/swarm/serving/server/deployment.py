@@ -127,7 +127,8 @@ class Deployment:
         self._running = tasks.create_task(self.engine.run(), name="engine")
 
     async def close(self) -> None:
-        """End its sequences and wait for the running pass. Idempotent. After a cancellation the pass ends by itself."""
+        """End its sequences and wait for the running pass. A second call does nothing. After a cancellation the pass
+        ends by itself."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait({self._running})

@@ -151,7 +151,7 @@ class FlushTimer:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, batcher: ResultBatcher) -> None:
-        """Flush it at the next one. Idempotent."""
+        """Flush it at the next one. A second call does nothing."""
         self._waiting[batcher] = None
         if self._timer is None:
             loop = asyncio.get_running_loop()

@@ -181,7 +181,7 @@ class SpanServer:
             self.connections.end(sessions, _leaving())
 
     async def close(self) -> None:
-        """End every session at once and withdraw the record. Idempotent."""
+        """End every session at once and withdraw the record. A second call does nothing."""
         if self._main is None:
             return
         main, self._main = self._main, None

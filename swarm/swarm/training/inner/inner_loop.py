@@ -135,7 +135,7 @@ class InnerLoop:
         self._device.load_state(state)
 
     def close(self) -> None:
-        """End worker processes, if there are any. Idempotent."""
+        """End worker processes, if there are any. A second call does nothing."""
         self._device.close()
 
     def _step(self, sample_ids: Sequence[int], done_steps: int) -> float:

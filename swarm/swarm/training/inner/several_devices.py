@@ -137,7 +137,7 @@ class SeveralDevices:
         self._ask("load_state", [(plain,) for _ in self._local.devices])
 
     def close(self) -> None:
-        """End the workers. Idempotent."""
+        """End the workers. A second call does nothing."""
         for worker in self._workers:
             worker.process.kill()
         for worker in self._workers:

@@ -214,7 +214,7 @@ class RunMember:
         return self._intervals.between(function)
 
     async def close(self) -> None:
-        """Stop serving peers. Waits for a running inner step. Idempotent."""
+        """Stop serving peers. Waits for a running inner step. A second call does nothing."""
         self._leave()
         await asyncio.to_thread(self._intervals.close)
         await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)

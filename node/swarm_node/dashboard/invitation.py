@@ -1,7 +1,7 @@
-"""The command that the dashboard gives visitors who want to join: through somebody who is there now. Pure.
+"""The command that the dashboard gives visitors who want to join: through a seed that is there now. Pure.
 
-What a node announces is its claim, and the dashboard only shows it: who runs the command dials that address, where only
-the node itself can answer.
+Of other nodes no address is shown: volunteers did not agree to be named to every visitor of a web page. What a seed
+announces is its claim: who runs the command dials that address, where only the seed itself can answer.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ _REACHES = ("public", "local network only")
 
 
 def invitation(given: Sequence[str], nodes: Mapping[str, NodeRecord], network_id: str) -> str:
-    """Return the command to join through one of the `given` peers, or, if none is there any more, through a node that
-    others reach directly. `nodes` are the records of the nodes that are there, by peer id.
+    """Return the command to join through one of the `given` peers, or, if none is there any more, through another seed
+    that others reach directly. `nodes` are the records of the nodes that are known, by peer id.
 
     A name goes before all, as it leads to whoever serves as a seed now.
     """
     alive = {peer_id: record for peer_id, record in nodes.items() if record.state == "alive"}
     names = tuple(addr for addr in given if is_named(addr))
     present = tuple(addr for addr in given if addr.rpartition("/")[2] in alive)
-    return join_command(names[:1] or present or _others(alive) or tuple(given), network_id)
+    return join_command(names[:1] or present or _other_seed(alive) or tuple(given), network_id)
 
 
-def _others(alive: Mapping[str, NodeRecord]) -> tuple[str, ...]:
-    """Return the direct addresses of one node that others reach, a seed if there is one, and else of the oldest."""
+def _other_seed(alive: Mapping[str, NodeRecord]) -> tuple[str, ...]:
+    """Return the direct addresses of a seed that others reach, of several the one that has been there longest."""
     reached = [
-        (_REACHES.index(found), record.role != "seed", record.started_at, peer_id)
+        (_REACHES.index(found), record.started_at, peer_id)
         for peer_id, record in alive.items()
-        if (found := reach(record.reachability, record.addrs)) in _REACHES
+        if record.role == "seed" and (found := reach(record.reachability, record.addrs)) in _REACHES
     ]
     for *_, peer_id in sorted(reached):
         if addrs := tuple(addr for addr in alive[peer_id].addrs if _leads_to(addr, peer_id)):

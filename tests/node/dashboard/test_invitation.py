@@ -38,18 +38,17 @@ def test_name_is_shown_whoever_is_there() -> None:
     assert invited({SEED: node_record()}, (*GIVEN, name)) == command(name)
 
 
-def test_member_takes_the_place_of_seeds_that_are_gone() -> None:
-    public = node_record(addrs=(at("ip6/2001:4860::1", MEMBER), at("ip4/192.168.1.2", MEMBER)), started_at=2.0)
+def test_other_seed_takes_the_place_of_those_that_are_gone_and_no_volunteer_is_named() -> None:
     nodes = {
         SEED: node_record(state="leaving"),
-        OTHER: node_record(addrs=(at("ip4/192.168.1.3", OTHER),)),
-        MEMBER: public,
+        MEMBER: node_record(addrs=(at("ip4/203.0.113.2", MEMBER),)),
     }
-    assert invited(nodes) == command(public.addrs[0])
-    nodes.pop(MEMBER)
+    assert invited(nodes) == command(GIVEN[0])
+    nodes[OTHER] = node_record(addrs=(at("ip4/192.168.1.3", OTHER),), role="seed")
     assert invited(nodes) == command(at("ip4/192.168.1.3", OTHER))
-    nodes[MEMBER] = node_record(addrs=(at("dns4/new-seed.example.org", MEMBER),), role="seed", started_at=9.0)
-    assert invited(nodes) == command(at("dns4/new-seed.example.org", MEMBER))
+    addrs = (at("ip6/2001:4860::1", MEMBER), at("ip4/192.168.1.2", MEMBER))
+    nodes[MEMBER] = node_record(addrs=addrs, role="seed", started_at=2.0)
+    assert invited(nodes) == command(addrs[0])
 
 
 @pytest.mark.parametrize(
@@ -63,4 +62,4 @@ def test_member_takes_the_place_of_seeds_that_are_gone() -> None:
     ],
 )
 def test_address_that_leads_elsewhere_is_not_shown(addr: str) -> None:
-    assert invited({MEMBER: node_record(addrs=(addr,))}) == command(GIVEN[0])
+    assert invited({MEMBER: node_record(addrs=(addr,), role="seed")}) == command(GIVEN[0])

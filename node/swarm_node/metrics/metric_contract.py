@@ -46,7 +46,10 @@ def _histogram(about: str, moves: str, buckets: tuple[float, ...], **labels: str
     return MetricSpec(kind="histogram", about=about, moves=moves, labels=labels, buckets=buckets)
 
 
-_PEER_CLASS = "`direct` or `relayed`: whether all connections to the peer lead through relays"
+_PATH = (
+    "how the peer is reached: `direct`, by a dial; `dialled_back`, by a dial of the side that nobody can dial; "
+    "`punched`, by hole punching between two NATs; or `relayed`, through relays only"
+)
 _NOW = "read whenever somebody asks"
 
 NODE: MetricGroup = {
@@ -76,11 +79,11 @@ NETWORK: MetricGroup = {
     "swarm_network_sent_bytes_total": _counter(
         "Bytes of calls, answers and streams that were sent, without framing and encryption.",
         "as they are handed to libp2p; what a relay carries for others is not among them",
-        peer=_PEER_CLASS,
+        peer=_PATH,
     ),
-    "swarm_network_received_bytes_total": _counter("The same received.", "as they come in", peer=_PEER_CLASS),
+    "swarm_network_received_bytes_total": _counter("The same received.", "as they come in", peer=_PATH),
     "swarm_network_num_connected_peers": _gauge(
-        "Peers with an open connection.", "every 3 s, when the connections are looked at", peer=_PEER_CLASS
+        "Peers with an open connection.", "every 3 s, when the connections are looked at", peer=_PATH
     ),
     "swarm_dht_num_records": _gauge(
         "Signed records that this node keeps for everyone.", "as nodes publish and records run out"

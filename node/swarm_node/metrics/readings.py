@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 from swarm.network.libp2p.libp2p_network import Libp2pNetwork
-from swarm.network.traffic import PEER_CLASSES
+from swarm.network.traffic import PATH_KINDS
 from swarm.training.member import trainer_events as events
 from swarm_protocol.records import RoundReport
 from swarm_protocol.version import software_version
@@ -51,11 +51,12 @@ def read_node(node: Node) -> Iterator[Reading]:
 
 def read_network(network: Libp2pNetwork) -> Iterator[Reading]:
     traffic, dht, relay = network.traffic, network.dht_counts, network.relay_counts
-    for peer_class in PEER_CLASSES:
-        peer = {"peer": str(peer_class)}
-        yield Reading("swarm_network_sent_bytes_total", traffic.sent_bytes[peer_class], peer)
-        yield Reading("swarm_network_received_bytes_total", traffic.received_bytes[peer_class], peer)
-        yield Reading("swarm_network_num_connected_peers", traffic.num_connected[peer_class], peer)
+    num_connected = traffic.num_connected
+    for kind in PATH_KINDS:
+        peer = {"peer": kind.replace(" ", "_")}
+        yield Reading("swarm_network_sent_bytes_total", traffic.sent_bytes[kind], peer)
+        yield Reading("swarm_network_received_bytes_total", traffic.received_bytes[kind], peer)
+        yield Reading("swarm_network_num_connected_peers", num_connected[kind], peer)
     yield Reading("swarm_dht_num_records", dht.num_records)
     yield Reading("swarm_dht_num_peers", dht.num_peers)
     yield Reading("swarm_dht_records_refused_total", dht.num_refused)

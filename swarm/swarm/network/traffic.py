@@ -1,30 +1,35 @@
 """The one traffic meter of a node: what it sends and receives, counted, and kept within the limits of its owner.
 
-Payloads of calls and messages of streams are counted, apart for peers reached directly and through a relay; framing
-and encryption come on top. A peer is `relayed` while all connections to it lead through relays, as of the last look at
-them (`note`): what passed before the first look counts as direct.
+Payloads of calls and messages of streams are counted by peer, and by the path over which the peer is reached; framing
+and encryption come on top. The path is the one of the last look at the connections (`note`): what passed before the
+first look counts as direct.
 
 A limit holds for all traffic together. Calls are small, others wait for them, and they never wait: they are charged,
 and streams wait for as long as they have taken. What is large goes over streams: `paced_writer` gives these their
 turns to send, `stream_buffers` reads no faster than `download` allows, so that the peer's own flow control slows it.
 
-State belongs to the network's loop; nothing in it grows with what peers do.
+State belongs to the network's loop. It is bounded: of more than MAX_PEERS peers, those that have exchanged nothing for
+the longest time are forgotten.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from swarm_protocol.errors import ConfigError
 
 from swarm.network.allowance import Allowance
 from swarm.network.paced_writer import Turns
 
-PeerClass = Literal["direct", "relayed"]
-PEER_CLASSES: tuple[PeerClass, ...] = ("direct", "relayed")
+PathKind = Literal["direct", "dialled back", "punched", "relayed"]
+"""How a connection came to be: by a dial, by a dial of the side that nobody can dial, by hole punching, by a relay."""
+PATH_KINDS: tuple[PathKind, ...] = get_args(PathKind)
+
+MAX_PEERS = 4096
+"""Maximum peers whose bytes are counted apart."""
 
 MIN_BYTES_PER_S = 12_500
 """0.1 Mbit/s: below this the records of a node alone take a good part of its link."""
@@ -49,8 +54,23 @@ class TrafficLimits:
 NO_LIMITS = TrafficLimits()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerPath:
+    """The path to one connected peer, and the payload bytes exchanged with it, over earlier paths too."""
+
+    kind: PathKind
+    sent_bytes: int
+    received_bytes: int
+
+
+@dataclass(slots=True)
+class _PeerBytes:
+    sent: int = 0
+    received: int = 0
+
+
 class Traffic:
-    """`sent_bytes` and `received_bytes` only grow; `num_connected` are the peers of the last look.
+    """`sent_bytes` and `received_bytes` of all peers only grow, by the path over which they went.
 
     Streams send in `turns`, which are charged to the upload, and are read no faster than `download` allows.
     """
@@ -59,23 +79,35 @@ class Traffic:
         self.limits = limits
         self.turns = Turns(Allowance(limits.up_bytes_per_s))
         self.download = Allowance(limits.down_bytes_per_s)
-        self.sent_bytes: dict[PeerClass, int] = dict.fromkeys(PEER_CLASSES, 0)
-        self.received_bytes: dict[PeerClass, int] = dict.fromkeys(PEER_CLASSES, 0)
-        self.num_connected: dict[PeerClass, int] = dict.fromkeys(PEER_CLASSES, 0)
+        self.sent_bytes: dict[PathKind, int] = dict.fromkeys(PATH_KINDS, 0)
+        self.received_bytes: dict[PathKind, int] = dict.fromkeys(PATH_KINDS, 0)
         self._relayed_bytes = 0
-        self._relayed: frozenset[str] = frozenset()
+        self._kinds: Mapping[str, PathKind] = {}
+        self._peers: dict[str, _PeerBytes] = {}  # the one that exchanged something last is at the end
 
     @property
     def total_bytes(self) -> int:
         """Return all payload bytes, both ways. What is relayed for others comes in and goes out."""
         return sum(self.sent_bytes.values()) + sum(self.received_bytes.values()) + 2 * self._relayed_bytes
 
-    def note(self, connected: Mapping[str, Sequence[str]]) -> None:
-        """`connected` are the remote addresses of open connections, by peer id."""
-        self._relayed = frozenset(
-            peer_id for peer_id, addrs in connected.items() if addrs and all("/p2p-circuit" in addr for addr in addrs)
-        )
-        self.num_connected = {"direct": len(connected) - len(self._relayed), "relayed": len(self._relayed)}
+    @property
+    def num_connected(self) -> dict[PathKind, int]:
+        """Return how many peers were connected at the last look, by the path to them."""
+        kinds = list(self._kinds.values())
+        return {kind: kinds.count(kind) for kind in PATH_KINDS}
+
+    def note(self, kinds: Mapping[str, PathKind]) -> None:
+        """Take `kinds` as the paths to all connected peers, by peer id."""
+        self._kinds = kinds
+
+    def peer_paths(self) -> dict[str, PeerPath]:
+        """Return the path to each peer that was connected at the last look, with its bytes."""
+        unused = _PeerBytes()
+        return {
+            peer_id: PeerPath(kind=kind, sent_bytes=counted.sent, received_bytes=counted.received)
+            for peer_id, kind in self._kinds.items()
+            for counted in (self._peers.get(peer_id, unused),)
+        }
 
     def sent(self, peer_id: str, num_bytes: int) -> None:
         """Count and charge the payload of a call, which leaves at once."""
@@ -89,11 +121,13 @@ class Traffic:
 
     def sent_in_turn(self, peer_id: str, num_bytes: int) -> None:
         """Count bytes that are charged when they leave."""
-        self.sent_bytes[self._class_of(peer_id)] += num_bytes
+        self.sent_bytes[self._kinds.get(peer_id, "direct")] += num_bytes
+        self._counted(peer_id).sent += num_bytes
 
     def received_in_turn(self, peer_id: str, num_bytes: int) -> None:
         """Count bytes that were charged as they were read."""
-        self.received_bytes[self._class_of(peer_id)] += num_bytes
+        self.received_bytes[self._kinds.get(peer_id, "direct")] += num_bytes
+        self._counted(peer_id).received += num_bytes
 
     def relayed(self, num_bytes: int) -> None:
         """Count and charge bytes that this node passes from one peer to another."""
@@ -101,5 +135,9 @@ class Traffic:
         self.turns.charge(num_bytes)
         self.download.charge(num_bytes)
 
-    def _class_of(self, peer_id: str) -> PeerClass:
-        return "relayed" if peer_id in self._relayed else "direct"
+    def _counted(self, peer_id: str) -> _PeerBytes:
+        counted = self._peers.pop(peer_id, None) or _PeerBytes()
+        self._peers[peer_id] = counted
+        if len(self._peers) > MAX_PEERS:
+            del self._peers[next(iter(self._peers))]
+        return counted

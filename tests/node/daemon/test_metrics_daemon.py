@@ -71,5 +71,7 @@ def test_joining_node_counts_what_it_says_to_the_seed(seed: Seed, start_node: St
     found = scraped(url)
     assert found["swarm_network_sent_bytes_total,direct"] > 0
     assert found["swarm_network_received_bytes_total,direct"] > 0
-    assert found["swarm_network_sent_bytes_total,relayed"] == 0
+    for indirect in ("dialled_back", "punched", "relayed"):
+        assert found[f"swarm_network_sent_bytes_total,{indirect}"] == 0
+        assert found[f"swarm_network_num_connected_peers,{indirect}"] == 0
     assert found["swarm_dht_num_peers"] >= 1

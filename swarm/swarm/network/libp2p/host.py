@@ -40,6 +40,7 @@ from swarm.network.multiaddr import (
     is_relayed,
     parse_peer_addr,
 )
+from swarm.network.traffic import PathKind as PathKind  # noqa: PLC0414 - exported: `paths` sets the kinds
 from swarm.network.traffic import Traffic
 from swarm.network.unread_budget import UnreadBudget
 
@@ -47,9 +48,6 @@ CONTROL_FAILURES = (ControlError, OSError, asyncio.IncompleteReadError)
 """The errors of a request to the daemon: its own refusal, or its death."""
 
 RawStream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-PathKind = Literal["direct", "dialled back", "punched", "relayed"]
-"""How a connection came to be: by a dial, by a dial of the side that nobody can dial, by hole punching, by a relay."""
 
 FindAddrs = Callable[[str], AsyncGenerator[Sequence[str], None]]
 """`find_addrs(peer_id)`: sets of addresses to dial, the quickest to find first; the next is asked for if none answers.
@@ -141,9 +139,9 @@ class Host:
     async def look(self) -> dict[str, tuple[str, ...]]:
         """As `connected_peers`, and keep it as `connected`."""
         self.connected = await self.connected_peers()
-        self.traffic.note(self.connected)
         self.introduced = {peer_id: kind for peer_id, kind in self.introduced.items() if peer_id in self.connected}
         self._connected_at = {peer_id: self._connected_at.get(peer_id, 0.0) for peer_id in self.introduced}
+        self.traffic.note(self.path_kinds())
         return self.connected
 
     def path_kinds(self) -> dict[str, PathKind]:

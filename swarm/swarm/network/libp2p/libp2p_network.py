@@ -14,7 +14,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -32,7 +32,7 @@ from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.discovery.peer_names import HURRIED_TIMEOUT_S, TIMEOUT_S, GivenPeers
 from swarm.network.interface import NotServed, Stream, StreamHandler, UnaryHandler
 from swarm.network.libp2p.calls import TOKEN_BYTES, Calls
-from swarm.network.libp2p.host import Host, Libp2pOptions, PathKind
+from swarm.network.libp2p.host import Host, Libp2pOptions
 from swarm.network.libp2p.libp2p_stream import Libp2pStream
 from swarm.network.libp2p.neighbours import Neighbours
 from swarm.network.libp2p.network_entry import (
@@ -58,7 +58,7 @@ from swarm.network.relay.candidates import RelayCandidate, candidates
 from swarm.network.relay.members import Members
 from swarm.network.relay.relay import Relay, RelayCounts, RelayLimits
 from swarm.network.relay.reservations import Reservations
-from swarm.network.traffic import Traffic
+from swarm.network.traffic import PeerPath, Traffic
 
 if TYPE_CHECKING:
     from swarm.network.discovery.local_discovery import LocalDiscovery
@@ -159,10 +159,9 @@ class Libp2pNetwork:
                 await self._paths.own.measured.wait()
         return self._paths.own.reachability
 
-    @property
-    def path_kinds(self) -> Mapping[str, PathKind]:
-        """How each connected peer is reached."""
-        return self._host.path_kinds()
+    def peer_paths(self) -> dict[str, PeerPath]:
+        """Return how each connected peer is reached, as of the last look at the connections, and its bytes."""
+        return self._host.traffic.peer_paths()
 
     @property
     def is_behind_symmetric_nat(self) -> bool:

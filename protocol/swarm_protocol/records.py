@@ -96,7 +96,9 @@ class ServeRecord(wire.WireMessage):
     it stays. `tokens_per_s` are those that it took through its span of late, prompts' included; None: its version does
     not say. `send_ms_per_token` is how long its upload takes for the hidden states of one token, which it sends to the
     next server and to the client; 0 where nothing limits it, and where the span ends with the last block, which sends
-    tokens only. `source` is the commit on a hub that the weights came from, OWNER/NAME@COMMIT; "": they came from none.
+    tokens only. `token_ms` is how long the hidden states of one token take to come from a neighbour, beyond half the
+    round trip, as its transfers have shown. `source` is the commit on a hub that the weights came from,
+    OWNER/NAME@COMMIT; "": they came from none.
     """
 
     PROTO = records_pb2.ServeRecord
@@ -119,6 +121,7 @@ class ServeRecord(wire.WireMessage):
     tokens_per_s: TokensPerS | None = None
     source: str = ""
     send_ms_per_token: BlockMs = 0.0
+    token_ms: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         check_int(self.end, "end", low=1, high=self.num_blocks)
@@ -127,11 +130,13 @@ class ServeRecord(wire.WireMessage):
         check_int(self.next_start, "next_start", high=max(self.next_end - 1, 0))
         if self.source:
             check_name(self.source, "source", max_bytes=limits.MAX_SOURCE_BYTES)
-        check_count(tuple(self.rtt_ms), "rtt_ms", max_items=limits.MAX_RTT_PEERS)
-        for peer_id, rtt_ms in self.rtt_ms.items():
-            check_float(rtt_ms, f"rtt_ms of {check_peer_id(peer_id)}", high=limits.MAX_RTT_MS)
-        # a copy, so that the caller's dict can change without changing this record
-        object.__setattr__(self, "rtt_ms", dict(self.rtt_ms))
+        for name in ("rtt_ms", "token_ms"):
+            of_peers: Mapping[str, float] = getattr(self, name)
+            check_count(tuple(of_peers), name, max_items=limits.MAX_RTT_PEERS)
+            for peer_id, milliseconds in of_peers.items():
+                check_float(milliseconds, f"{name} of {check_peer_id(peer_id)}", high=limits.MAX_RTT_MS)
+            # a copy, so that the caller's dict can change without changing this record
+            object.__setattr__(self, name, dict(of_peers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,8 +49,15 @@ class NodeRecord(_message.Message):
     def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., addrs: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., free_memory_bytes: _Optional[int] = ..., reachability: _Optional[str] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., training_tokens_per_s: _Optional[float] = ..., started_at: _Optional[float] = ..., state: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., runs: _Optional[_Iterable[str]] = ..., role: _Optional[str] = ..., first_token_p50_s: _Optional[float] = ..., first_token_p95_s: _Optional[float] = ..., pause: _Optional[str] = ..., lends_again_at: _Optional[float] = ...) -> None: ...
 
 class ServeRecord(_message.Message):
-    __slots__ = ("model", "revision", "num_blocks", "start", "end", "state", "prefill_ms_per_token", "decode_ms_per_block", "free_kv_tokens", "queue_depth", "rtt_ms", "relayed", "next_start", "next_end", "tokens_per_s", "source", "send_ms_per_token")
+    __slots__ = ("model", "revision", "num_blocks", "start", "end", "state", "prefill_ms_per_token", "decode_ms_per_block", "free_kv_tokens", "queue_depth", "rtt_ms", "relayed", "next_start", "next_end", "tokens_per_s", "source", "send_ms_per_token", "token_ms")
     class RttMsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class TokenMsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +81,7 @@ class ServeRecord(_message.Message):
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     SEND_MS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
     model: str
     revision: str
     num_blocks: int
@@ -91,7 +99,8 @@ class ServeRecord(_message.Message):
     tokens_per_s: float
     source: str
     send_ms_per_token: float
-    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., num_blocks: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., state: _Optional[str] = ..., prefill_ms_per_token: _Optional[float] = ..., decode_ms_per_block: _Optional[float] = ..., free_kv_tokens: _Optional[int] = ..., queue_depth: _Optional[int] = ..., rtt_ms: _Optional[_Mapping[str, float]] = ..., relayed: _Optional[bool] = ..., next_start: _Optional[int] = ..., next_end: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., source: _Optional[str] = ..., send_ms_per_token: _Optional[float] = ...) -> None: ...
+    token_ms: _containers.ScalarMap[str, float]
+    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., num_blocks: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., state: _Optional[str] = ..., prefill_ms_per_token: _Optional[float] = ..., decode_ms_per_block: _Optional[float] = ..., free_kv_tokens: _Optional[int] = ..., queue_depth: _Optional[int] = ..., rtt_ms: _Optional[_Mapping[str, float]] = ..., relayed: _Optional[bool] = ..., next_start: _Optional[int] = ..., next_end: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., source: _Optional[str] = ..., send_ms_per_token: _Optional[float] = ..., token_ms: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("peer_id", "reason")

@@ -18,6 +18,8 @@ from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import PeerRefused, PeerViolation
 
+from swarm.network.link_meter import LinkMeter
+
 BUSY_RETRY_S = 1.0
 """Pause before asking again a peer that is busy with our calls. Most calls take less."""
 
@@ -67,6 +69,10 @@ class Network(Protocol):
 
     @property
     def network_id(self) -> str: ...
+
+    @property
+    def links(self) -> LinkMeter:
+        """What this node's traffic has shown of its links."""
 
     def now(self) -> float:
         """Unix time in seconds, the clock that records are issued and expire by."""

@@ -1,6 +1,7 @@
 """Round-trip times to peers, measured with real calls and remembered for a while.
 
-Every node answers pings, at the cost of the asking node. A peer can appear farther than it is, never nearer. A peer's
+Where other calls, which a peer answers at once, have shown its round trip of late, nothing is asked. Else it is pinged:
+every node answers pings, at the cost of the asking node. A peer can appear farther than it is, never nearer. A peer's
 own claims about its links are in its records.
 """
 
@@ -54,7 +55,9 @@ class RoundTrips:
             return 0.0
         if not self._is_fresh(peer_id):
             try:
-                self._known[peer_id] = await self._ping_s(peer_id, timeout_s), asyncio.get_running_loop().time()
+                shown_s = self._network.links.round_trip_s(peer_id, max_age_s=LIFETIME_S)
+                rtt_s = await self._ping_s(peer_id, timeout_s) if shown_s is None else shown_s
+                self._known[peer_id] = rtt_s, asyncio.get_running_loop().time()
             except SwarmError:
                 self._known.pop(peer_id, None)
                 raise

@@ -22,6 +22,7 @@ from typing import Literal, get_args
 from swarm_protocol.errors import ConfigError
 
 from swarm.network.allowance import Allowance
+from swarm.network.link_meter import LinkMeter
 from swarm.network.paced_writer import Turns
 
 PathKind = Literal["direct", "dialled back", "punched", "relayed"]
@@ -72,11 +73,13 @@ class _PeerBytes:
 class Traffic:
     """`sent_bytes` and `received_bytes` of all peers only grow, by the path over which they went.
 
-    Streams send in `turns`, which are charged to the upload, and are read no faster than `download` allows.
+    `links` is told of each message of a stream. Streams send in `turns`, which are charged to the upload, and are read
+    no faster than `download` allows.
     """
 
     def __init__(self, limits: TrafficLimits = NO_LIMITS) -> None:
         self.limits = limits
+        self.links = LinkMeter()
         self.turns = Turns(Allowance(limits.up_bytes_per_s))
         self.download = Allowance(limits.down_bytes_per_s)
         self.sent_bytes: dict[PathKind, int] = dict.fromkeys(PATH_KINDS, 0)

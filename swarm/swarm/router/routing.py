@@ -1,9 +1,9 @@
 """Choose the servers that together answer for a model: the cheapest chain over (peer, block). Pure; keeps no state.
 
 Activations go from server to server. So a chain costs the way from the client to the first server, between neighbours,
-and from the last one back; half a round trip each, and what a server's limited upload takes for a token. Every block
-is charged, and costs more where others wait and where the cache is nearly full. Because each block is charged and not
-each node, 20+20 beats 38+2.
+and from the last one back; half a round trip each, and what a token takes on a limited upload or a slow link. Every
+block is charged, and costs more where others wait and where the cache is nearly full. Because each block is charged and
+not each node, 20+20 beats 38+2.
 
 Every block is computed by one of the servers that have it, so the cheapest chain is found exactly by Viterbi's
 algorithm. The session decides what to do when a chain breaks; the client knows its links and its own load.
@@ -188,13 +188,17 @@ def _by_merit(usable: Usable, block_P: Floats, covers_PB: Bools, context: Routin
 def _costs(servers: Mapping[str, ServeRecord], usable: Usable, block_P: Floats, context: RoutingContext) -> Costs:
     overhead_P = np.array([HOP_OVERHEAD_MS + (RELAY_MS if record.relayed else 0.0) for _, record in usable])
     send_P = np.array([record.send_ms_per_token for _, record in usable])
-    link_PP = _links(usable) / 2 + overhead_P + send_P[:, None]
+    link_PP = _links(usable) / 2 + overhead_P + np.maximum(send_P[:, None], _transfers(usable))
     np.fill_diagonal(link_PP, 0.0)
+    before = context.previous_peer_id
+    come_P = np.array([record.token_ms.get(before, 0.0) for _, record in usable])
+    after = servers[context.next_peer_id].token_ms if context.next_peer_id in servers else {}
+    go_P = np.maximum(send_P, [after.get(peer_id, 0.0) for peer_id, _ in usable])
     return Costs(
-        enter_P=_way(servers, usable, context, context.previous_peer_id) / 2 + overhead_P,
+        enter_P=_way(servers, usable, context, before) / 2 + overhead_P + come_P,
         link_PP=link_PP,
         block_P=block_P,
-        leave_P=_way(servers, usable, context, context.next_peer_id) / 2 + (send_P if context.next_peer_id else 0.0),
+        leave_P=_way(servers, usable, context, context.next_peer_id) / 2 + (go_P if context.next_peer_id else 0.0),
     )
 
 
@@ -217,6 +221,18 @@ def _links(usable: Usable) -> Floats:
                 said_PP[p, q] = rtt_ms
     known_PP = np.maximum(said_PP, said_PP.T)
     return np.where(known_PP < 0, DEFAULT_RTT_MS, known_PP)
+
+
+def _transfers(usable: Usable) -> Floats:
+    """Return how long a token's hidden states take from each server (row) to each other one, as that one has measured.
+    Where nobody has, nothing is added: a claim can make its own server farther, and no other."""
+    index = {peer_id: p for p, (peer_id, _) in enumerate(usable)}
+    token_PP = np.zeros((len(usable), len(usable)))
+    for q, (_, record) in enumerate(usable):
+        for peer_id, token_ms in record.token_ms.items():
+            if (p := index.get(peer_id)) is not None:
+                token_PP[p, q] = token_ms
+    return token_PP
 
 
 def _no_chain(

@@ -21,6 +21,7 @@ from swarm_protocol.identity import SIGNATURE_BYTES, Identity
 from swarm.network.dht.record_dht import RecordDht
 from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.interface import NotServed, Stream, StreamHandler, UnaryHandler, too_long
+from swarm.network.link_meter import LinkMeter
 from swarm.network.memory.memory_network import EPOCH_S, MemoryNetwork
 from swarm.simulation.simulated_host import SimulatedHost
 
@@ -66,6 +67,7 @@ class SimulatedNetwork:
         self._signer = _Signer(seed)
         self._records = records
         self._streams = streams
+        self.links = LinkMeter()
         self._published: dict[str, Envelope] = {}
         self.host = host
         self.dht: RecordDht

@@ -328,3 +328,40 @@ def test_missing_spans_counts_only_who_serves_now() -> None:
     servers = {"a": record(0, 3), "b": record(3, 5, state="joining"), "c": record(6, 8)}
     assert missing_spans(servers, 8) == ((3, 6),)
     assert format_spans(missing_spans(servers, 8)) == "3:6"
+
+
+def test_chain_avoids_a_server_whose_upload_is_slow_unless_it_serves_the_last_blocks() -> None:
+    servers = {"slow": record(0, 4, send_ms_per_token=80.0), "far": record(0, 4, decode_ms_per_block=9.0)}
+    assert [hop[0] for hop in spans({**servers, "last": record(4, 8)})] == ["far", "last"]
+    servers["far"] = record(0, 4, decode_ms_per_block=90.0)
+    assert [hop[0] for hop in spans({**servers, "last": record(4, 8)})] == ["slow", "last"]
+
+
+def test_chain_avoids_a_slow_pair_and_not_the_servers_of_it() -> None:
+    a, b, c, d = PEERS[:4]
+    first = {a: record(0, 4), b: record(0, 4, decode_ms_per_block=2.0)}
+    second = {c: record(4, 8, token_ms={a: 300.0}), d: record(4, 8, decode_ms_per_block=3.0, token_ms={b: 300.0})}
+    assert [hop[0] for hop in spans({**first, **second})] == [b, c]
+    del second[c]
+    assert [hop[0] for hop in spans({**first, **second})] == [a, d]
+
+
+def test_part_of_a_chain_counts_the_way_to_the_servers_around_it() -> None:
+    a, b, c, d = PEERS[:4]
+    servers = {
+        a: record(0, 2),
+        b: record(2, 3, token_ms={a: 300.0}),
+        c: record(2, 3, decode_ms_per_block=3.0),
+        d: record(3, 8, token_ms={c: 900.0}),
+    }
+    around = context(previous_peer_id=a, next_peer_id=d)
+    assert find_chain(servers, 2, 3, around).hops[0].peer_id == b
+    servers[d] = record(3, 8)
+    assert find_chain(servers, 2, 3, around).hops[0].peer_id == c
+
+
+def test_claims_of_transfers_make_their_own_server_farther_and_no_other() -> None:
+    a, b, c = PEERS[:3]
+    lying = dict.fromkeys((a, b), 60000.0)
+    servers = {a: record(0, 4, token_ms={c: 60_000.0}), b: record(4, 8), c: record(4, 8, token_ms=lying)}
+    assert [hop[0] for hop in spans(servers)] == [a, b]

@@ -57,6 +57,9 @@ NUM_REPLICAS = 5
 """Records outlive this many less one simultaneous deaths, until their owner refreshes them."""
 
 NUM_PARALLEL_CALLS = 16
+SMALL_BYTES = 4096
+"""The time of a longer answer says more of the bandwidth than of the way."""
+
 RPC_TIMEOUT_S = 3.0
 
 SEARCH_TIMEOUT_S = 4.0
@@ -163,6 +166,8 @@ class RecordDht:
         self._num_tended = 0
         self._num_refused = 0
         self._calls = asyncio.Semaphore(NUM_PARALLEL_CALLS)
+        self.on_answer: Callable[[str, float], None] = lambda _peer_id, _seconds: None
+        """Told of each small answer to a call, and after how many seconds it came: peers answer these calls at once."""
 
     @classmethod
     async def create(cls, host: RecordTransport, prefix: str, validator: RecordValidator) -> RecordDht:
@@ -430,7 +435,10 @@ class RecordDht:
         addrs = tuple(dict.fromkeys((*self._book.of(peer_id), *hints)))
         try:
             async with self._calls, asyncio.timeout(RPC_TIMEOUT_S):
-                answer = decode(await self._host.call(peer_id, self._prefix + method, request, addrs=addrs))
+                asked_s = asyncio.get_running_loop().time()
+                data = await self._host.call(peer_id, self._prefix + method, request, addrs=addrs)
+            answered_s = asyncio.get_running_loop().time()
+            answer = decode(data)
         except (PeerError, NotServed, TimeoutError) as error:
             logger.debug("%s did not answer %s: %s", peer_id, method, error)
             self._table.lost(peer_id)
@@ -438,6 +446,8 @@ class RecordDht:
             return None
         self._table.heard_of(peer_id, asyncio.get_running_loop().time())
         self._suspects.clear(peer_id)
+        if len(data) <= SMALL_BYTES:
+            self.on_answer(peer_id, answered_s - asked_s)
         return answer
 
     # --- answering ----------------------------------------------------------------------------------------------------

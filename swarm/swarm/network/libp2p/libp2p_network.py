@@ -52,6 +52,7 @@ from swarm.network.libp2p.reconnection import Reconnector
 from swarm.network.libp2p.sent_frames import SentFrames
 from swarm.network.libp2p.stream_resume import Resumption, new_id, reopening
 from swarm.network.libp2p.stream_server import StreamServer
+from swarm.network.link_meter import LinkMeter
 from swarm.network.multiaddr import is_loopback
 from swarm.network.paths.direct_paths import DirectPaths, wants_relays
 from swarm.network.relay.candidates import RelayCandidate, candidates
@@ -177,6 +178,10 @@ class Libp2pNetwork:
     def relay_counts(self) -> RelayCounts:
         """Return what this node relays for others."""
         return self._relay.counts
+
+    @property
+    def links(self) -> LinkMeter:
+        return self._host.traffic.links
 
     @property
     def traffic(self) -> Traffic:
@@ -402,6 +407,7 @@ class Libp2pNetwork:
         await self._paths.start(tasks, self._prefix)
         validator = RecordValidator(self._network_id, self.now)
         self._dht = await RecordDht.create(self._host, self._name("dht", ""), validator)
+        self._dht.on_answer = self.links.answered
         self._host.find_addrs = self._dht.find_addrs
         self._host.known_addrs = lambda peer_id: self._paths.policy().worth_knowing(self._dht.known_addrs(peer_id))
         await self._streams.serve(self._name("parcel", ""), self._calls.hand_out_parcel, max_message_bytes=TOKEN_BYTES)

@@ -69,6 +69,7 @@ class Libp2pStream:
         self._num_received = self._num_acknowledged = 0  # frames
         self._unacknowledged_cost = 0
         self._coming_cost = 0  # charged for a frame that is not whole yet
+        self._coming_since_s = 0.0
         self._noted_progress = (0, 0)
         self._max_message_bytes = max_message_bytes
         self._received: deque[tuple[Kind, bytes]] = deque()
@@ -216,6 +217,7 @@ class Libp2pStream:
             raise PeerViolation("the peer sent data after it had finished")
         self._unread_bytes += framing.cost(length)
         self._coming_cost = framing.cost(length)
+        self._coming_since_s = asyncio.get_running_loop().time()
         return not self._has_given_way and self._unread.charge(self, framing.cost(length))
 
     def _accept(self, kind: Kind, length: int, body: bytes) -> None:
@@ -231,6 +233,7 @@ class Libp2pStream:
             case Kind.MORE | Kind.DATA:
                 self._received.append((kind, body))
                 self._traffic.received_in_turn(self.peer_id, length)
+                self._traffic.links.came(self.peer_id, length, self._coming_since_s)
             case Kind.CREDIT:
                 self._send_credit += length
                 if self._send_credit > framing.WINDOW_BYTES:

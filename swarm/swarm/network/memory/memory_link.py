@@ -53,6 +53,7 @@ class LinkModel:
 class _Transfer:
     left_bytes: int
     deliver: Callable[[], None]
+    came_s: float | None = None
 
 
 class Pipe:
@@ -63,7 +64,9 @@ class Pipe:
         self._access = (up, down)
         self._flows: dict[object, deque[_Transfer]] = {}
         self._sending = False
-        self._arrivals: deque[Callable[[], None]] = deque()
+        self.came_s = 0.0
+        """When the first byte of the message that is delivered now was there."""
+        self._arrivals: deque[tuple[Callable[[], None], float]] = deque()
         self._last_arrival_s = 0.0
         self._held: list[Callable[[], None]] | None = None
         self._is_closed = False
@@ -95,6 +98,7 @@ class Pipe:
     def release(self) -> None:
         """Deliver the held bytes and resume traffic."""
         held, self._held = self._held or [], None
+        self.came_s = asyncio.get_running_loop().time()
         for deliver in held:
             deliver()
 
@@ -102,7 +106,7 @@ class Pipe:
         """Lose everything under way, and carry nothing any more."""
         self._is_closed = True
         self._flows.clear()
-        self._arrivals = deque([_nothing] * len(self._arrivals))
+        self._arrivals = deque([(_nothing, 0.0)] * len(self._arrivals))
         self._held = None
 
     def _send_frames(self) -> None:
@@ -124,9 +128,11 @@ class Pipe:
         transfer.left_bytes -= num_bytes
         left_s = max(stage.reserve(num_bytes, loop.time()) for stage in self._stages)
         arrival_s = self._arrival_s(num_bytes, left_s)
+        if transfer.came_s is None:
+            transfer.came_s = loop.time() + arrival_s - left_s
         if not transfer.left_bytes:
             transfers.popleft()
-            self._arrivals.append(transfer.deliver)
+            self._arrivals.append((transfer.deliver, transfer.came_s))
             loop.call_at(arrival_s, self._arrive)
         if transfers:
             self._flows[flow] = transfers  # at the end: the others come first
@@ -143,7 +149,7 @@ class Pipe:
         return self._last_arrival_s
 
     def _arrive(self) -> None:
-        deliver = self._arrivals.popleft()
+        deliver, self.came_s = self._arrivals.popleft()
         if self._held is None:
             deliver()
         else:

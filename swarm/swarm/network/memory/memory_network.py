@@ -29,6 +29,7 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.version import Hello, check_hello, software_version
 
 from swarm.network.interface import Stream, StreamHandler, UnaryHandler, too_many_calls
+from swarm.network.link_meter import LinkMeter
 from swarm.network.memory.memory_link import LinkModel, Pipe
 from swarm.network.memory.memory_stream import StreamEnd
 from swarm.network.rate import Rate
@@ -213,8 +214,9 @@ class MemoryInternet:
 
     def _connect(self, caller: str, server: str, timeout_s: float) -> StreamEnd:
         """The caller's end of a new conversation."""
-        end = StreamEnd(server, self._pipe(caller, server), timeout_s=timeout_s)
-        end.other = StreamEnd(caller, self._pipe(server, caller), timeout_s=None)
+        meters = [self._nodes[each].links for each in (caller, server)]
+        end = StreamEnd(server, self._pipe(caller, server), meters[0], timeout_s=timeout_s)
+        end.other = StreamEnd(caller, self._pipe(server, caller), meters[1], timeout_s=None)
         end.other.other = end
         self._conversations[end] = (caller, server)
         return end
@@ -242,6 +244,7 @@ class MemoryNetwork:
 
     def __init__(self, internet: MemoryInternet, identity: Identity, network_id: str, access: AccessLink) -> None:
         self.is_up = True
+        self.links = LinkMeter()
         self._internet = internet
         self._identity = identity
         self._network_id = network_id

@@ -21,6 +21,7 @@ from swarm_protocol.failure_messages import decode_failure, encode_failure
 from swarm.network import framing
 from swarm.network.framing import Kind
 from swarm.network.interface import EndOfStream, too_long
+from swarm.network.link_meter import LinkMeter
 from swarm.network.memory.memory_link import Pipe
 
 _GRANT_BYTES = framing.WINDOW_BYTES // 4
@@ -33,13 +34,14 @@ class StreamEnd:
     `timeout_s` bounds each send and receive of the caller; a handler has None and ends when the caller leaves.
     """
 
-    def __init__(self, peer_id: str, pipe: Pipe, *, timeout_s: float | None) -> None:
+    def __init__(self, peer_id: str, pipe: Pipe, links: LinkMeter, *, timeout_s: float | None) -> None:
         self.peer_id = peer_id
         self.other: StreamEnd
         self.handler_task: asyncio.Task[None] | None = None
         self.is_call = False  # at its caller's end
         self.max_message_bytes = limits.MAX_MESSAGE_BYTES
         self._pipe = pipe
+        self._links = links
         self._timeout_s = timeout_s
         self._received: deque[tuple[Kind, bytes]] = deque()
         self._partial: list[bytes] = []
@@ -165,6 +167,7 @@ class StreamEnd:
         self._room.set()
 
     def _take(self, kind: Kind, piece: bytes) -> None:
+        self._links.came(self.peer_id, len(piece), self.other._pipe.came_s)
         if self._at_end is None:
             self._received.append((kind, piece))
             self._news.set()

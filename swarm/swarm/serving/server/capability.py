@@ -23,7 +23,7 @@ from swarm.serving.model.weights import block_of_tensors, linear_tensors
 from swarm.serving.server.server_options import ServerOptions
 
 NUM_COPIES, FP32_BYTES = 2, 4
-"""Of a token's hidden states that a server sends, and the bytes of each value where no codec makes them fewer."""
+"""A server sends a token's hidden states to the next server and to the client; bytes of a value without a codec."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,15 +91,15 @@ def measure_capability(model_dir: Path, peer_id: str, options: VolunteerOptions)
         num_blocks=num_blocks,
         max_blocks=max_blocks,
         block_ms=work_ms(speed.decode_ms, speed.prefill_ms),
-        send_ms=send_ms(files, options.up_bytes_per_s),
+        send_ms=NUM_COPIES * hidden_ms(files.hidden_size, options.up_bytes_per_s),
     )
     revision = files.revision(options.server.dtype)
     return Capability(files=files, revision=revision, speed=speed, capacity=capacity, needs=needs, room=room)
 
 
-def send_ms(files: ModelFiles, up_bytes_per_s: float) -> float:
-    """Return how long an upload takes for one token's hidden states: to the next server, and as the client's copy."""
-    return min(NUM_COPIES * FP32_BYTES * files.hidden_size / up_bytes_per_s * 1000, limits.MAX_BLOCK_MS)
+def hidden_ms(hidden_size: int, bytes_per_s: float) -> float:
+    """Return how long one token's hidden states take at `bytes_per_s`, bounded as records are."""
+    return min(FP32_BYTES * hidden_size / bytes_per_s * 1000, limits.MAX_RTT_MS)
 
 
 def planned_needs(model_dir: Path, options: ServerOptions) -> ModelNeeds:

@@ -56,7 +56,8 @@ class RecentRate:
 class SpanAnnouncer:
     """Publish the record of what `server` serves; nothing while it has no blocks.
 
-    Its owner may set `rtt_ms`, `is_relayed`, `moving_to` and `send_ms`, which are published by the next `announce`.
+    Its owner may set `rtt_ms`, `is_relayed`, `moving_to`, `send_ms` and `token_ms`, which are published by the next
+    `announce`.
     """
 
     def __init__(self, membership: Membership, server: SpanServer) -> None:
@@ -64,6 +65,7 @@ class SpanAnnouncer:
         self.is_relayed = False
         self.moving_to = (0, 0)
         self.send_ms = 0.0
+        self.token_ms: Mapping[str, float] = {}
         self._membership = membership
         self._server = server
         self._rate: RecentRate | None = None
@@ -101,6 +103,7 @@ class SpanAnnouncer:
             tokens_per_s=self._tokens_per_s,
             source=loaded.source,
             send_ms_per_token=0.0 if end == loaded.span.num_blocks else self.send_ms,
+            token_ms=self.token_ms,
         )
 
     def announce(self) -> None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, PeerTimeout, SessionError, SwarmError
 from swarm_protocol.records import ServeRecord
 
@@ -23,7 +24,14 @@ from swarm.own_thread import in_own_thread
 from swarm.router.placement import Capacity, PlacementDecision, choose_move, choose_span, rank, sole_spans, work_ms
 from swarm.router.routing import format_spans
 from swarm.serving.model.model_files import open_model
-from swarm.serving.server.capability import Capability, VolunteerOptions, measure_capability, options_for, send_ms
+from swarm.serving.server.capability import (
+    NUM_COPIES,
+    Capability,
+    VolunteerOptions,
+    hidden_ms,
+    measure_capability,
+    options_for,
+)
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.span_server import SpanServer
 
@@ -41,6 +49,9 @@ MOVE_WITHIN_S = 30.0
 
 MIN_TOKENS_PER_S = 0.5
 """A server that its upload makes slower than this would only hold up those who use it."""
+
+MIN_TOKEN_MS = 0.1
+"""A link that takes less for a token makes no difference, and need not be announced."""
 
 LINKS_WITHIN_S = 2.0
 """Time for measuring links before the first decision and at each search; slower links are measured the next time."""
@@ -72,6 +83,7 @@ class SpanVolunteer:
         self._on_decision = on_decision
         self._watch: asyncio.Task[None] | None = None
         self._failure: SessionError | None = None
+        self._hidden_size = 0
 
     async def start(self) -> PlacementDecision:
         """Decide, load and serve. Raises ConfigError or IntegrityError, and then nothing is left behind."""
@@ -96,7 +108,8 @@ class SpanVolunteer:
                 options=await asyncio.to_thread(self._server_options, decision, able),
             )
             server.announcer.is_relayed = self._options.is_relayed()
-            server.announcer.send_ms = send_ms(open_model(self._model_dir), self._options.up_bytes_per_s)
+            self._hidden_size = open_model(self._model_dir).hidden_size
+            server.announcer.send_ms = NUM_COPIES * hidden_ms(self._hidden_size, self._options.up_bytes_per_s)
             await server.start()
         except BaseException:
             self._membership.withdraw("serve", self._name)
@@ -220,9 +233,17 @@ class SpanVolunteer:
         """Measure and announce the links by which sessions are routed, and whether this node is relayed now."""
         servers = await self._servers(server.record.revision)
         rtt_ms = await self._membership.rtts_ms(servers, timeout_s=LINKS_WITHIN_S)
-        if (rtt_ms, self._options.is_relayed()) != (server.announcer.rtt_ms, server.announcer.is_relayed):
-            server.announcer.rtt_ms, server.announcer.is_relayed = rtt_ms, self._options.is_relayed()
-            server.announcer.announce()
+        now = rtt_ms, self._token_ms(servers), self._options.is_relayed()
+        announcer = server.announcer
+        if now != (announcer.rtt_ms, announcer.token_ms, announcer.is_relayed):
+            announcer.rtt_ms, announcer.token_ms, announcer.is_relayed = now
+            announcer.announce()
+
+    def _token_ms(self, servers: Collection[str]) -> dict[str, float]:
+        """Return how long a token's hidden states take from the slowest of those servers whose transfers show it."""
+        rates = list(self._network.links.rates_from(servers).items())[-limits.MAX_RTT_PEERS :]
+        token_ms = {peer_id: hidden_ms(self._hidden_size, rate) for peer_id, rate in rates}
+        return {peer_id: each for peer_id, each in token_ms.items() if each >= MIN_TOKEN_MS}
 
     async def _move_if_better(self, server: SpanServer, able: Capability) -> None:
         move = await self._better(server, able)

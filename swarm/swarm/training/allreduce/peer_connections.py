@@ -57,8 +57,8 @@ class BandwidthMeter:
         if it is unknown."""
         ways = [rates.values() for rates in (self._from, self._to) if rates]
         # the median: members whose own connections are slower, or who lie, say nothing about this member's
-        rates = [statistics.median(way) * self._num_others for way in ways] + [self._max_bytes_per_s]
-        known = [rate for rate in rates if rate < math.inf]
+        rates = [statistics.median(way) * self._num_others for way in ways]
+        known = [rate for rate in (*rates, self._max_bytes_per_s) if rate < math.inf]
         return int(min(*known, MAX_BYTES_PER_S)) if known else 0
 
     def begin(self, others: Collection[str]) -> None:
@@ -137,8 +137,10 @@ class PeerConnections:
 
     async def answers(self, peer: str, within_s: float) -> bool:
         """Return whether `peer` answers an empty call within `within_s` seconds."""
+        asked_s = asyncio.get_running_loop().time()
         try:
             await self.network.call(peer, self.methods.alive, b"", timeout_s=within_s)
+            self.network.links.answered(peer, asyncio.get_running_loop().time() - asked_s)
         except (PeerTimeout, PeerUnreachable):
             return False
         except PeerError:

@@ -86,7 +86,8 @@ async def _obtain(context: RunContext, proof: Proof, records: Mapping[str, Train
     if (held := await _mine(context, proof)) is not None:
         return SyncResult(proof=proof, held=held)
     others = [peer for peer, record in records.items() if record.digest == proof.outcome.state_digest]
-    donors = [peer for peer in dict.fromkeys((*proof.voters, *others)) if peer != context.network.peer_id][:MAX_DONORS]
+    asked = [peer for peer in dict.fromkeys((*proof.voters, *others)) if peer != context.network.peer_id]
+    donors = context.network.links.fastest_first(asked)[:MAX_DONORS]
     replica = context.replica
     if replica.differing(proof.outcome) is None and (reached := await _by_parts(context, proof, donors)) is not None:
         return reached

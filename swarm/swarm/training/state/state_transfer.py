@@ -41,6 +41,7 @@ SLOWEST_BYTES_PER_S = PIECE_BYTES / CALL_TIMEOUT_S
 """The slowest rate of a part. A slower holder is left, since it could delay a member for ever."""
 SLOWEST_STATE_BYTES_PER_S = 1.25e5
 """The slowest rate of a state, from all donors together: 1 Mbit/s, the least that a round demands of a member."""
+MUCH_SLOWER = 4.0
 MAX_HOLDERS_TRIED = 4
 """The time limit of a part is that of so many slow holders, one after the other."""
 
@@ -113,7 +114,9 @@ class Fetcher:
         download = Download(manifest, ask, self._executor, self._store)
         try:
             async with asyncio.timeout(limit_s):
-                state = await download.run(donors, [held.state for held in own])
+                rates = self._network.links.rates_from(donors)
+                pace_s = {donor: CHUNK_BYTES / rate for donor, rate in rates.items()}
+                state = await download.run(donors, [held.state for held in own], pace_s)
         except TimeoutError:
             raise RoundError(f"the state did not come within {limit_s:.0f} s", missing=tuple(donors)) from None
         gave = download.gave
@@ -176,8 +179,7 @@ class Fetcher:
 
     async def _part(self, outcome: Outcome, index: int, holders: Sequence[str], size: int) -> bytes | None:
         request = PartRequest(origin_digest=outcome.origin_digest, index=index).to_bytes()
-        # not all from the same holder
-        for holder in [*holders[index % max(len(holders), 1) :], *holders[: index % max(len(holders), 1)]]:
+        for holder in self._in_turn(holders, index):
             try:
                 data = await self._receive(holder, request, size)
             except SwarmError as error:
@@ -187,6 +189,15 @@ class Fetcher:
                 return data
             logger.warning("%s sent a part that does not match its digest", holder[-6:])
         return None
+
+    def _in_turn(self, holders: Sequence[str], index: int) -> list[str]:
+        """Return whom to ask for part `index`: not all parts from the same holder, and those that are known to be much
+        slower than others last."""
+        rates = self._network.links.rates_from(holders)
+        enough = max(rates.values(), default=0.0) / MUCH_SLOWER
+        usual = [holder for holder in holders if rates.get(holder, enough) >= enough]
+        first = index % max(len(usual), 1)
+        return [*usual[first:], *usual[:first], *(holder for holder in holders if holder not in usual)]
 
     async def _receive(self, holder: str, request: bytes, size: int) -> bytes:
         received, limit_s = bytearray(), CALL_TIMEOUT_S + size / SLOWEST_BYTES_PER_S

@@ -130,3 +130,19 @@ def test_member_with_a_quarter_of_the_bandwidth_gets_a_quarter_of_a_part_and_rou
 def test_members_with_equal_bandwidths_get_equal_parts() -> None:
     parts, _ = run_with_a_slower_member(1.0)
     assert max(parts) - min(parts) <= 512
+
+
+def test_meter_begins_with_the_limit_and_keeps_within_it() -> None:
+    assert BandwidthMeter().bytes_per_s == 0
+    assert BandwidthMeter(2e6).bytes_per_s == 2_000_000
+    meter = BandwidthMeter(2e6)
+    for _ in range(2):
+        meter.begin(["a", "b"])
+        meter.measured("a", 5e6)
+        meter.measured("b", 5e6)
+    assert meter.bytes_per_s == 2_000_000, "it is told more than its owner lends"
+    slow = BandwidthMeter(1e9)
+    for _ in range(2):
+        slow.begin(["a"])
+        slow.measured("a", 1e5)
+    assert slow.bytes_per_s == 100_000

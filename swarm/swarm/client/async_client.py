@@ -113,7 +113,7 @@ class AsyncClient(TextClient[Generation]):
         pins: Mapping[str, str] | None = None,
         used: UsedRevisions | None = None,
     ) -> AsyncIterator[AsyncClient]:
-        """Join the network behind `peers` (multiaddrs) as a client with a fresh identity.
+        """Join the network behind `peers` (multiaddrs, or names) as a client with a fresh identity.
 
         Raises ConfigError without peers, StartError.
         """

@@ -106,6 +106,8 @@ def is_near(addr: str, subnets: Iterable[Subnet]) -> bool:
     ip = address_of(addr)
     if ip is None or "/p2p-circuit" in addr or kind_of(ip) not in ("private", "link-local"):
         return False
+    if ip.version == 6 and ip.is_link_local:
+        return False  # nobody can dial it without a zone
     return any(ip.version == subnet.network.version and ip in subnet.network for subnet in subnets)
 
 

@@ -35,9 +35,9 @@ class Subnet:
 
 
 def address_of(addr: str) -> Address | None:
-    """Return the IP address that a multiaddr begins with; None for names and invalid text."""
+    """Return the IP address that a multiaddr begins with; None for names, invalid text and addresses with a zone."""
     _, version, host, *_ = (*addr.split("/", 3), "", "", "")
-    if version not in ("ip4", "ip6"):
+    if version not in ("ip4", "ip6") or "%" in host:
         return None
     try:
         return ipaddress.ip_address(host)
@@ -62,11 +62,15 @@ def kinds_to_dial(listen: Sequence[str], own: Iterable[Address]) -> frozenset[Ki
 
     `listen` are its listen addresses, `own` the addresses of its machine. Public ones it may always. Private and
     link-local ones only if its machine has an address of that kind: then it is in such a network, as in a home, a
-    company or a cluster, and names of that network lead there rightly. Loopback ones only if the node itself is not
-    to be reached from beyond its machine, so that its network can be this machine alone.
+    company or a cluster, and names of that network lead there rightly. (Every machine with IPv6 has link-local
+    addresses of that version, which say nothing; nobody can dial one without a zone.) Loopback ones only if the node
+    itself is not to be reached from beyond its machine, so that its network can be this machine alone.
     """
     kinds: set[Kind] = {"public"}
-    kinds.update(kind for kind in map(kind_of, own) if kind in ("private", "link-local"))
+    for address in own:
+        kind = kind_of(address)
+        if kind == "private" or (kind == "link-local" and address.version == 4):
+            kinds.add(kind)
     if all(map(is_loopback, listen)):
         kinds.add("loopback")
     return frozenset(kinds)

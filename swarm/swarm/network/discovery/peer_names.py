@@ -215,8 +215,10 @@ class _Search:
         """Add one address. `is_own_word`: whoever started this node wrote localhost, which says what it leads to."""
         ip = address_of(addr.addr)
         kind = kind_of(ip) if ip is not None else "unusable"
+        if kind == "link-local" and ip is not None and ip.version == 6:
+            kind = "unusable"  # without a zone
         if kind not in self._kinds and not (kind == "loopback" and is_own_word):
-            self.reasons.append(f"{name} leads to {ip}, {_WHY_NOT[kind]}")
+            self.reasons.append(f"{name} leads to {ip or addr.addr}, {_WHY_NOT[kind]}")
         elif len(self.found) < MAX_ADDRS:
             self.found[addr] = None
 
@@ -225,7 +227,7 @@ _WHY_NOT: Mapping[Kind, str] = {
     "loopback": "which is this machine itself, while this node listens beyond it",
     "link-local": "a link-local address, while this machine has none",
     "private": "an address of a private network, while this machine is in none",
-    "unusable": "which is no host's address",
+    "unusable": "which cannot be dialled",
     "public": "",
 }
 

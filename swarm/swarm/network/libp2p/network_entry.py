@@ -47,6 +47,9 @@ SEED_TIMEOUT_S = 5.0
 GRACE_S = 0.5
 """Time for the other peers once one has answered. Dead ones must not delay a node that is connected."""
 
+MAX_NEARBY_DIALS = 16
+"""Nodes of the local network that are dialled at once: anybody there can name more."""
+
 HEAD_START_S = 1.0
 """Time for the given peers before remembered ones are tried, too. It ends early if all given peers fail."""
 
@@ -208,7 +211,7 @@ async def _attempt(
         if not is_over():
             await dial(remembered)
         if find_nearby is not None and not is_over():
-            await dial(await find_nearby())
+            await dial((await find_nearby())[:MAX_NEARBY_DIALS])
         if attempts:
             await asyncio.wait(attempts, timeout=GRACE_S)
         return dict(attempts)

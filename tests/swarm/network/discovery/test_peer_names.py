@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from ipaddress import ip_address
 from pathlib import Path
@@ -175,9 +177,9 @@ def test_name_without_an_address_is_told_and_costs_others_nothing(tmp_path: Path
         ("192.168.1.1", "a private network"),
         ("100.64.3.4", "a private network"),
         ("169.254.169.254", "a link-local address"),
-        ("0.0.0.0", "no host's address"),
-        ("224.0.0.251", "no host's address"),
-        ("255.255.255.255", "no host's address"),
+        ("0.0.0.0", "cannot be dialled"),
+        ("224.0.0.251", "cannot be dialled"),
+        ("255.255.255.255", "cannot be dialled"),
     ],
 )
 def test_name_that_leads_into_a_network_of_another_kind_is_refused(address: str, said: str, tmp_path: Path) -> None:
@@ -200,6 +202,16 @@ def test_ipv6_is_judged_likewise(address: str, tmp_path: Path) -> None:
     assert "leads to " in reason(resolved)
 
 
+def test_ipv6_link_local_address_is_refused_whatever_the_machine_has(tmp_path: Path) -> None:
+    every: frozenset[Kind] = frozenset({"public", "private", "link-local", "loopback"})
+    zone = {
+        "seed.test AAAA": ["fe80::7"],
+        "_dnsaddr.zone.test TXT": [f"dnsaddr=/ip6/fe80::7%eth0/tcp/1/p2p/{PEER}"],
+    }
+    for text in (f"/dns6/seed.test/tcp/1/p2p/{PEER}", "zone.test"):
+        assert "which cannot be dialled" in reason(found_at([text], zone, tmp_path, kinds=every)[0])
+
+
 def test_right_addresses_beside_a_wrong_one_are_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     zone = {"seed.test A": ["127.0.0.1", "198.51.100.7"]}
     resolved, _ = found_at([f"/dns4/seed.test/tcp/1/p2p/{PEER}"], zone, tmp_path)
@@ -214,7 +226,8 @@ def test_kinds_to_dial_follow_the_networks_that_the_node_is_in() -> None:
     assert kinds_to_dial(everywhere, [server, home, ip_address("127.0.0.1")]) == {"public", "private"}
     assert kinds_to_dial((*local, *everywhere), [ip_address("fd00::5")]) == {"public", "private"}
     assert kinds_to_dial(local, [server]) == {"public", "loopback"}
-    assert kinds_to_dial(everywhere, [ip_address("fe80::5")]) == {"public", "link-local"}
+    assert kinds_to_dial(everywhere, [ip_address("fe80::5")]) == {"public"}, "169.254.169.254 is no neighbour"
+    assert kinds_to_dial(everywhere, [ip_address("169.254.7.7")]) == {"public", "link-local"}
     assert kind_of(ip_address("172.32.0.1")) == kind_of(ip_address("2001:4860::1")) == "public"
 
 
@@ -307,6 +320,11 @@ def test_names_are_not_looked_up_again_at_once(tmp_path: Path, monkeypatch: pyte
             assert len(server.asked) == 1
 
     asyncio.run(main())
+
+
+def test_network_is_imported_without_the_dns_library() -> None:
+    code = "import sys, swarm.network.libp2p.libp2p_network; assert 'dns' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_own_subnets_have_loopback_and_64_bits_for_ipv6() -> None:

@@ -208,8 +208,13 @@ MAX_MODEL_FILES = 16
 
 # --- training rounds -------------------------------------------------------------------------------------------------
 
-# Each member of a butterfly talks to each other one: beyond this, a run needs groups of groups.
+# Each member of a butterfly talks to each other one: beyond this, a run needs clusters (see `MAX_TRAINERS`).
 MAX_GROUP_MEMBERS = 256
+# The members of a round and the trainers whose work they bring: a signed group takes 14 bytes for each of these, and it
+# may hold another group, so that twice as much must fit MAX_SIGNED_PAYLOAD_BYTES.
+MAX_TRAINERS = 4096
+# Trainers that one round takes into the run through the others: with 54 bytes each, 27 KiB of its signed group.
+MAX_NEWCOMERS = 512
 # Attempts at one outer step: one a second for twelve days.
 MAX_ATTEMPT = 2**20
 # Tokens of one interval: 1e9 tokens/s for a day.
@@ -218,8 +223,9 @@ MAX_INTERVAL_TOKENS = 10**14
 MAX_PART_VALUES = 2**34
 # A member that has not said anything for this long while parts or votes are due is taken for dead.
 MAX_PHASE_S = 3600.0
-# 256 part digests, and a signed group of 256 members (20 KiB) that the member voted in.
-MAX_READY_BYTES = 64 * 2**10
+# A signed group with the group whose outcome it resumes: 256 members (24 KiB), MAX_TRAINERS (57 KiB) and MAX_NEWCOMERS,
+# twice. In a run without clusters it is 64 KiB at most.
+MAX_READY_BYTES = 240 * 2**10
 # 256 part digests and two more.
 MAX_VOTE_BYTES = 16 * 2**10
 # One signed vote of each of 256 members, and their group.

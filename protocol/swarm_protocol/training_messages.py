@@ -26,6 +26,7 @@ RESUME_PURPOSE = "resume"
 
 OpeningKind: TypeAlias = Literal["exchange", "keep", "result", "slices"]
 ReplyKind: TypeAlias = Literal["group", "pending", "attempt", "behind", "left_out"]
+FollowKind: TypeAlias = Literal["welcome", "full", "hurry", "late", "committed"]
 
 MAX_SEQUENCE = 2**53
 """The largest number of a resume order. Orders are numbered by the time of their signing. It is exact as a float."""
@@ -39,6 +40,7 @@ BytesPerS: TypeAlias = Annotated[int, whole(MAX_BYTES_PER_S)]
 PhaseS: TypeAlias = Annotated[float, number(limits.MAX_PHASE_S)]
 Reason: TypeAlias = Annotated[str, one_line(limits.MAX_FAILURE_TEXT_CHARS)]
 Peers: TypeAlias = Annotated[tuple[PeerId, ...], distinct(limits.MAX_GROUP_MEMBERS)]
+Newcomers: TypeAlias = Annotated[tuple[PeerId, ...], distinct(limits.MAX_NEWCOMERS)]
 
 
 def round_subject(run: str, step: int, attempt: int) -> str:
@@ -47,11 +49,30 @@ def round_subject(run: str, step: int, attempt: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Follower(Checked):
+    """A trainer whose work a member of the round, its head, brings. `place` is its index in the step's leases.
+
+    One that is `leaving` takes part for the last time. 0 tokens: it is there, and contributes nothing.
+    """
+
+    place: Annotated[int, whole(limits.MAX_TRAINERS - 1)]
+    num_tokens: Work = 0
+    num_samples: Work = 0
+    leaving: bool = False
+
+    def __post_init__(self) -> None:
+        _check_work(self.num_tokens, self.num_samples)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution(Checked):
     """What one member contributes: tokens trained on, samples of its lease used, mean training loss. 0 tokens: nothing.
 
     A member that is `leaving` takes part for the last time. `bytes_per_s` is the bandwidth that it reported (see
     `Ready`), from which every member computes the same part sizes.
+
+    A head contributes for its cluster: tokens, samples and loss are those of its `followers` and its own together.
+    `newcomers` are trainers that ask it to be taken into the run.
     """
 
     peer_id: PeerId
@@ -60,9 +81,21 @@ class Contribution(Checked):
     loss: Loss = 0.0
     leaving: bool = False
     bytes_per_s: BytesPerS = 0
+    followers: tuple[Follower, ...] = ()
+    newcomers: Newcomers = ()
 
     def __post_init__(self) -> None:
         _check_work(self.num_tokens, self.num_samples)
+        _check_cluster(self)
+
+    @property
+    def own_tokens(self) -> int:
+        """The tokens without those of the followers."""
+        return self.num_tokens - sum(each.num_tokens for each in self.followers)
+
+    @property
+    def own_samples(self) -> int:
+        return self.num_samples - sum(each.num_samples for each in self.followers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +119,7 @@ class Ready(wire.WireMessage):
     last voted at this step, in `voted_attempt`, with the signed group it came from: it may have been committed, so it
     takes precedence. `bytes_per_s` is the bandwidth that the member has measured in its reductions; 0: not yet.
     `sequence` is that of the author's last resume order that the member knows (see `ResumeOrder`); 0: none.
+    `followers` and `newcomers` are those of the `Contribution`.
     """
 
     PROTO = training_pb2.Ready
@@ -105,9 +139,12 @@ class Ready(wire.WireMessage):
     leaving: bool = False
     bytes_per_s: BytesPerS = 0
     sequence: Annotated[int, whole(MAX_SEQUENCE)] = 0
+    followers: tuple[Follower, ...] = ()
+    newcomers: Newcomers = ()
 
     def __post_init__(self) -> None:
         _check_work(self.num_tokens, self.num_samples)
+        _check_cluster(self)
         if (self.voted is None) != (not self.voted_origin):
             raise ValueError("voted and voted_origin come together")
 
@@ -187,6 +224,61 @@ class Group(wire.WireMessage):
     @property
     def num_tokens(self) -> int:
         return sum(member.num_tokens for member in self.members)
+
+    @property
+    def num_trainers(self) -> int:
+        """The members and their followers."""
+        return len(self.members) + sum(len(member.followers) for member in self.members)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowRequest(wire.WireMessage):
+    """A trainer that holds `state_digest` opens a stream to its head, over which it will bring its work of `step`."""
+
+    PROTO = training_pb2.FollowRequest
+    MAX_BYTES = limits.MAX_REQUEST_BYTES
+
+    run: Name
+    step: Step
+    state_digest: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowReply(wire.WireMessage):
+    """What a head says to a follower over its stream. `kind`:
+
+    welcome    the head waits for its work
+    full       the head takes no more trainers
+    hurry      the others are ready: the follower should end its interval with what it has done
+    late       the head has gone to the round without its work
+    committed  `certificate` says what the state is now (empty: the run's initial state)
+    """
+
+    PROTO = training_pb2.FollowReply
+    MAX_BYTES = limits.MAX_CERTIFICATE_BYTES
+
+    kind: FollowKind
+    certificate: bytes = b""
+
+    def __post_init__(self) -> None:
+        if self.certificate and self.kind != "committed":
+            raise ValueError("a certificate comes with kind 'committed' only")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowerWork(wire.WireMessage):
+    """What a follower brings to its head, as in a `Contribution`. Its encoded frames follow, if it has tokens."""
+
+    PROTO = training_pb2.FollowerWork
+    MAX_BYTES = limits.MAX_REQUEST_BYTES
+
+    num_tokens: Work = 0
+    num_samples: Work = 0
+    loss: Loss = 0.0
+    leaving: bool = False
+
+    def __post_init__(self) -> None:
+        _check_work(self.num_tokens, self.num_samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,6 +464,18 @@ class ChunkRequest(wire.WireMessage):
 
     state_digest: Digest
     index: Annotated[int, whole(2**32 - 1)]
+
+
+def _check_cluster(claim: Contribution | Ready) -> None:
+    followers = claim.followers
+    places = [each.place for each in followers]
+    if places != sorted(set(places)):
+        raise ValueError("the followers are not sorted and distinct")
+    own_tokens = claim.num_tokens - sum(each.num_tokens for each in followers)
+    own_samples = claim.num_samples - sum(each.num_samples for each in followers)
+    if own_tokens < 0 or own_samples < 0:
+        raise ValueError("the followers bring more than the whole cluster")
+    _check_work(own_tokens, own_samples)
 
 
 def _check_work(num_tokens: int, num_samples: int) -> None:

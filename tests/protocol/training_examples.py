@@ -8,6 +8,10 @@ from swarm_protocol.training_messages import (
     Certificate,
     ChunkRequest,
     Contribution,
+    Follower,
+    FollowerWork,
+    FollowReply,
+    FollowRequest,
     Group,
     ManifestRequest,
     Outcome,
@@ -30,6 +34,11 @@ MEMBERS = (
     Contribution(peer_id=SECOND, num_tokens=2048, num_samples=16, loss=2.75, leaving=True),
 )
 
+FOLLOWERS = (
+    Follower(place=17, num_tokens=2048, num_samples=16),
+    Follower(place=3000, leaving=True),
+)
+
 EXAMPLES: tuple[object, ...] = (
     Ready(
         run="stdlib-1f00ba44",
@@ -48,6 +57,22 @@ EXAMPLES: tuple[object, ...] = (
         sequence=1_767_225_600,
     ),
     Ready(run="stdlib-1f00ba44", step=1, attempt=0, state_digest=DIGEST),
+    Ready(
+        run="stdlib-1f00ba44",
+        step=4,
+        attempt=0,
+        state_digest=DIGEST,
+        num_tokens=4096,
+        num_samples=32,
+        loss=2.5,
+        followers=FOLLOWERS,
+        newcomers=(SECOND,),
+    ),
+    FollowRequest(run="stdlib-1f00ba44", step=4, state_digest=DIGEST),
+    FollowReply(kind="welcome"),
+    FollowReply(kind="committed", certificate=b"certificate"),
+    FollowerWork(num_tokens=2048, num_samples=16, loss=2.5, leaving=True),
+    FollowerWork(),
     ReadyReply(kind="group", group=b"signed group"),
     ReadyReply(kind="behind", state_digest=DIGEST, certificate=b"certificate"),
     ReadyReply(kind="left_out", attempt=2, reason="too late"),

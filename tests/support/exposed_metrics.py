@@ -39,7 +39,7 @@ from swarm_protocol.records import Refusal, RoundReport
 PEER = Identity(b"x" * 32).peer_id
 PHASES_S = {"interval": 4.0, "group": 0.5, "reduce": 1.0, "commit": 0.25, "apply": 0.25}
 OUTER_STEP = OuterStep(
-    step=7, loss=2.5, digest="d", group=("a", "b"), num_tokens=100, bytes_sent=4000, seconds=6.0,
+    step=7, loss=2.5, digest="d", group=("a", "b"), num_trainers=2, num_tokens=100, bytes_sent=4000, seconds=6.0,
     round_s=2.0, tokens_per_s=25.0,
 )  # fmt: skip
 TRACE = {

@@ -33,6 +33,7 @@ from swarm.training.round.round_events import (
 )
 from swarm.training.round.round_state import RoundSetup, coordinator_of
 from swarm.training.run.vote import Succession
+from swarm.training.state.clusters import Clusters
 from swarm_protocol import training_messages as messages
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Abort, Contribution, Outcome, Ready, SignedGroup, Vote
@@ -300,7 +301,7 @@ def to_json(value: Any) -> Any:
 
 KINDS = {
     name: kind for module in (events, messages) for name, kind in vars(module).items() if isinstance(kind, type)
-} | {"RoundSetup": RoundSetup, "Succession": Succession}
+} | {"Clusters": Clusters, "RoundSetup": RoundSetup, "Succession": Succession}
 
 
 def from_json(value: Any) -> Any:

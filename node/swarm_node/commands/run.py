@@ -264,8 +264,12 @@ def _lines(found: InspectedRun, cost: Cost) -> Iterator[str]:
     least, most = cost.group_tokens
     who = f"{len(config.admission)} peers may join" if config.admission else "anyone may join"
     yield f"group      {config.min_group} to {config.max_group} members, {config.aggregator}, {who}"
-    yield f"{unit:<10} {cost.member_tokens:,} a member and outer step; {least:,} to {most:,} a group"
-    yield f"traffic    up to {size(cost.member_bytes)} a member and outer step, as {config.codec}"
+    if config.cluster_size > 1:
+        followers = f"{config.cluster_size - 1} more trainers" if config.cluster_size > 2 else "one more trainer"
+        yield f"clusters   each member brings the work of {followers}: {config.max_trainers} can train"
+    yield f"{unit:<10} {cost.member_tokens:,} a member and outer step; {least:,} to {most:,} a round"
+    head = f", and up to {size(cost.head_bytes)} a head" if config.cluster_size > 1 else ""
+    yield f"traffic    up to {size(cost.member_bytes)} a member and outer step, as {config.codec}{head}"
     yield f"memory     {size(cost.memory_bytes)} a member on a CPU, and what activations take"
 
 

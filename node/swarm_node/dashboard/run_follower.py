@@ -232,7 +232,7 @@ class RunFollower:
                 run=run.run_id,
                 group=committed.group,
                 # a certificate says what the group did together, so each member gets the same part
-                tokens=dict.fromkeys(committed.group, committed.num_tokens // max(1, len(committed.group))),
+                tokens=dict.fromkeys(committed.group, committed.num_tokens // max(1, committed.num_trainers)),
                 step=view,
             )
         )

@@ -143,7 +143,7 @@ def step_view(
     return StepView.of(
         step,
         at=at,
-        num_members=len(step.group),
+        num_members=step.num_trainers,
         seconds=max(0.0, at - before.at) if before is not None and follows else None,
         phases_s={
             shown(phase): median(report.phases_s[phase] for report in own if phase in report.phases_s)

@@ -71,5 +71,6 @@ class DemoPlan:
             interval_steps=self.interval_steps,
             min_group=max(2, self.num_nodes // 2),
             max_group=self.num_nodes,
+            cluster_size=1,
             quorum_grace_s=10.0,
         )

@@ -169,8 +169,8 @@ async def _training(node: Node, need: RunNeed) -> Work:
     check_run(config, node.config)
     if config.admission and node.network.peer_id not in config.admission:
         raise ConfigError("it admits only the peers that it names", remedy="ask its author to name this one")
-    if need.num_helpers >= config.max_group:
-        raise ConfigError(f"its group of {config.max_group} is full", remedy="wait until a member leaves")
+    if need.num_helpers >= config.max_trainers:
+        raise ConfigError(f"it is full with {config.max_trainers} trainers", remedy="wait until a member leaves")
     _check_data(config, node)
     num_bytes = PARAMETER_BYTES * await asyncio.to_thread(check_model, config)
     if num_bytes > node.hardware.free_memory_bytes:

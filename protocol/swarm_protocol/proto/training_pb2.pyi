@@ -7,20 +7,36 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Contribution(_message.Message):
-    __slots__ = ("peer_id", "num_tokens", "num_samples", "loss", "leaving", "bytes_per_s")
+    __slots__ = ("peer_id", "num_tokens", "num_samples", "loss", "leaving", "bytes_per_s", "followers", "newcomers")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWERS_FIELD_NUMBER: _ClassVar[int]
+    NEWCOMERS_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     num_tokens: int
     num_samples: int
     loss: float
     leaving: bool
     bytes_per_s: int
-    def __init__(self, peer_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ...) -> None: ...
+    followers: _containers.RepeatedCompositeFieldContainer[Follower]
+    newcomers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, peer_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ..., followers: _Optional[_Iterable[_Union[Follower, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Follower(_message.Message):
+    __slots__ = ("place", "num_tokens", "num_samples", "leaving")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    place: int
+    num_tokens: int
+    num_samples: int
+    leaving: bool
+    def __init__(self, place: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("origin_digest", "part_digests", "state_digest")
@@ -33,7 +49,7 @@ class Outcome(_message.Message):
     def __init__(self, origin_digest: _Optional[bytes] = ..., part_digests: _Optional[_Iterable[bytes]] = ..., state_digest: _Optional[bytes] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("run", "step", "attempt", "state_digest", "num_tokens", "num_samples", "loss", "accused", "voted_attempt", "voted", "voted_origin", "leaving", "bytes_per_s", "sequence")
+    __slots__ = ("run", "step", "attempt", "state_digest", "num_tokens", "num_samples", "loss", "accused", "voted_attempt", "voted", "voted_origin", "leaving", "bytes_per_s", "sequence", "followers", "newcomers")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +64,8 @@ class Ready(_message.Message):
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWERS_FIELD_NUMBER: _ClassVar[int]
+    NEWCOMERS_FIELD_NUMBER: _ClassVar[int]
     run: str
     step: int
     attempt: int
@@ -62,7 +80,9 @@ class Ready(_message.Message):
     leaving: bool
     bytes_per_s: int
     sequence: int
-    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., accused: _Optional[_Iterable[str]] = ..., voted_attempt: _Optional[int] = ..., voted: _Optional[_Union[Outcome, _Mapping]] = ..., voted_origin: _Optional[bytes] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
+    followers: _containers.RepeatedCompositeFieldContainer[Follower]
+    newcomers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., accused: _Optional[_Iterable[str]] = ..., voted_attempt: _Optional[int] = ..., voted: _Optional[_Union[Outcome, _Mapping]] = ..., voted_origin: _Optional[bytes] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ..., sequence: _Optional[int] = ..., followers: _Optional[_Iterable[_Union[Follower, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReadyReply(_message.Message):
     __slots__ = ("kind", "group", "attempt", "certificate", "state_digest", "reason")
@@ -79,6 +99,36 @@ class ReadyReply(_message.Message):
     state_digest: bytes
     reason: str
     def __init__(self, kind: _Optional[str] = ..., group: _Optional[bytes] = ..., attempt: _Optional[int] = ..., certificate: _Optional[bytes] = ..., state_digest: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class FollowRequest(_message.Message):
+    __slots__ = ("run", "step", "state_digest")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    step: int
+    state_digest: bytes
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., state_digest: _Optional[bytes] = ...) -> None: ...
+
+class FollowReply(_message.Message):
+    __slots__ = ("kind", "certificate")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    certificate: bytes
+    def __init__(self, kind: _Optional[str] = ..., certificate: _Optional[bytes] = ...) -> None: ...
+
+class FollowerWork(_message.Message):
+    __slots__ = ("num_tokens", "num_samples", "loss", "leaving")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    num_samples: int
+    loss: float
+    leaving: bool
+    def __init__(self, num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class ReduceOpening(_message.Message):
     __slots__ = ("kind", "part", "frame")

@@ -63,7 +63,7 @@ def test_sign_pins_the_data_and_show_says_what_it_costs(author: Identity, capsys
     run = load_run(Path("run.toml"))
     assert (signed["signed_by"], signed["run"]) == (author.peer_id, run.run_id)
     assert signed["data_digest"] == run.config.data.digest != ""
-    assert signed["group_tokens"] == [2 * 10240, 16 * 10240]
+    assert signed["group_tokens"] == [2 * 10240, 16 * 8 * 10240]
     assert Path("run.toml").read_text().startswith("# mine\n")
     assert cli.run(["run", "show"]) == 0
     assert "signature  holds: " + author.peer_id in capsys.readouterr().out

@@ -32,7 +32,7 @@ def member(state: str = "training") -> TrainerRecord:
 
 
 def step(number: int) -> CommittedStep:
-    return CommittedStep(outer_step=number, loss=1.5, digest="ab" * 32, group=("a", "b"), num_tokens=10)
+    return CommittedStep(outer_step=number, loss=1.5, digest="ab" * 32, group=("a", "b"), num_trainers=2, num_tokens=10)
 
 
 class Scripted:

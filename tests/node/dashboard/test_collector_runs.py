@@ -161,7 +161,7 @@ def test_steps_that_come_together_took_equal_parts_of_the_time_and_phases_are_in
 
 
 def committed(number: int) -> CommittedStep:
-    return CommittedStep(outer_step=number, loss=2.0, digest="00" * 32, group=("a",), num_tokens=10)
+    return CommittedStep(outer_step=number, loss=2.0, digest="00" * 32, group=("a",), num_trainers=1, num_tokens=10)
 
 
 def test_run_that_everybody_leaves_stays_and_says_so() -> None:

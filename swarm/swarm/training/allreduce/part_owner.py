@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from swarm_compression import CodecError
 from swarm_compression.codec import Data
 from swarm_protocol.errors import PeerError, PeerUnreachable, PeerViolation, RoundError, SwarmError
-from swarm_protocol.training_messages import Contribution, Group, ReduceOpening
+from swarm_protocol.training_messages import Contribution, ReduceOpening
+from torch import Tensor
 
 from swarm.network.interface import EndOfStream, Stream
 from swarm.training.allreduce.part_streams import FrameInbox, PartStreams, not_of_others
@@ -55,15 +56,15 @@ NOTABLE_VALUES = 256
 
 
 class PartReducer:
-    """Aggregates one part of `group` frame by frame.
+    """Aggregates one part of the contributions of `members` frame by frame.
 
     Everything here blocks: call it off the loop, one frame after the other, except where `is_quick`. Weights are the
     tokens that the group grants; the check of the group has capped them by the leases. Slices are passed in the order
     of `contributors`.
     """
 
-    def __init__(self, scheme: ReductionScheme, group: Group) -> None:
-        self.contributors: Sequence[Contribution] = [member for member in group.members if member.num_tokens]
+    def __init__(self, scheme: ReductionScheme, members: Sequence[Contribution]) -> None:
+        self.contributors: Sequence[Contribution] = [member for member in members if member.num_tokens]
         self.report = AggregationReport()
         self._codec = scheme.codec
         self._aggregation = Aggregation(scheme.aggregator, [member.num_tokens for member in self.contributors])
@@ -109,9 +110,13 @@ class PartReducer:
                 # the bits of `Aggregation.combine`, without a decoded frame in between
                 self._codec.combine(encoded, self._aggregation.coefficients, num_values, buffer)
         else:
-            result_F = torch.from_numpy(self._aggregation.combine(self._rows(encoded, num_values)))
+            result_F = self.combined(encoded, num_values)
             with _encoding():
                 self._codec.encode_into(result_F, buffer)
+
+    def combined(self, encoded: Sequence[Data], num_values: int) -> Tensor:
+        """Return the frame's result [F] as it is before it is encoded. Raises PeerViolation as `survey` does."""
+        return torch.from_numpy(self._aggregation.combine(self._rows(encoded, num_values)))
 
     def _check(self, encoded: Sequence[Data], num_values: int) -> None:
         for member, data in zip(self.contributors, encoded, strict=True):
@@ -176,7 +181,7 @@ class PartOwner:
         self._streams = streams
         self._group = streams.group
         self._part = part
-        self.reducer = PartReducer(streams.scheme, streams.group)
+        self.reducer = PartReducer(streams.scheme, streams.group.members)
         self._inboxes = {peer: FrameInbox(peer, streams.heard) for peer in self._group.peer_ids}
         self._accepted: dict[str, asyncio.Future[Stream]] = {}
         self._delivering: dict[str, asyncio.Task[None]] = {}
@@ -293,7 +298,7 @@ class BackupOwner:
 
     def __init__(self, streams: PartStreams, part: PartResult) -> None:
         self._streams = streams
-        self._reducer = PartReducer(streams.scheme, streams.group)
+        self._reducer = PartReducer(streams.scheme, streams.group.members)
         self._part = part
         self._limit_s = streams.group.reduce_s / 2
         self._inboxes: dict[str, FrameInbox] = {}

@@ -86,7 +86,11 @@ def part_sizes(num_values: int, members: tuple[Contribution, ...]) -> tuple[int,
 def part_frames(group: Group, index: int) -> list[slice]:
     """Return the frames of part `index`, as slices of the whole vector."""
     stop = list(accumulate(group.part_values))[index]
-    start = stop - group.part_values[index]
+    return frames_of(stop, stop - group.part_values[index])
+
+
+def frames_of(stop: int, start: int = 0) -> list[slice]:
+    """Return the frames of the vector's values from `start` to `stop`."""
     return [slice(at, min(at + FRAME_VALUES, stop)) for at in range(start, stop, FRAME_VALUES)]
 
 

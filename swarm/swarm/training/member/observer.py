@@ -27,12 +27,14 @@ MAX_ASKED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedStep:
-    """An outer step that the run has taken. `loss` is the group's mean training loss, weighted by tokens."""
+    """An outer step that the run has taken. `num_trainers` are the `group` and the trainers whose work it brought;
+    `loss` is their mean training loss, weighted by tokens."""
 
     outer_step: int
     loss: float
     digest: str
     group: tuple[str, ...]
+    num_trainers: int
     num_tokens: int
 
 
@@ -156,5 +158,6 @@ def _step(proof: Proof) -> CommittedStep:
         loss=proof.mean_loss,
         digest=proof.outcome.state_digest.hex(),
         group=origin.peer_ids,
+        num_trainers=origin.num_trainers,
         num_tokens=origin.num_tokens,
     )

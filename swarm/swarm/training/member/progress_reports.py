@@ -103,6 +103,7 @@ def committed(
         loss=proof.mean_loss,
         digest=proof.outcome.state_digest.hex(),
         group=origin.peer_ids,
+        num_trainers=origin.num_trainers,
         num_tokens=origin.num_tokens,
         bytes_sent=bytes_sent,
         seconds=seconds,

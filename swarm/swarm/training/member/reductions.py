@@ -21,8 +21,10 @@ from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.parts import ReductionScheme
 from swarm.training.allreduce.peer_connections import MeteredStream
 from swarm.training.round.round_events import Event, Reduced, ReduceFailed
+from swarm.training.round.round_state import RoundSetup
 from swarm.training.run.methods import short
 from swarm.training.state.certificate import Proof
+from swarm.training.state.clusters import has_contributed
 from swarm.training.state.state_sync import RunContext, repair_if_damaged
 
 logger = logging.getLogger(__name__)
@@ -151,15 +153,14 @@ class Reductions:
             self._feed(Reduced(attempt=attempt, outcome=outcome))
 
 
-async def settle(context: RunContext, step: int, proof: Proof | None) -> None:
-    """End `step`, after which `proof` says what was committed. The residual of this member's contribution is committed
-    if the state holds the contribution."""
+async def settle(context: RunContext, setup: RoundSetup, proof: Proof | None) -> None:
+    """End the step of `setup`, after which `proof` says what was committed. The residual of this member's contribution
+    is committed if the state holds the contribution."""
     if context.residuals is None:
         return
-    origin = proof.origin if proof is not None and proof.origin.step == step else None
-    members = origin.members if origin is not None else ()
-    counts = any(member.peer_id == context.network.peer_id and member.num_tokens for member in members)
-    work = partial(context.residuals.settle, context.replica.fragment(step), is_committed=counts)
+    origin = proof.origin if proof is not None and proof.origin.step == setup.step else None
+    counts = origin is not None and has_contributed(setup.me, origin, setup.state_digest, setup.leased)
+    work = partial(context.residuals.settle, context.replica.fragment(setup.step), is_committed=counts)
     await asyncio.get_running_loop().run_in_executor(context.executor, work)
 
 

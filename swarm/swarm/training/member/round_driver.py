@@ -17,6 +17,8 @@ from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, Swa
 from swarm_protocol.training_messages import (
     Abort,
     Contribution,
+    FollowReply,
+    FollowRequest,
     Ready,
     ReadyReply,
     SignedGroup,
@@ -26,6 +28,8 @@ from swarm_protocol.training_messages import (
 
 from swarm.network.interface import Stream
 from swarm.training.allreduce.peer_connections import SILENT_S
+from swarm.training.member.cluster_head import ClusterHead
+from swarm.training.member.follower import StepFollower
 from swarm.training.member.interval_loop import IntervalLoop, IntervalOffer
 from swarm.training.member.progress_reports import DOWNWEIGHTED, LEFT_OUT, RoundLog, measured
 from swarm.training.member.reductions import Reductions
@@ -60,6 +64,7 @@ from swarm.training.round.round_events import (
 )
 from swarm.training.round.round_state import Ballot, RoundSetup, RoundState, own_report, with_coordinator
 from swarm.training.state.certificate import Proof
+from swarm.training.state.clusters import has_contributed
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S
 from swarm.training.state.state_sync import RunContext, follows
 
@@ -106,6 +111,7 @@ class RoundDriver:
         self._reductions = Reductions(
             context, self.feed, on_reduced_weight=lambda peer, how: self.log.refuse(peer, how, DOWNWEIGHTED)
         )
+        self._head, self._follower = self._cluster_role()
         self._waiting: dict[str, asyncio.Future[ReadyReply]] = {}
         self._looking_at: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -137,7 +143,8 @@ class RoundDriver:
 
     @property
     def bytes_sent(self) -> int:
-        return self._bytes_sent + self._reductions.bytes_sent
+        followed = self._follower.bytes_sent if self._follower else 0
+        return self._bytes_sent + self._reductions.bytes_sent + followed
 
     @property
     def promise(self) -> Promise:
@@ -176,6 +183,8 @@ class RoundDriver:
             self._group = tasks
             try:
                 self._spawn(self._offer_contribution(), "offer")
+                if self._follower is not None:
+                    self._spawn(self._follower.run(), "follow")
                 while not self._certificate:
                     event = await self._next()
                     if isinstance(event, Offered):
@@ -191,15 +200,21 @@ class RoundDriver:
                             await self._keep_promise()
                         await self._act(action)
             finally:
-                self._group = None  # the next step looks at peers that records name from now on
-                for task in self._tasks:
-                    task.cancel()
-                self._reductions.close()
-                self._drop_contribution()
-                for waiting in self._waiting.values():
-                    if not waiting.done():
-                        waiting.set_result(ReadyReply(kind="pending"))
+                self._close()
         return self._certificate
+
+    def _close(self) -> None:
+        """The step is over: end what belongs to it, and answer those that wait."""
+        self._group = None  # the next step looks at peers that records name from now on
+        for task in self._tasks:
+            task.cancel()
+        self._reductions.close()
+        if self._head is not None:
+            self._head.finish(self._certificate)
+        self._drop_contribution()
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_result(ReadyReply(kind="pending"))
 
     # --- what peers ask, called by the service -----------------------------------------------------------------------
 
@@ -223,6 +238,15 @@ class RoundDriver:
     async def accept(self, peer: str, signed: SignedGroup, stream: Stream) -> None:
         self.feed(Grouped(signed=signed))
         await self._reductions.accept(peer, signed, stream)
+
+    async def follow(self, peer: str, request: FollowRequest, stream: Stream) -> None:
+        """Take the work of `peer`, which follows this member; it waits here until the step is over."""
+        if self._head is not None and request.state_digest == self.setup.state_digest:
+            await self._head.serve(peer, stream)
+            return
+        self.look_at(peer)  # or this member is behind
+        certificate = self._context.replica.standing().certificate
+        await stream.send(FollowReply(kind="committed", certificate=certificate).to_bytes())
 
     @property
     def known(self) -> tuple[str, ...]:
@@ -277,17 +301,51 @@ class RoundDriver:
         offer = await self._intervals.offer(self.setup.step)
         if self._rest_s:
             await asyncio.sleep(self._rest_s)
-        self.offer = offer
         if offer.delta_F is not None:
             self.log.add("interval", offer.interval_s)
-        contribution = replace(offer.contribution, leaving=self._intervals.is_leaving)
-        self.feed(Offered(contribution=contribution, interval_s=offer.interval_s))
+        offer = replace(offer, contribution=replace(offer.contribution, leaving=self._intervals.is_leaving))
+        if self._head is not None:
+            offer = await self._head.gather(offer)
+        if self._follower is not None:
+            self._follower.bring(offer)
+        self.offer = offer
+        self.feed(Offered(contribution=offer.contribution, interval_s=offer.interval_s))
 
     def _drop_contribution(self) -> None:
         """Drop the pseudo-gradient now: the driver is part of reference cycles, and so would keep 4 bytes a parameter
         until the next collection."""
         if self.offer is not None:
             self.offer = replace(self.offer, delta_F=None)
+        if self._follower is not None:
+            self._follower.drop()
+
+    def _cluster_role(self) -> tuple[ClusterHead | None, StepFollower | None]:
+        context, setup = self._context, self.setup
+        if setup.me in setup.clusters.heads:
+            head = ClusterHead(
+                context,
+                setup,
+                began_at=self._state.began_at,
+                on_reduced_weight=lambda peer, how: self.log.refuse(peer, how, DOWNWEIGHTED),
+            )
+            return head, None
+        if not setup.follows:
+            return None, None
+        reason = f"the run is full: {context.replica.config.max_trainers} trainers have a place in it"
+        full = GiveUp(step=setup.step, attempt=setup.first_attempt, reason=reason, missing=())
+        follower = StepFollower(
+            context,
+            setup,
+            on_certificate=self._take_certificate,
+            on_hurry=self.hurry,
+            on_full=lambda: self._on_abort(full),
+        )
+        return None, follower
+
+    async def _take_certificate(self, peer: str, certificate: bytes) -> None:
+        """Take the certificate that the head `peer` shows. Raises PeerViolation or IntegrityError."""
+        if (further := await overtaken(self._context, peer, certificate)) is not None:
+            self.feed(further)
 
     async def _keep_promise(self) -> None:
         """Write the attempt and the vote to disk before others hear of them."""
@@ -464,7 +522,7 @@ def _is_lost(proof: Proof, setup: RoundSetup, mine: Contribution | None) -> bool
     """Return whether the step was committed, as `proof` shows, without what `setup.me` has trained for it. `mine` is
     its contribution; None: its interval still runs."""
     origin = proof.origin
-    counts = any(member.peer_id == setup.me and member.num_tokens for member in origin.members)
+    counts = has_contributed(setup.me, origin, setup.state_digest, setup.leased)
     has_work = setup.me in setup.leased and (mine is None or mine.num_tokens > 0)
     is_step = not proof.is_order and origin.step == setup.step and origin.num_tokens > 0
     return is_step and has_work and not counts

@@ -10,11 +10,20 @@ import asyncio
 from dataclasses import replace
 
 from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError
-from swarm_protocol.training_messages import Abort, Ready, ReadyReply, SignedGroup, StandingRequest, VoteReply
+from swarm_protocol.training_messages import (
+    Abort,
+    FollowReply,
+    FollowRequest,
+    Ready,
+    ReadyReply,
+    SignedGroup,
+    StandingRequest,
+    VoteReply,
+)
 
 from swarm.network.interface import Stream
 from swarm.training.member.round_driver import POLL_S, RoundDriver
-from swarm.training.round.group_formation import origin_complaint
+from swarm.training.round.group_checks import origin_complaint
 from swarm.training.round.round_events import AttemptLeft, Proven, Sighted, Voted
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S
@@ -47,6 +56,7 @@ class RoundService:
         await network.serve_stream(methods.part, donor.part)
         await network.serve_stream(methods.reduce, self._on_reduce)
         await network.serve_stream(methods.history, self._on_history)
+        await network.serve_stream(methods.follow, self._on_follow)
 
     def close(self) -> None:
         """Take part in no more rounds. States and parts are still served."""
@@ -159,6 +169,17 @@ class RoundService:
             wanted = StandingRequest.from_bytes(await stream.receive())
             for link in self._context.replica.history.since(wanted.step - 1):
                 await stream.send(link.certificate)
+
+    async def _on_follow(self, peer: str, stream: Stream) -> None:
+        request, replica = FollowRequest.from_bytes(await stream.receive()), self._context.replica
+        if request.run != self._context.run:
+            raise PeerViolation("this is about another run", peer_id=peer)
+        if request.step <= replica.outer_step:
+            certificate = replica.standing().certificate
+            await stream.send(FollowReply(kind="committed", certificate=certificate).to_bytes())
+            return
+        driver = await self._driver_at(request.step, peer)
+        await driver.follow(peer, request, stream)
 
     async def _on_reduce(self, peer: str, stream: Stream) -> None:
         signed = self._context.signatures.read_group(await stream.receive(), self._context.network.now())

@@ -325,7 +325,7 @@ class RunMember:
         if not proof.is_order and (proposal := context.replica.proposal(proof.outcome)) is not None:
             intervals.drop_offers(proposal.manifest.outer_step)  # before the new state takes memory
         reached = await self._reach(context, proof, {})
-        await settle(context, setup.step, reached.proof if reached else None)
+        await settle(context, setup, reached.proof if reached else None)
         await self._faults.reached("round.applied")
         driver.log.enter(None, asyncio.get_running_loop().time())
         if reached is not None:
@@ -382,7 +382,8 @@ class RunMember:
         assert self._replica is not None
         me, proof = self._network.peer_id, self._replica.proof
         left = any(member.peer_id == me and member.leaving for member in proof.origin.members) if proof else False
-        return left or me not in self._replica.roster
+        is_follower = me in self._replica.clusters(self._replica.outer_step + 1).dealt
+        return left or (me not in self._replica.roster and not is_follower)
 
     async def _watch(self, driver: RoundDriver, context: RunContext) -> None:
         """Ask other members of the run where they are: first those that seem to be further."""

@@ -49,7 +49,8 @@ class Admitted:
 class OuterStep:
     """Outer step `step` is committed and applied. `loss` is the group's mean training loss, weighted by tokens.
 
-    `num_tokens` are the group's, `tokens_per_s` this member's in its interval. `bytes_sent` is what this member sent
+    `num_trainers` are the group's members and the trainers whose work they brought, and `num_tokens` those of all of
+    these. `tokens_per_s` are this member's in its interval. `bytes_sent` is what this member sent
     for the step, `seconds` the time since it had the state before, of which `round_s` passed after its interval.
     """
 
@@ -57,6 +58,7 @@ class OuterStep:
     loss: float
     digest: str
     group: tuple[str, ...]
+    num_trainers: int
     num_tokens: int
     bytes_sent: int
     seconds: float

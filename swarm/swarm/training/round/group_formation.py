@@ -1,10 +1,7 @@
-"""How an attempt gets its group: when its coordinator forms it, which members it takes, and what every member checks.
+"""How an attempt gets its group: when its coordinator forms it, and which members it takes.
 
-The coordinator waits for reports and forms the group; every other member reports to it, and checks the signed group. A
-coordinator is trusted only to choose among the members that reported. Every member checks that its own contribution is
-there unchanged, that nobody's weight exceeds its lease, that all start from its own state, and that the part sizes
-follow from the bandwidths in the group. Each member finds its own bandwidth there, so a coordinator can invent only its
-own, within `parts.MAX_SKEW`.
+The coordinator waits for reports and forms the group; every other member reports to it, and checks the signed group
+(`group_checks`). A trainer that follows a head reports to nobody.
 
 Pure functions on the round's state. `state_machine` decides what follows once there is a signed group.
 """
@@ -16,9 +13,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from swarm_protocol.training_messages import Contribution, Group, Ready, ReadyReply, SignedGroup
+from swarm_protocol.training_messages import Contribution, Group, Ready, ReadyReply
 
 from swarm.training.allreduce.parts import part_sizes
+from swarm.training.round.group_checks import cluster_overclaim
 from swarm.training.round.round_events import Ask, GiveUp, Query, Reply, Sign
 from swarm.training.round.round_state import (
     MAX_BELIEVED_ATTEMPT,
@@ -33,7 +31,6 @@ from swarm.training.round.round_state import (
     is_waiting,
     note_shortage,
     own_report,
-    reported,
     rest_after,
     roster_left,
 )
@@ -46,6 +43,7 @@ waited for, as their whole interval is lost otherwise. It is not longer, because
 are waited for, too."""
 
 NOT_ADMITTED = "the run does not admit it"
+FOLLOWS = "another member brings its work"
 
 MIN_GRACE_S = 1.0
 """The time between two calls for members that a group needs."""
@@ -55,7 +53,7 @@ LEFT_OUT_REST_S = 1.0
 
 def advance(state: RoundState, now: float) -> Step:
     """Go on with forming: as the coordinator, or by asking it."""
-    if state.phase != "forming" or state.abstains:
+    if state.phase != "forming" or state.abstains or state.setup.follows:
         return state, []
     if state.coordinator == state.setup.me:
         return _coordinate(replace(state, asked=""), now)
@@ -152,10 +150,14 @@ def _form(state: RoundState, now: float) -> Step:
 
 
 def _is_complete(state: RoundState) -> bool:
-    """Return whether nobody is waited for any more. A run's first group has no roster that says who is to come, so it
-    always waits, unless it is full."""
-    is_full = len(_ready_members(state)) >= state.setup.max_group
-    return is_full or (bool(state.setup.roster) and not absent_members(state))
+    """Return whether nobody is waited for any more.
+
+    A run's first group has no roster that says who is to come, so it always waits, unless it is full. In a run with
+    clusters it waits also then: more trainers than a group has places may begin together, and would form several.
+    """
+    setup = state.setup
+    is_full = len(_ready_members(state)) >= setup.max_group and (bool(setup.roster) or setup.clusters.size == 1)
+    return is_full or (bool(setup.roster) and not absent_members(state))
 
 
 def _begin_to_wait(state: RoundState, now: float) -> Step:
@@ -202,19 +204,23 @@ def _ready_members(state: RoundState) -> set[str]:
 
 
 def absent_members(state: RoundState) -> tuple[str, ...]:
-    """Return the members with a lease that may still come, this member included while its interval lasts."""
+    """Return the members with a lease that may still come, this member included while its interval lasts, and the
+    trainers that take vacant places."""
     present = present_members(state)
     mine = {state.setup.me} if state.mine else set()
     # if more than a third say that a member is gone, not all of them lie
     reports = Counter(peer for each in present.values() for peer in each.accused)
     gone = {peer for peer, count in reports.items() if 3 * count > len(present.keys() | mine)}
-    return tuple(sorted(roster_left(state) - present.keys() - mine - gone))
+    expected = roster_left(state) | (set(state.setup.clusters.promoted) - state.faults.peers)
+    return tuple(sorted(expected - present.keys() - mine - gone))
 
 
 def _refusal(state: RoundState, peer: str, ready: Ready) -> ReadyReply | None:
     """Return why `peer` cannot be in this attempt's group, or None if it can."""
     if not state.setup.admits(peer):
         return ReadyReply(kind="left_out", reason=NOT_ADMITTED)
+    if peer in state.setup.clusters.dealt:
+        return ReadyReply(kind="left_out", reason=FOLLOWS)
     is_behind = (ready.sequence, ready.state_digest) != (state.setup.sequence, state.setup.state_digest)
     if ready.attempt < state.attempt and not is_behind:
         return ReadyReply(kind="attempt", attempt=state.attempt)
@@ -224,9 +230,11 @@ def _refusal(state: RoundState, peer: str, ready: Ready) -> ReadyReply | None:
 
 
 def awaited_peers(state: RoundState) -> tuple[str, ...]:
-    """Return the peers without which the round does not go on: the coordinator, at the coordinator the absent members,
-    and in the vote those that have not voted."""
+    """Return the peers without which the round does not go on: a follower's head, the coordinator, at the coordinator
+    the absent members, and in the vote those that have not voted."""
     setup, group = state.setup, state.signed
+    if setup.follows:
+        return setup.clusters.heads_of(setup.me)[:1]
     match state.phase:
         case "voting" if group is not None:
             return tuple(peer for peer in group.group.peer_ids if peer not in state.voting.votes and peer != setup.me)
@@ -279,56 +287,6 @@ def form_group(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> t
     return group, left_out
 
 
-def complaint(setup: RoundSetup, attempt: int, contribution: Contribution | None, signed: SignedGroup) -> str:
-    """Return what is wrong with a group for `setup.me`, which offered `contribution`; empty if nothing is."""
-    group = signed.group
-    checks = (
-        ((group.run, group.step, group.attempt) != (setup.run, setup.step, attempt), "it is for another round"),
-        (group.state_digest != setup.state_digest, "it starts from another state"),
-        (reported(setup, contribution) not in group.members, "it lacks or changes this member's contribution"),
-        (
-            group.reduce_s > setup.reduce_s or group.vote_s > setup.vote_s,
-            "its deadlines are longer than the run allows",
-        ),
-    )
-    wrong = next((text for is_wrong, text in checks if is_wrong), "") or _forbidden(setup, group)
-    if wrong or group.resumes is None:
-        return wrong
-    wrong = origin_complaint(setup, signed.origin) if signed.origin else "it is not there"
-    return f"of the group whose outcome it resumes, {wrong}" if wrong else ""
-
-
-def origin_complaint(setup: RoundSetup, origin: SignedGroup) -> str:
-    """Return why no honest member can have voted in `origin`, a group of this step and state; empty if one can."""
-    if setup.roster and origin.signer not in setup.roster:
-        return f"{short(origin.signer)} signed it and is no member of the state that it follows from"
-    return _forbidden(setup, origin.group)
-
-
-def _forbidden(setup: RoundSetup, group: Group) -> str:
-    """Return which rule `group` breaks that holds for all groups of this step; empty if none."""
-    num_members = len(group.members)
-    checks = (
-        (group.order != setup.order, "it follows from another resume order of the run's author"),
-        (num_members > setup.max_group, f"it has {num_members} members, more than {setup.max_group}"),
-        (
-            num_members < setup.succession.min_group,
-            f"it has {num_members} members, fewer than {setup.succession.min_group}",
-        ),
-        (
-            not setup.succession.is_enough(setup.roster, group.peer_ids),
-            "it has too few members of the state that it follows from",
-        ),
-        (not all(map(setup.admits, group.peer_ids)), "it has a member that the run does not admit"),
-        (any(_overclaims(setup, member) for member in group.members), "a member claims more than its lease"),
-        (
-            bool(group.part_values) and group.part_values != part_sizes(setup.num_values, group.members),
-            "its part sizes do not follow from the bandwidths that its members reported",
-        ),
-    )
-    return next((text for is_wrong, text in checks if is_wrong), "")
-
-
 def convict(accusations: Mapping[str, Collection[str]], num_failed: int = 0) -> tuple[str, ...]:
     """Return the peers to leave out of the group, by its members' word alone. `accusations` are by accuser.
 
@@ -363,9 +321,17 @@ def _in_turn(tied: list[str], num_failed: int) -> str:
 
 def _unfit(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> dict[str, str]:
     unfit = {peer: NOT_ADMITTED for peer in ready if not setup.admits(peer)}
-    for peer, each in ready.items():
-        if peer != setup.me and _overclaims(setup, _contribution(peer, each)):
-            unfit[peer] = "it claims more tokens or samples than its lease has"
+    places = set[int]()
+    # this member's own claims come first: it does not leave itself out
+    for peer, each in sorted(ready.items(), key=lambda item: (item[0] != setup.me, item[0])):
+        reason = cluster_overclaim(setup, _contribution(peer, each))
+        claimed = {follower.place for follower in each.followers}
+        if not reason and claimed & places:
+            reason = "it brings a trainer's work that another member brings, too"
+        if peer == setup.me or not reason:
+            places |= claimed
+        else:
+            unfit[peer] = reason
     honest = {peer: each.accused for peer, each in ready.items() if peer not in unfit}
     own = ready[setup.me].accused if setup.me in ready else ()
     # what this member saw itself counts also in a tie: it signs a group of members that it can work with
@@ -384,9 +350,6 @@ def _contribution(peer: str, ready: Ready) -> Contribution:
         loss=ready.loss,
         leaving=ready.leaving,
         bytes_per_s=ready.bytes_per_s,
+        followers=ready.followers,
+        newcomers=ready.newcomers,
     )
-
-
-def _overclaims(setup: RoundSetup, member: Contribution) -> bool:
-    allowed = setup.samples_per_member if member.peer_id in setup.leased else 0
-    return member.num_samples > allowed or member.num_tokens > member.num_samples * setup.tokens_per_sample

@@ -16,6 +16,7 @@ from swarm_protocol.training_messages import Contribution, Outcome, Ready, Ready
 from swarm.training.allreduce.peer_connections import SLOWEST_BYTES_PER_S
 from swarm.training.round.round_events import Action, GiveUp, Reply, Voted
 from swarm.training.run.vote import Succession
+from swarm.training.state.clusters import Clusters
 from swarm.training.state.state_sync import RunContext
 
 Phase: TypeAlias = Literal["forming", "signing", "left_out", "reducing", "voting", "resting", "done"]
@@ -52,6 +53,7 @@ class RoundSetup:
     that the step moves has `num_values`. `first_attempt` follows the one that committed the state. Times are in
     seconds: at least `grace_s` after enough members are ready (see `grace_after`), `patience_s` until a coordinator
     says that too few are.
+    `clusters` say which trainers take part through another member; without them, all take part themselves.
     `bytes_per_s` is this member's bandwidth (see `peer_connections`). `order` is the author's last resume order as it
     was signed, and `sequence` its number; empty and 0 if there was none.
     """
@@ -73,9 +75,15 @@ class RoundSetup:
     patience_s: float
     reduce_s: float
     vote_s: float
+    clusters: Clusters = field(default_factory=Clusters)
     bytes_per_s: int = 0
     sequence: int = 0
     order: bytes = b""
+
+    @property
+    def follows(self) -> bool:
+        """Whether another member brings this one's work to the round."""
+        return self.clusters.follows(self.me)
 
     def admits(self, peer: str) -> bool:
         return not self.admission or peer in self.admission
@@ -98,6 +106,7 @@ def setup_of(context: RunContext) -> RoundSetup:
         state_digest=replica.digest,
         roster=roster,
         leased=replica.leased(step),
+        clusters=replica.clusters(step),
         admission=config.admission,
         succession=config.succession,
         max_group=config.max_group,
@@ -263,6 +272,8 @@ def own_report(state: RoundState) -> Ready:
         leaving=mine.leaving,
         bytes_per_s=mine.bytes_per_s,
         sequence=state.setup.sequence,
+        followers=mine.followers,
+        newcomers=mine.newcomers,
     )
 
 

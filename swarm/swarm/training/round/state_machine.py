@@ -29,10 +29,10 @@ from dataclasses import replace
 
 from swarm_protocol.training_messages import Abort, Certificate, Outcome, SignedGroup, Vote
 
+from swarm.training.round.group_checks import complaint
 from swarm.training.round.group_formation import (
     absent_members,
     advance,
-    complaint,
     move,
     on_left_out,
     on_reported,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 
 class Methods:
-    """The method names of `run`. `reduce`, `part` and `history` are streams, the others calls."""
+    """The method names of `run`. `follow`, `reduce`, `part` and `history` are streams, the others calls."""
 
     def __init__(self, run: str) -> None:
         self.alive = f"train.alive/{run}"
         self.ready = f"train.ready/{run}"
+        self.follow = f"train.follow/{run}"
         self.vote = f"train.vote/{run}"
         self.abort = f"train.abort/{run}"
         self.resume = f"train.resume/{run}"

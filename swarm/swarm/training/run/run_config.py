@@ -292,6 +292,14 @@ class RunConfig:
     )
     min_group: int = whole(2, 1, limits.MAX_GROUP_MEMBERS, "A round needs so many members.")
     max_group: int = whole(16, 1, limits.MAX_GROUP_MEMBERS, "A round takes at most so many members.")
+    cluster_size: int = whole(
+        8,
+        1,
+        limits.MAX_GROUP_MEMBERS,
+        "Trainers beyond max_group: each member of a round brings the work of a cluster of so many, itself included. "
+        "So max_group * cluster_size can train. 1: max_group.",
+        implied=1,
+    )
     quorum_grace_s: float = number(
         2.0,
         0.0,
@@ -361,6 +369,11 @@ class RunConfig:
         """How many samples one member's full interval uses."""
         return self.interval_steps * self.inner.batch_windows
 
+    @property
+    def max_trainers(self) -> int:
+        """How many can train at one time: the members of a round, and those whose work these bring."""
+        return self.max_group * self.cluster_size
+
     def make_aggregator(self) -> Aggregator:
         return get_aggregator(self.aggregator, self.aggregation)
 
@@ -370,11 +383,22 @@ class RunConfig:
         falls_back = self.fallback and num_contributors < aggregator.fewest_members()
         return get_aggregator(self.fallback, {}) if falls_back else aggregator
 
+    def cluster_aggregator(self, num_contributors: int) -> Aggregator:
+        """The aggregator of a cluster in which so many trainers contribute. A cluster does not wait for more, so one
+        that is too small for the run's aggregator uses the default one if the run has no fallback."""
+        aggregator = self.make_aggregator()
+        is_enough = num_contributors >= aggregator.fewest_members()
+        return aggregator if is_enough else get_aggregator(self.fallback or DEFAULT_AGGREGATOR, {})
+
     def _check_together(self, checks: SettingChecks) -> None:
         """Check values that are possible by themselves against each other."""
         if checks.passed("min_group", "max_group"):
             remedy = f"use at least min_group, {self.min_group}"
             checks.require(self.min_group <= self.max_group, "max_group", self.max_group, remedy)
+        if checks.passed("max_group", "cluster_size"):
+            most = limits.MAX_TRAINERS // self.max_group
+            remedy = f"use at most {most}: with max_group = {self.max_group} these are {limits.MAX_TRAINERS} trainers"
+            checks.require(self.cluster_size <= most, "cluster_size", self.cluster_size, remedy)
         if checks.passed("overlap_steps", "interval_steps"):
             remedy = f"use less than interval_steps, {self.interval_steps}"
             checks.require(self.overlap_steps < self.interval_steps, "overlap_steps", self.overlap_steps, remedy)

@@ -26,16 +26,18 @@ does both at once; what a peer fetches, and what waits for a slow disk, adds a s
 class Cost:
     """What one outer step of a run costs.
 
-    A member trains on `member_tokens` in a full interval, and the smallest and the largest group on `group_tokens`. It
-    sends `member_bytes` in a large group, in which nearly all of its vector goes to the parts' owners, and as much in
-    results; in a group of n it is 1 - 1/n of that. Small messages and backups of parts come on top. `memory_bytes` is
-    the memory of a member on one CPU device, without activations.
+    A member trains on `member_tokens` in a full interval, and the smallest and the largest round on `group_tokens`,
+    with the followers of its members. A member sends `member_bytes` in a large group, in which nearly all of its vector
+    goes to the parts' owners, and as much in results; in a group of n it is 1 - 1/n of that. The head of a full cluster
+    also receives a vector of each follower, and may send each the result: `head_bytes` each way. Small messages and
+    backups of parts come on top. `memory_bytes` is the memory of a member on one CPU device, without activations.
     """
 
     num_parameters: int
     member_tokens: int
     group_tokens: tuple[int, int]
     member_bytes: int
+    head_bytes: int
     memory_bytes: int
 
 
@@ -43,12 +45,13 @@ def cost_of(config: RunConfig) -> Cost:
     """Raises ConfigError if the model cannot be trained."""
     num_parameters = check_model(config)
     member_tokens = config.samples_per_interval * config.data.window_tokens
-    largest_fragment = -(-num_parameters // config.fragments)
+    vector_bytes = get_codec(config.codec).encoded_bytes(-(-num_parameters // config.fragments))
     return Cost(
         num_parameters=num_parameters,
         member_tokens=member_tokens,
-        group_tokens=(config.min_group * member_tokens, config.max_group * member_tokens),
-        member_bytes=2 * get_codec(config.codec).encoded_bytes(largest_fragment),
+        group_tokens=(config.min_group * member_tokens, config.max_trainers * member_tokens),
+        member_bytes=2 * vector_bytes,
+        head_bytes=(1 + config.cluster_size) * vector_bytes,
         memory_bytes=PROGRAM_BYTES + PARAMETER_BYTES * num_parameters,
     )
 

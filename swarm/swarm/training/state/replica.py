@@ -32,6 +32,7 @@ from swarm.training.allreduce.parts import decoded_frames
 from swarm.training.run.layout import fragment_of
 from swarm.training.run.run_config import OuterConfig, RunConfig
 from swarm.training.state.certificate import CertificateHistory, Proof, Rank
+from swarm.training.state.clusters import Clusters, draw_clusters, samples_used, trainers_after
 from swarm.training.state.lease import Lease, admitted, committed, index_of, lease_of
 from swarm.training.state.replica_state import Manifest, ReplicaState, StateHasher
 
@@ -167,6 +168,13 @@ class Replica:
         stripes = self.current.state.stripes
         return stripes[index_of(step, len(stripes))].roster
 
+    def clusters(self, step: int) -> Clusters:
+        """The clusters of round `step`, which follows the committed state."""
+        config = self.config
+        return draw_clusters(
+            self.digest, self.roster, self.leased(step), max_group=config.max_group, size=config.cluster_size
+        )
+
     def lease(self, peer: str, step: int) -> Lease:
         """Return the lease of `peer` for interval `step`, which is the next one, or with overlap also the one after
         it."""
@@ -213,7 +221,9 @@ class Replica:
         if parts:
             return self._manifest_after(base.state, origin, parts), digests
         # nobody has trained: the round admits the members, and nothing else changes
-        stripes = admitted(base.state.stripes, origin.roster)
+        step = base.state.outer_step + 1
+        trainers = trainers_after(origin, self.leased(step), self.clusters(step))
+        stripes = admitted(base.state.stripes, trainers)
         return replace(base.manifest, roster=origin.roster, stripes=stripes), digests
 
     def _manifest_after(self, state: ReplicaState, origin: Group, parts: tuple[Data, ...]) -> Manifest:
@@ -223,9 +233,10 @@ class Replica:
         for _, theta_F, momentum_F in self._stepped_frames(state, origin, parts):
             hasher.add(theta_F, momentum_F)
         hasher.add(state.theta_N[fragment.stop :], state.momentum_N[fragment.stop :])
-        used = {member.peer_id: member.num_samples for member in origin.members if member.num_tokens}
+        leased = self.leased(step)
+        trainers, used = trainers_after(origin, leased, self.clusters(step)), samples_used(origin, leased)
         try:
-            stripes = committed(state.stripes, step, origin.roster, self.config.samples_per_interval, used)
+            stripes = committed(state.stripes, step, trainers, self.config.samples_per_interval, used)
         except ValueError as error:
             raise RoundError(f"a group's members used what they had no lease for: {error}") from error
         return Manifest(

@@ -20,6 +20,7 @@ No state.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
@@ -86,7 +87,8 @@ async def _obtain(context: RunContext, proof: Proof, records: Mapping[str, Train
     if (held := await _mine(context, proof)) is not None:
         return SyncResult(proof=proof, held=held)
     others = [peer for peer, record in records.items() if record.digest == proof.outcome.state_digest]
-    asked = [peer for peer in dict.fromkeys((*proof.voters, *others)) if peer != context.network.peer_id]
+    voters = _in_turn(context.network.peer_id, proof.voters)
+    asked = [peer for peer in dict.fromkeys((*voters, *others)) if peer != context.network.peer_id]
     donors = context.network.links.fastest_first(asked)[:MAX_DONORS]
     replica = context.replica
     if replica.differing(proof.outcome) is None and (reached := await _by_parts(context, proof, donors)) is not None:
@@ -98,6 +100,14 @@ async def _obtain(context: RunContext, proof: Proof, records: Mapping[str, Train
         replica.num_mismatches += 1
     fetched = await context.fetcher.state(proof.outcome.state_digest, donors, own)
     return SyncResult(proof=proof, held=fetched.held, fetched=fetched)
+
+
+def _in_turn(me: str, voters: Sequence[str]) -> Sequence[str]:
+    """Return `voters`, from which too many to ask all of them are asked by each member another part."""
+    if len(voters) <= MAX_DONORS:
+        return voters
+    start = int.from_bytes(hashlib.sha256(me.encode()).digest()[:8], "big") % len(voters)
+    return (*voters[start:], *voters[:start])
 
 
 async def _mine(context: RunContext, proof: Proof) -> HashedState | None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
-from support.round_scripts import FIRST
 from swarm.training.allreduce.part_owner import NOTABLE_VALUES, PartReducer
 from swarm.training.allreduce.parts import ReductionScheme
 from swarm.training.run.run_config import RunConfig
@@ -24,8 +21,7 @@ def owner_of(x_MF: Tensor, aggregator: str) -> PartReducer:
     """Return an owner that has surveyed the slices."""
     members = tuple(Contribution(peer_id=peer, num_tokens=256, num_samples=2) for peer in PEERS[: len(x_MF)])
     scheme = ReductionScheme(codec=CODEC, aggregator=get_aggregator(aggregator, {}))
-    part_values = (x_MF.shape[1], *(0 for _ in members[1:]))
-    owner = PartReducer(scheme, replace(FIRST.group, members=members, part_values=part_values))
+    owner = PartReducer(scheme, members)
     owner.survey([CODEC.encode(x_F) for x_F in x_MF], x_MF.shape[1])
     owner.decide()
     return owner

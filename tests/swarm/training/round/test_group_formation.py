@@ -8,14 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm.training.allreduce.parts import fair_shares, part_values
-from swarm.training.round.group_formation import (
-    MAX_GRACE_S,
-    complaint,
-    convict,
-    form_group,
-    grace_after,
-    origin_complaint,
-)
+from swarm.training.round.group_checks import complaint, origin_complaint
+from swarm.training.round.group_formation import MAX_GRACE_S, convict, form_group, grace_after
 from swarm.training.round.round_state import RoundSetup, coordinator_of
 from swarm.training.run.vote import Succession
 from swarm_protocol.identity import Identity

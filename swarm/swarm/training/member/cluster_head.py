@@ -1,0 +1,282 @@
+"""One step's cluster at its head: takes the work of the followers, and makes one contribution of it and the head's own.
+
+Each follower holds a stream to its head from the beginning of its interval on. So a head knows which followers are
+there, and waits for no others; and a follower whose head is gone turns to its second head before its work is done. The
+head waits for a part of the round's grace only, so that it does not come too late itself, and asks followers to hurry
+before that ends. The committed certificate goes back over the streams.
+
+The head aggregates the followers' vectors as the owner of a part does, with the run's own aggregator. Its followers
+trust it to do that, as members trust the owner of a part: a follower sees in the certificate whether its tokens count,
+and has another head in the next step. The round's aggregator bounds what a head can do to the state.
+
+`round_driver` owns this object, `round_service` passes the streams. Shapes: F values of the step's fragment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import torch
+from swarm_compression import CodecError
+from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError, SwarmError
+from swarm_protocol.training_messages import Contribution, Follower, FollowerWork, FollowReply
+from torch import Tensor
+
+from swarm.network.interface import EndOfStream, Stream
+from swarm.training.allreduce.part_owner import PartReducer
+from swarm.training.allreduce.parts import ReductionScheme, check_frame, frames_of, num_values
+from swarm.training.member.interval_loop import IntervalOffer
+from swarm.training.round.group_formation import grace_after
+from swarm.training.round.round_state import RoundSetup
+from swarm.training.run.methods import short
+from swarm.training.state.state_sync import RunContext
+
+logger = logging.getLogger(__name__)
+
+ALIVE_S = 15.0
+"""How often a head says that it is there."""
+ARRIVAL_S = 2.0
+"""How long after a step has begun a head waits for followers of which it has not heard."""
+GRACE_SHARE = 1 / 3
+"""The share of the round's grace for which a head waits for its followers. A head that was asked to hurry, after half
+of the grace, still comes in time."""
+
+
+@dataclass(slots=True, eq=False)
+class _Seat:
+    """One follower's place: what the head says to it next, and what it has brought."""
+
+    replies: asyncio.Queue[FollowReply | SwarmError] = field(default_factory=asyncio.Queue)
+    work: FollowerWork | None = None
+    frames: list[bytes] = field(default_factory=list)
+    is_here: bool = True
+
+
+class ClusterHead:
+    """The cluster of the member of `context` in the step of `setup`, which began at `began_at`.
+
+    `on_reduced_weight` is called with each trainer whose contribution the aggregation reduced notably, and how.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        setup: RoundSetup,
+        *,
+        began_at: float,
+        on_reduced_weight: Callable[[str, str], None],
+    ) -> None:
+        self._context = context
+        self._setup = setup
+        self._began_at = began_at
+        self._on_reduced_weight = on_reduced_weight
+        self._own_followers = setup.clusters.followers_of(setup.me)
+        self._places = {peer: place for place, peer in enumerate(setup.leased)}
+        self._frames = frames_of(setup.num_values)
+        self._seats: dict[str, _Seat] = {}
+        self._changed = asyncio.Event()
+        self._is_closed = False
+        self._last: FollowReply | SwarmError | None = None
+
+    async def serve(self, peer: str, stream: Stream) -> None:
+        """Take the work of `peer` over `stream`, and tell it what was committed. Raises PeerViolation."""
+        if not self._takes(peer):
+            await stream.send(FollowReply(kind="full").to_bytes())
+            return
+        seat = self._seats[peer] = _Seat()
+        seat.replies.put_nowait(FollowReply(kind="welcome"))
+        if self._last is not None:
+            seat.replies.put_nowait(self._last)
+        self._notify()
+        receiving = asyncio.create_task(self._receive(peer, seat, stream), name=f"work of {peer[-6:]}")
+        try:
+            while (await self._say_next(seat, stream)).kind != "committed":
+                pass
+        finally:
+            receiving.cancel()
+            seat.is_here = False
+            self._notify()
+
+    async def gather(self, offer: IntervalOffer) -> IntervalOffer:
+        """Wait for the followers, and return the cluster's contribution. `offer` is the head's own."""
+        clock = asyncio.get_running_loop().time
+        grace_s = GRACE_SHARE * grace_after(offer.interval_s or clock() - self._began_at, self._setup.grace_s)
+        until, hurry_at = clock() + grace_s, clock() + grace_s / 2
+        while (awaited := self._awaited(clock())) and clock() < until:
+            if clock() >= hurry_at:
+                self._tell(awaited, FollowReply(kind="hurry"))
+                hurry_at = until
+            await self._change_or(min(until, hurry_at, max(clock(), self._began_at + ARRIVAL_S) + ARRIVAL_S / 10))
+        self._is_closed = True
+        if absent := self._awaited(clock()):
+            logger.warning("going to the round without %s, which follow this member", ", ".join(map(short, absent)))
+            self._tell(absent, FollowReply(kind="late"))
+        seats = {
+            peer: seat
+            for peer, seat in self._seats.items()
+            if seat.work is not None and (seat.is_here or peer in self._places)
+        }
+        work = asyncio.get_running_loop().run_in_executor(self._context.executor, self._combined, offer, seats)
+        try:
+            result, kept_shares = await work
+        except SwarmError as error:
+            logger.warning("going to the round without this member's cluster: %s", error)
+            return offer
+        for peer, kept in kept_shares.items():
+            how = f"keeps {kept:.0%} of its pull" if kept else "is left out"
+            self._on_reduced_weight(peer, f"its contribution {how} in this member's cluster")
+        for seat in self._seats.values():
+            seat.frames.clear()
+        return result
+
+    def finish(self, certificate: bytes) -> None:
+        """The step is over: tell the followers. Without a `certificate` this member stops."""
+        self._is_closed = True
+        gone = PeerRefused("this member does not train any more")
+        self._last = FollowReply(kind="committed", certificate=certificate) if certificate else gone
+        for seat in self._seats.values():
+            seat.replies.put_nowait(self._last)
+            seat.frames.clear()
+
+    def _takes(self, peer: str) -> bool:
+        setup = self._setup
+        if peer in setup.clusters.dealt:
+            known = self._seats.get(peer)
+            # what it has brought before it lost its connection counts
+            return setup.me in setup.clusters.dealt[peer] and (known is None or known.work is None)
+        is_known = peer in setup.leased or peer in setup.clusters.heads
+        others = self._newcomers() - {peer}
+        return setup.admits(peer) and not is_known and len(others) < setup.clusters.num_newcomers(setup.me)
+
+    def _newcomers(self) -> set[str]:
+        return {peer for peer, seat in self._seats.items() if seat.is_here and peer not in self._places}
+
+    def _awaited(self, now: float) -> list[str]:
+        """Return the followers whose work may still come."""
+        absent = [peer for peer in self._own_followers if peer not in self._seats]
+        here = [peer for peer, seat in self._seats.items() if seat.is_here and seat.work is None]
+        return [*(absent if now < self._began_at + ARRIVAL_S else ()), *(peer for peer in here if peer in self._places)]
+
+    def _tell(self, peers: Sequence[str], reply: FollowReply) -> None:
+        for peer in peers:
+            if peer in self._seats:
+                self._seats[peer].replies.put_nowait(reply)
+
+    async def _say_next(self, seat: _Seat, stream: Stream) -> FollowReply:
+        try:
+            async with asyncio.timeout(ALIVE_S):
+                reply = await seat.replies.get()
+        except TimeoutError:
+            reply = FollowReply(kind="welcome")
+        if isinstance(reply, SwarmError):
+            raise reply
+        await stream.send(reply.to_bytes())
+        return reply
+
+    async def _receive(self, peer: str, seat: _Seat, stream: Stream) -> None:
+        try:
+            work = FollowerWork.from_bytes(await stream.receive())
+            self._check(peer, work)
+            frames = [await self._frame(stream, each, peer) for each in self._frames] if work.num_tokens else []
+        except EndOfStream:
+            seat.replies.put_nowait(PeerViolation("it sent too little of its work", peer_id=peer))
+        except SwarmError as error:
+            seat.replies.put_nowait(error)
+        else:
+            if not self._is_closed:
+                seat.work, seat.frames = work, frames
+            self._notify()
+
+    def _check(self, peer: str, work: FollowerWork) -> None:
+        most_samples = self._setup.samples_per_member if peer in self._places else 0
+        if work.num_samples > most_samples or work.num_tokens > work.num_samples * self._setup.tokens_per_sample:
+            raise PeerViolation("it claims more tokens or samples than its lease has", peer_id=peer)
+
+    async def _frame(self, stream: Stream, frame: slice, peer: str) -> bytes:
+        data = await stream.receive()
+        check = asyncio.get_running_loop().run_in_executor
+        try:
+            await check(self._context.executor, check_frame, self._context.codec, data, num_values(frame))
+        except CodecError as error:
+            raise PeerViolation(f"it sent a bad frame: {error}", peer_id=peer) from error
+        return data
+
+    def _combined(self, offer: IntervalOffer, seats: Mapping[str, _Seat]) -> tuple[IntervalOffer, Mapping[str, float]]:
+        """Return the cluster's offer, and the share of its weight that each notably reduced trainer keeps. Blocks."""
+        works = {peer: seat.work for peer, seat in seats.items() if seat.work is not None and peer in self._places}
+        own = offer.contribution
+        followers = [
+            Follower(
+                place=self._places[peer],
+                num_tokens=work.num_tokens,
+                num_samples=work.num_samples,
+                leaving=work.leaving,
+            )
+            for peer, work in works.items()
+        ]
+        newcomers = tuple(sorted(peer for peer in seats if peer not in self._places))
+        num_tokens = own.num_tokens + sum(each.num_tokens for each in followers)
+        loss_sum = own.loss * own.num_tokens + sum(work.loss * work.num_tokens for work in works.values())
+        contribution = replace(
+            own,
+            num_tokens=num_tokens,
+            num_samples=own.num_samples + sum(each.num_samples for each in followers),
+            loss=loss_sum / num_tokens if num_tokens else 0.0,
+            followers=tuple(sorted(followers, key=lambda each: each.place)),
+            newcomers=newcomers,
+        )
+        contributors = [
+            Contribution(peer_id=peer, num_tokens=work.num_tokens, num_samples=work.num_samples)
+            for peer, work in works.items()
+        ]
+        if not any(each.num_tokens for each in contributors):
+            return replace(offer, contribution=contribution), {}
+        delta_F, kept_shares = self._aggregated(
+            sorted((own, *contributors), key=lambda each: each.peer_id), offer.delta_F, seats
+        )
+        return replace(offer, contribution=contribution, delta_F=delta_F), kept_shares
+
+    def _aggregated(
+        self, members: Sequence[Contribution], own_F: Tensor | None, seats: Mapping[str, _Seat]
+    ) -> tuple[Tensor, Mapping[str, float]]:
+        context, num_contributors = self._context, sum(member.num_tokens > 0 for member in members)
+        aggregator = context.replica.config.cluster_aggregator(num_contributors)
+        reducer = PartReducer(ReductionScheme(codec=context.codec, aggregator=aggregator), members)
+
+        def slices(index: int) -> list[bytes]:
+            return [
+                seats[member.peer_id].frames[index]
+                if member.peer_id in seats
+                else _encoded(context, own_F, self._frames[index])
+                for member in reducer.contributors
+            ]
+
+        if reducer.has_survey:
+            for index, frame in enumerate(self._frames):
+                reducer.survey(slices(index), num_values(frame))
+        reducer.decide()
+        delta_F = torch.empty(self._setup.num_values)
+        for index, frame in enumerate(self._frames):
+            delta_F[frame] = reducer.combined(slices(index), num_values(frame))
+        return delta_F, reducer.kept_shares
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _change_or(self, until: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                await self._changed.wait()
+
+
+def _encoded(context: RunContext, own_F: Tensor | None, frame: slice) -> bytes:
+    assert own_F is not None
+    try:
+        return bytes(context.codec.encode(own_F[frame]))
+    except CodecError as error:
+        raise RoundError(f"this member's contribution cannot be encoded: {error}") from error

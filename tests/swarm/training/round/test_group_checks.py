@@ -1,0 +1,150 @@
+"""What members refuse of a group in a run with clusters. `test_group_formation` has the checks of all runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from swarm.training.round.group_checks import complaint
+from swarm.training.round.group_formation import absent_members, awaited_peers, form_group, on_reported
+from swarm.training.round.round_events import Reply
+from swarm.training.round.round_state import RoundSetup
+from swarm.training.round.state_machine import begin
+from swarm.training.run.vote import Succession
+from swarm.training.state.clusters import draw_clusters
+from swarm_protocol.identity import Identity
+from swarm_protocol.training_messages import Contribution, Follower, Ready, SignedGroup
+
+PEERS = tuple(sorted(Identity(bytes([number]) * 32).peer_id for number in range(14)))
+HEADS, FOLLOWERS, STRANGER = PEERS[:4], PEERS[4:12], PEERS[12]
+LEASED = HEADS + FOLLOWERS
+DIGEST = bytes(32)
+CLUSTERS = draw_clusters(DIGEST, HEADS, LEASED, max_group=4, size=4)
+HEAD = HEADS[0]
+SETUP = RoundSetup(
+    run="run",
+    me=HEAD,
+    step=5,
+    first_attempt=0,
+    state_digest=DIGEST,
+    roster=HEADS,
+    leased=LEASED,
+    admission=(),
+    succession=Succession(min_group=2),
+    max_group=4,
+    samples_per_member=10,
+    tokens_per_sample=4,
+    num_values=10_000,
+    grace_s=1.0,
+    patience_s=11.0,
+    reduce_s=20.0,
+    vote_s=10.0,
+    clusters=CLUSTERS,
+)
+
+
+def ready(head: str, *followers: str, **changes: object) -> Ready:
+    brought = sorted(
+        (Follower(place=LEASED.index(peer), num_tokens=40, num_samples=10) for peer in followers),
+        key=lambda each: each.place,
+    )
+    values: dict[str, object] = {
+        "run": "run",
+        "step": 5,
+        "attempt": 0,
+        "state_digest": DIGEST,
+        "num_samples": 10 * (1 + len(brought)),
+        "num_tokens": 40 * (1 + len(brought)),
+        "loss": 2.0,
+        "followers": tuple(brought),
+    }
+    return Ready(**{**values, **changes})  # type: ignore[arg-type]
+
+
+REPORTS = {head: ready(head, *CLUSTERS.followers_of(head)) for head in HEADS}
+
+
+def signed(members: tuple[Contribution, ...]) -> SignedGroup:
+    """A group of all heads."""
+    group, _ = form_group(SETUP, 0, REPORTS)
+    return SignedGroup(group=replace(group, members=members), signer=HEADS[1], data=b"group", digest=DIGEST)
+
+
+def test_group_of_heads_with_all_followers_is_accepted() -> None:
+    group, left_out = form_group(SETUP, 0, REPORTS)
+    assert not left_out
+    assert group.num_tokens == 40 * len(LEASED)
+    assert complaint(SETUP, 0, group.members[0], signed(group.members)) == ""
+
+
+def test_coordinator_leaves_out_a_head_that_brings_another_ones_followers() -> None:
+    thief = HEADS[1]
+    stolen = next(peer for peer, heads in CLUSTERS.dealt.items() if thief not in heads)
+    _, left_out = form_group(SETUP, 0, {**REPORTS, thief: ready(thief, stolen)})
+    assert left_out == {thief: "it claims the work of a trainer that does not follow it"}
+
+
+def test_coordinator_takes_a_trainers_work_from_one_head_only() -> None:
+    follower = CLUSTERS.followers_of(HEAD)[0]
+    second = CLUSTERS.heads_of(follower)[1]
+    group, left_out = form_group(SETUP, 0, {**REPORTS, second: ready(second, follower)})
+    assert left_out == {second: "it brings a trainer's work that another member brings, too"}
+    assert group.members[0].followers == REPORTS[HEAD].followers
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"newcomers": (FOLLOWERS[0],)}, "more than its lease"),
+        ({"num_tokens": 10**9}, "more than its lease"),
+    ],
+)
+def test_members_refuse_a_group_in_which_a_head_claims_what_it_has_not(changes: dict[str, object], words: str) -> None:
+    group, _ = form_group(SETUP, 0, REPORTS)
+    wrong = replace(group.members[2], **changes)  # type: ignore[arg-type]
+    members = (*group.members[:2], wrong, group.members[3])
+    assert words in complaint(SETUP, 0, group.members[0], signed(members))
+
+
+def test_members_refuse_a_group_that_counts_one_trainer_twice() -> None:
+    group, _ = form_group(SETUP, 0, REPORTS)
+    follower = CLUSTERS.followers_of(HEAD)[0]
+    second = CLUSTERS.heads_of(follower)[1]
+    again = replace(
+        group.members[HEADS.index(second)],
+        num_tokens=80,
+        num_samples=20,
+        followers=(Follower(place=LEASED.index(follower), num_tokens=40, num_samples=10),),
+    )
+    members = tuple(again if member.peer_id == second else member for member in group.members)
+    assert "one trainer's work" in complaint(SETUP, 0, group.members[0], signed(members))
+
+
+def test_members_refuse_newcomers_that_the_run_does_not_admit() -> None:
+    clusters = draw_clusters(DIGEST, HEADS, LEASED, max_group=4, size=5)
+    setup = replace(SETUP, clusters=clusters, admission=LEASED)
+    reports = {head: ready(head) for head in HEADS}
+    _, left_out = form_group(setup, 0, {**reports, HEADS[1]: ready(HEADS[1], newcomers=(STRANGER,))})
+    assert left_out == {HEADS[1]: "it brings a newcomer that the run does not admit"}
+    group, _ = form_group(setup, 0, reports)
+    wrong = replace(group.members[1], newcomers=(STRANGER,))
+    members = (group.members[0], wrong, *group.members[2:])
+    assert "more than its lease" in complaint(setup, 0, group.members[0], signed(members))
+
+
+def test_follower_that_reports_to_the_coordinator_is_sent_to_its_head() -> None:
+    state = begin(SETUP, accused={})
+    _, actions = on_reported(state, FOLLOWERS[0], ready(FOLLOWERS[0]), 0.0)
+    assert [action.reply.kind for action in actions if isinstance(action, Reply)] == ["left_out"]
+
+
+def test_follower_waits_for_its_head() -> None:
+    follower = CLUSTERS.followers_of(HEAD)[0]
+    assert awaited_peers(begin(replace(SETUP, me=follower), accused={})) == (HEAD,)
+
+
+def test_round_waits_for_trainers_that_take_vacant_places() -> None:
+    clusters = draw_clusters(DIGEST, HEADS[:3], LEASED, max_group=4, size=4)
+    setup = replace(SETUP, roster=HEADS[:3], clusters=clusters)
+    (promoted,) = clusters.promoted
+    assert set(absent_members(begin(setup, accused={}))) == {*HEADS[:3], promoted}

@@ -1,4 +1,4 @@
-"""Which pairs of hosts meet in the lab, and which of them are not expected to find a direct path yet."""
+"""Which pairs of hosts meet in the lab, and what is expected of their paths."""
 
 from __future__ import annotations
 
@@ -32,15 +32,6 @@ PAIRS = (
 
 NEIGHBOURS = Pair(name="behind one NAT", one="home1", other="home1b")
 
-RELAYED_YET = frozenset(pair.name for pair in (*PAIRS, NEIGHBOURS))
-"""Pairs that have a direct path and do not find it yet. A pair that does must be taken out: the mark is strict."""
-
-RELAYED = pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="a node with a peer beyond its machine announces no address but its relay's",
-)
-
 MAX_SEED_SHARE = 0.05
 MAX_DIRECT_S = 10.0
 
@@ -54,9 +45,3 @@ def each_pair(
     marked = dict.fromkeys(quick, pytest.mark.quick)
     values = [pytest.param(pair, id=pair.name, marks=marked.get(pair.name, ())) for pair in pairs]
     return pytest.mark.parametrize(fixture, values, indirect=True)
-
-
-def expect_direct(request: pytest.FixtureRequest, pair: Pair) -> None:
-    """Mark the test as one that has to fail while its pair stays on the relay."""
-    if pair.name in RELAYED_YET:
-        request.node.add_marker(RELAYED)

@@ -33,7 +33,7 @@ from swarm_protocol.version import software_version
 
 from swarm_node import diagnostics, interrupts
 from swarm_node.commands.command_options import Flags
-from swarm_node.commands.doctor_discovery import check_names, check_neighbours
+from swarm_node.commands.doctor_discovery import check_local_network, check_names
 from swarm_node.commands.findings import Finding, Result
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import plural
@@ -198,13 +198,13 @@ NAMELESS = "doctor"
 
 async def check_network(config: Config) -> Iterable[Finding]:
     """Join with a temporary identity; check the ways in, the clock and the reachability."""
-    findings = [*await check_names(config), *await check_neighbours(config)]
+    findings = [*await check_names(config), *await check_local_network(config)]
     # the node's own addresses, or the same with free ports where its daemon already uses them
     listen = config.listen
     if Home(config.home).owner() is not None:
         listen = tuple("/".join([*addr.split("/")[:4], "0", *addr.split("/")[5:]]) for addr in config.listen)
     known = tuple(each.contact for each in remembered_peers.remembered(config))
-    if not (config.peers or known or config.finds_neighbours):
+    if not (config.peers or known or config.finds_local_peers):
         remedy = "give --peers the address of a seed"
         return [*findings, Finding("seeds", "warn", "no seed was named, so none was asked", remedy)]
     try:

@@ -14,7 +14,7 @@ from swarm_node.formatting import plural
 from swarm_node.settings.config import Config
 
 LISTEN_S = 2.0
-"""Neighbours answer at once; one that has just answered somebody else does within a second."""
+"""Local peers answer at once; one that has just answered somebody else does within a second."""
 
 
 async def check_names(config: Config, lookup: Lookup | None = None) -> list[Finding]:
@@ -34,9 +34,9 @@ async def check_names(config: Config, lookup: Lookup | None = None) -> list[Find
     return findings
 
 
-async def check_neighbours(config: Config) -> list[Finding]:
+async def check_local_network(config: Config) -> list[Finding]:
     """Say which nodes of the network answer in the local network, where the node would look for them."""
-    if not config.finds_neighbours:
+    if not config.finds_local_peers:
         return []
     # dnspython's codec takes a fiftieth of a second to import
     from swarm.network.discovery.local_discovery import LocalDiscovery  # noqa: PLC0415
@@ -44,13 +44,13 @@ async def check_neighbours(config: Config) -> list[Finding]:
 
     segments = segments_of(own_subnets())
     if not segments:
-        return [Finding("neighbours", "ok", "not looked for: this machine is in no private network")]
+        return [Finding("local network", "ok", "not looked for: this machine is in no private network")]
     link = await MulticastLink.open(segments, lambda _segment, _packet: None)
     opened = {each.interface for each in link.segments}
     link.close()
     if closed := {each.interface for each in segments} - opened:
         message = f"multicast cannot be used on {', '.join(sorted(closed))}"
-        return [Finding("neighbours", "warn", message, "free UDP port 5353, or do without by --no-mdns")]
+        return [Finding("local network", "warn", message, "free UDP port 5353, or do without by --no-mdns")]
     discovery = LocalDiscovery(config.network_id, Identity.generate().peer_id, lambda _subnets: ())
     running = asyncio.create_task(discovery.run())
     found = await discovery.first(timeout_s=LISTEN_S)
@@ -58,4 +58,4 @@ async def check_neighbours(config: Config) -> list[Finding]:
     await asyncio.wait((running,))
     where = ", ".join(sorted({each.interface for each in segments}))
     who = plural(len(found), "node") if found else "no node"
-    return [Finding("neighbours", "ok", f"{who} of {config.network_id} answered by multicast on {where}")]
+    return [Finding("local network", "ok", f"{who} of {config.network_id} answered by multicast on {where}")]

@@ -231,7 +231,7 @@ class Config(BaseModel):
     origins: Mapping[str, str] = Field(default_factory=dict, repr=False)
 
     @property
-    def finds_neighbours(self) -> bool:
+    def finds_local_peers(self) -> bool:
         """Return whether a node looks for others in its local network."""
         return self.mdns and not all(map(is_loopback, self.listen))
 

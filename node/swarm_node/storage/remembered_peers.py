@@ -143,7 +143,7 @@ def join_addrs(config: Config) -> tuple[str, ...]:
 
 def check_can_join(config: Config) -> None:
     """Refuse to join without any peer, given, remembered or to be looked for nearby. Raises ConfigError."""
-    if not config.peers and not config.finds_neighbours and not remembered(config):
+    if not config.peers and not config.finds_local_peers and not remembered(config):
         raise _nobody_to_ask()
 
 

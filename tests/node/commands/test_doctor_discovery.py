@@ -1,4 +1,4 @@
-"""The doctor's checks of names and neighbours, with a real name server and a network in memory."""
+"""The doctor's checks of names and the local network, with a real name server and a network in memory."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def test_each_name_has_its_finding(tmp_path: Path) -> None:
     assert bad.remedy
 
 
-def neighbours(settings: Config) -> list[Finding]:
-    return asyncio.run(doctor_discovery.check_neighbours(settings))
+def findings_of(settings: Config) -> list[Finding]:
+    return asyncio.run(doctor_discovery.check_local_network(settings))
 
 
-def test_neighbours_are_looked_for_where_a_node_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_peers_are_looked_for_where_a_node_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     beyond = ("/ip4/0.0.0.0/tcp/0",)
-    assert neighbours(config(tmp_path)) == []
-    assert neighbours(config(tmp_path, listen=beyond, mdns=False)) == []
+    assert findings_of(config(tmp_path)) == []
+    assert findings_of(config(tmp_path, listen=beyond, mdns=False)) == []
     monkeypatch.setattr(doctor_discovery, "own_subnets", lambda: subnets("203.0.113.1/24"))
-    assert "no private network" in neighbours(config(tmp_path, listen=beyond))[0].message
+    assert "no private network" in findings_of(config(tmp_path, listen=beyond))[0].message
 
 
-def test_neighbours_that_answer_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_peers_that_answer_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Discovery:
         def __init__(self, *_arguments: object) -> None: ...
 
@@ -78,9 +78,9 @@ def test_neighbours_that_answer_are_counted(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(multicast.MulticastLink, "open", opened)
     monkeypatch.setattr(local_discovery, "LocalDiscovery", Discovery)
     settings = config(tmp_path, listen=("/ip4/0.0.0.0/tcp/0",))
-    [finding] = neighbours(settings)
+    [finding] = findings_of(settings)
     assert (finding.result, finding.message) == ("warn", "multicast cannot be used on eth0")
     assert "--no-mdns" in finding.remedy
     reached = multicast.segments_of(subnets("192.168.1.5/24", "fd00::5/64"))[:1]
-    [finding] = neighbours(settings)
-    assert finding == Finding("neighbours", "ok", "1 node of swarm answered by multicast on eth0")
+    [finding] = findings_of(settings)
+    assert finding == Finding("local network", "ok", "1 node of swarm answered by multicast on eth0")

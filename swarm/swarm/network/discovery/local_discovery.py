@@ -2,7 +2,7 @@
 
 `LocalDiscovery.run` is a task: it asks by multicast DNS who is there, answers whoever asks, and keeps what it heard of
 others in `nearby`. What it hears are claims. Whether the peer is there shows when it is dialled: its id is in the
-address, and libp2p lets nobody else answer. `libp2p.neighbours` does that.
+address, and libp2p lets nobody else answer. `libp2p.local_peers` does that.
 State belongs to the task's loop; the link is an argument, so that tests run it without sockets and in virtual time.
 """
 
@@ -30,10 +30,10 @@ MAX_PACKETS_PER_S = 100
 """Packets that are parsed. A hundred nodes that start at once stay below it."""
 
 MAX_NEARBY = 64
-"""Neighbours that are kept, those heard of last: one is enough to get in."""
+"""Local peers that are kept, those heard of last: one is enough to get in."""
 
 SETTLE_S = 0.2
-"""Time for further neighbours to answer once one has."""
+"""Time for further ones to answer once one has."""
 
 
 class LocalDiscovery:
@@ -84,7 +84,7 @@ class LocalDiscovery:
                 self._link.close()
 
     async def first(self, *, timeout_s: float) -> tuple[Contact, ...]:
-        """Wait for neighbours, and return those that answered within SETTLE_S of the first; none in time: none."""
+        """Wait for local peers, and return those that answered within SETTLE_S of the first; none in time: none."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not self.nearby:
@@ -95,7 +95,7 @@ class LocalDiscovery:
         return tuple(self.nearby.values())
 
     async def heard(self) -> None:
-        """Wait until a neighbour is heard of from now on."""
+        """Wait until a local peer is heard of from now on."""
         self._heard.clear()
         await self._heard.wait()
 
@@ -151,7 +151,7 @@ class LocalDiscovery:
 
 
 def local_addrs(listen: Sequence[str], known: Sequence[str], subnets: Sequence[Subnet]) -> tuple[str, ...]:
-    """Return where neighbours reach a node: its `known` addresses, and its `listen` addresses on these subnets.
+    """Return where local peers reach a node: its `known` addresses, and its `listen` addresses on these subnets.
 
     The latter count where others are told of another address than the one listened on, as behind a forwarded port.
     """

@@ -68,7 +68,7 @@ OpenLink = Callable[[Sequence[Segment], OnPacket], Awaitable[Link]]
 
 
 def segments_of(subnets: Iterable[Subnet]) -> tuple[Segment, ...]:
-    """Return the networks whose neighbours are to be looked for: those with private or link-local addresses."""
+    """Return the networks in which local peers are to be looked for: those with private or link-local addresses."""
     by_interface: dict[str, list[Subnet]] = {}
     for subnet in subnets:
         if kind_of(subnet.address) in ("private", "link-local"):

@@ -1,4 +1,4 @@
-"""The networks that this machine is in, and the kinds of addresses: what a name or a neighbour may make a node dial.
+"""The networks that this machine is in, and the kinds of addresses: what a name or a local peer may make a node dial.
 
 A name, or an answer by multicast, comes from others. A node that dials whatever they say could be used to knock at the
 services of its own machine and local network. So both are held against the networks that the node is in itself.

@@ -52,6 +52,7 @@ _DNSADDR = "/dnsaddr/"
 _DNSADDR_FORM = re.compile(r"/dnsaddr/([^/]*)(?:/p2p/([^/]+))?")
 _RECORD = "dnsaddr="
 _MAX_NAME_CHARS = 253
+_EXAMPLE = "write it like /dnsaddr/swarm.example.org or /dns4/seed.example.org/tcp/4001/p2p/PEER_ID"
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)", re.ASCII)
 _VERSIONS: Mapping[str, tuple[Literal[4, 6], ...]] = {"dns": (4, 6), "dns4": (4,), "dns6": (6,)}
 
@@ -69,7 +70,12 @@ class Lookup(Protocol):
 def check_peer(text: str) -> str:
     """Return a peer's address in its full form, a host name alone as /dnsaddr. Raises ConfigError."""
     if not text.startswith("/"):
-        return f"{_DNSADDR}{text}" if "." in text and _is_host_name(text) else str(parse_peer_addr(text))
+        if "." in text and _is_host_name(text):
+            return f"{_DNSADDR}{text}"
+        raise ConfigError(
+            f"address {text[:120]!r} is malformed: it does not start with /",
+            remedy="write it like /ip4/203.0.113.7/tcp/4001/p2p/PEER_ID, or give a name such as swarm.example.org",
+        )
     if not text.startswith(_DNSADDR):
         addr = parse_peer_addr(text)
         if (name := _host_of(addr)) and not _is_host_name(name):
@@ -84,9 +90,6 @@ def check_peer(text: str) -> str:
         except ValueError as error:
             raise ConfigError(f"address {text[:120]!r} is malformed: /p2p: {error}", remedy=_EXAMPLE) from None
     return text
-
-
-_EXAMPLE = "write it like /dnsaddr/swarm.example.org or /dns4/seed.example.org/tcp/4001/p2p/PEER_ID"
 
 
 def _no_name(text: str, name: str) -> ConfigError:

@@ -34,7 +34,7 @@ from swarm.network.interface import NotServed, Stream, StreamHandler, UnaryHandl
 from swarm.network.libp2p.calls import TOKEN_BYTES, Calls
 from swarm.network.libp2p.host import Host, Libp2pOptions
 from swarm.network.libp2p.libp2p_stream import Libp2pStream
-from swarm.network.libp2p.neighbours import Neighbours
+from swarm.network.libp2p.local_peers import LocalPeers
 from swarm.network.libp2p.network_entry import (
     HELLO,
     NetworkEntry,
@@ -434,8 +434,8 @@ class Libp2pNetwork:
         watch.begin(met, remembered)
         tasks.create_task(watch.run())
         if discovery:
-            neighbours = Neighbours(discovery, self._dht, self._reach, self._publish_again)
-            tasks.create_task(neighbours.run(), name="meet neighbours")
+            local_peers = LocalPeers(discovery, self._dht, self._reach, self._publish_again)
+            tasks.create_task(local_peers.run(), name="meet local peers")
 
     def _discovery(self, tasks: asyncio.TaskGroup) -> LocalDiscovery | None:
         """Begin to look for nodes in the local network, if this node is to be reached from there."""

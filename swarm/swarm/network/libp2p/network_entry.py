@@ -1,4 +1,4 @@
-"""Entering a network: reach given, remembered or neighbouring peers, and compare network, version and clock.
+"""Entering a network: reach given, remembered or local peers, and compare network, version and clock.
 
 `hello` is the one method whose name carries no network id, so that two peers that cannot work together can say why.
 `start_host` refuses an identity that another running node has. `partition_watch` rejoins after a partition.
@@ -160,7 +160,7 @@ async def join(
     and those of the local network the last.
 
     Without given and remembered peers and without a search nearby, this node starts alone; with `may_be_first` also if
-    remembered peers do not answer, and it does not wait for neighbours. Raises ConfigError if a given peer refuses and
+    remembered peers do not answer, and it does not wait for local peers. Raises ConfigError if a given peer refuses and
     none of the others accepts, StartError if no peer was reached, or if this machine's clock is off.
     """
     if may_be_first:

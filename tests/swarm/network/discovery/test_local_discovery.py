@@ -18,7 +18,7 @@ from swarm.network.discovery.local_discovery import (
 from swarm.network.discovery.mdns_messages import answer, query, service_of
 from swarm.network.discovery.multicast import MAX_SEGMENTS, segments_of
 from swarm.network.discovery.own_networks import Subnet
-from swarm.network.libp2p.neighbours import DIAL_EVERY_S, KNOWN_FOR_S, RETRY_S, Neighbours
+from swarm.network.libp2p.local_peers import DIAL_EVERY_S, KNOWN_FOR_S, RETRY_S, LocalPeers
 from swarm.testing import virtual_time
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.errors import PeerUnreachable
@@ -212,11 +212,11 @@ class World:
         self.num_met += 1
 
 
-def test_neighbour_that_is_there_is_met_once() -> None:
+def test_local_peer_that_is_there_is_met_once() -> None:
     async def case(lan: MemoryLan, tasks: asyncio.TaskGroup) -> None:
         node, world = host(lan, 1), World(2)
         tasks.create_task(node.run())
-        tasks.create_task(Neighbours(node, world, world.reach, world.on_met).run())
+        tasks.create_task(LocalPeers(node, world, world.reach, world.on_met).run())
         tasks.create_task(host(lan, 2).run())
         await asyncio.sleep(KNOWN_FOR_S * 3)
         assert [peer_id for _, peer_id in world.dialled] == [peer(2)]
@@ -229,7 +229,7 @@ def test_liars_make_a_node_dial_no_more_than_a_few_and_hide_nobody() -> None:
     async def case(lan: MemoryLan, tasks: asyncio.TaskGroup) -> None:
         node, world = host(lan, 1), World(2)
         tasks.create_task(node.run())
-        tasks.create_task(Neighbours(node, world, world.reach, world.on_met).run())
+        tasks.create_task(LocalPeers(node, world, world.reach, world.on_met).run())
         tasks.create_task(host(lan, 2).run())
         await asyncio.sleep(0.1)
         for number in range(100, 140):

@@ -226,7 +226,7 @@ def test_kinds_to_dial_follow_the_networks_that_the_node_is_in() -> None:
     assert kinds_to_dial(everywhere, [server, home, ip_address("127.0.0.1")]) == {"public", "private"}
     assert kinds_to_dial((*local, *everywhere), [ip_address("fd00::5")]) == {"public", "private"}
     assert kinds_to_dial(local, [server]) == {"public", "loopback"}
-    assert kinds_to_dial(everywhere, [ip_address("fe80::5")]) == {"public"}, "169.254.169.254 is no neighbour"
+    assert kinds_to_dial(everywhere, [ip_address("fe80::5")]) == {"public"}, "169.254.169.254 is of no local network"
     assert kinds_to_dial(everywhere, [ip_address("169.254.7.7")]) == {"public", "link-local"}
     assert kind_of(ip_address("172.32.0.1")) == kind_of(ip_address("2001:4860::1")) == "public"
 

@@ -1,7 +1,7 @@
 """Meets the nodes of the local network: those that `discovery.local_discovery` hears of, once they prove who they are.
 
-What was heard may be a lie. So each neighbour is dialled, where only the holder of its key can answer, and sends a
-hello; few are dialled in a minute. `Neighbours.run` is a task.
+What was heard may be a lie. So each local peer is dialled, where only the holder of its key can answer, and sends a
+hello; few are dialled in a minute. `LocalPeers.run` is a task.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from swarm.network.discovery.local_discovery import LocalDiscovery
 
 DIAL_EVERY_S = 3.0
-"""Pause after each dial of a neighbour that this node does not know yet: a liar on the local network cannot make it
+"""Pause after each dial of a local peer that this node does not know yet: a liar on the local network cannot make it
 dial more."""
 
 RETRY_S = 60.0
-"""Time until a neighbour that was not reached is dialled again."""
+"""Time until a local peer that was not reached is dialled again."""
 
 KNOWN_FOR_S = 600.0
 """Time until one that was met is dialled again: the routing table may have no room for it."""
@@ -41,9 +41,9 @@ class Table(Protocol):
     async def refresh(self) -> None: ...
 
 
-class Neighbours:
+class LocalPeers:
     """`reach` connects to a contact and checks that it is a node of this network, or raises PeerError. `on_met` is
-    called when a neighbour was met that this node did not know: the network may have been in two parts."""
+    called when a local peer was met that this node did not know: the network may have been in two parts."""
 
     def __init__(
         self,

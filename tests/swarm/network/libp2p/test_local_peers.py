@@ -1,4 +1,4 @@
-"""Real hosts whose local network is in memory: neighbours prove who they are, and liars are harmless."""
+"""Real hosts whose local network is in memory: local peers prove who they are, and liars are harmless."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.memory_lan import MemoryLan, subnets
 from support.network_worlds import eventually, libp2p_node
 from swarm.network.discovery.local_discovery import LocalDiscovery
 from swarm.network.discovery.mdns_messages import answer, service_of
-from swarm.network.libp2p import libp2p_network, neighbours
+from swarm.network.libp2p import libp2p_network, local_peers
 from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 from swarm.network.libp2p.network_entry import NetworkEntry
 from swarm_protocol.errors import StartError
@@ -43,11 +43,11 @@ def lan(monkeypatch: pytest.MonkeyPatch) -> MemoryLan:
     monkeypatch.setattr("swarm.network.discovery.mdns_messages.is_near", lambda _addr, _subnets: True)
     monkeypatch.setattr("swarm.network.discovery.local_discovery.is_near", lambda _addr, _subnets: True)
     monkeypatch.setattr(libp2p_network, "NEARBY_S", 1.0)
-    monkeypatch.setattr(neighbours, "DIAL_EVERY_S", 0.05)
+    monkeypatch.setattr(local_peers, "DIAL_EVERY_S", 0.05)
     return lan
 
 
-def test_node_that_knows_nobody_joins_through_a_neighbour(tmp_path: Path, lan: MemoryLan) -> None:
+def test_node_that_knows_nobody_joins_through_a_local_peer(tmp_path: Path, lan: MemoryLan) -> None:
     async def main() -> None:
         async with (
             await libp2p_node(tmp_path / "a", may_be_first=True) as a,
@@ -71,7 +71,7 @@ def test_node_alone_in_its_local_network_says_so(tmp_path: Path, lan: MemoryLan)
     asyncio.run(main())
 
 
-def test_neighbours_that_lie_are_not_met_and_hide_nobody(
+def test_local_peers_that_lie_are_not_met_and_hide_nobody(
     tmp_path: Path, lan: MemoryLan, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

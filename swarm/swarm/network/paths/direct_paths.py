@@ -46,6 +46,7 @@ class DirectPaths:
         self._relay = relay
         self._asked = asked
         self._tell = on_change
+        self._direct: tuple[str, ...] = ()
 
     async def start(self, tasks: asyncio.TaskGroup, prefix: str) -> None:
         """Serve the methods of `prefix`. Raises PeerUnreachable if the daemon has ended."""
@@ -88,6 +89,9 @@ class DirectPaths:
             is_local = all(map(is_loopback, (*self._given, *self._met())))
             self._reservations.wanted = not (self.own.is_open or is_local)
             self._relay.serves = self.own.is_open
+        if self.own.direct != self._direct:
+            self._direct = self.own.direct
+            self._introductions.forget_failures()
         self._tell(self.own.to_announce())
 
 

@@ -1,0 +1,252 @@
+"""Introductions: who is told which addresses, who dials, and what is refused. The hosts are in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, cast
+
+import pytest
+from support.host_internet import FakeHost
+from swarm.network.libp2p.host import Host
+from swarm.network.paths import introductions
+from swarm.network.paths.dial_policy import DialPolicy
+from swarm.network.paths.introductions import INTRODUCE, INTRODUCED, Introductions, Surroundings
+from swarm.network.paths.opener import ListenPlace
+from swarm.testing import virtual_time
+from swarm_protocol.identity import Identity
+from swarm_protocol.path_messages import Introduction, PathAnswer
+
+LESSER, GREATER, RELAY, OTHER = sorted(Identity(bytes([i]) * 32).peer_id for i in range(1, 5))
+NAT_1, NAT_2, PUBLIC = "/ip4/44.0.0.1/tcp/4001", "/ip4/44.0.0.2/tcp/4001", "/ip4/44.0.0.9/tcp/4001"
+LAN_1, LAN_2 = "/ip4/192.168.1.2/tcp/4001", "/ip4/192.168.1.3/tcp/4001"
+VICTIM = "/ip4/44.9.9.9/tcp/22"
+PLACES = {4: ListenPlace(bind=("0.0.0.0", 4001), reach=("127.0.0.1", 4001))}
+
+
+class World:
+    """A relay with two nodes that hold reservations with it, and what their NATs let in."""
+
+    def __init__(self, tasks: asyncio.TaskGroup, seen: Sequence[str] = (NAT_1, NAT_2)) -> None:
+        self._tasks = tasks
+        self._hosts: dict[str, FakeHost] = {}
+        self.opened: list[tuple[str, tuple[str, int]]] = []
+        self.relay = FakeHost(self._hosts, RELAY, [PUBLIC], [PUBLIC])
+        self.lesser = FakeHost(self._hosts, LESSER, [seen[0]], [LAN_1])
+        self.greater = FakeHost(self._hosts, GREATER, [seen[1]], [LAN_2])
+        for host in (self.lesser, self.greater):
+            host.meet(self.relay)
+        self.of = {host.peer_id: self._introductions(host) for host in self._hosts.values()}
+
+    def _introductions(self, host: FakeHost) -> Introductions:
+        return Introductions(
+            cast(Host, host),
+            "net/",
+            self._tasks,
+            Surroundings(
+                policy=lambda: DialPolicy(own=host.own, given=()),
+                listen_places=PLACES,
+                own_addrs=lambda: host.own,
+                is_public=lambda: host is self.relay,
+                own_relays=lambda: {RELAY},
+                reserved=lambda: {LESSER, GREATER} if host is self.relay else set(),
+            ),
+        )
+
+    async def start(self) -> None:
+        for each in self.of.values():
+            await each.serve()
+
+    async def ask(self, asker: FakeHost, **fields: Any) -> PathAnswer:
+        request = Introduction(**{"peer_id": GREATER, **fields}).to_bytes()
+        return PathAnswer.from_bytes(await asker.call(RELAY, f"net/{INTRODUCE}", request))
+
+
+Case = Callable[[World], Coroutine[Any, Any, None]]
+
+
+def run(case: Case, **options: Any) -> None:
+    async def main() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            world = World(tasks, **options)
+            await world.start()
+            await case(world)
+
+    virtual_time.run(main())
+
+
+def let_syns_meet(monkeypatch: pytest.MonkeyPatch, *, is_listener: bool = False) -> list[tuple[str, int]]:
+    """Have an opener's SYN meet the dial of whoever dials; or find a listener, if that is said. Returns what is opened
+    to."""
+    opened: list[tuple[str, int]] = []
+
+    async def open_path(_here: ListenPlace, there: tuple[str, int], met: Callable[[], None]) -> bool:
+        opened.append(there)
+        if is_listener:
+            return False
+        met()
+        await asyncio.sleep(10)
+        return True
+
+    monkeypatch.setattr(introductions, "open_path", open_path)
+    return opened
+
+
+@pytest.mark.parametrize("asker", [LESSER, GREATER])
+def test_the_lesser_dials_and_the_greater_opens_whoever_asked(monkeypatch: pytest.MonkeyPatch, asker: str) -> None:
+    opened = let_syns_meet(monkeypatch)
+
+    async def case(world: World) -> None:
+        world.greater.own = (NAT_2,)  # once its NAT is open, the dial reaches it
+        wanted = GREATER if asker == LESSER else LESSER
+        assert await world.of[asker].connect(wanted, RELAY, ())
+        assert [peer for peer, _ in world.lesser.dialled] == [GREATER]
+        assert world.lesser.dialled[0][1][0] == NAT_2
+        assert world.greater.dialled == []
+        assert opened == [("44.0.0.1", 4001)]
+        assert world.lesser.introduced == {GREATER: "punched"}
+        assert world.greater.introduced == {LESSER: "punched"}
+
+    run(case)
+
+
+def test_opener_that_finds_a_listener_dials_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = let_syns_meet(monkeypatch, is_listener=True)
+
+    async def case(world: World) -> None:
+        world.lesser.own = (NAT_1,)  # it can be dialled
+        world.greater.known[LESSER] = (NAT_1,)
+        assert await world.of[LESSER].connect(GREATER, RELAY, ())
+        assert opened == [("44.0.0.1", 4001)]
+        assert world.greater.dialled == [(LESSER, (NAT_1,))]
+        await asyncio.sleep(1)
+        assert world.greater.introduced == {LESSER: "dialled back"}
+
+    run(case)
+
+
+def test_two_who_ask_at_once_make_one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = let_syns_meet(monkeypatch)
+
+    async def case(world: World) -> None:
+        world.greater.own = (NAT_2,)
+        results = await asyncio.gather(
+            world.of[LESSER].connect(GREATER, RELAY, ()), world.of[GREATER].connect(LESSER, RELAY, ())
+        )
+        assert results == [True, True]
+        assert len(world.lesser.dialled) == len(opened) == 1
+
+    run(case)
+
+
+def test_pair_that_cannot_meet_is_given_up_in_time_and_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def open_path(*_: object) -> bool:
+        raise TimeoutError
+
+    monkeypatch.setattr(introductions, "open_path", open_path)
+
+    async def case(world: World) -> None:
+        loop = asyncio.get_running_loop()
+        began_at = loop.time()
+        assert not await world.of[LESSER].connect(GREATER, RELAY, ())
+        assert loop.time() - began_at <= introductions.ATTEMPT_S + 0.1
+        assert len(world.lesser.dialled) == 1
+        began_at = loop.time()
+        assert not await world.of[LESSER].connect(GREATER, RELAY, ())
+        assert loop.time() == began_at
+        assert len(world.lesser.dialled) == 1
+        await asyncio.sleep(introductions.RETRY_S)
+        assert not await world.of[LESSER].connect(GREATER, RELAY, ())
+        assert len(world.lesser.dialled) == 2
+
+    run(case)
+
+
+def test_relay_tells_no_address_but_those_that_it_can_vouch_for() -> None:
+    async def case(world: World) -> None:
+        told: list[Introduction] = []
+
+        async def taken(_relay: str, data: bytes) -> bytes:
+            told.append(Introduction.from_bytes(data))
+            return PathAnswer(agreed=True, addrs=(VICTIM, LAN_2, "/ip4/44.0.0.2/tcp/9")).to_bytes()
+
+        await world.greater.serve(f"net/{INTRODUCED}", taken)
+        answer = await world.ask(world.lesser, addrs=(VICTIM, LAN_1, "/ip4/44.0.0.1/tcp/7"))
+        assert told[0].addrs == (NAT_1, "/ip4/44.0.0.1/tcp/7")
+        assert answer == PathAnswer(agreed=True, addrs=(NAT_2, "/ip4/44.0.0.2/tcp/9"))
+
+    run(case)
+
+
+def test_relay_tells_neighbours_behind_one_nat_their_private_addresses() -> None:
+    async def case(world: World) -> None:
+        answer = await world.ask(world.lesser, addrs=(LAN_1,))
+        assert answer.addrs == ("/ip4/44.0.0.1/tcp/4002", LAN_2)
+
+    run(case, seen=(NAT_1, "/ip4/44.0.0.1/tcp/4002"))
+
+
+@pytest.mark.parametrize(
+    "why", ["no reservation", "itself", "asker behind a relay", "target behind a relay", "garbage"]
+)
+def test_relay_refuses(why: str) -> None:
+    async def case(world: World) -> None:
+        circuit = f"{PUBLIC}/p2p/{OTHER}/p2p-circuit"
+        if why == "asker behind a relay":
+            world.relay.peers[LESSER] = (circuit,)
+        if why == "target behind a relay":
+            world.relay.peers[GREATER] = (circuit,)
+        wanted = {"no reservation": OTHER, "itself": LESSER}.get(why, GREATER)
+        if why == "garbage":
+            assert await world.lesser.call(RELAY, f"net/{INTRODUCE}", b"\xff") == PathAnswer().to_bytes()
+        else:
+            assert await world.ask(world.lesser, peer_id=wanted) == PathAnswer()
+        await asyncio.sleep(1)
+        assert world.greater.dialled == []
+
+    run(case)
+
+
+def test_peer_acts_on_the_word_of_its_relays_only_and_not_too_often() -> None:
+    async def case(world: World) -> None:
+        request = Introduction(peer_id=OTHER, addrs=(VICTIM,)).to_bytes()
+        FakeHost(world._hosts, OTHER, [VICTIM], [])  # it is there, but nothing gets through to it
+        world.lesser.meet(world.greater)
+        answer = await world.greater.call(LESSER, f"net/{INTRODUCED}", request)
+        assert answer == PathAnswer().to_bytes()
+        agreed = [
+            PathAnswer.from_bytes(await world.relay.call(LESSER, f"net/{INTRODUCED}", request)).agreed
+            for _ in range(introductions.MAX_BURST + 5)
+        ]
+        assert agreed.count(True) == introductions.MAX_BURST
+        await asyncio.sleep(introductions.BURST_S + 0.1)
+        answer = await world.relay.call(LESSER, f"net/{INTRODUCED}", request)
+        assert PathAnswer.from_bytes(answer).agreed
+
+    run(case)
+
+
+def test_private_addresses_of_another_network_are_not_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = let_syns_meet(monkeypatch)
+
+    async def case(world: World) -> None:
+        addrs = ("/ip4/10.0.0.1/tcp/22", "/ip4/127.0.0.1/tcp/22", "/ip4/169.254.169.254/tcp/80")
+        message = Introduction(peer_id=LESSER, addrs=addrs).to_bytes()
+        assert PathAnswer.from_bytes(await world.relay.call(GREATER, f"net/{INTRODUCED}", message)).agreed
+        await asyncio.sleep(1)
+        assert opened == []
+        assert world.greater.dialled == []
+
+    run(case)
+
+
+def test_node_without_a_listener_asks_for_no_introduction() -> None:
+    async def case(world: World) -> None:
+        here = world.of[LESSER]._here
+        world.of[LESSER]._here = Surroundings(
+            **{name: getattr(here, name) for name in here.__slots__ if name != "listen_places"}, listen_places={}
+        )
+        assert not await world.of[LESSER].connect(GREATER, RELAY, ())
+        assert world.greater.dialled == []
+
+    run(case)

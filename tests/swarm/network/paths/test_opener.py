@@ -1,0 +1,146 @@
+"""TCP connections that are opened from a listen port: real sockets on loopback. `tests/internet` has NATs."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import uvloop
+from support.free_ports import free_port
+from swarm.network.paths import opener
+from swarm.network.paths.opener import ListenPlace, NotALibp2pHost, listen_places, open_path
+
+GREETING = b"\x13/multistream/1.0.0\n"
+PROPOSAL = b"\x07/noise\n"
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def run(case: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(case)
+
+
+def shared_socket(port: int) -> socket.socket:
+    """A socket of a port that others use as well, as go-libp2p's and the opener's are."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    sock.bind(("127.0.0.1", port))
+    sock.setblocking(False)
+    return sock
+
+
+async def listener(port: int, serve: Serve) -> asyncio.Server:
+    return await asyncio.start_server(serve, sock=shared_socket(port))
+
+
+def here(port: int) -> ListenPlace:
+    return ListenPlace(bind=("127.0.0.1", port), reach=("127.0.0.1", port))
+
+
+def test_dial_that_meets_an_opener_reaches_the_opening_sides_listener() -> None:
+    received = bytearray()
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+        writer.close()
+
+    async def dial(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Speak as the side that dialled does. Only its SYN is missing, which loopback refuses before it could meet."""
+        writer.write(GREETING + PROPOSAL + bytes(1_000_000))
+        received.extend(await reader.readexactly(28 + 1_000_000))
+        writer.close()
+
+    async def case() -> None:
+        there, own = free_port(), free_port()
+        dialler, listening = await listener(there, dial), await listener(own, echo)
+        place, opened = ListenPlace(bind=("127.0.0.1", free_port()), reach=("127.0.0.1", own)), asyncio.Event()
+        assert await open_path(place, ("127.0.0.1", there), opened.set)
+        assert opened.is_set()
+        assert received == GREETING + PROPOSAL + bytes(1_000_000)
+        dialler.close()
+        listening.close()
+
+    run(case())
+
+
+def test_opener_that_finds_a_listener_leaves_and_the_same_ports_can_be_used_at_once() -> None:
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(GREETING)
+        with suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+    async def case() -> None:
+        port, there = free_port(), free_port()
+        server = await listener(there, greet)
+        assert not await open_path(here(port), ("127.0.0.1", there), pytest.fail)
+        sock = shared_socket(port)
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", there))
+        sock.close()
+        await asyncio.sleep(0.05)
+        server.close()
+
+    run(case())
+
+
+@pytest.mark.parametrize("said", [b"SSH-2.0-OpenSSH_9.2p1 Debian\r\n", b"", b"HTTP"])
+def test_opener_leaves_what_is_no_libp2p_host(said: bytes) -> None:
+    async def other(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(said)
+        writer.close()
+
+    async def case() -> None:
+        port, there = free_port(), free_port()
+        server = await listener(there, other)
+        with pytest.raises(NotALibp2pHost):
+            await open_path(here(port), ("127.0.0.1", there), pytest.fail)
+        server.close()
+
+    run(case())
+
+
+def test_opener_gives_up_where_nobody_answers_and_where_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opener, "OPEN_S", 0.2)
+    monkeypatch.setattr(opener, "FIRST_BYTES_S", 0.2)
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+    async def case() -> None:
+        port, there = free_port(), free_port()
+        with pytest.raises(TimeoutError):
+            await open_path(here(port), ("127.0.0.1", there), pytest.fail)
+        server = await listener(there, silent)
+        with pytest.raises(TimeoutError):
+            await open_path(here(port), ("127.0.0.1", there), pytest.fail)
+        server.close()
+
+    run(case())
+
+
+@pytest.mark.parametrize(
+    ("listen", "addrs", "places"),
+    [
+        (("/ip4/0.0.0.0/tcp/4001",), (), {4: (("0.0.0.0", 4001), ("127.0.0.1", 4001))}),
+        (("/ip4/0.0.0.0/tcp/0",), ("/ip4/127.0.0.1/tcp/5005",), {4: (("0.0.0.0", 5005), ("127.0.0.1", 5005))}),
+        (("/ip4/44.1.1.1/tcp/7",), (), {4: (("44.1.1.1", 7), ("44.1.1.1", 7))}),
+        (("/ip6/::/tcp/9",), (), {6: (("::", 9), ("::1", 9))}),
+        (("/ip4/127.0.0.1/tcp/0",), ("/ip4/127.0.0.1/tcp/5005",), {}),
+        (("/ip4/0.0.0.0/udp/4001/quic-v1",), (), {}),
+        ((), ("/ip4/127.0.0.1/tcp/5005",), {}),
+    ],
+)
+def test_listener_is_what_peers_beyond_this_machine_can_use(
+    listen: tuple[str, ...], addrs: tuple[str, ...], places: dict[int, tuple[tuple[str, int], tuple[str, int]]]
+) -> None:
+    found = listen_places(listen, addrs)
+    assert {version: (place.bind, place.reach) for version, place in found.items()} == places

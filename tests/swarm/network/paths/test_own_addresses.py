@@ -1,0 +1,314 @@
+"""A node's own addresses: what peers see and reach, and what it does for peers that ask the same. Hosts in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, cast
+
+import pytest
+from support.host_internet import FakeHost
+from swarm.network.libp2p.host import Host
+from swarm.network.paths import own_addresses
+from swarm.network.paths.opener import ListenPlace
+from swarm.network.paths.own_addresses import DIAL_BACK, OBSERVE, OwnAddresses
+from swarm.testing import virtual_time
+from swarm_protocol.errors import StartError
+from swarm_protocol.identity import Identity
+from swarm_protocol.path_messages import PathAddrs, PathAnswer
+
+NODE, *PEERS = (Identity(bytes([i]) * 32).peer_id for i in range(1, 7))
+NAT, LAN, HERE = "/ip4/44.0.0.1/tcp/4001", "/ip4/192.168.1.2/tcp/4001", "/ip4/127.0.0.1/tcp/4001"
+MAPPED = "/ip4/44.0.0.1/tcp/55555"
+VICTIM = "/ip4/44.9.9.9/tcp/4001"
+CIRCUIT = f"/ip4/44.1.1.1/tcp/4001/p2p/{PEERS[0]}/p2p-circuit"
+PLACES = {4: ListenPlace(bind=("0.0.0.0", 4001), reach=("127.0.0.1", 4001))}
+
+
+class World:
+    """A node and the peers that it asks."""
+
+    def __init__(self, *, seen_at: str, own: Sequence[str], num_peers: int, **options: Any) -> None:
+        self.hosts: dict[str, FakeHost] = {}
+        self.node = FakeHost(self.hosts, NODE, [seen_at], own)
+        self.peers = [FakeHost(self.hosts, PEERS[i], [f"/ip4/44.0.1.{i}/tcp/4001"], ()) for i in range(num_peers)]
+        for peer in self.peers:
+            self.node.meet(peer)
+        self.carried: set[str] = set()
+        self.own = self.addresses(self.node, asked=[peer.peer_id for peer in self.peers], **options)
+        self.of_peers = [self.addresses(peer) for peer in self.peers]
+
+    def addresses(
+        self,
+        host: FakeHost,
+        *,
+        asked: Sequence[str] = (),
+        announced: Sequence[str] = (),
+        relayed: Sequence[str] = (),
+        listens: bool = True,
+    ) -> OwnAddresses:
+        return OwnAddresses(
+            cast(Host, host),
+            "net/",
+            announced=announced,
+            listen_places=PLACES if listens else {},
+            asked=lambda: asked,
+            relayed=lambda: relayed,
+            carried=self.carried,
+            on_change=lambda: None,
+        )
+
+    async def measure(self) -> None:
+        await self.own.observe()
+        running = asyncio.create_task(self.own.run())
+        await self.own.measured.wait()
+        running.cancel()
+        await asyncio.wait((running,))
+
+
+def run(
+    case: Callable[[World], Coroutine[Any, Any, None]],
+    *,
+    seen_at: str = NAT,
+    own: Sequence[str] = (HERE, LAN),
+    num_peers: int = 3,
+    **options: Any,
+) -> None:
+    async def main() -> None:
+        world = World(seen_at=seen_at, own=own, num_peers=num_peers, **options)
+        for each in (world.own, *world.of_peers):
+            await each.serve()
+        await case(world)
+
+    virtual_time.run(main())
+
+
+def let_in(monkeypatch: pytest.MonkeyPatch, *reachable: str) -> list[tuple[str, list[str]]]:
+    """Only these addresses answer a dial back. Returns what is dialled."""
+    dialled: list[tuple[str, list[str]]] = []
+
+    async def dial_each(peer_id: str, addrs: Sequence[str]) -> list[str]:
+        dialled.append((peer_id, list(addrs)))
+        return [addr for addr in addrs if addr in reachable]
+
+    monkeypatch.setattr(own_addresses, "_dial_each", dial_each)
+    return dialled
+
+
+def test_public_host_announces_what_two_peers_have_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    dialled = let_in(monkeypatch, NAT)
+
+    async def case(world: World) -> None:
+        await world.measure()
+        assert world.own.reachability == "public"
+        assert world.own.is_open
+        assert world.own.to_announce() == (NAT, CIRCUIT)
+        assert dialled == [(NODE, [NAT])] * 2
+
+    run(case, own=(HERE, NAT), relayed=(CIRCUIT,))
+
+
+def test_forwarded_port_is_found_but_does_not_make_relays_needless(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_in(monkeypatch, NAT)
+
+    async def case(world: World) -> None:
+        await world.measure()
+        assert world.own.reachability == "public"
+        assert not world.own.is_open, "it may be a NAT that lets in whoever it has heard of"
+        assert world.own.to_announce() == (NAT, LAN)
+
+    run(case, seen_at=MAPPED)
+
+
+def test_node_behind_a_nat_announces_relays_and_its_lan(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_in(monkeypatch)
+
+    async def case(world: World) -> None:
+        await world.measure()
+        assert world.own.reachability == "relay"
+        assert world.own.to_announce() == (CIRCUIT, LAN)
+
+    run(case, relayed=(CIRCUIT,))
+
+
+def test_address_that_only_one_of_two_peers_reaches_is_not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [[NAT], []]
+
+    async def dial_each(_peer_id: str, _addrs: Sequence[str]) -> list[str]:
+        return answers.pop()
+
+    monkeypatch.setattr(own_addresses, "_dial_each", dial_each)
+
+    async def case(world: World) -> None:
+        await world.measure()
+        assert NAT not in world.own.to_announce()
+
+    run(case)
+
+
+def test_one_liar_of_three_does_not_change_where_a_node_believes_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_in(monkeypatch, NAT, VICTIM)
+
+    async def case(world: World) -> None:
+        liar = world.peers[0]
+        liar.peers[NODE] = (VICTIM,)
+
+        async def lie(_peer_id: str, data: bytes) -> bytes:
+            return PathAnswer(agreed=True, addrs=(*PathAddrs.from_bytes(data).addrs[:1], VICTIM)).to_bytes()
+
+        await liar.serve(f"net/{DIAL_BACK}", lie)
+        await world.measure()
+        assert world.own.to_announce() == (NAT, LAN)
+
+    run(case)
+
+
+def test_ports_that_differ_from_peer_to_peer_tell_of_a_symmetric_nat(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_in(monkeypatch)
+
+    async def case(world: World) -> None:
+        assert not world.own.is_behind_symmetric_nat
+        world.peers[1].peers[NODE] = (MAPPED,)
+        await world.measure()
+        assert world.own.is_behind_symmetric_nat
+
+    run(case)
+
+
+def test_network_on_one_machine_announces_loopback_and_asks_for_no_dial(monkeypatch: pytest.MonkeyPatch) -> None:
+    dialled = let_in(monkeypatch, HERE)
+
+    async def case(world: World) -> None:
+        await world.measure()
+        assert world.own.to_announce() == (HERE,)
+        assert dialled == []
+
+    run(case, seen_at=HERE, own=(HERE,))
+
+
+def test_first_node_announces_its_interfaces_as_nobody_can_confirm_them() -> None:
+    async def case(world: World) -> None:
+        await world.measure()
+        assert world.own.reachability == "unknown"
+        assert world.own.to_announce() == (NAT, LAN)
+
+    run(case, own=(HERE, NAT, LAN), num_peers=0)
+
+
+def test_addresses_that_the_operator_announces_replace_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    dialled = let_in(monkeypatch)
+
+    async def case(world: World) -> None:
+        await world.measure()
+        assert world.own.to_announce() == (NAT,), "the operator vouches for it"
+        assert world.own.reachability == "unknown"
+        assert dialled == [(NODE, [NAT])] * 2
+
+    run(case, own=(NAT,), announced=(NAT,))
+
+
+def test_change_of_address_is_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = "/ip4/44.0.0.77/tcp/4001"
+    let_in(monkeypatch, NAT, moved)
+
+    async def case(world: World) -> None:
+        await world.own.observe()
+        running = asyncio.create_task(world.own.run())
+        await asyncio.sleep(1)
+        assert world.own.to_announce() == (NAT,)
+        world.node.own = (HERE, moved)
+        for peer in world.peers:
+            peer.peers[NODE] = (moved,)
+        await asyncio.sleep(own_addresses.LOOK_S + 1)
+        assert world.own.to_announce() == (moved,)
+        running.cancel()
+        await asyncio.wait((running,))
+
+    run(case, own=(HERE, NAT))
+
+
+def test_nat_that_gets_another_address_is_noticed_though_the_machine_sees_no_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moved = "/ip4/44.0.0.77/tcp/4001"
+    let_in(monkeypatch, NAT, moved)
+
+    async def case(world: World) -> None:
+        await world.own.observe()
+        running = asyncio.create_task(world.own.run())
+        await asyncio.sleep(1)
+        for peer in world.peers:
+            peer.peers[NODE] = (moved,)
+        await asyncio.sleep(own_addresses.LOOK_S * own_addresses.OBSERVE_EVERY + 1)
+        assert world.own.to_announce() == (moved, LAN)
+        running.cancel()
+        await asyncio.wait((running,))
+
+    run(case)
+
+
+# --- for peers --------------------------------------------------------------------------------------------------------
+
+
+async def asked(world: World, *claims: str) -> PathAnswer:
+    request = PathAddrs(addrs=claims).to_bytes()
+    return PathAnswer.from_bytes(await world.node.call(PEERS[0], f"net/{DIAL_BACK}", request))
+
+
+def test_dial_back_dials_nothing_but_the_ip_at_which_it_sees_the_asker(monkeypatch: pytest.MonkeyPatch) -> None:
+    dialled = let_in(monkeypatch, NAT, VICTIM, LAN)
+
+    async def case(world: World) -> None:
+        assert await asked(world, VICTIM, LAN, CIRCUIT, "/nonsense/x", NAT) == PathAnswer(agreed=True, addrs=(NAT,))
+        assert dialled == [(NODE, [NAT])]
+        assert await asked(world, VICTIM, LAN) == PathAnswer()
+        assert len(dialled) == 1
+
+    run(case)
+
+
+def test_dial_back_is_refused_to_neighbours_to_relayed_peers_and_to_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    dialled = let_in(monkeypatch, NAT)
+
+    async def case(world: World) -> None:
+        peer = world.peers[0]
+        peer.peers[NODE] = (CIRCUIT,)
+        assert await asked(world, NAT) == PathAnswer()
+        peer.peers[NODE] = (NAT,)
+        world.carried.add(NODE)  # its connection comes through this process: it is seen at loopback
+        assert await asked(world, NAT) == PathAnswer()
+        world.carried.clear()
+        assert await world.node.call(PEERS[0], f"net/{DIAL_BACK}", b"\xff") == PathAnswer().to_bytes()
+        world.of_peers[0]._seen_at = ("/ip4/44.0.0.1/tcp/9",)  # the same NAT
+        assert await asked(world, NAT) == PathAnswer()
+        assert dialled == []
+
+    run(case)
+
+
+def test_dial_back_of_many_at_once_is_bounded_and_a_failure_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go = asyncio.Event()
+
+    async def dial_each(_peer_id: str, _addrs: Sequence[str]) -> list[str]:
+        await may_go.wait()
+        raise StartError("no more processes")
+
+    monkeypatch.setattr(own_addresses, "_dial_each", dial_each)
+
+    async def case(world: World) -> None:
+        first = [asyncio.create_task(asked(world, NAT)) for _ in range(own_addresses.MAX_WAITING)]
+        await asyncio.sleep(1)
+        assert await asked(world, NAT) == PathAnswer()
+        may_go.set()
+        assert await asyncio.gather(*first) == [PathAnswer()] * own_addresses.MAX_WAITING
+
+    run(case)
+
+
+def test_observe_says_where_a_peer_is_seen_and_nothing_of_relays() -> None:
+    async def case(world: World) -> None:
+        world.peers[0].peers[NODE] = (CIRCUIT, NAT)
+        answer = PathAnswer.from_bytes(await world.node.call(PEERS[0], f"net/{OBSERVE}", b""))
+        assert answer == PathAnswer(agreed=True, addrs=(NAT,))
+
+    run(case)

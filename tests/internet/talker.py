@@ -210,10 +210,16 @@ async def _servers(node: Node, _say: Say, _is_over: asyncio.Event, *, model: str
         await client.aclose()
 
 
+async def _addrs(node: Node, _say: Say, _is_over: asyncio.Event) -> object:
+    """Return the addresses that this node announces."""
+    return await node.network.addrs()
+
+
 COMMANDS: dict[str, Callable[..., Awaitable[object]]] = {
     "call": _call,
     "talk": _talk,
     "drink": _drink,
     "ask": _ask,
     "servers": _servers,
+    "addrs": _addrs,
 }

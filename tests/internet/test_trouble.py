@@ -119,6 +119,29 @@ def test_stream_outlives_the_relay_that_carries_it(nodes: LabNodes, figures: Rep
     assert called["failures"] == []
 
 
+def test_pair_that_needs_a_relay_outlives_its_only_seed(nodes: LabNodes, figures: Report) -> None:
+    seed = nodes.seed()
+    [member] = nodes.talkers("open1", peers=seed.public)
+    pair = one, other = nodes.talkers("sym1", "sym2", peers=seed.public)
+
+    def are_relayed_by_member() -> bool:
+        return all(any(member.peer_id in addr for addr in each.tell("addrs").result()) for each in pair)
+
+    wait_until(are_relayed_by_member, "a member does not relay", timeout_s=30)
+    talking = talk(one, other)
+    time.sleep(SETTLE_S)
+    seed.process.send_signal(signal.SIGKILL)
+    killed_at = time.monotonic()
+    time.sleep(MAX_PAUSE_S + SETTLE_S)
+    talked = talking.end()
+    figures.row("seed that relays vanishes", longest_pause_s=talked["longest_s"])
+    assert talked["last_at"] > killed_at + MAX_PAUSE_S, "the stream has stopped"
+    assert talked["longest_s"] < MAX_PAUSE_S
+    [newcomer] = nodes.talkers("home1", peers=member.public)
+    called = newcomer.tell("call", peer=other.peer_id, num=3, pause_s=0.1, num_bytes=100).result()
+    assert called["failures"] == []
+
+
 def test_line_of_20_mbit_is_used_and_lets_others_through(nodes: LabNodes, figures: Report) -> None:
     mbit, num = 20, 24
     nodes.lab.limit("home1", mbit)

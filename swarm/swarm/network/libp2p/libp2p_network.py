@@ -31,6 +31,7 @@ from swarm.network.dht.record_dht import DhtCounts, RecordDht
 from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.discovery.peer_names import HURRIED_TIMEOUT_S, TIMEOUT_S, GivenPeers
 from swarm.network.interface import NotServed, Stream, StreamHandler, UnaryHandler
+from swarm.network.libp2p.address_news import AddressNews
 from swarm.network.libp2p.calls import TOKEN_BYTES, Calls
 from swarm.network.libp2p.host import Host, Libp2pOptions
 from swarm.network.libp2p.libp2p_stream import Libp2pStream
@@ -429,6 +430,7 @@ class Libp2pNetwork:
         tasks.create_task(self._keep_own_addrs())
         answers = await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in entry.peer_ids))
         await self._dht.refresh()
+        tasks.create_task(AddressNews(self._dht, self._watch.used_peers).run())
         met = [peer_id for peer_id, answered in zip(entry.peer_ids, answers, strict=True) if answered]
         watch = PartitionWatch(self._host, self._dht, self._given, self._network_id, self._publish_again)
         watch.begin(met, remembered)

@@ -67,6 +67,10 @@ class PathWatch:
         finally:
             self._streams.discard(stream)
 
+    def used_peers(self) -> set[str]:
+        """Return the peers with a stream or a call under way, and those that are kept."""
+        return {*self._kept(), *self._host.called_peers(), *(stream.peer_id for stream in self._streams)}
+
     async def replace(self, peer_id: str) -> None:
         """Close the connections to a peer once no small call with it is under way, and dial it: streams go on over the
         best path that there is now. Calls of the peer that have not arrived here may fail."""

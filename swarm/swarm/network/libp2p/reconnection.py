@@ -6,6 +6,8 @@ another reason may be on its way: a router restarts, an address has changed, or 
 Both sides of a lost connection want it back at the same moment, and go-libp2p dials from the port on which it listens:
 two such dials meet as one connection with two clients, fail, and are not tried again for 5 s. So the peer with the
 greater id waits a moment for the other one, and meanwhile asks the machine whether anything listens there.
+
+A relay that is gone tells nothing about a peer behind it, which may have other relays by now: these are searched for.
 State belongs to the network's loop; the daemon's dials end with the tasks that wait for them.
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import aclosing
 from weakref import WeakValueDictionary
 
 from swarm_protocol.errors import PeerUnreachable
@@ -42,7 +45,8 @@ YIELD_S = 0.4
 KNOCK_S = 0.4
 """Time for a machine to say whether anything listens at an address."""
 
-_REFUSED = ("connection refused", "NO_RESERVATION")
+_NO_PLACE = "NO_RESERVATION"
+_REFUSED = ("connection refused", _NO_PLACE)
 """Answers to a dial from which nobody listens there any more: the machine's own, and that of the peer's relay."""
 
 _NOT_TRIED = "dial backoff"
@@ -102,10 +106,7 @@ class Reconnector:
         daemon has ended."""
         lock = self._locks.setdefault(peer_id, asyncio.Lock())
         async with lock:
-            known = self._host.known_addrs(peer_id)
-            # without known addresses the daemon may have some: peers tell them to each other when they connect
-            connect = self._host.connect(peer_id, known) if known else self._host.control.connect(peer_id)
-            connecting = asyncio.ensure_future(connect)
+            connecting = asyncio.create_task(self._connect(peer_id))
             try:
                 while not connecting.done():
                     await asyncio.wait((connecting,), timeout=POLL_S)
@@ -121,14 +122,34 @@ class Reconnector:
                 await asyncio.wait((connecting,))
         return None
 
+    async def _connect(self, peer_id: str) -> None:
+        """Dial the addresses that are known, and then, of a peer behind relays, those that others know.
+
+        Raises ControlError or OSError.
+        """
+        known = self._host.known_addrs(peer_id)
+        try:
+            # without known addresses the daemon may have some: peers tell them to each other when they connect
+            return await (self._host.connect(peer_id, known) if known else self._host.control.connect(peer_id))
+        except ControlError as error:
+            if any(map(tcp_place, known)) or self._is_refusal(peer_id, str(error)):
+                raise
+            async with aclosing(self._host.find_addrs(peer_id)) as places:
+                async for found in places:
+                    if not set(found) <= set(known):
+                        return await self._host.connect(peer_id, found)
+            raise
+
     def _is_refusal(self, peer_id: str, failure: str) -> bool:
         """Return whether every address refused the dial. Where this node gave the path up that tells nothing: somebody
         else may have the peer's old address."""
+        known = self._host.known_addrs(peer_id)
+        signs = _REFUSED if not known or any(map(tcp_place, known)) else (_NO_PLACE,)
         reasons = [line for line in failure.splitlines() if line.lstrip().startswith("* ")] or [failure]
-        if any(sign in reason for reason in reasons for sign in _REFUSED):
+        if any(sign in reason for reason in reasons for sign in signs):
             self._note(self._refused, peer_id)
         return _is_recent(self._refused, peer_id) and all(
-            any(sign in reason for sign in (*_REFUSED, _NOT_TRIED)) for reason in reasons
+            any(sign in reason for sign in (*signs, _NOT_TRIED)) for reason in reasons
         )
 
     async def _refuses(self, peer_id: str) -> bool:

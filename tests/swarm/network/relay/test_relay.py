@@ -17,7 +17,7 @@ import pytest
 import uvloop
 from support.network_worlds import eventually, libp2p_node
 from swarm.network.interface import Stream
-from swarm.network.libp2p import libp2p_network, stream_resume
+from swarm.network.libp2p import address_news, libp2p_network, stream_resume
 from swarm.network.libp2p.daemon_control import read_delimited
 from swarm.network.libp2p.host import Host, RawStream
 from swarm.network.libp2p.libp2p_network import (
@@ -26,6 +26,7 @@ from swarm.network.libp2p.libp2p_network import (
 from swarm.network.libp2p.network_entry import HELLO, hello_answer
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.multiaddr import peer_id_bytes
+from swarm.network.paths import own_addresses
 from swarm.network.relay import relay, reservations
 from swarm.network.relay.candidates import candidates
 from swarm.network.relay.circuit_messages import HOP, MAX_MESSAGE_BYTES, CircuitStatus, hop_status, reserve_request
@@ -183,29 +184,37 @@ def test_node_with_two_relays_is_reached_through_the_other_when_one_has_gone(tmp
     run(tmp_path, case)
 
 
-def test_node_whose_seed_is_gone_is_reached_through_a_member_that_it_found(
+def test_node_whose_only_relay_dies_is_reached_through_a_member_that_it_found_and_its_streams_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reservations, "LOOK_S", 0.1)
+    for module in (reservations, own_addresses, address_news):
+        monkeypatch.setattr(module, "LOOK_S", 0.1)
     # on this machine nobody has a public address
     monkeypatch.setattr(libp2p_network, "candidates", partial(candidates, takes=lambda addr: "p2p-circuit" not in addr))
 
+    async def repeat(_peer_id: str, stream: Stream) -> None:
+        while True:
+            await stream.send(await stream.receive())
+
     async def case(trio: Trio) -> None:
-        async with await libp2p_node(tmp_path / "member", peers=await trio.relay.addrs(), relay="serve") as member:
+        await trio.hidden.serve_stream("repeat", repeat)
+        async with (
+            trio.caller.stream(trio.hidden.peer_id, "repeat", timeout_s=20) as stream,
+            await libp2p_node(tmp_path / "member", peers=await trio.relay.addrs(), relay="serve") as member,
+        ):
+            await stream.send(b"before")
+            assert await stream.receive() == b"before"
 
-            async def is_held() -> bool:
-                return member.peer_id in trio.hidden.relays
+            async def is_told() -> bool:
+                found = (node._dht.known_addrs(trio.hidden.peer_id) for node in (trio.caller, member))
+                return all(any(member.peer_id in addr for addr in addrs) for addrs in found)
 
-            async def is_known() -> bool:
-                await trio.hidden._dht.ping(member.peer_id)  # as its records do twice a minute
-                return any(member.peer_id in addr for addr in member._dht.known_addrs(trio.hidden.peer_id))
-
-            await eventually(is_held)
-            await eventually(is_known)
-            await trio.relay.close()
+            await eventually(is_told)
+            os.kill(trio.relay.daemon_pid, signal.SIGKILL)
+            await stream.send(b"after")
+            assert await stream.receive() == b"after"
             async with await libp2p_node(tmp_path / "late", peers=await member.addrs(), listen=()) as late:
                 assert await late.call(trio.hidden.peer_id, "echo", b"hello", timeout_s=20) == b"hello"
-            assert trio.hidden.relays == {member.peer_id}
 
     run(tmp_path, case)
 

@@ -13,6 +13,7 @@ request; so both a new client and one that comes back are answered, however many
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import resource
 import socket
@@ -93,6 +94,8 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)  # a bound port alone does not keep others off it
     except OSError as error:
         listener.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise _no_address(host, error) from error
         raise StartError(
             f"cannot listen on {host} port {port}: {error.strerror or error}",
             remedy="another program may have it: choose another --port, or 0 for any free one",

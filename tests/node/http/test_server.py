@@ -10,6 +10,7 @@ import pytest
 from node.gateway.scripted_client import ScriptedClient, ScriptedToken, converse
 from openai import AsyncOpenAI
 from swarm_node.http import server
+from swarm_protocol.errors import StartError
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -124,3 +125,10 @@ def test_connections_leave_half_of_the_files_to_the_swarm(monkeypatch: pytest.Mo
     assert server.default_max_connections() == 128
     monkeypatch.setattr(server.resource, "getrlimit", lambda _what: (2**20, 2**20))
     assert server.default_max_connections() == server.MAX_CONNECTIONS
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1"])
+def test_listen_on_an_address_of_another_machine_says_so(host: str) -> None:
+    with pytest.raises(StartError, match="is not an address of this machine") as caught:
+        server.listen(host, 0)
+    assert "127.0.0.1" in caught.value.remedy

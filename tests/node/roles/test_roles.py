@@ -29,6 +29,7 @@ from swarm_protocol.records import Reachability, TrainerRecord
 
 PEER = "12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"
 LOCAL = f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}"
+LAN = f"/ip6/fd00::7/tcp/1/p2p/{PEER}"
 FAR = f"/ip4/203.0.113.7/tcp/1/p2p/{PEER}"
 
 
@@ -38,6 +39,9 @@ def config(**more: object) -> Config:
 
 def test_join_command_prefers_an_address_that_others_can_use() -> None:
     assert join_command((LOCAL, FAR), "swarm") == f"swarm-node join --peers {FAR}"
+    assert join_command((LAN, FAR, LOCAL), "swarm") == f"swarm-node join --peers {FAR}"
+    assert join_command((LOCAL, LAN), "swarm") == f"swarm-node join --peers {LAN}"
+    assert join_command((), "swarm") == "swarm-node join"
     assert join_command((LOCAL,), "mine") == f"swarm-node join --peers {LOCAL} --network-id mine"
 
 

@@ -306,7 +306,8 @@ def _start_error(output: str, failure: StartError) -> StartError:
         return _occupied(_inside_brackets(output))
     if "cannot assign requested address" in lowered:
         return StartError(
-            f"this machine does not have a listen address: {_inside_brackets(output)}", remedy="listen on /ip4/0.0.0.0"
+            f"this machine does not have a listen address: {_inside_brackets(output)}",
+            remedy="listen on /ip4/0.0.0.0 or /ip6/::",
         )
     if "permission denied" in lowered:
         return StartError(

@@ -3,8 +3,9 @@
 TCP tells of a path that vanished only after many seconds, often minutes. So a peer from which nothing came for a second
 is asked for an echo by libp2p's own ping (`/ipfs/ping/1.0.0`), which the peer's daemon answers by itself: a process
 that computes or is stopped is not mistaken for a dead path. Without an echo the daemon's connections to that peer are
-closed, it is dialled anew, and its streams go on (`stream_resume`). All other paths are then asked at once, as they are
-when an own address has changed. Peers that keep this node reachable are asked often enough that a NAT does not forget
+closed, it is dialled anew, and its streams go on (`stream_resume`). Where the path leads through a relay, the relay is
+asked at the same time, and reached first. All other paths are then asked at once, as they are when an own address has
+changed. Peers that keep this node reachable are asked often enough that a NAT does not forget
 the connection.
 
 `run` is a task of the network; it owns the tasks that wait for echoes.
@@ -16,7 +17,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from swarm_protocol.errors import PeerUnreachable
@@ -24,6 +25,7 @@ from swarm_protocol.errors import PeerUnreachable
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host
 from swarm.network.libp2p.libp2p_stream import Libp2pStream
 from swarm.network.libp2p.reconnection import HOLD_S, Reconnector
+from swarm.network.multiaddr import relay_of
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +56,7 @@ class PathWatch:
         self._kept = kept
         self._streams: set[Libp2pStream] = set()
         self._heard_at: dict[str, float] = {}  # as far as known, of the peers in use and those that are kept
-        self._asking: set[str] = set()
+        self._asking: dict[str, asyncio.Task[None]] = {}
         self._has_lost_one = False  # a path, since the last look
         self._echo_s: dict[str, tuple[float, float]] = {}  # time for an echo where it is not ECHO_S, and until when
 
@@ -90,9 +92,8 @@ class PathWatch:
                 self._has_lost_one = False
                 for peer_id, limit_s in self._look(loop.time()).items():
                     is_silent = loop.time() - self._heard_at[peer_id] >= limit_s
-                    if (is_silent or are_suspect) and peer_id not in self._asking:
-                        self._asking.add(peer_id)
-                        tasks.create_task(self._check(peer_id))
+                    if is_silent or are_suspect:
+                        self._ask(tasks, peer_id)
 
     def _look(self, now: float) -> dict[str, float]:
         """Note from whom something came, and return how long each peer may be silent."""
@@ -108,20 +109,30 @@ class PathWatch:
         }
         return limits_s
 
-    async def _check(self, peer_id: str) -> None:
+    def _ask(self, tasks: asyncio.TaskGroup, peer_id: str) -> asyncio.Task[None]:
+        """Return the check of the path to a peer that is under way, or one that begins now."""
+        if peer_id not in self._asking:
+            self._asking[peer_id] = tasks.create_task(self._check(tasks, peer_id))
+        return self._asking[peer_id]
+
+    async def _check(self, tasks: asyncio.TaskGroup, peer_id: str) -> None:
         """Ask a peer for an echo, and give the path to it up if none comes."""
         try:
-            if peer_id in await self._host.connected_peers() and not await self._is_heard(peer_id):
+            connected = await self._host.connected_peers()
+            relays = [self._ask(tasks, relay) for relay in _relays(connected.get(peer_id, ()))]
+            if peer_id in connected and not await self._is_heard(peer_id):
                 self._be_patient(peer_id)
                 self._has_lost_one = True  # the other paths may have gone with it
                 await self.reconnector.drop(peer_id)
                 async with asyncio.timeout(HOLD_S):
+                    if relays:  # a dial over a dead path to a relay would wait for its time-out
+                        await asyncio.wait(relays)
                     await self.reconnector.reach(peer_id)
         except (PeerUnreachable, TimeoutError):
             pass  # it is gone, or the daemon has ended
         finally:
             self._heard_at[peer_id] = asyncio.get_running_loop().time()
-            self._asking.discard(peer_id)
+            del self._asking[peer_id]
 
     async def _is_heard(self, peer_id: str) -> bool:
         """Return whether an echo or anything else comes from the peer in time. Counts turns of the loop: one that stood
@@ -148,6 +159,12 @@ class PathWatch:
         now = asyncio.get_running_loop().time()
         self._echo_s = {each: known for each, known in self._echo_s.items() if known[1] > now}
         self._echo_s[peer_id] = (min(2 * self._patience_s(peer_id), MAX_ECHO_S), now + FORGIVEN_S)
+
+
+def _relays(addrs: Sequence[str]) -> set[str]:
+    """Return the relays through which a peer's connections lead; none if one of them is direct."""
+    relays = {relay_of(addr) for addr in addrs}
+    return set() if "" in relays else relays
 
 
 async def _echo(host: Host, peer_id: str) -> None:

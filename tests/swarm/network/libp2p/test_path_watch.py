@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
-from support.network_worlds import eventually
-from support.proxied_pair import Pair, PairRun, pair_runner
+import uvloop
+from support.free_ports import free_port
+from support.network_worlds import eventually, libp2p_node
+from support.proxied_pair import Pair, PairRun, echo_stream, pair_runner
+from support.wan_proxy import LINKS, WanProxy
 from swarm.network.libp2p import path_watch
 from swarm.network.libp2p.host import Host
 from swarm_protocol.errors import PeerUnreachable
@@ -153,6 +157,38 @@ def test_change_of_an_own_address_has_the_paths_in_use_checked_at_once(
             await eventually(are_asked)
 
     run(case)
+
+
+def test_dead_path_to_a_relay_is_found_with_those_that_lead_through_it(tmp_path: Path, asked: list[str]) -> None:
+    """A dial through a relay whose own connection is dead would take 5 s to fail."""
+
+    async def main() -> None:
+        port = free_port()
+        async with (
+            WanProxy(target=("127.0.0.1", port), connection=LINKS["lan"]) as proxy,
+            await libp2p_node(tmp_path / "relay", listen=(f"/ip4/127.0.0.1/tcp/{port}",), relay="serve") as relay,
+        ):
+            addr = f"/ip4/127.0.0.1/tcp/{proxy.address[1]}/p2p/{relay.peer_id}"
+            options = {"listen": (), "relay": "use"}
+            async with (
+                await libp2p_node(tmp_path / "moving", peers=(addr,), **options) as moving,
+                await libp2p_node(tmp_path / "other", peers=await relay.addrs(), **options) as other,
+            ):
+                await other.serve_stream("echo", echo_stream)
+                async with moving.stream(other.peer_id, "echo", timeout_s=10) as stream:
+                    await stream.send(b"before")
+                    assert await stream.receive() == b"before"
+                    asked.clear()
+                    for pipe in proxy._pipes():
+                        pipe.hold()
+                    since_s = time.monotonic()
+                    await stream.send(b"after")
+                    assert await stream.receive() == b"after"
+                    assert time.monotonic() - since_s < 3
+                assert {relay.peer_id, other.peer_id} <= set(asked)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
 
 
 def test_source_addresses_are_those_of_this_machine() -> None:

@@ -75,8 +75,9 @@ def dialable(addrs: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_loopback(addr: str) -> bool:
-    """Return whether only this machine can use the address."""
-    return "/ip4/127." in addr or "/ip6/::1/" in addr
+    """Return whether only this machine can use the address, however it is written. False for names."""
+    ip = ip_of(addr)
+    return ip is not None and bool((getattr(ip, "ipv4_mapped", None) or ip).is_loopback)
 
 
 def is_private(addr: str) -> bool:
@@ -96,6 +97,7 @@ def relay_of(addr: str) -> str:
     return before.rpartition("/p2p/")[2] if found else ""
 
 
+@lru_cache(maxsize=4096)
 def ip_of(addr: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """Return the IP address that a multiaddr begins with; None for names and invalid text."""
     _, version, host, *_ = (*addr.split("/", 3), "", "", "")

@@ -72,7 +72,11 @@ def test_listen_addr_takes_any_free_port_and_no_peer_or_name() -> None:
 def test_loopback_is_told_from_what_others_can_use() -> None:
     assert is_loopback("/ip4/127.0.0.1/tcp/4001")
     assert is_loopback(f"/ip6/::1/tcp/4001/p2p/{PEER}")
+    assert is_loopback("/ip6/0:0:0:0:0:0:0:1/tcp/4001")
+    assert is_loopback("/ip6/::ffff:127.0.0.1/tcp/4001")
     assert not is_loopback("/ip4/192.168.1.7/tcp/4001")
+    assert not is_loopback("/dns4/localhost/tcp/4001")
+    assert not is_loopback("nonsense")
 
 
 def test_announce_addr_needs_a_port_that_can_be_dialled() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from swarm.network.multiaddr import is_loopback, is_private
+from swarm.network.multiaddr import ip_of, is_loopback, is_private
 
 Kind: TypeAlias = Literal["public", "private", "link-local", "loopback", "unusable"]
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -36,13 +36,7 @@ class Subnet:
 
 def address_of(addr: str) -> Address | None:
     """Return the IP address that a multiaddr begins with; None for names, invalid text and addresses with a zone."""
-    _, version, host, *_ = (*addr.split("/", 3), "", "", "")
-    if version not in ("ip4", "ip6") or "%" in host:
-        return None
-    try:
-        return ipaddress.ip_address(host)
-    except ValueError:
-        return None
+    return None if "%" in addr else ip_of(addr)
 
 
 def kind_of(address: Address) -> Kind:

@@ -161,6 +161,7 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
             limits=limits,
             lending=lending,
             role=role.name,
+            peer_paths=network.peer_paths,
         )
         async with (
             remembered_peers.remembering(home, network),
@@ -300,6 +301,7 @@ async def _look_around(node: Node) -> None:
     try:
         nodes = await node.membership.nodes()
         alive = {peer_id for peer_id, record in nodes.items() if record.state == "alive" and record.role != "visitor"}
+        node.names = {peer_id: record.name for peer_id, record in nodes.items()}
         node.num_peers = len(alive | {node.network.peer_id})
     except PeerError as error:
         logger.info("cannot see the other nodes: %s", error)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Literal, TypeAlias, get_args
 
@@ -62,6 +62,13 @@ def lends_again(at: float | None, now: float) -> str:
         return f"lends again at {datetime.fromtimestamp(at):{'%H:%M' if at - now < DAY_S else '%H:%M on %d %B'}}"
     except (OverflowError, ValueError, OSError):  # a peer's claim that no calendar holds
         return "lends again later"
+
+
+def round_trip(rtt_ms: float | None) -> str:
+    """Format a round trip, as `duration` does; below a millisecond, which clocks of event loops tick in, `<1 ms`."""
+    if rtt_ms is None or _is_unknown(rtt_ms):
+        return UNKNOWN
+    return duration(rtt_ms / 1e3) if rtt_ms >= 1 else "<1 ms"
 
 
 def progress(num_bytes: float, total_bytes: float, cells: int = 20) -> str:
@@ -130,6 +137,11 @@ def reach(found: str, addrs: Sequence[str]) -> Reach:
     if found != "public":
         return "unknown"
     return "local network only" if addrs and all(map(is_private, addrs)) else "public"
+
+
+def path_counts(counts: Mapping[str, int]) -> str:
+    """Format peers by the path to them: `12 direct, 3 dialled back, 4 punched, 2 relayed`, or `none`."""
+    return ", ".join(f"{number:,} {kind}" for kind, number in counts.items() if number) or "none"
 
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"

@@ -8,19 +8,20 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
-from swarm.network.traffic import NO_LIMITS, TrafficLimits
+from swarm.network.traffic import NO_LIMITS, PeerPath, TrafficLimits
 from swarm_protocol import limits, records
 from swarm_protocol.control_messages import ServingStatus, StatusReply, TrainingStatus
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord, Reachability
 from swarm_protocol.version import software_version
 
+from swarm_node import connections
 from swarm_node.events.emitter import Emitter
 from swarm_node.lending.lending import Break, Lending
 from swarm_node.machine.hardware import Hardware, resident_bytes
@@ -121,6 +122,10 @@ class Node:
     metrics: Registry = field(default_factory=Registry)
     traces: Traces = NO_TRACES
     num_peers: int = 1
+    names: Mapping[str, str] = field(default_factory=dict)
+    """The names of the nodes that were seen last, by peer id."""
+    peer_paths: Callable[[], Mapping[str, PeerPath]] = dict
+    """Returns the connected peers, with the path to each."""
     started_at: float = field(default_factory=time.time)
     shift: Shutdown = field(init=False)
 
@@ -156,12 +161,14 @@ class Node:
             first_token_p95_s=first_token.p95_s if first_token else None,
             pause=pause.pause if pause else "",
             lends_again_at=pause.until if pause else None,
+            paths=connections.count_paths(self.peer_paths()),
         )
         self.membership.announce(record)
 
     async def status(self) -> StatusReply:
         pause, lending = self.break_now, self.lending
         budget_bytes = lending.budget_bytes if lending else 0
+        paths = self.peer_paths()
         return StatusReply(
             peer_id=self.network.peer_id,
             name=self.config.name,
@@ -180,4 +187,6 @@ class Node:
             lends_again_at=pause.until if pause else None,
             month_bytes=lending.month_bytes if lending and budget_bytes else 0,
             month_budget_bytes=budget_bytes,
+            paths=connections.count_paths(paths),
+            peers=await connections.list_peers(paths, self.membership, self.names),
         )

@@ -13,15 +13,14 @@ from swarm_protocol import limits, wire
 from swarm_protocol.checks import Addr, Checked, Name, check_int, distinct, number, one_line, one_of, whole
 from swarm_protocol.identity import PeerId
 from swarm_protocol.proto import control_pb2
-from swarm_protocol.records import Moment, OuterStep, Pause, Reachability, TokensPerS
+from swarm_protocol.records import Moment, OuterStep, PathCounts, PathKind, Pause, Reachability, TokensPerS
 from swarm_protocol.version import NetworkId
 
 STATES = ("starting", "seeding", "idle", "training", "serving", "gateway", "dashboard", "draining", "paused")
 Pid: TypeAlias = Annotated[int, whole(2**32 - 1)]
 Seconds: TypeAlias = Annotated[float, number(limits.MAX_TIME_S)]
 _MAX_WAITS_CHARS = 200
-MAX_MONTH_BYTES = 2**60
-"""A month's traffic: beyond any link."""
+TrafficBytes: TypeAlias = Annotated[int, whole(limits.MAX_TRAFFIC_BYTES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +60,23 @@ class ServingStatus(Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeerStatus(Checked):
+    """One connected peer: its name, if its record is known, the path and the round trip to it, and the payload bytes
+    exchanged with it. `rtt_ms` is None if it was not measured."""
+
+    peer_id: PeerId
+    name: Annotated[str, one_line(limits.MAX_NODE_NAME_CHARS)] = ""
+    path: PathKind
+    rtt_ms: Annotated[float, number(limits.MAX_RTT_MS)] | None = None
+    sent_bytes: TrafficBytes = 0
+    received_bytes: TrafficBytes = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatusReply(wire.WireMessage):
     """`num_peers` counts the live nodes that it sees, itself included. `pause` and `lends_again_at` are those of its
     record. `month_bytes` is its traffic in this calendar month, of `month_budget_bytes`; both are 0 without a budget.
+    `paths` counts all connected peers, None if its version does not say; `peers` are those with the most bytes.
     """
 
     PROTO = control_pb2.StatusReply
@@ -84,8 +97,10 @@ class StatusReply(wire.WireMessage):
     memory_bytes: Annotated[int, whole(limits.MAX_MEMORY_BYTES)]
     pause: Pause = ""
     lends_again_at: Moment | None = None
-    month_bytes: Annotated[int, whole(MAX_MONTH_BYTES)] = 0
-    month_budget_bytes: Annotated[int, whole(MAX_MONTH_BYTES)] = 0
+    month_bytes: TrafficBytes = 0
+    month_budget_bytes: TrafficBytes = 0
+    paths: PathCounts | None = None
+    peers: Annotated[tuple[PeerStatus, ...], distinct(limits.MAX_CONTROL_PEERS)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -141,12 +141,19 @@ MAX_REFUSAL_CHARS = 200
 # sha256 names all content.
 DIGEST_BYTES = 32
 
+# Connections of one node: more sockets than it can open.
+MAX_CONNECTED = 2**16
+
 # --- the control socket of a node ------------------------------------------------------------------------------------
 
-# A status with all addresses comes to 10 KiB.
+# A status with all addresses and peers comes to 35 KiB.
 MAX_CONTROL_BYTES = 64 * 2**10
 # What a daemon shows of its own addresses, beyond the MAX_ADDRS that it publishes.
 MAX_CONTROL_ADDRS = 32
+# What a status lists of the connected peers: those with the most bytes. It counts all of them.
+MAX_CONTROL_PEERS = 64
+# Payload exchanged with one peer, or in a month; beyond any link.
+MAX_TRAFFIC_BYTES = 2**60
 
 # --- serving -------------------------------------------------------------------------------------------------------
 

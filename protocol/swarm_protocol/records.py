@@ -38,6 +38,8 @@ ServeState: TypeAlias = Literal["joining", "serving", "draining"]
 TrainerState: TypeAlias = Literal["joining", "training", "finished", "leaving"]
 Pause: TypeAlias = Literal["", "hours", "budget"]
 Role: TypeAlias = Literal["seed", "gateway", "volunteer", "visitor", ""]
+PathKind: TypeAlias = Literal["direct", "dialled back", "punched", "relayed"]
+"""How a connection came to be: by a dial, by a dial of the side that nobody can dial, by hole punching, by a relay."""
 Kind: TypeAlias = Literal["nodes", "serve", "train"]
 OuterStep: TypeAlias = Annotated[int, whole(limits.MAX_OUTER_STEP)]
 Loss: TypeAlias = Annotated[float, number(limits.MAX_LOSS, low=-limits.MAX_LOSS)]
@@ -45,6 +47,26 @@ TokensPerS: TypeAlias = Annotated[float, number(limits.MAX_TOKENS_PER_S)]
 BlockMs: TypeAlias = Annotated[float, number(limits.MAX_BLOCK_MS)]
 Moment: TypeAlias = Annotated[float, number(limits.MAX_TIME_S)]
 MeasuredS: TypeAlias = Annotated[float, number(limits.MAX_MEASURED_S)]
+NumConnected: TypeAlias = Annotated[int, whole(limits.MAX_CONNECTED)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathCounts(Checked):
+    """How many peers a node is connected to, by the path to them."""
+
+    direct: NumConnected = 0
+    dialled_back: NumConnected = 0
+    punched: NumConnected = 0
+    relayed: NumConnected = 0
+
+    def by_kind(self) -> dict[str, int]:
+        """Return the counts by the name of the path."""
+        return {
+            "direct": self.direct,
+            "dialled back": self.dialled_back,
+            "punched": self.punched,
+            "relayed": self.relayed,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +78,8 @@ class NodeRecord(wire.WireMessage):
     first token is a gateway's, median and 95th percentile of its requests of the last minutes; both are None where
     there were none, and of nodes that take none. `pause` is why a volunteer lends nothing now: it is outside its
     "hours", or its monthly "budget" of traffic is nearly used up; "" if it lends. It lends again at `lends_again_at`,
-    in Unix seconds; None: it does not say.
+    in Unix seconds; None: it does not say. `paths` counts the peers that it was connected to when it signed the record;
+    None: its version does not say.
     """
 
     PROTO = records_pb2.NodeRecord
@@ -81,6 +104,7 @@ class NodeRecord(wire.WireMessage):
     first_token_p95_s: MeasuredS | None = None
     pause: Pause = ""
     lends_again_at: Moment | None = None
+    paths: PathCounts | None = None
 
     def __post_init__(self) -> None:
         check_int(self.free_memory_bytes, "free_memory_bytes", high=self.memory_bytes)

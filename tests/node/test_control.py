@@ -19,15 +19,19 @@ from swarm_node.commands import this_node
 from swarm_node.control import ControlClient, ControlHandlers
 from swarm_node.formatting import duration
 from swarm_node.storage.home import Home
+from swarm_protocol import limits
 from swarm_protocol.control_messages import (
     LeaveReply,
     LeaveRequest,
+    PeerStatus,
     ServingStatus,
     StatusReply,
     StatusRequest,
     TrainingStatus,
 )
 from swarm_protocol.errors import PeerTimeout, PeerUnreachable, StartError
+from swarm_protocol.identity import peer_id_of
+from swarm_protocol.records import PathCounts
 
 REPLY = StatusReply(
     peer_id="12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi",
@@ -43,6 +47,18 @@ REPLY = StatusReply(
     training=TrainingStatus(run="r", outer_step=1, num_outer_steps=2, loss=3.0, tokens_per_s=4.0),
     serving=ServingStatus(model="m", start=0, end=2, num_sessions=1, tokens_per_s=5.0),
     memory_bytes=6,
+)
+
+PEERS = (
+    PeerStatus(
+        peer_id=REPLY.peer_id,
+        name="Bob's attic",
+        path="dialled back",
+        rtt_ms=23.6,
+        sent_bytes=1_500_000_000,
+        received_bytes=512_000,
+    ),
+    *(PeerStatus(peer_id=REPLY.peer_id, path="relayed", sent_bytes=100 - number) for number in range(63)),
 )
 
 
@@ -130,6 +146,54 @@ def test_status_as_json_says_the_same_reachability(capsys: pytest.CaptureFixture
     with patch.object(ControlClient, "status", return_value=REPLY):
         this_node.status(flags)  # type: ignore[arg-type]
     assert json.loads(capsys.readouterr().out)["reachability"] == "this machine only"
+    with patch.object(ControlClient, "status", return_value=replace(REPLY, paths=PathCounts(dialled_back=2))):
+        this_node.status(flags)  # type: ignore[arg-type]
+    paths = {"direct": 0, "dialled back": 2, "punched": 0, "relayed": 0}
+    assert json.loads(capsys.readouterr().out)["paths"] == paths
+
+
+def test_status_lists_the_peers_with_the_most_bytes_and_counts_all() -> None:
+    text = this_node.text(replace(REPLY, paths=PathCounts(direct=18, punched=1, relayed=1_000), peers=PEERS))
+    lines = [line.strip() for line in text.splitlines()]
+    first = lines.index("peers      1,019 connected: 18 direct, 1 punched, 1,000 relayed")
+    assert lines[first + 1].split() == [
+        "…jXSEDigi", "dialled", "back", "23.6", "ms", "1.5", "GB", "sent", "512", "kB", "received", "Bob's", "attic",
+    ]  # fmt: skip
+    assert lines[first + 2].split() == ["…jXSEDigi", "relayed", "–", "0.1", "kB", "sent", "0", "kB", "received"]
+    assert lines[first + 1].index("sent") == lines[first + 2].index("sent")
+    assert lines[first + 17] == "and 1,003 peers that exchanged less"
+
+
+def test_status_of_a_node_without_peers_and_of_an_older_daemon() -> None:
+    assert "peers      0 connected: none" in this_node.text(replace(REPLY, paths=PathCounts()))
+    assert "peers" not in this_node.text(REPLY)
+
+
+def test_status_shows_no_control_characters_of_a_peers_name() -> None:
+    # the reply is checked as it is decoded; this one has not been
+    hostile = replace(PEERS[0], name="a")
+    object.__setattr__(hostile, "name", "\x1b[31mred")
+    text = this_node.text(replace(REPLY, paths=PathCounts(direct=1), peers=(hostile,)))
+    assert "\x1b" not in text
+
+
+def test_status_at_every_bound_fits_the_control_socket() -> None:
+    peers = tuple(
+        PeerStatus(
+            peer_id=peer_id_of(bytes([number] * 32)),
+            name="\U0001f600" * limits.MAX_NODE_NAME_CHARS,
+            path="dialled back",
+            rtt_ms=limits.MAX_RTT_MS,
+            sent_bytes=limits.MAX_TRAFFIC_BYTES,
+            received_bytes=limits.MAX_TRAFFIC_BYTES,
+        )
+        for number in range(limits.MAX_CONTROL_PEERS)
+    )
+    addrs = tuple(f"/dns4/{number:02}{'a' * (limits.MAX_ADDR_BYTES - 8)}" for number in range(limits.MAX_CONTROL_ADDRS))
+    reply = replace(REPLY, addrs=addrs, peers=peers)
+    assert StatusReply.from_bytes(reply.to_bytes()) == reply
+    with pytest.raises(ValueError, match="peers"):
+        replace(REPLY, peers=(*peers, PEERS[0]))
 
 
 def test_status_of_a_trainer_that_waits_says_for_whom_and_since_when_instead_of_a_speed() -> None:

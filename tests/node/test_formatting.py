@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from support.plain_records import node_record
 from swarm_node.dashboard.view_builder import counted, node_view
-from swarm_node.formatting import REACHES, reach
+from swarm_node.formatting import REACHES, path_counts, reach, round_trip
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/1"
 PRIVATE = ["/ip4/10.1.2.3/tcp/1", "/ip4/172.31.0.1/udp/1/quic-v1", "/ip6/fd00::7/tcp/1", "/ip4/100.64.0.9/tcp/1"]
@@ -32,6 +32,19 @@ FAR = "/ip4/203.0.113.7/tcp/1"
 )
 def test_reach_is_no_further_than_the_announced_addresses(found: str, addrs: list[str], said: str) -> None:
     assert reach(found, addrs) == said
+
+
+@pytest.mark.parametrize(
+    ("rtt_ms", "said"),
+    [(None, "–"), (float("nan"), "–"), (0.0, "<1 ms"), (0.4, "<1 ms"), (23.56, "23.6 ms"), (1_500.0, "1.5 s")],
+)
+def test_round_trip_is_no_more_precise_than_it_was_measured(rtt_ms: float | None, said: str) -> None:
+    assert round_trip(rtt_ms) == said
+
+
+def test_paths_without_a_peer_are_left_out_of_counts() -> None:
+    assert path_counts({"direct": 1_200, "dialled back": 3, "punched": 0}) == "1,200 direct, 3 dialled back"
+    assert path_counts({"direct": 0}) == "none"
 
 
 def test_dashboard_counts_what_only_its_machine_reaches_apart_from_public_nodes() -> None:

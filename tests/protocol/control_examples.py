@@ -5,11 +5,13 @@ from __future__ import annotations
 from swarm_protocol.control_messages import (
     LeaveReply,
     LeaveRequest,
+    PeerStatus,
     ServingStatus,
     StatusReply,
     StatusRequest,
     TrainingStatus,
 )
+from swarm_protocol.records import PathCounts
 
 EXAMPLES: tuple[object, ...] = (
     StatusRequest(),
@@ -35,6 +37,18 @@ EXAMPLES: tuple[object, ...] = (
         ),
         serving=ServingStatus(model="stdlib-1m", start=0, end=2, num_sessions=1, tokens_per_s=30.0),
         memory_bytes=2**30,
+        paths=PathCounts(direct=1, dialled_back=1),
+        peers=(
+            PeerStatus(
+                peer_id="12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi",
+                name="Bob's attic",
+                path="dialled back",
+                rtt_ms=23.5,
+                sent_bytes=2**20,
+                received_bytes=5,
+            ),
+            PeerStatus(peer_id="12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq", path="direct"),
+        ),
     ),
     LeaveRequest(drain=True),
     LeaveReply(pid=4711, seconds=30.0),

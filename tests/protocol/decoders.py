@@ -16,6 +16,7 @@ from swarm_protocol.failure_messages import decode_failure, encode_failure
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import (
     NodeRecord,
+    PathCounts,
     Refusal,
     RoundReport,
     ServeRecord,
@@ -89,6 +90,7 @@ NODE = NodeRecord(
     role="gateway",
     first_token_p50_s=0.4,
     first_token_p95_s=1.25,
+    paths=PathCounts(direct=12, punched=3, relayed=1),
 )
 SERVE = ServeRecord(
     model="meta-llama/Llama-3.1-8B",

@@ -14,6 +14,7 @@ from swarm_protocol.identity import peer_id_of
 from swarm_protocol.proto import records_pb2
 from swarm_protocol.records import (
     NodeRecord,
+    PathCounts,
     Record,
     Refusal,
     RoundReport,
@@ -39,6 +40,10 @@ def tuples(items: st.SearchStrategy[str], max_items: int) -> st.SearchStrategy[t
     return st.lists(items, max_size=max_items, unique=True).map(tuple)
 
 
+PATHS = ("direct", "dialled_back", "punched", "relayed")
+COUNTS = st.fixed_dictionaries(dict.fromkeys(PATHS, st.integers(0, limits.MAX_CONNECTED)))
+
+
 @st.composite
 def node_records(draw: st.DrawFn) -> NodeRecord:
     memory_bytes = draw(st.integers(0, limits.MAX_MEMORY_BYTES))
@@ -60,6 +65,7 @@ def node_records(draw: st.DrawFn) -> NodeRecord:
         role=draw(st.sampled_from(("seed", "gateway", "volunteer", "visitor", ""))),
         first_token_p50_s=draw(st.none() | numbers(limits.MAX_MEASURED_S)),
         first_token_p95_s=draw(st.none() | numbers(limits.MAX_MEASURED_S)),
+        paths=draw(st.none() | COUNTS.map(lambda counts: PathCounts(**counts))),
     )
 
 
@@ -156,6 +162,7 @@ def test_records_at_every_bound_fit_a_record() -> None:
         role="volunteer",
         first_token_p50_s=limits.MAX_MEASURED_S,
         first_token_p95_s=limits.MAX_MEASURED_S,
+        paths=PathCounts(**dict.fromkeys(PATHS, limits.MAX_CONNECTED)),
     )
     serve = replace(
         SERVE,
@@ -332,6 +339,7 @@ def test_records_of_an_older_version_say_that_they_do_not_know() -> None:
     trainer = records_pb2.TrainerRecord(run="r", outer_step=3, state="training")
     old_node = NodeRecord.from_bytes(wire.encode(node))
     assert (old_node.role, old_node.first_token_p50_s, old_node.first_token_p95_s) == ("", None, None)
+    assert old_node.paths is None
     assert ServeRecord.from_bytes(wire.encode(serve)).tokens_per_s is None
     old_trainer = TrainerRecord.from_bytes(wire.encode(trainer))
     assert (old_trainer.report, old_trainer.num_parameters) == (None, None)
@@ -340,6 +348,7 @@ def test_records_of_an_older_version_say_that_they_do_not_know() -> None:
 def test_records_tell_zero_from_not_known() -> None:
     assert ServeRecord.from_bytes(replace(SERVE, tokens_per_s=0.0).to_bytes()).tokens_per_s == 0.0
     assert NodeRecord.from_bytes(replace(NODE, first_token_p50_s=0.0).to_bytes()).first_token_p50_s == 0.0
+    assert NodeRecord.from_bytes(replace(NODE, paths=PathCounts()).to_bytes()).paths == PathCounts()
     assert TrainerRecord.from_bytes(replace(TRAINER, num_parameters=0).to_bytes()).num_parameters == 0
     empty = RoundReport(outer_step=0, bytes_sent=0)
     assert TrainerRecord.from_bytes(replace(TRAINER, report=empty).to_bytes()).report == empty

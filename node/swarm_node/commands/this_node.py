@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,18 @@ from swarm_protocol.identity import Identity
 
 from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
-from swarm_node.formatting import PAUSES, decimal_size, duration, lends_again, plural, reach
+from swarm_node.formatting import (
+    PAUSES,
+    clean,
+    decimal_size,
+    duration,
+    ending,
+    lends_again,
+    path_counts,
+    plural,
+    reach,
+    round_trip,
+)
 from swarm_node.storage.home import Home
 
 if TYPE_CHECKING:
@@ -22,6 +34,9 @@ if TYPE_CHECKING:
 
 MARGIN_S = 10.0  # time to close, beyond the time that work in flight gets
 POLL_S = 0.05
+MAX_SHOWN_PEERS = 16
+"""Peers in the text of `status`. More are in its JSON."""
+MAX_NAME_CELLS = 24
 
 
 def identity(flags: Flags) -> int:
@@ -73,7 +88,11 @@ def status(flags: Flags) -> int:
     reply = _client(Home(flags.home())).status()
     emitter = Emitter(json=flags.json)
     if flags.json:
-        emitter.emit("status", **{**asdict(reply), "reachability": reach(reply.reachability, reply.addrs)})
+        shown = {
+            "reachability": reach(reply.reachability, reply.addrs),
+            "paths": reply.paths and reply.paths.by_kind(),
+        }
+        emitter.emit("status", **{**asdict(reply), **shown})
     else:
         emitter.result(text(reply))
     return 0
@@ -94,6 +113,7 @@ def text(reply: StatusReply) -> str:
         else "",
         "network": f"{reply.network_id}, {plural(reply.num_peers, 'node')} live, "
         f"reachability {reach(reply.reachability, reply.addrs)}",
+        "peers": "\n           ".join(_peers(reply)),
         "address": "\n           ".join(reply.addrs) or "none yet",
         "process": f"pid {reply.pid}, {reply.memory_bytes / 2**20:.0f} MiB, version {reply.version}",
     }
@@ -104,6 +124,21 @@ def _pause(reply: StatusReply) -> str:
     if not reply.pause:
         return ""
     return f"; {PAUSES[reply.pause]}: {lends_again(reply.lends_again_at, time.time())}"
+
+
+def _peers(reply: StatusReply) -> Iterator[str]:
+    """Yield a line on all connected peers, and one on each of the first."""
+    if reply.paths is None:  # an older daemon
+        return
+    counts = reply.paths.by_kind()
+    yield f"{sum(counts.values()):,} connected: {path_counts(counts)}"
+    for peer in reply.peers[:MAX_SHOWN_PEERS]:
+        sent, received = decimal_size(peer.sent_bytes), decimal_size(peer.received_bytes)
+        how = f"{peer.path:<12}  {round_trip(peer.rtt_ms):>7}"
+        moved = f"{sent:>8} sent  {received:>8} received"
+        yield f"{ending(peer.peer_id)}  {how}  {moved}  {clean(peer.name, MAX_NAME_CELLS)}".rstrip()
+    if (more := sum(counts.values()) - min(len(reply.peers), MAX_SHOWN_PEERS)) > 0:
+        yield f"and {plural(more, 'peer')} that exchanged less"
 
 
 def _training(training: TrainingStatus) -> str:

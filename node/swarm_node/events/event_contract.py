@@ -389,6 +389,9 @@ EVENTS: Mapping[str, EventSpec] = {
         lends_again_at="number?: when it lends again, in Unix seconds",
         month_bytes="int: sent and received in this month, where there is a monthly budget",
         month_budget_bytes="int: that budget, or 0",
+        paths="object?: how many peers are connected, by path: direct, dialled back, punched, relayed",
+        peers="list: of the 64 connected peers with the most bytes peer_id, name, path, rtt_ms (null: not measured), "
+        "sent_bytes, received_bytes",
     ),
     "overview": _event(
         "What `top` prints: the swarm at a glance.", overview="object: what a dashboard answers at /api/v1/overview"

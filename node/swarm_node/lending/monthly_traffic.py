@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from swarm_protocol.checks import check_int
-from swarm_protocol.control_messages import MAX_MONTH_BYTES
+from swarm_protocol.limits import MAX_TRAFFIC_BYTES
 
 from swarm_node.storage.home import read_json, replace_json
 
@@ -62,7 +62,7 @@ def _read(path: Path, month: str) -> int:
         data = read_json(path, max_bytes=MAX_FILE_BYTES)
         if data is None or data["month"] != month:
             return 0
-        return check_int(data["num_bytes"], "num_bytes", high=MAX_MONTH_BYTES)
+        return check_int(data["num_bytes"], "num_bytes", high=MAX_TRAFFIC_BYTES)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         logger.warning("the month's traffic is counted anew, since %s cannot be read: %s", path, error)
         return 0

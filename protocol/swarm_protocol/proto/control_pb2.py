@@ -22,25 +22,28 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from swarm_protocol.proto import records_pb2 as swarm__protocol_dot_proto_dot_records__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"swarm_protocol/proto/control.proto\x12\x08swarm.v1\"\x0f\n\rStatusRequest\"\xa0\x01\n\x0eTrainingStatus\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x12\n\nouter_step\x18\x02 \x01(\x04\x12\x17\n\x0fnum_outer_steps\x18\x03 \x01(\x04\x12\x11\n\x04loss\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x0ctokens_per_s\x18\x05 \x01(\x01\x12\x11\n\twaits_for\x18\x06 \x01(\t\x12\x0f\n\x07waits_s\x18\x07 \x01(\x01\x42\x07\n\x05_loss\"f\n\rServingStatus\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\x12\x14\n\x0cnum_sessions\x18\x04 \x01(\r\x12\x14\n\x0ctokens_per_s\x18\x05 \x01(\x01\"\x93\x03\n\x0bStatusReply\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x10\n\x08uptime_s\x18\x05 \x01(\x01\x12\x12\n\nnetwork_id\x18\x06 \x01(\t\x12\r\n\x05\x61\x64\x64rs\x18\x07 \x03(\t\x12\x14\n\x0creachability\x18\x08 \x01(\t\x12\x11\n\tnum_peers\x18\t \x01(\r\x12\r\n\x05state\x18\n \x01(\t\x12*\n\x08training\x18\x0b \x01(\x0b\x32\x18.swarm.v1.TrainingStatus\x12(\n\x07serving\x18\x0c \x01(\x0b\x32\x17.swarm.v1.ServingStatus\x12\x14\n\x0cmemory_bytes\x18\r \x01(\x04\x12\r\n\x05pause\x18\x0e \x01(\t\x12\x1b\n\x0elends_again_at\x18\x0f \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x0bmonth_bytes\x18\x10 \x01(\x04\x12\x1a\n\x12month_budget_bytes\x18\x11 \x01(\x04\x42\x11\n\x0f_lends_again_at\"\x1d\n\x0cLeaveRequest\x12\r\n\x05\x64rain\x18\x01 \x01(\x08\"*\n\nLeaveReply\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"swarm_protocol/proto/control.proto\x12\x08swarm.v1\x1a\"swarm_protocol/proto/records.proto\"\x0f\n\rStatusRequest\"\xa0\x01\n\x0eTrainingStatus\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x12\n\nouter_step\x18\x02 \x01(\x04\x12\x17\n\x0fnum_outer_steps\x18\x03 \x01(\x04\x12\x11\n\x04loss\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x0ctokens_per_s\x18\x05 \x01(\x01\x12\x11\n\twaits_for\x18\x06 \x01(\t\x12\x0f\n\x07waits_s\x18\x07 \x01(\x01\x42\x07\n\x05_loss\"f\n\rServingStatus\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\x12\x14\n\x0cnum_sessions\x18\x04 \x01(\r\x12\x14\n\x0ctokens_per_s\x18\x05 \x01(\x01\"\x85\x01\n\nPeerStatus\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x13\n\x06rtt_ms\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\nsent_bytes\x18\x05 \x01(\x04\x12\x16\n\x0ereceived_bytes\x18\x06 \x01(\x04\x42\t\n\x07_rtt_ms\"\xdd\x03\n\x0bStatusReply\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x10\n\x08uptime_s\x18\x05 \x01(\x01\x12\x12\n\nnetwork_id\x18\x06 \x01(\t\x12\r\n\x05\x61\x64\x64rs\x18\x07 \x03(\t\x12\x14\n\x0creachability\x18\x08 \x01(\t\x12\x11\n\tnum_peers\x18\t \x01(\r\x12\r\n\x05state\x18\n \x01(\t\x12*\n\x08training\x18\x0b \x01(\x0b\x32\x18.swarm.v1.TrainingStatus\x12(\n\x07serving\x18\x0c \x01(\x0b\x32\x17.swarm.v1.ServingStatus\x12\x14\n\x0cmemory_bytes\x18\r \x01(\x04\x12\r\n\x05pause\x18\x0e \x01(\t\x12\x1b\n\x0elends_again_at\x18\x0f \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x0bmonth_bytes\x18\x10 \x01(\x04\x12\x1a\n\x12month_budget_bytes\x18\x11 \x01(\x04\x12#\n\x05paths\x18\x12 \x01(\x0b\x32\x14.swarm.v1.PathCounts\x12#\n\x05peers\x18\x13 \x03(\x0b\x32\x14.swarm.v1.PeerStatusB\x11\n\x0f_lends_again_at\"\x1d\n\x0cLeaveRequest\x12\r\n\x05\x64rain\x18\x01 \x01(\x08\"*\n\nLeaveReply\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'swarm_protocol.proto.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STATUSREQUEST']._serialized_start=48
-  _globals['_STATUSREQUEST']._serialized_end=63
-  _globals['_TRAININGSTATUS']._serialized_start=66
-  _globals['_TRAININGSTATUS']._serialized_end=226
-  _globals['_SERVINGSTATUS']._serialized_start=228
-  _globals['_SERVINGSTATUS']._serialized_end=330
-  _globals['_STATUSREPLY']._serialized_start=333
-  _globals['_STATUSREPLY']._serialized_end=736
-  _globals['_LEAVEREQUEST']._serialized_start=738
-  _globals['_LEAVEREQUEST']._serialized_end=767
-  _globals['_LEAVEREPLY']._serialized_start=769
-  _globals['_LEAVEREPLY']._serialized_end=811
+  _globals['_STATUSREQUEST']._serialized_start=84
+  _globals['_STATUSREQUEST']._serialized_end=99
+  _globals['_TRAININGSTATUS']._serialized_start=102
+  _globals['_TRAININGSTATUS']._serialized_end=262
+  _globals['_SERVINGSTATUS']._serialized_start=264
+  _globals['_SERVINGSTATUS']._serialized_end=366
+  _globals['_PEERSTATUS']._serialized_start=369
+  _globals['_PEERSTATUS']._serialized_end=502
+  _globals['_STATUSREPLY']._serialized_start=505
+  _globals['_STATUSREPLY']._serialized_end=982
+  _globals['_LEAVEREQUEST']._serialized_start=984
+  _globals['_LEAVEREQUEST']._serialized_end=1013
+  _globals['_LEAVEREPLY']._serialized_start=1015
+  _globals['_LEAVEREPLY']._serialized_end=1057
 # @@protoc_insertion_point(module_scope)

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class NodeRecord(_message.Message):
-    __slots__ = ("name", "version", "addrs", "device", "memory_bytes", "free_memory_bytes", "reachability", "prefill_tokens_per_s", "decode_tokens_per_s", "training_tokens_per_s", "started_at", "state", "models", "runs", "role", "first_token_p50_s", "first_token_p95_s", "pause", "lends_again_at")
+    __slots__ = ("name", "version", "addrs", "device", "memory_bytes", "free_memory_bytes", "reachability", "prefill_tokens_per_s", "decode_tokens_per_s", "training_tokens_per_s", "started_at", "state", "models", "runs", "role", "first_token_p50_s", "first_token_p95_s", "pause", "lends_again_at", "paths")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ADDRS_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class NodeRecord(_message.Message):
     FIRST_TOKEN_P95_S_FIELD_NUMBER: _ClassVar[int]
     PAUSE_FIELD_NUMBER: _ClassVar[int]
     LENDS_AGAIN_AT_FIELD_NUMBER: _ClassVar[int]
+    PATHS_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     addrs: _containers.RepeatedScalarFieldContainer[str]
@@ -46,7 +47,20 @@ class NodeRecord(_message.Message):
     first_token_p95_s: float
     pause: str
     lends_again_at: float
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., addrs: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., free_memory_bytes: _Optional[int] = ..., reachability: _Optional[str] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., training_tokens_per_s: _Optional[float] = ..., started_at: _Optional[float] = ..., state: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., runs: _Optional[_Iterable[str]] = ..., role: _Optional[str] = ..., first_token_p50_s: _Optional[float] = ..., first_token_p95_s: _Optional[float] = ..., pause: _Optional[str] = ..., lends_again_at: _Optional[float] = ...) -> None: ...
+    paths: PathCounts
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., addrs: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., free_memory_bytes: _Optional[int] = ..., reachability: _Optional[str] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., training_tokens_per_s: _Optional[float] = ..., started_at: _Optional[float] = ..., state: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., runs: _Optional[_Iterable[str]] = ..., role: _Optional[str] = ..., first_token_p50_s: _Optional[float] = ..., first_token_p95_s: _Optional[float] = ..., pause: _Optional[str] = ..., lends_again_at: _Optional[float] = ..., paths: _Optional[_Union[PathCounts, _Mapping]] = ...) -> None: ...
+
+class PathCounts(_message.Message):
+    __slots__ = ("direct", "dialled_back", "punched", "relayed")
+    DIRECT_FIELD_NUMBER: _ClassVar[int]
+    DIALLED_BACK_FIELD_NUMBER: _ClassVar[int]
+    PUNCHED_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_FIELD_NUMBER: _ClassVar[int]
+    direct: int
+    dialled_back: int
+    punched: int
+    relayed: int
+    def __init__(self, direct: _Optional[int] = ..., dialled_back: _Optional[int] = ..., punched: _Optional[int] = ..., relayed: _Optional[int] = ...) -> None: ...
 
 class ServeRecord(_message.Message):
     __slots__ = ("model", "revision", "num_blocks", "start", "end", "state", "prefill_ms_per_token", "decode_ms_per_block", "free_kv_tokens", "queue_depth", "rtt_ms", "relayed", "next_start", "next_end", "tokens_per_s", "source", "send_ms_per_token", "token_ms")

@@ -17,16 +17,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from swarm_protocol.errors import ConfigError
+from swarm_protocol.records import PathKind
 
 from swarm.network.allowance import Allowance
 from swarm.network.link_meter import LinkMeter
 from swarm.network.paced_writer import Turns
 
-PathKind = Literal["direct", "dialled back", "punched", "relayed"]
-"""How a connection came to be: by a dial, by a dial of the side that nobody can dial, by hole punching, by a relay."""
 PATH_KINDS: tuple[PathKind, ...] = get_args(PathKind)
 
 MAX_PEERS = 4096

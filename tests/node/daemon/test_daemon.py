@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import stat
 import time
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -70,6 +71,20 @@ def test_join_without_work_stands_by(member: Node, run_here: RunHere) -> None:
     assert isinstance(status["num_peers"], int)
     assert status["num_peers"] >= 2, "the seed and this node, perhaps some that were killed a moment ago"
     assert status["reachability"] == "this machine only"
+
+
+def test_status_lists_the_connected_peers_with_path_round_trip_and_bytes(
+    seed: Seed, member: Node, run_here: RunHere
+) -> None:
+    def peers() -> dict[str, dict[str, Any]]:
+        [status] = run_here("status", "--home", member.home).events
+        return {peer["peer_id"]: peer for peer in cast(list[dict[str, Any]], status["peers"])}
+
+    wait_until(lambda: seed.peer_id in peers(), "the connections are looked at")
+    found = peers()[seed.peer_id]
+    assert found["path"] == "direct"
+    assert found["rtt_ms"] is not None
+    assert min(found["sent_bytes"], found["received_bytes"]) > 0
 
 
 @pytest.mark.parametrize("command", ["drain", "stop"])

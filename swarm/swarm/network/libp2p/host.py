@@ -17,6 +17,7 @@ from typing import Literal, TypeVar
 
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.errors import ConfigError, PeerRefused, PeerUnreachable, StartError
+from swarm_protocol.records import PathKind as PathKind  # noqa: PLC0414 - exported: `paths` sets the kinds
 from swarm_protocol.version import check_network_id
 
 from swarm.network.discovery.peer_names import check_peer
@@ -40,7 +41,6 @@ from swarm.network.multiaddr import (
     is_relayed,
     parse_peer_addr,
 )
-from swarm.network.traffic import PathKind as PathKind  # noqa: PLC0414 - exported: `paths` sets the kinds
 from swarm.network.traffic import Traffic
 from swarm.network.unread_budget import UnreadBudget
 

@@ -405,7 +405,7 @@ class Libp2pNetwork:
         self._paths = DirectPaths(
             self._host, self._options, self._reservations, self._relay, asked=self._askable, on_change=self._announce
         )
-        await self._paths.start(tasks, self._prefix)
+        await self._paths.start(tasks, self._prefix, self._watch.replace)
         validator = RecordValidator(self._network_id, self.now)
         self._dht = await RecordDht.create(self._host, self._name("dht", ""), validator)
         self._dht.on_answer = self.links.answered

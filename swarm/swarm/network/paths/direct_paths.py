@@ -1,13 +1,13 @@
 """Puts together what a network needs to be dialled, and to dial, over the best paths that there are.
 
 `DirectPaths` holds which addresses are this node's and which are dialled, and turns relays on and off as its addresses
-are confirmed or lost. It hooks the dialler into the host. `run` is a task of the network.
+are confirmed or lost. It hooks the dialler into the host.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from swarm.network.libp2p.host import Host, Libp2pOptions
 from swarm.network.multiaddr import is_loopback, parse_peer_addr
@@ -16,6 +16,7 @@ from swarm.network.paths.dialler import Dialler
 from swarm.network.paths.introductions import Introductions, Surroundings
 from swarm.network.paths.opener import listen_places
 from swarm.network.paths.own_addresses import OwnAddresses
+from swarm.network.paths.upgrades import Upgrades
 from swarm.network.relay.relay import Relay
 from swarm.network.relay.reservations import Reservations
 
@@ -48,8 +49,8 @@ class DirectPaths:
         self._tell = on_change
         self._direct: tuple[str, ...] = ()
 
-    async def start(self, tasks: asyncio.TaskGroup, prefix: str) -> None:
-        """Serve the methods of `prefix`. Raises PeerUnreachable if the daemon has ended."""
+    async def start(self, tasks: asyncio.TaskGroup, prefix: str, replace: Callable[[str], Awaitable[None]]) -> None:
+        """Serve the methods of `prefix`; `replace` reaches a peer anew. Raises PeerUnreachable if the daemon ended."""
         places = listen_places(self._listen, await self._host.addrs())
         surroundings = Surroundings(
             policy=self.policy,
@@ -70,10 +71,14 @@ class DirectPaths:
             carried=self._introductions.carried,
             on_change=self.update,
         )
+        self._upgrades = Upgrades(
+            self._host, self.policy, replace, lambda: bool(places) and not self.own.is_behind_symmetric_nat
+        )
         await self._introductions.serve()
         await self.own.serve()
         await self.own.refresh()
         self._host.connect = Dialler(self._host, self._introductions, self.policy).connect
+        tasks.create_task(self._upgrades.run(), name="upgrade paths")
 
     def policy(self) -> DialPolicy:
         return DialPolicy(own=self.own.daemons, given=self._given, met=self._met())
@@ -92,6 +97,7 @@ class DirectPaths:
         if self.own.direct != self._direct:
             self._direct = self.own.direct
             self._introductions.forget_failures()
+            self._upgrades.expect_news()
         self._tell(self.own.to_announce())
 
 

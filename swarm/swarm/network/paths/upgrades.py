@@ -1,0 +1,101 @@
+"""Moves connections that began over a relay to a direct path, streams in use included.
+
+A pair ends on a relay because an attempt failed, or because an address was not known yet. A daemon that holds a relayed
+connection makes no other, so an attempt means to give that connection up: streams are resumed on the next one, which
+costs them a pause of some seconds where there is still no direct path. So attempts are few, unless there is news: the
+peer announces an address that was not tried, or an own address has changed. `run` is a task of the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from swarm_protocol.errors import PeerError
+
+from swarm.network.libp2p.host import Host
+from swarm.network.paths.dial_policy import DialPolicy
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 5.0
+
+FIRST_S = 60.0
+"""Time on a relay before the first attempt. An attempt of the same pair that failed has left NATs by then."""
+
+MAX_S = 3600.0
+GROWTH = 4.0
+"""The pause to the next attempt is so many times as long, up to MAX_S."""
+
+TURN_S = 20.0
+"""Time by which the peer with the greater id is later, so that not both sides give the connection up at once."""
+
+ATTEMPT_S = 15.0
+
+
+@dataclass(slots=True)
+class _Relayed:
+    due_at: float
+    pause_s: float
+    tried: frozenset[str]  # direct addresses of the peer that the last attempt knew
+
+
+class Upgrades:
+    def __init__(
+        self,
+        host: Host,
+        policy: Callable[[], DialPolicy],
+        replace: Callable[[str], Awaitable[None]],
+        may_be_introduced: Callable[[], bool],
+    ) -> None:
+        """`replace` gives a peer's connection up and reaches it anew. It raises PeerError if that leads nowhere. Where
+        this node can open no NAT (`may_be_introduced`), only news are a reason to try."""
+        self._host = host
+        self._policy = policy
+        self._replace = replace
+        self._may_be_introduced = may_be_introduced
+        self._relayed: dict[str, _Relayed] = {}
+
+    def expect_news(self) -> None:
+        """Try all peers soon: this node's addresses have changed."""
+        now = asyncio.get_running_loop().time()
+        for each in self._relayed.values():
+            each.due_at, each.pause_s = now, FIRST_S
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for peer_id in self._due():
+                await self._try(peer_id)
+
+    def _due(self) -> list[str]:
+        now = asyncio.get_running_loop().time()
+        found: dict[str, _Relayed] = {}
+        for peer_id, kind in self._host.path_kinds().items():
+            if kind == "relayed":
+                turn_s = TURN_S if self._host.peer_id > peer_id else 0.0
+                known = frozenset(self._direct(peer_id))
+                found[peer_id] = self._relayed.get(peer_id) or _Relayed(now + FIRST_S + turn_s, FIRST_S, known)
+        self._relayed = found
+        is_able = self._may_be_introduced()
+        return [
+            peer_id
+            for peer_id, each in found.items()
+            if (is_able and each.due_at <= now) or not each.tried.issuperset(self._direct(peer_id))
+        ]
+
+    def _direct(self, peer_id: str) -> Sequence[str]:
+        return self._policy().worth_dialling(self._host.known_addrs(peer_id))
+
+    async def _try(self, peer_id: str) -> None:
+        each = self._relayed[peer_id]
+        each.tried |= frozenset(self._direct(peer_id))
+        each.pause_s = min(each.pause_s * GROWTH, MAX_S)
+        each.due_at = asyncio.get_running_loop().time() + each.pause_s
+        try:
+            async with asyncio.timeout(ATTEMPT_S):
+                await self._replace(peer_id)
+        except (PeerError, TimeoutError) as error:
+            logger.info("no direct path to %s instead of the relayed one: %s", peer_id, error)

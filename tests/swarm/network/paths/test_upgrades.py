@@ -1,0 +1,101 @@
+"""When a relayed connection is given up for an attempt at a direct one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from itertools import pairwise
+from typing import Any, cast
+
+import pytest
+from swarm.network.libp2p.host import Host
+from swarm.network.paths import upgrades
+from swarm.network.paths.dial_policy import DialPolicy
+from swarm.network.paths.upgrades import Upgrades
+from swarm.testing import virtual_time
+from swarm_protocol.errors import PeerUnreachable
+
+FAR, LAN = "/ip4/44.7.7.7/tcp/4001", "/ip4/192.168.9.9/tcp/4001"
+
+
+class World:
+    """A host with one peer, "b", on a relay."""
+
+    def __init__(self, peer_id: str, *, is_able: bool) -> None:
+        self.peer_id = peer_id
+        self.kinds = {"b": "relayed"}
+        self.known: dict[str, tuple[str, ...]] = {}
+        self.tried_at: list[float] = []
+        policy = DialPolicy(own=("/ip4/192.168.1.2/tcp/1",), given=(FAR,))
+        self.upgrades = Upgrades(cast(Host, self), lambda: policy, self._replace, lambda: is_able)
+        self.leads_nowhere = True
+
+    def path_kinds(self) -> dict[str, str]:
+        return self.kinds
+
+    def known_addrs(self, peer_id: str) -> tuple[str, ...]:
+        return self.known.get(peer_id, ())
+
+    async def _replace(self, peer_id: str) -> None:
+        self.tried_at.append(asyncio.get_running_loop().time())
+        if self.leads_nowhere:
+            raise PeerUnreachable("it is away", peer_id=peer_id)
+        self.kinds[peer_id] = "punched"
+
+
+def run(case: Callable[[World], Coroutine[Any, Any, None]], *, peer_id: str = "a", is_able: bool = True) -> None:
+    async def main() -> None:
+        world = World(peer_id, is_able=is_able)
+        running = asyncio.create_task(world.upgrades.run())
+        await case(world)
+        running.cancel()
+        await asyncio.wait((running,))
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize(("peer_id", "turn_s"), [("a", 0.0), ("c", upgrades.TURN_S)])
+def test_attempts_are_ever_rarer_and_the_two_sides_take_turns(peer_id: str, turn_s: float) -> None:
+    async def case(world: World) -> None:
+        began_at = asyncio.get_running_loop().time()
+        await asyncio.sleep(3 * 3600)
+        since = [at - began_at for at in world.tried_at]
+        assert since[0] == pytest.approx(upgrades.FIRST_S + turn_s, abs=2 * upgrades.LOOK_S)
+        pauses = [after - before for before, after in pairwise(since)]
+        wanted = [4 * upgrades.FIRST_S, 16 * upgrades.FIRST_S, upgrades.MAX_S]
+        assert pauses[:3] == pytest.approx(wanted, abs=2 * upgrades.LOOK_S)
+
+    run(case, peer_id=peer_id)
+
+
+def test_direct_address_that_a_peer_announces_is_tried_at_once_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def case(world: World) -> None:
+        await asyncio.sleep(10)
+        world.known["b"] = (LAN,)
+        await asyncio.sleep(10)
+        assert world.tried_at == [], "a private address of another network is no news"
+        world.known["b"] = (LAN, FAR)
+        await asyncio.sleep(50)
+        assert len(world.tried_at) == 1
+
+    run(case, is_able=False)
+
+
+def test_connection_that_became_direct_is_left_alone() -> None:
+    async def case(world: World) -> None:
+        world.leads_nowhere = False
+        await asyncio.sleep(4 * 3600)
+        assert len(world.tried_at) == 1
+
+    run(case)
+
+
+def test_own_address_that_changed_is_a_reason_to_try_again() -> None:
+    async def case(world: World) -> None:
+        await asyncio.sleep(100)
+        assert len(world.tried_at) == 1
+        world.upgrades.expect_news()
+        await asyncio.sleep(10)
+        assert len(world.tried_at) == 2
+
+    run(case)

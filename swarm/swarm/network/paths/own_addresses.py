@@ -260,10 +260,10 @@ async def _dial_each(peer_id: str, addrs: Sequence[str]) -> list[str]:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(host.unary.run(), name="dial back")
         try:
-            for version in ("/ip4/", "/ip6/"):
+            for version in sorted({addr[: len("/ip4/")] for addr in addrs}):
                 dialled = [addr for addr in addrs if addr.startswith(version)]
                 try:
-                    async with asyncio.timeout(DIAL_S if dialled else 0.0):
+                    async with asyncio.timeout(DIAL_S):
                         await host.control.connect(peer_id, dialled)
                         found = (await host.control.connected_peers()).get(peer_id, ())
                         reached.extend(addr for addr in dialled if addr in found)

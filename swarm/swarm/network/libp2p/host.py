@@ -39,7 +39,6 @@ from swarm.network.multiaddr import (
     check_listen_addr,
     is_loopback,
     is_relayed,
-    parse_peer_addr,
 )
 from swarm.network.traffic import Traffic
 from swarm.network.unread_budget import UnreadBudget
@@ -323,13 +322,6 @@ class Libp2pOptions:
         """Return these options with the addresses that the names among `peers` have led to."""
         relay = self.relay if self.relay != "use" or addrs or self.relays else "none"
         return replace(self, peers=tuple(map(str, addrs)), relay=relay)
-
-    def relays_used(self, own_peer_id: str) -> tuple[PeerAddr, ...]:
-        """The nodes that are asked first to relay for this one."""
-        if self.relay not in ("use", "auto"):
-            return ()
-        addrs = dict.fromkeys(map(parse_peer_addr, (*self.peers, *self.relays)))
-        return tuple(addr for addr in addrs if addr.peer_id != own_peer_id)
 
     def for_daemon(self) -> DaemonOptions:
         return DaemonOptions(

@@ -54,7 +54,7 @@ from swarm.network.libp2p.sent_frames import SentFrames
 from swarm.network.libp2p.stream_resume import Resumption, new_id, reopening
 from swarm.network.libp2p.stream_server import StreamServer
 from swarm.network.link_meter import LinkMeter
-from swarm.network.multiaddr import is_loopback
+from swarm.network.multiaddr import is_loopback, parse_peer_addr
 from swarm.network.paths.direct_paths import DirectPaths, wants_relays
 from swarm.network.relay.candidates import RelayCandidate, candidates
 from swarm.network.relay.members import Members
@@ -87,7 +87,6 @@ class Libp2pNetwork:
         self._given = given
         self._prefix = method_prefix(options.network_id)
         self._calls = Calls(host, self._open_unbounded)
-        self._given_relays = options.relays_used(identity.peer_id)
         reconnector = Reconnector(host)
         self._reservations = Reservations(host, self._relay_candidates, reconnector.drop, wanted=wants_relays(options))
         self._watch = PathWatch(host, reconnector, self._kept_peers)
@@ -358,7 +357,8 @@ class Libp2pNetwork:
         return tuple(f"{addr}/p2p/{self.peer_id}" for addr in self._paths.own.to_announce())
 
     def _relay_candidates(self) -> list[RelayCandidate]:
-        return candidates(self.peer_id, self._given_relays, self._dht.contacts())
+        given = (*self._given.addrs, *map(parse_peer_addr, self._options.relays))
+        return candidates(self.peer_id, given, self._dht.contacts())
 
     # --- life and death -----------------------------------------------------------------------------------------------
 

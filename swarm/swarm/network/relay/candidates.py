@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -64,8 +65,14 @@ def candidates(
 
 
 def _best(addrs: Iterable[str]) -> tuple[str, ...]:
-    ranked = sorted(dict.fromkeys(addrs), key=lambda addr: (is_loopback(addr), is_private(addr)))
-    return tuple(ranked[:MAX_RELAY_ADDRS])
+    """Public addresses before others, and of each IP version one before a second one."""
+    num_before: Counter[str] = Counter()
+    ranked = []
+    for addr in dict.fromkeys(addrs):
+        kind = addr.split("/")[1]
+        ranked.append((is_loopback(addr), is_private(addr), num_before[kind], addr))
+        num_before[kind] += 1
+    return tuple(addr for *_, addr in sorted(ranked, key=lambda each: each[:3])[:MAX_RELAY_ADDRS])
 
 
 @lru_cache(maxsize=4096)

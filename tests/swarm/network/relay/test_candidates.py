@@ -49,6 +49,13 @@ def test_given_relays_come_first_in_their_order_and_each_once_with_its_best_addr
     assert found[0].addrs == ("/ip4/44.1.0.1/tcp/1", "/ip4/10.0.0.1/tcp/1")
 
 
+def test_relay_is_used_by_both_versions_of_ip() -> None:
+    ip4, ip6 = [f"/ip4/44.1.0.{number}/tcp/1" for number in (1, 2)], "/ip6/2a00:1450:1::1/tcp/1"
+    (found,) = candidates(OWN, [], [known(PEERS[1], *ip4, ip6)])
+    assert found.addrs == (ip4[0], ip6)
+    assert found.networks == {"44.1.0.0/16", "2a00:1450::/32"}
+
+
 def test_neither_this_node_nor_an_address_behind_a_relay_is_a_candidate() -> None:
     relayed = f"/ip4/44.1.0.1/tcp/1/p2p/{PEERS[5]}/p2p-circuit"
     found = candidates(

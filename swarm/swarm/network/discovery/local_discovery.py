@@ -32,6 +32,9 @@ MAX_PACKETS_PER_S = 100
 MAX_NEARBY = 64
 """Local peers that are kept, those heard of last: one is enough to get in."""
 
+FORGET_S = 3 * MAX_PAUSE_S
+"""A local peer that answered none of three questions has left."""
+
 SETTLE_S = 0.2
 """Time for further ones to answer once one has."""
 
@@ -64,7 +67,8 @@ class LocalDiscovery:
         self._jitter = random.Random(peer_id)
         self._budget_at = 0.0
         self._num_packets = 0
-        self.nearby: OrderedDict[str, Contact] = OrderedDict()
+        self._heard_at: dict[str, float] = {}
+        self.nearby: OrderedDict[str, Contact] = OrderedDict()  # the one heard of last is last
 
     async def run(self) -> None:
         """Ask and answer until cancelled."""
@@ -73,6 +77,7 @@ class LocalDiscovery:
         try:
             while True:
                 await self._keep_link()
+                self._forget(now() - FORGET_S)
                 for segment in self._segments:
                     # another's question was heard by all, and so were the answers
                     if pause_s < MAX_PAUSE_S or now() >= self._asked_at.get(segment, -pause_s) + pause_s / 2:
@@ -122,9 +127,16 @@ class LocalDiscovery:
         elif said is not None and said.peer_id != self._peer_id:
             self.nearby[said.peer_id] = said
             self.nearby.move_to_end(said.peer_id)
-            while len(self.nearby) > MAX_NEARBY:
-                self.nearby.popitem(last=False)
+            self._heard_at[said.peer_id] = asyncio.get_running_loop().time()
+            if len(self.nearby) > MAX_NEARBY:
+                oldest, _ = self.nearby.popitem(last=False)
+                del self._heard_at[oldest]
             self._heard.set()
+
+    def _forget(self, until: float) -> None:
+        """Drop the local peers that were not heard of after `until`."""
+        for peer_id in [peer_id for peer_id, at in self._heard_at.items() if at <= until]:
+            del self.nearby[peer_id], self._heard_at[peer_id]
 
     def _has_budget(self) -> bool:
         now = asyncio.get_running_loop().time()

@@ -9,6 +9,7 @@ import pytest
 from support.memory_lan import MemoryLan, subnets
 from swarm.network.discovery import local_discovery
 from swarm.network.discovery.local_discovery import (
+    FORGET_S,
     MAX_NEARBY,
     MAX_PACKETS_PER_S,
     MAX_PAUSE_S,
@@ -77,6 +78,21 @@ def test_newcomer_is_heard_of_and_hears_at_once() -> None:
         await asyncio.sleep(0.1)
         assert list(new.nearby.values()) == [contact(1)]
         assert list(old.nearby.values()) == [contact(2)]
+
+    in_lan(case)
+
+
+def test_node_that_has_left_is_forgotten_and_one_that_stays_is_not() -> None:
+    async def case(lan: MemoryLan, tasks: asyncio.TaskGroup) -> None:
+        node = host(lan, 1)
+        tasks.create_task(node.run())
+        tasks.create_task(host(lan, 2).run())
+        leaving = tasks.create_task(host(lan, 3).run())
+        await asyncio.sleep(1000)
+        assert set(node.nearby) == {peer(2), peer(3)}
+        leaving.cancel()
+        await asyncio.sleep(FORGET_S + 2 * MAX_PAUSE_S)
+        assert set(node.nearby) == {peer(2)}
 
     in_lan(case)
 

@@ -60,6 +60,9 @@ _NOT_DIALLED = ("failed to dial", "no addresses", "dial backoff", "all dials fai
 CONNECTED_S = 1.0
 """Time for which a peer that was introduced is taken to be connected still."""
 
+_RESET = "stream reset"
+"""The daemon's word for a stream that the other side, or the end of its connection, has broken off."""
+
 T = TypeVar("T")
 
 _REASONS = (
@@ -76,7 +79,7 @@ _REASONS = (
     ("failed to negotiate security protocol", "what answers there is not a libp2p host"),
     ("routing: not found", "nobody knows its address"),
     ("failed to find any peer in table", "nobody knows its address"),
-    ("stream reset", "it broke off"),
+    (_RESET, "it broke off"),
     ("no addresses", "nobody knows its address"),
 )
 
@@ -199,8 +202,18 @@ class Host:
 
     async def open_stream(self, peer_id: str, protocol: str, *, addrs: Sequence[str] | None = None) -> RawStream:
         """Open a stream to a peer, dialled as by `call`. Raises PeerUnreachable or NotServed."""
+
+        async def open_one() -> RawStream:
+            try:
+                return await self.control.open_stream(peer_id, protocol)
+            except ControlError as error:
+                if _RESET not in str(error):
+                    raise
+            # another connection replaces the one that the daemon chose; nothing has been said on the stream yet
+            return await self.control.open_stream(peer_id, protocol)
+
         try:
-            return await self._dialling(peer_id, addrs, lambda: self.control.open_stream(peer_id, protocol))
+            return await self._dialling(peer_id, addrs, open_one)
         except CONTROL_FAILURES as error:
             raise translate(error, peer_id) from None
 

@@ -36,14 +36,15 @@ class Clusters:
     """The clusters of one step, each of at most `size` trainers.
 
     `heads` are the members of the state, in the order of the hash. `promoted` take vacant places in the round. `dealt`
-    has the heads of each follower, the first one first. `is_full` says that a newcomer finds no place in the round, and
-    has to ask a head. A head may bring `newcomers_per_head`.
+    has the heads of each follower, the first one first, and `led` the followers of each first head. `is_full` says that
+    a newcomer finds no place in the round, and has to ask a head. A head may bring `newcomers_per_head`.
     """
 
     digest: bytes = b""
     heads: tuple[str, ...] = ()
     promoted: tuple[str, ...] = ()
     dealt: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    led: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     size: int = 1
     is_full: bool = False
     newcomers_per_head: int = 0
@@ -61,7 +62,7 @@ class Clusters:
 
     def followers_of(self, head: str) -> tuple[str, ...]:
         """Return the followers whose first head this is."""
-        return tuple(peer for peer, heads in self.dealt.items() if heads[0] == head)
+        return self.led.get(head, ())
 
     def num_newcomers(self, head: str) -> int:
         """Return how many newcomers `head` may bring."""
@@ -80,12 +81,13 @@ def draw_clusters(
     heads = tuple(sorted(roster, key=lambda peer: _draw(digest, peer)))
     others = sorted(set(leased) - set(roster), key=lambda peer: _draw(digest, peer))
     num_vacant = max(0, max_group - len(heads))
-    dealt = {peer: _heads_of(heads, place) for place, peer in enumerate(others[num_vacant:])}
+    followers = others[num_vacant:]
     return Clusters(
         digest=digest,
         heads=heads,
         promoted=tuple(others[:num_vacant]),
-        dealt=dealt,
+        dealt={peer: _heads_of(heads, place) for place, peer in enumerate(followers)},
+        led={head: tuple(followers[index :: len(heads)]) for index, head in enumerate(heads)},
         size=size,
         is_full=len(others) >= num_vacant,
         newcomers_per_head=max(1, limits.MAX_NEWCOMERS // max_group),

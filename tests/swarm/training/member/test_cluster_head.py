@@ -1,0 +1,198 @@
+"""A head and what a follower may send it, over the simulated network: hostile, slow and partial work."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import torch
+from support.training_swarm import NUM_VALUES, Swarm, SyntheticInner, assert_equal_steps, config, identity_of
+from swarm.network.interface import EndOfStream, Stream
+from swarm.network.memory.memory_network import MemoryNetwork
+from swarm.testing import virtual_time
+from swarm.training.member.cluster_head import ALIVE_S
+from swarm.training.member.trainer_events import OuterStep
+from swarm.training.run.methods import Methods
+from swarm.training.state.clusters import draw_clusters
+from swarm_compression import get_codec
+from swarm_protocol.errors import PeerViolation
+from swarm_protocol.training_messages import FollowerWork, FollowReply, FollowRequest
+
+STEP_S = 0.4
+INTERVAL_S = 5 * STEP_S
+TOKENS = 40
+RUN = config(min_group=2, max_group=2, cluster_size=2, outer_steps=6, quorum_grace_s=12.0)
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, logger="swarm")
+
+
+class HandMade:
+    """A follower of two heads in a run, which a test plays by hand."""
+
+    def __init__(self, swarm: Swarm, network: MemoryNetwork) -> None:
+        self.swarm = swarm
+        self._network = network
+
+    @property
+    def step(self) -> int:
+        state = self.swarm.members["head-0"].trainer.state
+        return state.outer_step if state else 0
+
+    async def reached(self, step: int) -> None:
+        async with asyncio.timeout(100):
+            while self.step < step:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+
+    @asynccontextmanager
+    async def following(self) -> AsyncIterator[Stream]:
+        """Follow in the step that is under way."""
+        member = self.swarm.members["head-0"].trainer
+        state = member.state
+        assert state is not None
+        clusters = draw_clusters(member.digest, state.roster, state.stripes[0].roster, max_group=2, size=2)
+        head = clusters.heads_of(self._network.peer_id)[0]
+        method = Methods(self.swarm.run.run_id).follow
+        async with self._network.stream(head, method, timeout_s=100.0) as stream:
+            request = FollowRequest(run=self.swarm.run.run_id, step=state.outer_step + 1, state_digest=member.digest)
+            await stream.send(request.to_bytes())
+            assert await heard(stream) == "welcome"
+            yield stream
+
+    def tokens_of(self, step: int) -> int:
+        return next(event.num_tokens for event in self.swarm.members["head-0"].of(OuterStep) if event.step == step)
+
+
+async def heard(stream: Stream) -> str:
+    return FollowReply.from_bytes(await stream.receive()).kind
+
+
+@asynccontextmanager
+async def run_with_follower() -> AsyncIterator[HandMade]:
+    """Two heads that are about to take outer step 3, and a follower with a lease."""
+    async with Swarm(RUN) as swarm:
+        for index in range(2):
+            await swarm.join(f"head-{index}", inner=SyntheticInner(virtual_step_s=STEP_S))
+        follower = HandMade(swarm, swarm.internet.network(identity_of("by hand")))
+        await follower.reached(1)
+        async with follower.following() as stream:
+            await stream.send(FollowerWork().to_bytes())
+            assert await heard(stream) == "committed"
+        await follower.reached(2)
+        yield follower
+        assert_equal_steps(await swarm.finish(), 6)
+
+
+async def send_work(stream: Stream, num_steps: int = 5, frame: bytes | None = None) -> None:
+    work = FollowerWork(num_tokens=8 * num_steps, num_samples=2 * num_steps, loss=1.0)
+    await stream.send(work.to_bytes())
+    await stream.send(get_codec("int8").encode(torch.zeros(NUM_VALUES)) if frame is None else frame)
+
+
+def test_follower_that_brings_its_work_is_counted_and_shown_the_certificate() -> None:
+    async def main() -> None:
+        async with run_with_follower() as follower, follower.following() as stream:
+            await send_work(stream)
+            assert await heard(stream) == "committed"
+            await follower.reached(3)
+            assert follower.tokens_of(3) == 3 * TOKENS
+
+    virtual_time.run(main())
+
+
+def test_follower_whose_head_waits_is_asked_to_hurry_and_brings_what_it_has() -> None:
+    async def main() -> None:
+        async with run_with_follower() as follower, follower.following() as stream:
+            assert await heard(stream) == "hurry"
+            await send_work(stream, num_steps=2)
+            assert await heard(stream) == "committed"
+            await follower.reached(3)
+            assert follower.tokens_of(3) == 2 * TOKENS + 16
+
+    virtual_time.run(main())
+
+
+def test_follower_that_brings_nothing_is_late_and_the_round_goes_on() -> None:
+    async def main() -> None:
+        async with run_with_follower() as follower, follower.following() as stream:
+            assert [await heard(stream) for _ in range(3)] == ["hurry", "late", "committed"]
+            await follower.reached(3)
+            assert follower.tokens_of(3) == 2 * TOKENS
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize(
+    ("work", "frame", "words"),
+    [
+        (FollowerWork(num_tokens=44, num_samples=11), b"", "more tokens or samples than its lease"),
+        (FollowerWork(num_tokens=41, num_samples=10), b"", "more tokens or samples than its lease"),
+        (FollowerWork(num_tokens=40, num_samples=10), b"short", "sent a bad frame"),
+        (FollowerWork(num_tokens=40, num_samples=10), get_codec("fp32").encode(torch.ones(NUM_VALUES)), "bad frame"),
+    ],
+    ids=["samples", "tokens", "short", "codec"],
+)
+def test_follower_that_lies_is_refused_by_its_head(work: FollowerWork, frame: bytes, words: str) -> None:
+    async def main() -> None:
+        async with run_with_follower() as follower:
+            async with follower.following() as stream:
+                await stream.send(work.to_bytes())
+                await stream.send(frame)
+                with pytest.raises(PeerViolation, match=words):
+                    await heard(stream)
+            await follower.reached(3)
+            assert follower.tokens_of(3) == 2 * TOKENS
+
+    virtual_time.run(main())
+
+
+def test_follower_that_sends_too_little_is_refused_by_its_head() -> None:
+    async def main() -> None:
+        async with run_with_follower() as follower, follower.following() as stream:
+            await stream.send(FollowerWork(num_tokens=40, num_samples=10).to_bytes())
+            await stream.finish()
+            with pytest.raises(PeerViolation, match="too little"):
+                await heard(stream)
+
+    virtual_time.run(main())
+
+
+def test_trainer_that_follows_another_head_or_has_no_place_is_told_so() -> None:
+    async def main() -> None:
+        async with run_with_follower() as follower:
+            stranger = follower.swarm.internet.network(identity_of("stranger"))
+            head, method = follower.swarm.members["head-0"], Methods(follower.swarm.run.run_id).follow
+            replies = []
+            for digest in (head.trainer.digest, bytes(32)):
+                for each in follower.swarm.members.values():
+                    request = FollowRequest(run=follower.swarm.run.run_id, step=3, state_digest=digest)
+                    async with stranger.stream(each.peer_id, method, timeout_s=10.0) as stream:
+                        await stream.send(request.to_bytes())
+                        replies.append(await heard(stream))
+            # of four places three are taken; a head that holds another state shows its own
+            assert sorted(replies) == ["committed", "committed", "full", "welcome"]
+
+    virtual_time.run(main())
+
+
+def test_head_says_that_it_is_there_while_the_step_lasts() -> None:
+    async def main() -> None:
+        run = config(min_group=2, max_group=2, cluster_size=2, outer_steps=2)
+        async with Swarm(run) as swarm:
+            for index in range(2):
+                await swarm.join(f"head-{index}", inner=SyntheticInner(virtual_step_s=2 * ALIVE_S / 5))
+            follower = HandMade(swarm, swarm.internet.network(identity_of("by hand")))
+            await asyncio.sleep(4.0)
+            async with follower.following() as stream:
+                assert await heard(stream) == "welcome"
+                assert await heard(stream) == "committed"
+                with pytest.raises(EndOfStream):
+                    await stream.receive()
+
+    virtual_time.run(main())

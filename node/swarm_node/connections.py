@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Mapping
 
 from swarm.network.membership import Membership
+from swarm.network.relay.relay import RelayCounts
 from swarm.network.traffic import PeerPath
 from swarm_protocol import limits
-from swarm_protocol.control_messages import PeerStatus
+from swarm_protocol.control_messages import MAX_COUNT, PeerStatus, RelayStatus
 from swarm_protocol.records import PathCounts
 
 RTT_TIMEOUT_S = 2.0
@@ -50,4 +51,17 @@ async def list_peers(
             received_bytes=paths[peer_id].received_bytes,
         )
         for peer_id in listed
+    )
+
+
+def relay_status(counts: RelayCounts | None) -> RelayStatus | None:
+    """Return what a node relays for others; None: it does not relay."""
+    if counts is None:
+        return None
+    return RelayStatus(
+        num_reservations=counts.reservations,
+        num_circuits=counts.circuits,
+        relayed_bytes=counts.relayed_bytes,
+        num_refused=min(sum(counts.refusals.values()) - counts.refusals["idle"], MAX_COUNT),
+        throttled_s=min(counts.throttled_s, limits.MAX_TIME_S),
     )

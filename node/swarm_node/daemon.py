@@ -162,6 +162,7 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
             lending=lending,
             role=role.name,
             peer_paths=network.peer_paths,
+            relay_counts=network.relaying,
         )
         async with (
             remembered_peers.remembering(home, network),

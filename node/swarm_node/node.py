@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
+from swarm.network.relay.relay import RelayCounts
 from swarm.network.traffic import NO_LIMITS, PeerPath, TrafficLimits
 from swarm_protocol import limits, records
 from swarm_protocol.control_messages import ServingStatus, StatusReply, TrainingStatus
@@ -126,6 +127,8 @@ class Node:
     """The names of the nodes that were seen last, by peer id."""
     peer_paths: Callable[[], Mapping[str, PeerPath]] = dict
     """Returns the connected peers, with the path to each."""
+    relay_counts: Callable[[], RelayCounts | None] = lambda: None
+    """Returns what this node relays for others, None while it does not."""
     started_at: float = field(default_factory=time.time)
     shift: Shutdown = field(init=False)
 
@@ -189,4 +192,5 @@ class Node:
             month_budget_bytes=budget_bytes,
             paths=connections.count_paths(paths),
             peers=await connections.list_peers(paths, self.membership, self.names),
+            relaying=connections.relay_status(self.relay_counts()),
         )

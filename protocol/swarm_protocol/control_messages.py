@@ -18,6 +18,8 @@ from swarm_protocol.version import NetworkId
 
 STATES = ("starting", "seeding", "idle", "training", "serving", "gateway", "dashboard", "draining", "paused")
 Pid: TypeAlias = Annotated[int, whole(2**32 - 1)]
+MAX_COUNT = 2**32 - 1
+Count: TypeAlias = Annotated[int, whole(MAX_COUNT)]
 Seconds: TypeAlias = Annotated[float, number(limits.MAX_TIME_S)]
 _MAX_WAITS_CHARS = 200
 TrafficBytes: TypeAlias = Annotated[int, whole(limits.MAX_TRAFFIC_BYTES)]
@@ -73,10 +75,23 @@ class PeerStatus(Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RelayStatus(Checked):
+    """What a node relays for others: places and connections now, and since its start the bytes, the requests that were
+    refused or failed, and how long circuits have waited for their share of its rate, added up."""
+
+    num_reservations: Count = 0
+    num_circuits: Count = 0
+    relayed_bytes: TrafficBytes = 0
+    num_refused: Count = 0
+    throttled_s: Seconds = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatusReply(wire.WireMessage):
     """`num_peers` counts the live nodes that it sees, itself included. `pause` and `lends_again_at` are those of its
     record. `month_bytes` is its traffic in this calendar month, of `month_budget_bytes`; both are 0 without a budget.
     `paths` counts all connected peers, None if its version does not say; `peers` are those with the most bytes.
+    `relaying` is None while it does not relay.
     """
 
     PROTO = control_pb2.StatusReply
@@ -90,7 +105,7 @@ class StatusReply(wire.WireMessage):
     network_id: NetworkId
     addrs: Annotated[tuple[Addr, ...], distinct(limits.MAX_CONTROL_ADDRS)]
     reachability: Reachability
-    num_peers: Annotated[int, whole(2**32 - 1)]
+    num_peers: Count
     state: Annotated[str, one_of(STATES)]
     training: TrainingStatus | None
     serving: ServingStatus | None
@@ -101,6 +116,7 @@ class StatusReply(wire.WireMessage):
     month_budget_bytes: TrafficBytes = 0
     paths: PathCounts | None = None
     peers: Annotated[tuple[PeerStatus, ...], distinct(limits.MAX_CONTROL_PEERS)] = ()
+    relaying: RelayStatus | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

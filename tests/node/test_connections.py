@@ -9,12 +9,13 @@ import pytest
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet
+from swarm.network.relay.relay import RelayCounts
 from swarm.network.round_trips import PING_METHOD
 from swarm.network.traffic import PeerPath
 from swarm.testing import virtual_time
-from swarm_node.connections import RTT_TIMEOUT_S, list_peers
+from swarm_node.connections import RTT_TIMEOUT_S, list_peers, relay_status
 from swarm_protocol import limits
-from swarm_protocol.control_messages import PeerStatus
+from swarm_protocol.control_messages import MAX_COUNT, PeerStatus, RelayStatus
 from swarm_protocol.identity import peer_id_of
 
 
@@ -59,3 +60,16 @@ def test_of_many_peers_those_with_the_most_bytes_are_listed() -> None:
         await internet.close()
 
     virtual_time.run(main())
+
+
+def test_status_of_a_relay_counts_what_it_refused_and_not_what_ended_idle() -> None:
+    counts = RelayCounts(reservations=3, circuits=2, relayed_bytes=10**9, throttled_s=1.5)
+    counts.refusals |= {"refused": 1, "stranger": 2, "failed": 4, "idle": 100}
+    assert relay_status(counts) == RelayStatus(
+        num_reservations=3, num_circuits=2, relayed_bytes=10**9, num_refused=7, throttled_s=1.5
+    )
+    counts.refusals["stranger"] = 2**40
+    found = relay_status(counts)
+    assert found is not None
+    assert found.num_refused == MAX_COUNT
+    assert relay_status(None) is None

@@ -24,6 +24,7 @@ from swarm_protocol.control_messages import (
     LeaveReply,
     LeaveRequest,
     PeerStatus,
+    RelayStatus,
     ServingStatus,
     StatusReply,
     StatusRequest,
@@ -167,6 +168,15 @@ def test_status_lists_the_peers_with_the_most_bytes_and_counts_all() -> None:
 def test_status_of_a_node_without_peers_and_of_an_older_daemon() -> None:
     assert "peers      0 connected: none" in this_node.text(replace(REPLY, paths=PathCounts()))
     assert "peers" not in this_node.text(REPLY)
+
+
+def test_status_tells_what_a_relay_carries_and_refuses() -> None:
+    assert "relaying" not in this_node.text(REPLY)
+    relaying = RelayStatus(
+        num_reservations=3, num_circuits=1, relayed_bytes=1_500_000_000, num_refused=4_000, throttled_s=12.4
+    )
+    said = "relaying   for 3 nodes: 1 connection now, 1.5 GB carried, 4,000 refused, 12 s throttled"
+    assert said in this_node.text(replace(REPLY, relaying=relaying))
 
 
 def test_status_shows_no_control_characters_of_a_peers_name() -> None:

@@ -6,6 +6,7 @@ from swarm_protocol.control_messages import (
     LeaveReply,
     LeaveRequest,
     PeerStatus,
+    RelayStatus,
     ServingStatus,
     StatusReply,
     StatusRequest,
@@ -37,6 +38,7 @@ EXAMPLES: tuple[object, ...] = (
         ),
         serving=ServingStatus(model="stdlib-1m", start=0, end=2, num_sessions=1, tokens_per_s=30.0),
         memory_bytes=2**30,
+        relaying=RelayStatus(num_reservations=3, num_circuits=2, relayed_bytes=10**9, num_refused=4, throttled_s=1.5),
         paths=PathCounts(direct=1, dialled_back=1),
         peers=(
             PeerStatus(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from swarm_protocol.control_messages import StatusReply, TrainingStatus
+from swarm_protocol.control_messages import RelayStatus, StatusReply, TrainingStatus
 from swarm_protocol.errors import ConfigError, PeerTimeout
 from swarm_protocol.identity import Identity
 
@@ -114,6 +114,7 @@ def text(reply: StatusReply) -> str:
         "network": f"{reply.network_id}, {plural(reply.num_peers, 'node')} live, "
         f"reachability {reach(reply.reachability, reply.addrs)}",
         "peers": "\n           ".join(_peers(reply)),
+        "relaying": _relaying(reply.relaying) if reply.relaying else "",
         "address": "\n           ".join(reply.addrs) or "none yet",
         "process": f"pid {reply.pid}, {reply.memory_bytes / 2**20:.0f} MiB, version {reply.version}",
     }
@@ -139,6 +140,12 @@ def _peers(reply: StatusReply) -> Iterator[str]:
         yield f"{ending(peer.peer_id)}  {how}  {moved}  {clean(peer.name, MAX_NAME_CELLS)}".rstrip()
     if (more := sum(counts.values()) - min(len(reply.peers), MAX_SHOWN_PEERS)) > 0:
         yield f"and {plural(more, 'peer')} that exchanged less"
+
+
+def _relaying(relay: RelayStatus) -> str:
+    carried = f"{plural(relay.num_circuits, 'connection')} now, {decimal_size(relay.relayed_bytes)} carried"
+    trouble = f"{relay.num_refused:,} refused, {duration(relay.throttled_s)} throttled"
+    return f"for {plural(relay.num_reservations, 'node')}: {carried}, {trouble}"
 
 
 def _training(training: TrainingStatus) -> str:

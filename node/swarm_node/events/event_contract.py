@@ -392,6 +392,7 @@ EVENTS: Mapping[str, EventSpec] = {
         paths="object?: how many peers are connected, by path: direct, dialled back, punched, relayed",
         peers="list: of the 64 connected peers with the most bytes peer_id, name, path, rtt_ms (null: not measured), "
         "sent_bytes, received_bytes",
+        relaying="object?: num_reservations, num_circuits, relayed_bytes, num_refused, throttled_s; null: no relay",
     ),
     "overview": _event(
         "What `top` prints: the swarm at a glance.", overview="object: what a dashboard answers at /api/v1/overview"

@@ -59,8 +59,22 @@ class PeerStatus(_message.Message):
     received_bytes: int
     def __init__(self, peer_id: _Optional[str] = ..., name: _Optional[str] = ..., path: _Optional[str] = ..., rtt_ms: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ...) -> None: ...
 
+class RelayStatus(_message.Message):
+    __slots__ = ("num_reservations", "num_circuits", "relayed_bytes", "num_refused", "throttled_s")
+    NUM_RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CIRCUITS_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    THROTTLED_S_FIELD_NUMBER: _ClassVar[int]
+    num_reservations: int
+    num_circuits: int
+    relayed_bytes: int
+    num_refused: int
+    throttled_s: float
+    def __init__(self, num_reservations: _Optional[int] = ..., num_circuits: _Optional[int] = ..., relayed_bytes: _Optional[int] = ..., num_refused: _Optional[int] = ..., throttled_s: _Optional[float] = ...) -> None: ...
+
 class StatusReply(_message.Message):
-    __slots__ = ("peer_id", "name", "version", "pid", "uptime_s", "network_id", "addrs", "reachability", "num_peers", "state", "training", "serving", "memory_bytes", "pause", "lends_again_at", "month_bytes", "month_budget_bytes", "paths", "peers")
+    __slots__ = ("peer_id", "name", "version", "pid", "uptime_s", "network_id", "addrs", "reachability", "num_peers", "state", "training", "serving", "memory_bytes", "pause", "lends_again_at", "month_bytes", "month_budget_bytes", "paths", "peers", "relaying")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +94,7 @@ class StatusReply(_message.Message):
     MONTH_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     PATHS_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
+    RELAYING_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     name: str
     version: str
@@ -99,7 +114,8 @@ class StatusReply(_message.Message):
     month_budget_bytes: int
     paths: _records_pb2.PathCounts
     peers: _containers.RepeatedCompositeFieldContainer[PeerStatus]
-    def __init__(self, peer_id: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., network_id: _Optional[str] = ..., addrs: _Optional[_Iterable[str]] = ..., reachability: _Optional[str] = ..., num_peers: _Optional[int] = ..., state: _Optional[str] = ..., training: _Optional[_Union[TrainingStatus, _Mapping]] = ..., serving: _Optional[_Union[ServingStatus, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., pause: _Optional[str] = ..., lends_again_at: _Optional[float] = ..., month_bytes: _Optional[int] = ..., month_budget_bytes: _Optional[int] = ..., paths: _Optional[_Union[_records_pb2.PathCounts, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ...) -> None: ...
+    relaying: RelayStatus
+    def __init__(self, peer_id: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., network_id: _Optional[str] = ..., addrs: _Optional[_Iterable[str]] = ..., reachability: _Optional[str] = ..., num_peers: _Optional[int] = ..., state: _Optional[str] = ..., training: _Optional[_Union[TrainingStatus, _Mapping]] = ..., serving: _Optional[_Union[ServingStatus, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., pause: _Optional[str] = ..., lends_again_at: _Optional[float] = ..., month_bytes: _Optional[int] = ..., month_budget_bytes: _Optional[int] = ..., paths: _Optional[_Union[_records_pb2.PathCounts, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., relaying: _Optional[_Union[RelayStatus, _Mapping]] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("drain",)

@@ -174,6 +174,10 @@ class Libp2pNetwork:
         """The peer ids of the nodes that relay for this one now."""
         return self._reservations.held
 
+    def relaying(self) -> RelayCounts | None:
+        """Return what this node relays for others, None while it does not."""
+        return self._relay.counts if self._relay.serves else None
+
     @property
     def relay_counts(self) -> RelayCounts:
         """Return what this node relays for others."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 from swarm_protocol import limits, wire
-from swarm_protocol.checks import Addr, Checked, Digest, check_count, distinct, up_to
+from swarm_protocol.checks import Addr, Checked, Digest, check_count, distinct, up_to, whole
 from swarm_protocol.identity import PeerId
 from swarm_protocol.proto import dht_pb2
 
@@ -36,7 +36,8 @@ def check_record(record: object, _field: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindRequest(wire.WireMessage):
-    """A request for the records at the ids `keys` and the nodes nearest to each. `only_peers` leaves out the records.
+    """A request for the records at the ids `keys` and the nodes nearest to each. `only_peers` leaves out the records;
+    `max_records` leaves out all but so many of each key, drawn by chance, and 0 none.
 
     `addrs` are the sender's addresses. A sender without any is not named to others.
     """
@@ -47,6 +48,7 @@ class FindRequest(wire.WireMessage):
     keys: Annotated[tuple[Digest, ...], distinct(limits.MAX_FIND_KEYS)] = ()
     only_peers: bool = False
     addrs: Addrs = ()
+    max_records: Annotated[int, whole(limits.MAX_RECORDS_PER_KEY)] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

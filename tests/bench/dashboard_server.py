@@ -56,7 +56,7 @@ class Peers:
             held = self._held.setdefault(key, {})
             held[identity.peer_id] = unseal_record(sealed.to_bytes(), network_id="bench", key=key, now=self.now())
 
-    async def lookup(self, keys: Sequence[str], *, timeout_s: float) -> list[Envelope]:
+    async def lookup(self, keys: Sequence[str], *, timeout_s: float, max_records: int = 0) -> list[Envelope]:
         for place, (due_at, index) in enumerate(self._due):
             if due_at <= self.now():
                 self._sign(index)

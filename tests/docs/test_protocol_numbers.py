@@ -77,6 +77,7 @@ SAID = [
     ("records.md", f"| {routing_table.BUCKET_SIZE} members, and as many who wait"),
     ("records.md", f"the {routing_table.WIDTH} nearest"),
     ("records.md", f"the {record_dht.NUM_REPLICAS} nearest nodes"),
+    ("records.md", f"asks the {routing_table.SAMPLE_WIDTH} nearest nodes"),
     ("records.md", f"at most {routing_table.MAX_CALLS} for each key"),
     ("records.md", f"deadline of one call | {record_dht.RPC_TIMEOUT_S:.0f} s"),
     ("records.md", f"neighbours, the {routing_table.NARROW_WIDTH} nearest, and {routing_table.WIDTH} after a second"),

@@ -11,7 +11,7 @@ CONTACTS = (Contact(peer_id=PEERS[0], addrs=ADDRS), Contact(peer_id=PEERS[1]))
 
 EXAMPLES: tuple[object, ...] = (
     FindRequest(keys=(place_of("nodes/3"), place_of(PEERS[0])), only_peers=True),
-    FindRequest(addrs=ADDRS),
+    FindRequest(addrs=ADDRS, max_records=16),
     FindRequest(),
     FindResponse(found=(Found(records=(b"one", b"two"), peers=CONTACTS), Found()), addrs=ADDRS),
     FindResponse(),

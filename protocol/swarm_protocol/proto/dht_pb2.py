@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eswarm_protocol/proto/dht.proto\x12\x08swarm.v1\">\n\x0b\x46indRequest\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12\x12\n\nonly_peers\x18\x02 \x01(\x08\x12\r\n\x05\x61\x64\x64rs\x18\x03 \x03(\t\")\n\x07\x43ontact\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\r\n\x05\x61\x64\x64rs\x18\x02 \x03(\t\":\n\x05\x46ound\x12\x0f\n\x07records\x18\x01 \x03(\x0c\x12 \n\x05peers\x18\x02 \x03(\x0b\x32\x11.swarm.v1.Contact\"=\n\x0c\x46indResponse\x12\x1e\n\x05\x66ound\x18\x01 \x03(\x0b\x32\x0f.swarm.v1.Found\x12\r\n\x05\x61\x64\x64rs\x18\x02 \x03(\t\"\x1e\n\x0cStoreRequest\x12\x0e\n\x06record\x18\x01 \x01(\x0c\"\x1d\n\rStoreResponse\x12\x0c\n\x04held\x18\x01 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eswarm_protocol/proto/dht.proto\x12\x08swarm.v1\"S\n\x0b\x46indRequest\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12\x12\n\nonly_peers\x18\x02 \x01(\x08\x12\r\n\x05\x61\x64\x64rs\x18\x03 \x03(\t\x12\x13\n\x0bmax_records\x18\x04 \x01(\r\")\n\x07\x43ontact\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\r\n\x05\x61\x64\x64rs\x18\x02 \x03(\t\":\n\x05\x46ound\x12\x0f\n\x07records\x18\x01 \x03(\x0c\x12 \n\x05peers\x18\x02 \x03(\x0b\x32\x11.swarm.v1.Contact\"=\n\x0c\x46indResponse\x12\x1e\n\x05\x66ound\x18\x01 \x03(\x0b\x32\x0f.swarm.v1.Found\x12\r\n\x05\x61\x64\x64rs\x18\x02 \x03(\t\"\x1e\n\x0cStoreRequest\x12\x0e\n\x06record\x18\x01 \x01(\x0c\"\x1d\n\rStoreResponse\x12\x0c\n\x04held\x18\x01 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,15 +32,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'swarm_protocol.proto.dht_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_FINDREQUEST']._serialized_start=44
-  _globals['_FINDREQUEST']._serialized_end=106
-  _globals['_CONTACT']._serialized_start=108
-  _globals['_CONTACT']._serialized_end=149
-  _globals['_FOUND']._serialized_start=151
-  _globals['_FOUND']._serialized_end=209
-  _globals['_FINDRESPONSE']._serialized_start=211
-  _globals['_FINDRESPONSE']._serialized_end=272
-  _globals['_STOREREQUEST']._serialized_start=274
-  _globals['_STOREREQUEST']._serialized_end=304
-  _globals['_STORERESPONSE']._serialized_start=306
-  _globals['_STORERESPONSE']._serialized_end=335
+  _globals['_FINDREQUEST']._serialized_end=127
+  _globals['_CONTACT']._serialized_start=129
+  _globals['_CONTACT']._serialized_end=170
+  _globals['_FOUND']._serialized_start=172
+  _globals['_FOUND']._serialized_end=230
+  _globals['_FINDRESPONSE']._serialized_start=232
+  _globals['_FINDRESPONSE']._serialized_end=293
+  _globals['_STOREREQUEST']._serialized_start=295
+  _globals['_STOREREQUEST']._serialized_end=325
+  _globals['_STORERESPONSE']._serialized_start=327
+  _globals['_STORERESPONSE']._serialized_end=356
 # @@protoc_insertion_point(module_scope)

@@ -7,14 +7,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FindRequest(_message.Message):
-    __slots__ = ("keys", "only_peers", "addrs")
+    __slots__ = ("keys", "only_peers", "addrs", "max_records")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     ONLY_PEERS_FIELD_NUMBER: _ClassVar[int]
     ADDRS_FIELD_NUMBER: _ClassVar[int]
+    MAX_RECORDS_FIELD_NUMBER: _ClassVar[int]
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     only_peers: bool
     addrs: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, keys: _Optional[_Iterable[bytes]] = ..., only_peers: _Optional[bool] = ..., addrs: _Optional[_Iterable[str]] = ...) -> None: ...
+    max_records: int
+    def __init__(self, keys: _Optional[_Iterable[bytes]] = ..., only_peers: _Optional[bool] = ..., addrs: _Optional[_Iterable[str]] = ..., max_records: _Optional[int] = ...) -> None: ...
 
 class Contact(_message.Message):
     __slots__ = ("peer_id", "addrs")

@@ -50,6 +50,12 @@ FULL_RECORDS = limits.MAX_RECORDS_PER_KEY // 2
 """Living records of a key from which on the keys below it are read, too. Some of a full key's are of the dead, and
 what comes free is soon taken by those below."""
 
+NUM_SAMPLED = 32
+"""Records of a key from which on a sample is taken of them, and of those below it."""
+
+MAX_SAMPLED = 64
+"""Four times as many as a member asks where they are."""
+
 MAX_VIEWS = 64
 """Models and runs whose records are remembered. Their names may come from users of a gateway."""
 
@@ -99,6 +105,8 @@ class Membership:
         self._num_malformed = 0
         self._num_dropped = 0
         self._views: dict[tuple[Kind, str], dict[str, _Seen]] = {}
+        self._samples: dict[str, dict[str, _Seen]] = {}
+        self._chance = random.Random(network.peer_id)
         self._round_trips = RoundTrips(network)
         self._publishing: asyncio.Task[None] | None = None
         self._owner: asyncio.Task[object] | None = None
@@ -173,6 +181,40 @@ class Membership:
     async def trainers(self, run: str, *, timeout_s: float = LOOKUP_TIMEOUT_S) -> dict[str, TrainerRecord]:
         """Return the trainers of `run`, finished and leaving ones included. Raises ValueError for an invalid name."""
         return await self._look_up(TrainerRecord, "train", run, timeout_s)
+
+    async def some_trainers(self, run: str, *, timeout_s: float = LOOKUP_TIMEOUT_S) -> dict[str, TrainerRecord]:
+        """Return all trainers of `run`, or of many about MAX_SAMPLED that are drawn by chance: what it costs does not
+        grow with the run. Of repeated calls those stay that were heard of last."""
+        now, root = self._network.now(), lookup_key("train", run)
+        view = self._samples.pop(run, {})
+        self._samples[run] = view
+        for envelope in await self._find_some(root, timeout_s):
+            self._remember(view, envelope)
+        living = [
+            (seen.envelope.issued_at, peer_id) for peer_id, seen in view.items() if seen.envelope.expires_at > now
+        ]
+        self._samples[run] = kept = {peer_id: view[peer_id] for _, peer_id in sorted(living)[-MAX_SAMPLED:]}
+        if len(self._samples) > MAX_VIEWS:
+            del self._samples[next(iter(self._samples))]
+        return {
+            peer_id: seen.record for peer_id, seen in sorted(kept.items()) if isinstance(seen.record, TrainerRecord)
+        }
+
+    async def _find_some(self, key: str, timeout_s: float) -> list[Envelope]:
+        """The records under `key` and, where these are many, under a key below that is drawn by chance, and so on."""
+        until = asyncio.get_running_loop().time() + timeout_s
+        found = level = await self._network.lookup([key], timeout_s=timeout_s, max_records=NUM_SAMPLED)
+        for _ in range(limits.MAX_KEY_DEPTH):
+            if len(level) < NUM_SAMPLED:
+                break
+            key = self._chance.choice(child_keys(key))
+            left_s = until - asyncio.get_running_loop().time()
+            try:
+                level = await self._network.lookup([key], timeout_s=left_s, max_records=NUM_SAMPLED)
+            except PeerTimeout:
+                break
+            found = [*found, *level]
+        return found
 
     def ages_s(self, kind: Kind, name: str = "") -> dict[str, float]:
         """Return the age in seconds of each peer's newest record in the last lookup of `kind` and `name`.

@@ -150,8 +150,8 @@ class SimulatedNetwork:
         self._records.add(envelope, envelope.to_bytes())
         return await self.dht.store(envelope)
 
-    async def lookup(self, keys: Sequence[str], *, timeout_s: float) -> list[Envelope]:
-        found, answered = await self.dht.find(keys, timeout_s=timeout_s)
+    async def lookup(self, keys: Sequence[str], *, timeout_s: float, max_records: int = 0) -> list[Envelope]:
+        found, answered = await self.dht.find(keys, timeout_s=timeout_s, max_records=max_records)
         if not answered:
             raise PeerTimeout(f"no peer answered a lookup within {timeout_s:g} s")
         now = self.now()

@@ -212,7 +212,7 @@ class _Trainer:
         found: list[tuple[int, int]] = []
         for index in chance.sample(range(len(self.runs)), min(NUM_LOOKED_AT, len(self.runs))):
             try:
-                trainers = await self.membership.trainers(self.runs[index].run_id)
+                trainers = await self.membership.some_trainers(self.runs[index].run_id)
             except PeerTimeout:
                 continue
             found.append((sum(each.state != "leaving" for each in trainers.values()), index))

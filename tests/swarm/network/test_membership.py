@@ -14,7 +14,7 @@ import pytest
 from support.plain_records import node_record
 from swarm.network import membership as membership_module
 from swarm.network import round_trips
-from swarm.network.membership import SETTLED_S, Membership
+from swarm.network.membership import MAX_SAMPLED, SETTLED_S, Membership
 from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time
@@ -694,3 +694,22 @@ def test_record_that_a_full_key_has_no_room_for_is_listed_from_the_key_below(mon
         await internet.close()
 
     virtual_time.run(main())
+
+
+@in_virtual_time
+async def test_sample_of_trainers_is_bounded_and_of_a_small_run_has_all() -> None:
+    internet = make_internet()
+    peers = [internet.network() for _ in range(MAX_SAMPLED + 10)]
+    async with AsyncExitStack() as stack:
+        for number, peer in enumerate(peers):
+            membership = await stack.enter_async_context(Membership(peer))
+            membership.announce(trainer_record("large"))
+            if number < 3:
+                membership.announce(trainer_record("small"))
+        await asyncio.sleep(SEEN_S)
+        asker = await stack.enter_async_context(Membership(internet.network()))
+        for _ in range(2):
+            assert len(await asker.some_trainers("large")) == MAX_SAMPLED
+        assert set(await asker.some_trainers("small")) == {peer.peer_id for peer in peers[:3]}
+        assert len(await asker.trainers("large")) == len(peers)  # whoever wants all of them gets them
+    await internet.close()

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -43,6 +44,7 @@ from swarm_protocol.identity import check_peer_id
 from swarm.network.dht.record_storage import RecordStorage, RecordValidator
 from swarm.network.dht.routing_table import (
     NARROW_WIDTH,
+    SAMPLE_WIDTH,
     WIDTH,
     NodeLookup,
     RoutingTable,
@@ -168,6 +170,7 @@ class RecordDht:
         self._calls = asyncio.Semaphore(NUM_PARALLEL_CALLS)
         self.on_answer: Callable[[str, float], None] = lambda _peer_id, _seconds: None
         """Told of each small answer to a call, and after how many seconds it came: peers answer these calls at once."""
+        self._chance = random.Random(host.peer_id)
 
     @classmethod
     async def create(cls, host: RecordTransport, prefix: str, validator: RecordValidator) -> RecordDht:
@@ -281,10 +284,15 @@ class RecordDht:
         while len(self._holders) > MAX_HELD_PLACES:
             del self._holders[next(iter(self._holders))]
 
-    async def find(self, keys: Sequence[str], *, timeout_s: float) -> tuple[list[Envelope], bool]:
-        """The newest record of each key and signer, expired ones included, and whether any node was there to ask."""
+    async def find(self, keys: Sequence[str], *, timeout_s: float, max_records: int = 0) -> tuple[list[Envelope], bool]:
+        """The newest record of each key and signer, expired ones included, and whether any node was there to ask.
+
+        With `max_records`, a sample of each key that has more: SAMPLE_WIDTH nodes are asked, and others only if these
+        hold none.
+        """
         places = list({place_of(key): None for key in keys})
-        search = await self._search(places, WIDTH, only_peers=False, timeout_s=timeout_s)
+        width = SAMPLE_WIDTH if max_records else WIDTH
+        search = await self._search(places, width, only_peers=False, timeout_s=timeout_s, max_records=max_records)
         self.last_hops = search.most_hops()
         for place in places:
             await self._take_in(search, place, self._storage.get(place))
@@ -338,11 +346,13 @@ class RecordDht:
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
-    async def _search(self, keys: Sequence[bytes], width: int, *, only_peers: bool, timeout_s: float) -> NodeLookup:
+    async def _search(
+        self, keys: Sequence[bytes], width: int, *, only_peers: bool, timeout_s: float, max_records: int = 0
+    ) -> NodeLookup:
         """Ask the nearest nodes of every key, and whom they name, until the `width` nearest of all have been asked, or
         WIDTH of them where that takes longer than WIDEN_S."""
         search = NodeLookup(keys, self._host.peer_id, width)
-        await self._carry_out(search, only_peers=only_peers, timeout_s=timeout_s)
+        await self._carry_out(search, only_peers=only_peers, timeout_s=timeout_s, max_records=max_records)
         for key in search.keys:
             self._nearest[key] = tuple(search.nearest(key, WIDTH))
             self._nearest.move_to_end(key)
@@ -351,7 +361,13 @@ class RecordDht:
         return search
 
     async def _carry_out(
-        self, search: NodeLookup, *, only_peers: bool, timeout_s: float, is_over: Callable[[], bool] = lambda: False
+        self,
+        search: NodeLookup,
+        *,
+        only_peers: bool,
+        timeout_s: float,
+        max_records: int = 0,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         loop = asyncio.get_running_loop()
         suspects = self._suspects.at(loop.time())
@@ -362,7 +378,9 @@ class RecordDht:
         ended = asyncio.Event()
 
         async def ask(peer_id: str, wanted: Sequence[bytes]) -> None:
-            request = FindRequest(keys=tuple(wanted), only_peers=only_peers, addrs=self.own_addrs)
+            request = FindRequest(
+                keys=tuple(wanted), only_peers=only_peers, addrs=self.own_addrs, max_records=max_records
+            )
             await self._ask(search, suspects, peer_id, request)
             running.discard(cast("asyncio.Task[None]", asyncio.current_task()))
             ended.set()
@@ -376,8 +394,11 @@ class RecordDht:
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as calls:
                 while not is_over():
                     running.update(calls.create_task(ask(*call)) for call in search.next_calls())
-                    if not running:
+                    if not running and (only_peers or search.records or search.width >= WIDTH):
                         break
+                    if not running:
+                        search.width = WIDTH  # they hold none, and others may
+                        continue
                     await ended.wait()
                     ended.clear()
                 for call in running:
@@ -491,6 +512,8 @@ class RecordDht:
         others = [peer_id for peer_id in self._table.nearest(to_id(key), WIDTH + 1) if peer_id != asker]
         peers = tuple([contact_of(peer_id=peer_id, addrs=self._book.of(peer_id)) for peer_id in others[:WIDTH]])
         records = () if asked.only_peers else self._storage.get(key)
+        if 0 < asked.max_records < len(records):
+            records = tuple(self._chance.sample(records, asked.max_records))
         return Found(records=records, peers=peers)
 
 

@@ -33,6 +33,8 @@ WIDTH = 10
 """Nodes asked a key: twice the replicas, because two peers need not agree on which nodes are nearest."""
 NARROW_WIDTH = 6
 """Nodes asked a key where only its nearest are sought: those that are to store a record, and one more."""
+SAMPLE_WIDTH = 3
+"""Nodes asked a key for a sample of its records: two liars beside it hide nobody."""
 MAX_CALLS = 100
 """Maximum calls of one search for each key. A liar can name peers without end, each nearer than the last."""
 MAX_ADDRS = 3 * limits.MAX_CONTACT_ADDRS

@@ -338,9 +338,9 @@ class Libp2pNetwork:
         self._published[key] = envelope
         return await self._dht.store(envelope)
 
-    async def lookup(self, keys: Sequence[str], *, timeout_s: float) -> list[Envelope]:
+    async def lookup(self, keys: Sequence[str], *, timeout_s: float, max_records: int = 0) -> list[Envelope]:
         self._check_open()
-        found, answered = await self._dht.find(keys, timeout_s=timeout_s)
+        found, answered = await self._dht.find(keys, timeout_s=timeout_s, max_records=max_records)
         if not answered:
             raise PeerTimeout(f"no peer answered a lookup within {timeout_s:g} s")
         now = self.now()

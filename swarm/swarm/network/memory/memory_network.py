@@ -321,7 +321,13 @@ class MemoryNetwork:
         await asyncio.sleep(self._usual_round_trip_s(neighbours))
         return sum(node._records.take(key, record) for node in neighbours if node.is_up) > 0
 
-    async def lookup(self, keys: Sequence[str], *, timeout_s: float) -> list[Envelope]:
+    async def lookup(
+        self,
+        keys: Sequence[str],
+        *,
+        timeout_s: float,
+        max_records: int = 0,  # noqa: ARG002 - all are at hand
+    ) -> list[Envelope]:
         self._check_up()
         neighbours = self._internet._neighbours(self)
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import random
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -58,8 +59,14 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 WATCH_S = 5.0
+NUM_WATCHED = 2
+"""How often, and how many, others are asked where they are. In a round members tell each other: this is for who missed
+one, and costs the same in a run of thousands."""
+LIST_S = 15.0
+"""How often the membership is read. Who comes asks the others; who has changed places is in the new records."""
 FIRST_WATCH_S = 0.5
-"""How often the membership is read: often while a run's first group forms, as nothing else says who is there."""
+"""How often both are done when a run's first group forms, as nothing else says who is there; less often the longer its
+members train or wait."""
 STATE_LOST = (
     "this member has voted from a later state, which it lost: it waits for a member that has it; if nobody has, the "
     "run's author can continue from this one with swarm-node run resume"
@@ -128,6 +135,9 @@ class RunMember:
         self._report: RoundReport | None = None
         self._stopping = False
         self._num_idle = 0
+        self._claims: dict[str, int] = {}
+        self._list_at_s = 0.0
+        self._chance = random.Random(network.peer_id)
 
     async def __aenter__(self) -> RunMember:
         return self
@@ -386,18 +396,32 @@ class RunMember:
         return left or (me not in self._replica.roster and not is_follower)
 
     async def _watch(self, driver: RoundDriver, context: RunContext) -> None:
-        """Ask other members of the run where they are: first those that seem to be further."""
+        """Ask other members of the run where they are: those that seem to be further, or else some drawn by chance.
+        While a first group forms, ask many."""
+        roster, me, now = driver.setup.roster, context.network.peer_id, asyncio.get_running_loop().time
+        began_s = now()
         while True:
-            records = await trainers(self._membership, self._run.run_id)
-            present = {peer: each for peer, each in records.items() if each.state != "leaving"}
-            claims = dict.fromkeys(driver.known, 0) | claims_of(context, present)
-            for peer in whom_to_ask(claims, driver.setup.roster, context.network.peer_id):
+            if not roster or now() >= self._list_at_s:
+                await self._list(context)
+            claims = dict.fromkeys(driver.known, 0) | self._claims
+            peers = whom_to_ask(claims, roster, me)
+            if roster:
+                further = [peer for peer in peers if claims[peer] > context.replica.outer_step]
+                peers = (further or self._chance.sample(peers, len(peers)))[:NUM_WATCHED]
+            for peer in peers:
                 driver.look_at(peer)
             if context.replica.is_new:
                 proof = await furthest(context, claims)
                 if proof is not None and proof.rank > context.replica.rank:
                     driver.feed(Proven(certificate=proof.certificate))
-            await asyncio.sleep(WATCH_S if driver.setup.roster else FIRST_WATCH_S)
+            passed_s = driver.waiting.seconds if driver.waiting else now() - began_s
+            await asyncio.sleep(WATCH_S if roster else min(WATCH_S, max(FIRST_WATCH_S, passed_s / 4)))
+
+    async def _list(self, context: RunContext) -> None:
+        """Read what other members say of themselves; once more soon, if that fails."""
+        records = await trainers(self._membership, self._run.run_id)
+        self._claims = claims_of(context, {peer: each for peer, each in records.items() if each.state != "leaving"})
+        self._list_at_s = asyncio.get_running_loop().time() + (LIST_S if records else WATCH_S)
 
     # --- reports -----------------------------------------------------------------------------------------------------
 

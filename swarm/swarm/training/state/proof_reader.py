@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Collection
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swarm_protocol.errors import PeerViolation, SwarmError
 from swarm_protocol.identity import Identity
@@ -25,6 +26,9 @@ HISTORY_TIMEOUT_S = 60.0
 SMALL_BYTES = 1 << 16
 """The largest certificate or manifest that is checked on the event loop, where it takes a few milliseconds at most."""
 
+MAX_REMEMBERED = 32
+"""Certificates that are not checked again when peers show them again, as they do every few seconds; at most 2 MiB."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProofReader:
@@ -35,6 +39,7 @@ class ProofReader:
     signatures: RunSignatures
     methods: Methods
     executor: Executor | None = None
+    _remembered: OrderedDict[bytes, Proof] = field(default_factory=OrderedDict, repr=False)
 
     @classmethod
     def of_outsider(cls, network: Network, run: SignedRun) -> ProofReader:
@@ -47,11 +52,16 @@ class ProofReader:
         return self.signatures.run
 
     async def check(self, certificate: bytes) -> Proof:
-        """Return what `certificate` proves. A large one is checked off the loop. Raises PeerViolation or
-        IntegrityError."""
+        """Return what `certificate` proves. A large one is checked off the loop, and a small one only once while it is
+        remembered. Raises PeerViolation or IntegrityError."""
         check, now = self.signatures.check_certificate, self.network.now()
         if len(certificate) <= SMALL_BYTES:
-            return check(certificate, now)
+            proof = self._remembered.get(certificate) or check(certificate, now)
+            self._remembered[certificate] = proof
+            self._remembered.move_to_end(certificate)
+            if len(self._remembered) > MAX_REMEMBERED:
+                self._remembered.popitem(last=False)
+            return proof
         return await asyncio.get_running_loop().run_in_executor(self.executor, check, certificate, now)
 
     async def standing(self, peer: str, request: StandingRequest) -> Standing:

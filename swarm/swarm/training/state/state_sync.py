@@ -254,9 +254,10 @@ class RunContext(ProofReader):
 
 
 async def trainers(membership: Membership, run: str) -> dict[str, TrainerRecord]:
-    """Return the records of the run's trainers. They are empty if the lookup fails; callers look up again later."""
+    """Return records of the run's trainers, of many a sample. They are empty if the lookup fails; callers look up again
+    later."""
     try:
-        return await membership.trainers(run)
+        return await membership.some_trainers(run)
     except SwarmError as error:
         logger.warning("could not look up who trains %s: %s", run, error)
         return {}

@@ -10,9 +10,10 @@ from typing import Any, cast
 from swarm.network.dht import record_dht
 from swarm.network.dht.record_dht import RPC_TIMEOUT_S, SEARCH_TIMEOUT_S, RecordDht
 from swarm.network.dht.record_storage import RecordValidator
+from swarm.network.dht.routing_table import SAMPLE_WIDTH, WIDTH, node_id_of, to_id
 from swarm.testing import virtual_time
 from swarm_protocol import limits
-from swarm_protocol.dht_messages import Contact, FindRequest, FindResponse, Found
+from swarm_protocol.dht_messages import Contact, FindRequest, FindResponse, Found, place_of
 from swarm_protocol.envelope import Envelope, seal_record
 from swarm_protocol.errors import PeerUnreachable
 from swarm_protocol.identity import Identity, peer_id_of
@@ -296,5 +297,46 @@ def test_search_for_a_key_begins_where_the_last_one_ended() -> None:
             honest._table.lost(identity.peer_id)
         assert len((await asker.find([KEY], timeout_s=5))[0]) == len(others)
         assert asker.last_hops == 1
+
+    virtual_time.run(main())
+
+
+def test_sample_of_records_asks_few_nodes_and_more_only_where_these_have_none() -> None:
+    async def main() -> None:
+        world = World()
+        asker = await world.node(ASKER)
+        num_finds = 0
+
+        def counted(answer: Any) -> Any:
+            async def find(peer_id: str, request: bytes) -> bytes:
+                nonlocal num_finds
+                num_finds += 1
+                return cast("bytes", await answer(peer_id, request))
+
+            return find
+
+        signers, holders = ([Identity(bytes([kind, number]) * 16) for number in range(40)] for kind in (1, 2))
+        place = to_id(place_of("nodes/4"))
+        near = sorted(holders[:10], key=lambda holder: node_id_of(holder.peer_id) ^ place)[:SAMPLE_WIDTH]
+        for holder in holders[:10]:
+            node = await world.node(holder)
+            for number, signer in enumerate(signers):
+                node._storage.store(record(signer), record(signer).to_bytes())
+                if number < 5 and holder not in near:
+                    node._storage.store(record(signer, "nodes/4"), record(signer, "nodes/4").to_bytes())
+            assert await asker.ping(holder.peer_id)
+            world.wire[holder.peer_id, "find"] = counted(world.wire[holder.peer_id, "find"])
+        samples = set[frozenset[str]]()
+        for _ in range(3):
+            num_finds = 0
+            found, _ = await asker.find([KEY], timeout_s=5, max_records=8)
+            assert num_finds == SAMPLE_WIDTH
+            assert 8 <= len(found) <= SAMPLE_WIDTH * 8
+            samples.add(frozenset(each.peer_id for each in found))
+        assert len(samples) > 1
+        num_finds = 0
+        found, _ = await asker.find(["nodes/4"], timeout_s=5, max_records=8)
+        assert len(found) == 5
+        assert num_finds == WIDTH
 
     virtual_time.run(main())

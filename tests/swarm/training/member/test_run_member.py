@@ -6,6 +6,7 @@ import asyncio
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,13 +14,13 @@ from support.leaks import no_leaks
 from support.training_swarm import NUM_VALUES, Swarm, SyntheticInner, assert_equal_steps, config, signed
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_link import LinkModel
-from swarm.network.memory.memory_network import MemoryInternet
+from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time
 from swarm.training.data.corpus import Corpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import TrainingSetup
 from swarm.training.member.round_driver import RoundDriver
-from swarm.training.member.run_member import RunMember, RunMemberOptions
+from swarm.training.member.run_member import LIST_S, NUM_WATCHED, WATCH_S, RunMember, RunMemberOptions
 from swarm.training.member.trainer_events import (
     Admitted,
     IntervalDone,
@@ -34,6 +35,7 @@ from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
 from swarm.training.state.state_sync import RunContext
 from swarm_compression import warm_up
+from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import ConfigError, IntegrityError, RoundError
 from swarm_protocol.identity import Identity
 from torch import Tensor
@@ -565,3 +567,34 @@ def test_look_at_a_peer_that_is_heard_of_when_the_step_is_over_does_nothing() ->
             assert len(asyncio.all_tasks()) == num_tasks
 
     virtual_time.run(main())
+
+
+def test_what_a_member_asks_while_all_train_does_not_grow_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_asked = {"standing": 0, "lookup": 0}
+    call, lookup = MemoryNetwork.call, MemoryNetwork.lookup
+
+    async def counted_call(self: MemoryNetwork, peer_id: str, method: str, *args: Any, **options: Any) -> bytes:
+        num_asked["standing"] += method.startswith("train.standing")
+        return await call(self, peer_id, method, *args, **options)
+
+    async def counted_lookup(self: MemoryNetwork, *args: Any, **options: Any) -> list[Envelope]:
+        num_asked["lookup"] += 1
+        return await lookup(self, *args, **options)
+
+    monkeypatch.setattr(MemoryNetwork, "call", counted_call)
+    monkeypatch.setattr(MemoryNetwork, "lookup", counted_lookup)
+
+    async def asked_a_minute(num_members: int) -> tuple[float, float]:
+        async with Swarm(config(min_group=num_members, outer_steps=5, interval_steps=5)) as swarm:
+            for index in range(num_members):
+                await swarm.join(f"m{index}", inner=SyntheticInner(virtual_step_s=60.0))
+            await asyncio.sleep(400.0)
+            num_asked.update(standing=0, lookup=0)
+            await asyncio.sleep(180.0)
+            steps = {member.trainer.state.outer_step for member in swarm.members.values() if member.trainer.state}
+            assert steps == {1}  # one that was committed, so that they know each other
+            return num_asked["standing"] / num_members / 3, num_asked["lookup"] / num_members / 3
+
+    few, many = virtual_time.run(asked_a_minute(4)), virtual_time.run(asked_a_minute(12))
+    assert few == pytest.approx(many, rel=0.1)
+    assert many == pytest.approx((60 / WATCH_S * NUM_WATCHED, 60 / LIST_S), rel=0.1)

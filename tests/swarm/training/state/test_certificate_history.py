@@ -15,9 +15,11 @@ from swarm.testing import virtual_time
 from swarm.training.run.methods import Methods
 from swarm.training.run.vote import Succession
 from swarm.training.state import certificate as module
+from swarm.training.state import proof_reader
 from swarm.training.state.certificate import CertificateHistory, Proof, RunSignatures
 from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S, ProofReader
 from swarm.training.state.state_sync import follows
+from swarm_protocol.errors import PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, Vote
 
@@ -135,3 +137,31 @@ def test_history_beyond_its_bound_drops_what_its_neighbours_make_up_for(monkeypa
     monkeypatch.setattr(module, "MAX_HISTORY_BYTES", len(steady[0].certificate))
     history.add([link(7, (0, 1, 2))])
     assert len(history.since(0)) == 1
+
+
+def test_certificate_that_is_shown_again_is_checked_once_and_a_wrong_one_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked = list[bytes]()
+    check = RunSignatures.check_certificate
+
+    def counted(self: RunSignatures, data: bytes, now: float) -> Proof:
+        checked.append(data)
+        return check(self, data, now)
+
+    async def main() -> None:
+        reader = ProofReader(network=MemoryInternet().network(), signatures=SIGNERS[0], methods=Methods("run"))
+        monkeypatch.setattr(RunSignatures, "check_certificate", counted)
+        proofs = [link(step, (0, 1)) for step in range(1, proof_reader.MAX_REMEMBERED + 2)]
+        checked.clear()
+        for proof in (proofs[0], proofs[0], *proofs, proofs[-1]):
+            assert (await reader.check(proof.certificate)).outcome == proof.outcome
+        assert checked == [proof.certificate for proof in proofs]
+        await reader.check(proofs[0].certificate)  # forgotten for the others
+        assert len(checked) == len(proofs) + 1
+        for _ in range(2):
+            with pytest.raises(PeerViolation):
+                await reader.check(proofs[0].certificate + b"x")
+        assert len(checked) == len(proofs) + 3
+
+    virtual_time.run(main())

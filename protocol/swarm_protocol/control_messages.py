@@ -23,6 +23,8 @@ Count: TypeAlias = Annotated[int, whole(MAX_COUNT)]
 Seconds: TypeAlias = Annotated[float, number(limits.MAX_TIME_S)]
 _MAX_WAITS_CHARS = 200
 TrafficBytes: TypeAlias = Annotated[int, whole(limits.MAX_TRAFFIC_BYTES)]
+MAX_SLOW_LINKS = 8
+SlowLinkLine: TypeAlias = Annotated[str, one_line(_MAX_WAITS_CHARS, empty=False)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,7 @@ class StatusRequest(wire.WireMessage):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingStatus(Checked):
     """`loss` is of this node's last interval, None before the first. Since its interval ended, `waits_s` ago, it
-    `waits_for` that, in words; empty: it trains."""
+    `waits_for` that, in words; empty: it trains. `slow_links` are lines that name slow links of the run."""
 
     run: Name
     outer_step: OuterStep
@@ -45,6 +47,7 @@ class TrainingStatus(Checked):
     tokens_per_s: TokensPerS = 0.0
     waits_for: Annotated[str, one_line(_MAX_WAITS_CHARS)] = ""
     waits_s: Seconds = 0.0
+    slow_links: Annotated[tuple[SlowLinkLine, ...], distinct(MAX_SLOW_LINKS)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

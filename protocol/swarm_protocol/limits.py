@@ -132,12 +132,17 @@ MAX_PHASES = 8
 MAX_PHASE_NAME_BYTES = 32
 # A day: a round waits for members as long as it takes, and a number beyond this says no more than this.
 MAX_MEASURED_S = 86_400.0
+# 8 Tbit/s, more than any link has; it keeps the logarithms and sums of claims finite.
+MAX_LINK_BYTES_PER_S = 2.0**40
+# The members that one member says of in a round how fast it heard them: those of the usual largest group. More would
+# not fit a record beside the longest refusals.
+MAX_REPORTED_RATES = 16
 # One member's traffic of one round; 1 PiB is beyond any link.
 MAX_ROUND_BYTES = 2**50
 # Refusals of one round that a record tells: with a line each they fill most of it, and eight are a pattern.
 MAX_REFUSALS = 8
 # Two lines of a terminal.
-MAX_REFUSAL_CHARS = 200
+MAX_REFUSAL_CHARS = 180
 # sha256 names all content.
 DIGEST_BYTES = 32
 

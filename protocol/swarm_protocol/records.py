@@ -178,13 +178,15 @@ class RoundReport(Checked):
     `phases_s` are durations by name, over all attempts at the step: "interval" of the inner steps, "group" until the
     signed group was here, "reduce" until this member could vote, "commit" until the certificate was here, "apply" until
     the state was adopted. With overlap an interval runs beside the round before. A phase without a measurement is
-    absent. `bytes_sent` is all that this member sent for the step.
+    absent. `bytes_sent` is all that this member sent for the step. `rates_from` are the bytes per second at which the
+    slices of other members came to it; of many those of the slowest.
     """
 
     outer_step: OuterStep
     phases_s: Mapping[str, float] = field(default_factory=dict, hash=False)
     bytes_sent: Annotated[int, whole(limits.MAX_ROUND_BYTES)]
     refused: Annotated[tuple[Refusal, ...], distinct(limits.MAX_REFUSALS)] = ()
+    rates_from: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         check_count(tuple(self.phases_s), "phases_s", max_items=limits.MAX_PHASES)
@@ -192,6 +194,10 @@ class RoundReport(Checked):
             check_name(phase, "phases_s", max_bytes=limits.MAX_PHASE_NAME_BYTES)
             check_float(seconds, f"phases_s of {phase}", high=limits.MAX_MEASURED_S)
         object.__setattr__(self, "phases_s", dict(self.phases_s))
+        check_count(tuple(self.rates_from), "rates_from", max_items=limits.MAX_REPORTED_RATES)
+        for peer_id, rate in self.rates_from.items():
+            check_float(rate, f"rates_from {check_peer_id(peer_id)}", high=limits.MAX_LINK_BYTES_PER_S)
+        object.__setattr__(self, "rates_from", dict(self.rates_from))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -214,3 +215,18 @@ def test_status_of_a_trainer_that_waits_says_for_whom_and_since_when_instead_of_
     assert "tokens/s here" not in line
     between = this_node.text(replace(REPLY, training=replace(waits, waits_s=0.2)))
     assert "4 tokens/s here" in between, "a round takes a moment"
+
+
+def test_status_tells_of_breaks_of_the_month_and_of_slow_links() -> None:
+    at = datetime.now().replace(hour=22, minute=0, second=0, microsecond=0).timestamp()
+    training = TrainingStatus(run="r", outer_step=1, num_outer_steps=2, slow_links=("a sends slowly", "b, too"))
+    paused = replace(
+        REPLY, state="paused", pause="hours", lends_again_at=at, month_bytes=412 * 10**9, month_budget_bytes=5 * 10**11,
+        training=training,
+    )  # fmt: skip
+    assert StatusReply.from_bytes(paused.to_bytes()) == paused
+    shown = this_node.text(paused)
+    assert "; outside its hours: lends again at 22:00" in shown
+    assert "412 GB of 500 GB in this month" in shown
+    assert "links      a sends slowly\n           b, too" in shown
+    assert "lends again" not in this_node.text(REPLY)

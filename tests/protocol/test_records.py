@@ -105,6 +105,7 @@ def round_reports(draw: st.DrawFn) -> RoundReport:
         phases_s=draw(st.dictionaries(phases, numbers(limits.MAX_MEASURED_S), max_size=limits.MAX_PHASES)),
         bytes_sent=draw(st.integers(0, limits.MAX_ROUND_BYTES)),
         refused=draw(st.lists(refusals, max_size=limits.MAX_REFUSALS, unique=True).map(tuple)),
+        rates_from=draw(st.dictionaries(PEER_IDS, numbers(limits.MAX_LINK_BYTES_PER_S), max_size=4)),
     )
 
 
@@ -181,6 +182,9 @@ def test_records_at_every_bound_fit_a_record() -> None:
         },
         bytes_sent=limits.MAX_ROUND_BYTES,
         refused=tuple(Refusal(peer_id=NEIGHBOUR, reason=reason) for reason in reasons),
+        rates_from={
+            peer_id_of(bytes([number] * 32)): limits.MAX_LINK_BYTES_PER_S for number in range(limits.MAX_REPORTED_RATES)
+        },
     )
     trainer = replace(TRAINER, run=names[0], report=report, num_parameters=limits.MAX_PART_VALUES)
     for record in (node, serve, trainer):
@@ -243,6 +247,9 @@ def test_records_at_every_bound_fit_a_record() -> None:
         (SERVE, {"rtt_ms": {"someone": 1.0}}),
         (SERVE, {"rtt_ms": {NEIGHBOUR: math.inf}}),
         (SERVE, {"rtt_ms": {peer_id_of(bytes([n] * 32)): 1.0 for n in range(limits.MAX_RTT_PEERS + 1)}}),
+        (RoundReport(outer_step=1, bytes_sent=0), {"rates_from": {NEIGHBOUR: -1.0}}),
+        (RoundReport(outer_step=1, bytes_sent=0), {"rates_from": {NEIGHBOUR: math.inf}}),
+        (RoundReport(outer_step=1, bytes_sent=0), {"rates_from": {"someone": 1.0}}),
         (TRAINER, {"outer_step": -1}),
         (TRAINER, {"digest": b"short"}),
         (TRAINER, {"digest": "00" * 16}),

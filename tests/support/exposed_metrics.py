@@ -10,6 +10,7 @@ from urllib.request import urlopen
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from swarm.network.dht.record_dht import DhtCounts
+from swarm.network.link_diagnosis import SlowLink
 from swarm.network.membership import MembershipCounters
 from swarm.network.relay.relay import RelayCounts
 from swarm.network.traffic import Traffic
@@ -37,6 +38,10 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.records import Refusal, RoundReport
 
 PEER = Identity(b"x" * 32).peer_id
+SLOW = (
+    SlowLink(kind="receiver", receiver="me", slowdown=4.0),
+    SlowLink(kind="link", sender="a", receiver="b", slowdown=9.0),
+)
 PHASES_S = {"interval": 4.0, "group": 0.5, "reduce": 1.0, "commit": 0.25, "apply": 0.25}
 OUTER_STEP = OuterStep(
     step=7, loss=2.5, digest="d", group=("a", "b"), num_trainers=2, num_tokens=100, bytes_sent=4000, seconds=6.0,
@@ -79,6 +84,7 @@ def whole_registry() -> Iterator[Registry]:
     relay = RelayCounts(throttled_s=2.5)
     relay.refusals["idle"] = 4
     network = MagicMock(traffic=Traffic(), relay_counts=relay, daemon_pid=1)
+    network.links.all_rates = lambda: [1e5, 2e5, 9e6]
     network.dht_counts = DhtCounts(num_records=5, num_refused=6, num_peers=7)
     server = MagicMock(sessions=(1, 2), start_block=4, end_block=8)
     server.load = EngineLoad(num_running=1, num_waiting=2, cache_usage=0.5)
@@ -90,7 +96,7 @@ def whole_registry() -> Iterator[Registry]:
         registry.reading(lambda: read_node(node)),
         registry.reading(lambda: read_network(network)),
         registry.reading(lambda: read_server(volunteer)),
-        registry.reading(lambda: read_trainer(MagicMock(num_mismatches=2))),
+        registry.reading(lambda: read_trainer(MagicMock(num_mismatches=2), SLOW, "me")),
     ):
         yield registry
 

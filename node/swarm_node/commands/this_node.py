@@ -107,6 +107,7 @@ def text(reply: StatusReply) -> str:
         if reply.month_budget_bytes
         else "",
         "training": _training(reply.training) if reply.training else "",
+        "links": "\n           ".join(reply.training.slow_links) if reply.training else "",
         "serving": f"blocks {serving.start}:{serving.end} of {serving.model}, {serving.num_sessions} sessions, "
         f"{serving.tokens_per_s:.1f} tokens/s"
         if (serving := reply.serving)

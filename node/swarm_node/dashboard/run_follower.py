@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from swarm.network.interface import Network
+from swarm.network.link_diagnosis import LinkWatch
 from swarm.network.membership import Membership
 from swarm.training.member.observer import CommittedStep, Observer
 from swarm.training.run.signed_run import SignedRun
@@ -68,6 +69,7 @@ class FollowedRun:
     ask_again_at: float = 0.0
     has_recalled: bool = False
     last_problem: str = ""
+    links: LinkWatch = field(default_factory=LinkWatch)
     job: asyncio.Task[None] | None = None
 
     @property
@@ -76,7 +78,14 @@ class FollowedRun:
             self.file is not None and bool(self.steps) and self.steps[-1].outer_step >= self.file.config.outer_steps
         )
         end = None if is_proved else self.end
-        return RunFacts(run=self.run_id, file=self.file, trainers=self.trainers, steps=tuple(self.steps), end=end)
+        return RunFacts(
+            run=self.run_id,
+            file=self.file,
+            trainers=self.trainers,
+            steps=tuple(self.steps),
+            end=end,
+            slow_links=self.links.named,
+        )
 
 
 class RunFollower:
@@ -129,6 +138,9 @@ class RunFollower:
             for peer_id, record in trainers.records.items()
             if record.report is not None and self._take_report(run, peer_id, record.report, names, at)
         }
+        run.links.update(
+            {peer_id: each.report for peer_id, each in trainers.records.items() if each.report is not None}
+        )
         changed |= {
             record.validation.outer_step
             for peer_id, record in trainers.records.items()

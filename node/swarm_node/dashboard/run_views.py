@@ -7,8 +7,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
+from types import MappingProxyType
 from typing import Literal
 
+from swarm.network.link_diagnosis import SlowLink
 from swarm.training.member.observer import CommittedStep
 from swarm.training.run.signed_run import SignedRun
 from swarm_protocol.records import RoundReport, TrainerRecord
@@ -26,6 +28,7 @@ MAX_AT = 1e11
 PHASES = ("interval", "group", "reduce", "commit", "apply")
 
 Names = Mapping[str, str]
+NO_NAMES: Names = MappingProxyType({})
 Trainers = Mapping[str, TrainerRecord]
 
 
@@ -50,9 +53,10 @@ class RunFacts:
     trainers: Listed[TrainerRecord]
     steps: Sequence[StepView]
     end: RunEnd | None = None
+    slow_links: Sequence[SlowLink] = ()
 
 
-def run_view(facts: RunFacts, at: float) -> RunView:
+def run_view(facts: RunFacts, at: float, names: Names = NO_NAMES) -> RunView:
     members = active(facts.trainers.records)
     outer_step, digest = _newest(facts, members)
     at_step = [record for record in members.values() if record.outer_step == outer_step and record.digest]
@@ -74,6 +78,9 @@ def run_view(facts: RunFacts, at: float) -> RunView:
         digest=digest,
         tokens_per_s=sum(each.tokens_per_s for each in members.values() if each.state == "training") or None,
         projected_end=_projected_end(facts, at) if state == "training" else None,
+        slow_links=tuple(
+            each.words({peer: names.get(peer, ending(peer)) for peer in each.peers}) for each in facts.slow_links
+        ),
     )
 
 

@@ -65,7 +65,7 @@ class ViewBuilder:
             for model, listed in snapshot.models.items()
         }
         models = {model: detail for model, detail in sorted(found.items()) if detail is not None}
-        runs = {each.run: run_view(each, snapshot.at) for each in sorted(facts, key=lambda each: each.run)}
+        runs = {each.run: run_view(each, snapshot.at, names) for each in sorted(facts, key=lambda each: each.run)}
         by_state, by_reachability = counted(nodes.values())
         p50_s, p95_s = first_token_s(snapshot.nodes.records)
         speeds = [detail.model.tokens_per_s for detail in models.values() if detail.model.tokens_per_s is not None]

@@ -206,6 +206,7 @@ class RunView(View):
     tokens_per_s: float | None
     projected_end: float | None
     remembered: float | None = None
+    slow_links: tuple[str, ...] = ()  # members and links that are slower than the others', in words
 
 
 class CheckpointFile(View):

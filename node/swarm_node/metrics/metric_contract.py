@@ -76,6 +76,11 @@ NODE: MetricGroup = {
     ),
 }
 NETWORK: MetricGroup = {
+    "swarm_link_receive_bytes_per_second": _gauge(
+        "Rates at which peers' long messages came, measured within ten minutes; absent while there are none.",
+        "with each transfer of 128 KiB or more, by the median of a peer's last eight",
+        stat="`min`, `median` or `max` over the peers",
+    ),
     "swarm_network_sent_bytes_total": _counter(
         "Bytes of calls, answers and streams that were sent, without framing and encryption.",
         "as they are handed to libp2p; what a relay carries for others is not among them",
@@ -156,6 +161,16 @@ SERVER: MetricGroup = {
     ),
 }
 TRAINER: MetricGroup = {
+    "swarm_link_num_slow": _gauge(
+        "Members, or links between two, that were slower than the others' in three rounds in a row.",
+        "every 10 s, from the reports of the run's members",
+        kind="`sender`, `receiver` or `link`",
+    ),
+    "swarm_link_own_slowdown": _gauge(
+        "How many times slower this member sends or receives than is usual in its run; 1: it is not slower.",
+        "every 10 s, from the reports of the run's members",
+        direction="`send` or `receive`",
+    ),
     "swarm_trainer_outer_step": _gauge("Committed outer step of this member's state.", "with each committed step"),
     "swarm_trainer_num_outer_steps": _gauge("Outer steps of the run.", "never"),
     "swarm_trainer_loss": _gauge("The group's mean training loss, weighted by tokens.", "with each committed step"),

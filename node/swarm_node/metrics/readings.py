@@ -7,12 +7,13 @@ event.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import psutil
 from swarm.network.libp2p.libp2p_network import Libp2pNetwork
+from swarm.network.link_diagnosis import SlowKind, SlowLink
 from swarm.network.traffic import PATH_KINDS
 from swarm.training.member import trainer_events as events
 from swarm_protocol.records import RoundReport
@@ -57,6 +58,10 @@ def read_network(network: Libp2pNetwork) -> Iterator[Reading]:
         yield Reading("swarm_network_sent_bytes_total", traffic.sent_bytes[kind], peer)
         yield Reading("swarm_network_received_bytes_total", traffic.received_bytes[kind], peer)
         yield Reading("swarm_network_num_connected_peers", num_connected[kind], peer)
+    rates = network.links.all_rates()
+    for stat, of in (("min", min), ("median", statistics.median), ("max", max)):
+        if rates:
+            yield Reading("swarm_link_receive_bytes_per_second", of(rates), {"stat": stat})
     yield Reading("swarm_dht_num_records", dht.num_records)
     yield Reading("swarm_dht_num_peers", dht.num_peers)
     yield Reading("swarm_dht_records_refused_total", dht.num_refused)
@@ -162,5 +167,10 @@ class TrainerMetrics:
         self._refusals.inc(len(report.refused))
 
 
-def read_trainer(trainer: RunMember) -> Iterator[Reading]:
+def read_trainer(trainer: RunMember, slow: Sequence[SlowLink], me: str) -> Iterator[Reading]:
+    for kind in get_args(SlowKind):
+        yield Reading("swarm_link_num_slow", sum(each.kind == kind for each in slow), {"kind": kind})
+    for direction, kind in (("send", "sender"), ("receive", "receiver")):
+        own = [each.slowdown for each in slow if each.kind == kind and each.peers == (me,)]
+        yield Reading("swarm_link_own_slowdown", own[0] if own else 1.0, {"direction": direction})
     yield Reading("swarm_trainer_digest_mismatches_total", trainer.num_mismatches)

@@ -7,6 +7,7 @@ written is a warning, not the end.
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -15,6 +16,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+from swarm.network.link_diagnosis import LinkWatch, SlowLink
 from swarm.start_checkpoint import bringing
 from swarm.training.data.local_data import LocalData, Progress, shared_cache
 from swarm.training.data.tokenizing import PreparationStopped
@@ -32,7 +34,7 @@ from swarm.training.state.checkpoint import Checkpoint, discard_inner, load_newe
 from swarm.training.state.export import export_hf
 from swarm.training.state.replica_state import ReplicaState
 from swarm_protocol.control_messages import TrainingStatus
-from swarm_protocol.errors import ConfigError, SessionError
+from swarm_protocol.errors import ConfigError, SessionError, SwarmError
 from torch import Tensor
 
 from swarm_node.commands.run_pinning import checkpoint_source
@@ -43,6 +45,9 @@ from swarm_node.node import Node
 from swarm_node.roles.training_files import CheckpointWriter, ChunkFolder, PendingCheckpoint
 from swarm_node.settings.config import Config
 from swarm_node.storage.home import explained
+
+LINKS_S = 10.0
+"""How often the members' reports are looked at for slow links."""
 
 QUICK_S = 1.0
 """Time after which a wait is reported."""
@@ -56,6 +61,8 @@ _EVENTS = {
 }
 _LATE = {True: "came {late_s:.1f} s after the round's group was formed", False: "was still computed"}
 _MAX_NAMED = 8
+
+logger = logging.getLogger(__name__)
 
 
 class RunTraining:
@@ -76,6 +83,7 @@ class RunTraining:
         )
         self._metrics = TrainerMetrics(node.metrics, run.config.outer_steps)
         self._saved = b""
+        self._links = LinkWatch()
         self._begun = False
         self._reports_tokens = False
 
@@ -89,9 +97,9 @@ class RunTraining:
         trainer = self._trainer = await self._make_trainer()
         try:
             self._node.activity.waits = self._with_waiting
-            name = self._node.config.name
+            name, me = self._node.config.name, self._node.network.peer_id
             with (
-                self._node.metrics.reading(lambda: read_trainer(trainer)),
+                self._node.metrics.reading(lambda: read_trainer(trainer, self._links.named, me)),
                 recorded(self._node.emitter, self._node.config.tensorboard, self._run.run_id, name),
             ):
                 yield
@@ -132,11 +140,15 @@ class RunTraining:
     async def finish(self) -> Path | None:
         """Train to the run's last outer step. Returns the model's directory; None if the node leaves before."""
         assert self._trainer is not None
-        stopping = asyncio.create_task(self._stop_when_leaving(self._trainer), name="stop training")
+        beside = [
+            asyncio.create_task(self._stop_when_leaving(self._trainer), name="stop training"),
+            asyncio.create_task(self._watch_links(), name="watch links"),
+        ]
         try:
             await self._trainer.run()
         finally:
-            stopping.cancel()
+            for task in beside:
+                task.cancel()
         self._node.activity.training = None
         state = self._trainer.state
         if state is None or state.outer_step < self._run.config.outer_steps:
@@ -196,6 +208,22 @@ class RunTraining:
         trainer.stop()
         await asyncio.sleep(QUICK_S)
         self._node.emitter.say("  waiting for the step that is under way; Ctrl-C again ends it now")
+
+    async def _watch_links(self) -> None:
+        """Tell once of each slow link that the members' reports show. Runs until cancelled."""
+        told: set[tuple[str, ...]] = set()
+        while True:
+            await asyncio.sleep(LINKS_S)
+            try:
+                records = await self._node.membership.trainers(self._run.run_id)
+            except SwarmError as error:
+                logger.info("cannot see the other members' reports: %s", error)
+                continue
+            self._links.update({peer: record.report for peer, record in records.items() if record.report is not None})
+            slow = {(each.kind, *each.peers): each for each in self._links.named}
+            for key in slow.keys() - told:
+                self._emit("slow_link", words=_words(slow[key]), **asdict(slow[key]))
+            told = set(slow)
 
     def _tell(self, event: events.TrainingEvent) -> None:
         self._report_start(event)
@@ -267,6 +295,7 @@ class RunTraining:
         self._node.emitter.status("training", f"TRAINING step {step} of {of}, {rate(tokens_per_s)} here")
 
     def _with_waiting(self, training: TrainingStatus) -> TrainingStatus:
+        training = replace(training, slow_links=tuple(map(_words, self._links.named)))
         waiting = self._trainer.waiting if self._trainer else None
         if waiting is None:
             return training
@@ -324,6 +353,10 @@ def local_options(config: Config, device: str) -> LocalOptions:
         activation_checkpointing=config.checkpoint_activations,
         compile=config.compile,
     )
+
+
+def _words(slow: SlowLink) -> str:
+    return slow.words({peer: short(peer) for peer in slow.peers})
 
 
 def _named(peers: Sequence[str]) -> str:

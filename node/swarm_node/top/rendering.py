@@ -184,6 +184,8 @@ def run(view: RunDetail, width: int) -> Iterator[Line]:
     if shown.projected_end is not None:
         yield Text(f"expected to end at {moment(shown.projected_end)}")
     yield Text(f"{_agreement(shown)} on {clean(shown.digest[:12], 12) or UNKNOWN}")
+    for line in shown.slow_links:
+        yield _fitted(Text(f"slow link: {clean(line, width)}", "yellow"), width)
     yield _title("STEPS")
     for step in reversed(view.steps[-8:]):
         phases = ", ".join(f"{clean(name, 12)} {duration(took)}" for name, took in step.phases_s.items())

@@ -125,8 +125,15 @@ class Refusal(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class RoundReport(_message.Message):
-    __slots__ = ("outer_step", "phases_s", "bytes_sent", "refused")
+    __slots__ = ("outer_step", "phases_s", "bytes_sent", "refused", "rates_from")
     class PhasesSEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class RatesFromEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -137,11 +144,13 @@ class RoundReport(_message.Message):
     PHASES_S_FIELD_NUMBER: _ClassVar[int]
     BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    RATES_FROM_FIELD_NUMBER: _ClassVar[int]
     outer_step: int
     phases_s: _containers.ScalarMap[str, float]
     bytes_sent: int
     refused: _containers.RepeatedCompositeFieldContainer[Refusal]
-    def __init__(self, outer_step: _Optional[int] = ..., phases_s: _Optional[_Mapping[str, float]] = ..., bytes_sent: _Optional[int] = ..., refused: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ...) -> None: ...
+    rates_from: _containers.ScalarMap[str, float]
+    def __init__(self, outer_step: _Optional[int] = ..., phases_s: _Optional[_Mapping[str, float]] = ..., bytes_sent: _Optional[int] = ..., refused: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., rates_from: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class ValidationReport(_message.Message):
     __slots__ = ("outer_step", "loss")

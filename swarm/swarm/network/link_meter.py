@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from swarm_protocol import limits
+
 MIN_MESSAGE_BYTES = 2**16
 """The time of a shorter message says more about the machines than about the link between them."""
 
@@ -39,8 +41,7 @@ KEPT_S = 600.0
 """Maximum age of what is known of a peer."""
 
 MAX_PEERS = 4096
-MAX_BYTES_PER_S = 1e12 / 8
-"""1 Tbit/s: more than any link has."""
+MAX_BYTES_PER_S = limits.MAX_LINK_BYTES_PER_S
 
 
 @dataclass(slots=True)
@@ -91,6 +92,10 @@ class LinkMeter:
         """Return the rates that are known of `peer_ids`, the fastest first."""
         known = {peer_id: rate for peer_id in peer_ids if (rate := self.rate_from(peer_id)) is not None}
         return dict(sorted(known.items(), key=lambda each: -each[1]))
+
+    def all_rates(self) -> list[float]:
+        """Return every rate that is known."""
+        return list(self.rates_from(self._links).values())
 
     def fastest_first(self, peer_ids: Sequence[str]) -> list[str]:
         """Return `peer_ids` by their rates; one whose rate is unknown counts as a usual one."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from support.dashboard_world import World, node_record, trainer_record, world
 from support.training_swarm import Swarm, SyntheticInner, config
 from swarm.network.interface import Network
+from swarm.network.link_diagnosis import SlowLink
 from swarm.testing import virtual_time
 from swarm.training.member.observer import CommittedStep
 from swarm.training.member.trainer_events import OuterStep, Validated
@@ -238,6 +240,13 @@ def step(number: int, at: float = 0.0) -> StepView:
 def signed(outer_steps: int) -> SignedRun:
     config = RunConfig(name="story", outer_steps=outer_steps, min_group=2)
     return SignedRun(config=config, peer_id="author", issued_at=1, signature=b"")
+
+
+def test_run_names_its_slow_links_by_the_names_of_its_members() -> None:
+    slow = SlowLink(kind="link", sender="12D3KooWone", receiver="12D3KooWtwo", slowdown=7.24)
+    found = run_view(replace(facts(), slow_links=(slow,)), 100.0, {"12D3KooWone": "attic"})
+    assert found.slow_links == ("attic sends 7.2 times slower than usual to …3KooWtwo in this run",)
+    assert run_view(facts(), 100.0).slow_links == ()
 
 
 def facts(*steps: StepView, states: tuple[str, ...] = ("training",)) -> RunFacts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from concurrent.futures import Future
@@ -11,6 +12,8 @@ from typing import Any, cast
 
 import pytest
 import torch
+from swarm.network.link_diagnosis import LinkWatch, SlowLink
+from swarm.testing import virtual_time
 from swarm.training.member.trainer_events import Admitted, ContributionLate, RunResumed, Waiting
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun
@@ -18,7 +21,7 @@ from swarm.training.state.replica_state import ReplicaState
 from swarm_node.events.emitter import Emitter
 from swarm_node.metrics.metric_registry import Registry
 from swarm_node.node import Activity
-from swarm_node.roles.training import RunTraining
+from swarm_node.roles.training import LINKS_S, RunTraining
 from swarm_node.roles.training_files import PendingCheckpoint
 from swarm_node.storage.home import Home
 from swarm_protocol.control_messages import TrainingStatus
@@ -41,6 +44,7 @@ def training_of(emitter: Emitted, waiting: Waiting | None = None) -> RunTraining
     training._run = cast(Any, SimpleNamespace(run_id="r"))
     training._trainer = cast(Any, SimpleNamespace(waiting=waiting, report=None))
     training._metrics = cast(Any, SimpleNamespace(count=lambda event: None))
+    training._links = LinkWatch()
     training._begun = True
     return training
 
@@ -119,3 +123,29 @@ def test_training_that_begins_with_a_resume_order_tells_the_step_of_its_state(tm
     make_training(tmp_path, out, [])._tell(RESUMED)
     told = {each["event"]: each for each in map(json.loads, out.getvalue().splitlines())}
     assert told["training"]["outer_step"] == told["run_resumed"]["step"] == RESUMED.step
+
+
+def test_slow_link_is_told_once_while_it_lasts_and_is_in_the_status() -> None:
+    sender, other = (f"12D3KooW{index:06}" for index in (1, 2))
+    slow = SlowLink(kind="link", sender=sender, receiver=other, slowdown=7.0)
+    named = iter([(slow,), (slow,), (), (slow,)])
+
+    async def main() -> None:
+        told: list[dict[str, Any]] = []
+        training = training_of(cast("Any", SimpleNamespace(emit=lambda name, **fields: told.append(fields))))
+
+        async def trainers(_run: str) -> dict[str, Any]:
+            training._links = cast("Any", SimpleNamespace(named=next(named), update=lambda _reports: None))
+            return {}
+
+        training._node.membership = cast("Any", SimpleNamespace(trainers=trainers))
+        watching = asyncio.create_task(training._watch_links())
+        await asyncio.sleep(4.5 * LINKS_S)
+        watching.cancel()
+        await asyncio.wait({watching})
+        words = "000001 sends 7.0 times slower than usual to 000002 in this run"
+        assert [(each["kind"], each["words"]) for each in told] == [("link", words)] * 2
+        status = training._with_waiting(TrainingStatus(run="r", outer_step=1, num_outer_steps=2))
+        assert status.slow_links == (words,)
+
+    virtual_time.run(main())

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import math
 import statistics
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from swarm_protocol.errors import PeerError, PeerTimeout, PeerUnreachable
@@ -60,6 +60,11 @@ class BandwidthMeter:
         rates = [statistics.median(way) * self._num_others for way in ways]
         known = [rate for rate in (*rates, self._max_bytes_per_s) if rate < math.inf]
         return int(min(*known, MAX_BYTES_PER_S)) if known else 0
+
+    @property
+    def latest_rates(self) -> Mapping[str, float]:
+        """How fast the slices of each member arrived in the latest reduction."""
+        return self._latest
 
     def begin(self, others: Collection[str]) -> None:
         """Begin a reduction with `others`, and forget the rates of all other peers."""

@@ -58,13 +58,15 @@ class RoundLog:
             if before.get(peer_id) != reason:
                 self.refuse(peer_id, reason, BROKE_PROTOCOL)
 
-    def report(self, outer_step: int, bytes_sent: int) -> RoundReport:
+    def report(self, outer_step: int, bytes_sent: int, rates_from: Mapping[str, float]) -> RoundReport:
+        slowest = sorted(rates_from.items(), key=lambda each: each[1])[: limits.MAX_REPORTED_RATES]
         worst = sorted(self._refused.items(), key=lambda item: item[1][0])[: limits.MAX_REFUSALS]
         return RoundReport(
             outer_step=outer_step,
             phases_s={phase: min(max(0.0, each), limits.MAX_MEASURED_S) for phase, each in self._seconds.items()},
             bytes_sent=min(bytes_sent, limits.MAX_ROUND_BYTES),
             refused=tuple(Refusal(peer_id=peer_id, reason=_line(reason)) for peer_id, (_, reason) in worst),
+            rates_from={peer_id: min(rate, limits.MAX_LINK_BYTES_PER_S) for peer_id, rate in slowest},
         )
 
 

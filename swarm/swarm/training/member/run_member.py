@@ -122,6 +122,7 @@ class RunMember:
         setup = replace(options.setup, bring=None) if options.state else options.setup
         self._options = replace(options, setup=setup, state=None)  # nothing but `_start` keeps the state
         self._faults = faults
+        self._meter = BandwidthMeter(options.max_bytes_per_s)
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="swarm-round")
         max_interval_s = min(options.max_interval_s, run.config.interval_s or math.inf)
         self._intervals = Intervals(options.setup.inner, max_interval_s=max_interval_s, clock=options.clock)
@@ -263,7 +264,7 @@ class RunMember:
             executor=self._executor,
             faults=self._faults,
             residuals=Residuals(codec) if config.error_feedback else None,
-            meter=BandwidthMeter(options.max_bytes_per_s),
+            meter=self._meter,
         )
         self._promise = await recall_promise(context, options.promises)
         self._service = RoundService(context)
@@ -376,7 +377,7 @@ class RunMember:
         now, bytes_sent = asyncio.get_running_loop().time(), driver.bytes_sent
         round_s = now - driver.offer.made_at if driver.offer else 0.0
         if proof.origin.num_tokens:
-            self._report = driver.log.report(proof.origin.step, bytes_sent)
+            self._report = driver.log.report(proof.origin.step, bytes_sent, self._meter.latest_rates)
         self._on_event(
             committed(proof, self._interval_loop.latest, bytes_sent=bytes_sent, seconds=now - started, round_s=round_s)
         )

@@ -42,7 +42,13 @@ def test_log_adds_up_what_each_phase_took_over_all_attempts() -> None:
     log.add("interval", 9.0)
     log.enter(None, 118.5)
     log.enter(None, 200.0)
-    assert log.report(3, 5).phases_s == {"interval": 9.0, "group": 2.0, "reduce": 6.0, "commit": 0.25, "apply": 0.25}
+    assert log.report(3, 5, {}).phases_s == {
+        "interval": 9.0,
+        "group": 2.0,
+        "reduce": 6.0,
+        "commit": 0.25,
+        "apply": 0.25,
+    }
 
 
 def test_log_tells_the_worst_refusals_one_for_each_peer() -> None:
@@ -53,7 +59,7 @@ def test_log_tells_the_worst_refusals_one_for_each_peer() -> None:
     log.refuse(peer(0), "it sent more nonsense", BROKE_PROTOCOL)
     log.refuse(peer(0), "too late", LEFT_OUT)
     log.refuse(peer(99), "too late", LEFT_OUT)
-    refused = log.report(1, 0).refused
+    refused = log.report(1, 0, {}).refused
     assert len(refused) == limits.MAX_REFUSALS
     assert refused[:2] == (
         Refusal(peer_id=peer(0), reason="it sent nonsense"),
@@ -64,7 +70,7 @@ def test_log_tells_the_worst_refusals_one_for_each_peer() -> None:
 def test_log_takes_only_new_accusations() -> None:
     log = RoundLog()
     log.refuse_new({peer(0): "old", peer(1): "new"}, {peer(0): "old"})
-    assert log.report(1, 0).refused == (Refusal(peer_id=peer(1), reason="new"),)
+    assert log.report(1, 0, {}).refused == (Refusal(peer_id=peer(1), reason="new"),)
 
 
 def test_log_of_very_many_refusals_stays_small() -> None:
@@ -74,13 +80,24 @@ def test_log_of_very_many_refusals_stays_small() -> None:
     assert len(log._refused) == limits.MAX_GROUP_MEMBERS
 
 
-@given(reason=st.text(max_size=2 * limits.MAX_REFUSAL_CHARS), seconds=st.floats(-1.0, 1e12), sent=st.integers(0, 2**60))
-def test_log_of_anything_gives_a_record_that_can_be_sent(reason: str, seconds: float, sent: int) -> None:
+@given(
+    reason=st.text(max_size=2 * limits.MAX_REFUSAL_CHARS),
+    seconds=st.floats(-1.0, 1e12),
+    sent=st.integers(0, 2**60),
+    rates=st.lists(st.floats(0, 1e300), max_size=3 * limits.MAX_REPORTED_RATES),
+)
+def test_log_of_anything_gives_a_record_that_can_be_sent(
+    reason: str, seconds: float, sent: int, rates: list[float]
+) -> None:
     log = RoundLog()
     log.refuse(peer(0), reason, BROKE_PROTOCOL)
     log.add("reduce", seconds)
-    record = TrainerRecord(run="r", outer_step=1, state="training", report=log.report(1, sent))
+    rates_from = {peer(number): rate for number, rate in enumerate(rates)}
+    record = TrainerRecord(run="r", outer_step=1, state="training", report=log.report(1, sent, rates_from))
     assert TrainerRecord.from_bytes(record.to_bytes()) == record
+    assert record.report is not None
+    told = sorted(record.report.rates_from.values())
+    assert told == [min(rate, limits.MAX_LINK_BYTES_PER_S) for rate in sorted(rates)][: limits.MAX_REPORTED_RATES]
 
 
 @pytest.fixture

@@ -1,0 +1,139 @@
+"""Names the links that are slower, or lose more, than those of their peers, in collectives where all send to all.
+
+Members of a collective measure how fast the others' messages arrive. In the matrix of their transfer times a row that
+stands out is a sender, a column is a receiver, and a single cell is the link between two (C4D, Dong et al. 2024, arXiv
+2406.04594, section on communication slow detection). Loss shows as time. Deviations: the median and the median absolute
+deviation of all cells say what stands out, since volunteers' links differ and some of them lie; and only what does so
+in several collectives in a row is named, since their machines are busy with other things, too.
+
+A member reports its own column only. So a liar can name itself as a receiver, and single links to itself, but a sender
+is named only by most of the others. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from swarm_protocol.records import RoundReport
+
+SlowKind: TypeAlias = Literal["sender", "receiver", "link"]
+
+MIN_MEMBERS = 3
+"""Of two nobody can say which of their links is the slow one."""
+
+MIN_SLOWDOWN = 2.5
+"""What is not as much slower than usual is no trouble worth a line."""
+
+NUM_DEVIATIONS = 5.0
+"""How far from the median a transfer time must be, in standard deviations of its logarithm, by the median absolute
+deviation: equal links with noise of any usual shape stay within."""
+
+MAD_TO_SIGMA = 1.4826
+MIN_SIGMA = 0.15
+"""The deviation of few cells can be small by chance."""
+
+ALL_OF_THEM = 0.75
+"""Of a sender's or receiver's links at least so many are slow; the others may be slow for both their ends' reasons."""
+
+FAST_BYTES_PER_S = 12.5e6
+"""100 Mbit/s: a link that carries as much is not named, however much faster the others are."""
+
+NUM_CONFIRMATIONS = 4
+"""Collectives in a row in which the same stands out before it is named."""
+
+NEAR_STEPS = 2
+"""Reports of steps so far apart are compared: members come to a step, and publish their reports, one by one."""
+
+MAX_FOUND = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowLink:
+    """`slowdown` is its transfer time divided by the usual one. A "sender" has no `receiver`, a "receiver" no
+    `sender`: that is everyone."""
+
+    kind: SlowKind
+    sender: str = ""
+    receiver: str = ""
+    slowdown: float
+
+    def words(self, names: Mapping[str, str]) -> str:
+        """Say it in a line; `names` are those of the peers, each of which is in it."""
+        times = f"{self.slowdown:.1f} times"
+        match self.kind:
+            case "sender":
+                return f"{names[self.sender]} sends {times} slower than usual in this run"
+            case "receiver":
+                return f"{names[self.receiver]} receives {times} slower than usual in this run"
+            case "link":
+                return f"{names[self.sender]} sends {times} slower than usual to {names[self.receiver]} in this run"
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        return tuple(peer for peer in (self.sender, self.receiver) if peer)
+
+
+def slow_links(rates: Mapping[str, Mapping[str, float]]) -> tuple[SlowLink, ...]:
+    """Return what stands out in one collective, the slowest first. `rates` has by receiver and sender the bytes per
+    second at which messages arrived; unknown ones are absent or 0."""
+    time_of = {
+        (sender, receiver): -math.log(rate)
+        for receiver, row in rates.items()
+        for sender, rate in row.items()
+        if rate > 0 and sender != receiver
+    }
+    peers = sorted({peer for cell in time_of for peer in cell})
+    if len(peers) < MIN_MEMBERS or len(time_of) < MIN_MEMBERS * (MIN_MEMBERS - 1):
+        return ()
+    usual = statistics.median(time_of.values())
+    sigma = MAD_TO_SIGMA * statistics.median(abs(each - usual) for each in time_of.values())
+    least = usual + max(math.log(MIN_SLOWDOWN), NUM_DEVIATIONS * max(sigma, MIN_SIGMA))
+    limit = max(least, -math.log(FAST_BYTES_PER_S))
+    slow = {cell for cell, each in time_of.items() if each > limit}
+    found: list[SlowLink] = []
+    explained: set[tuple[str, str]] = set()
+    for place in (0, 1):
+        for peer in peers:
+            cells = [cell for cell in time_of if cell[place] == peer]
+            slow_cells = slow.intersection(cells)
+            if len(cells) >= MIN_MEMBERS - 1 and len(slow_cells) >= ALL_OF_THEM * len(cells):
+                explained |= slow_cells
+                slowdown = math.exp(statistics.median(time_of[cell] for cell in cells) - usual)
+                ends = {"sender": peer} if place == 0 else {"receiver": peer}
+                found.append(SlowLink(kind="sender" if place == 0 else "receiver", **ends, slowdown=slowdown))
+    for sender, receiver in sorted(slow - explained):
+        slowdown = math.exp(time_of[sender, receiver] - usual)
+        found.append(SlowLink(kind="link", sender=sender, receiver=receiver, slowdown=slowdown))
+    return tuple(sorted(found, key=lambda each: -each.slowdown)[:MAX_FOUND])
+
+
+class LinkWatch:
+    """Follows the reports of one run's members, and names what stood out in NUM_CONFIRMATIONS steps in a row."""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._latest: deque[tuple[SlowLink, ...]] = deque(maxlen=NUM_CONFIRMATIONS)
+
+    @property
+    def named(self) -> tuple[SlowLink, ...]:
+        """Return what stands out now, as slow as it was in the newest step."""
+        if len(self._latest) < NUM_CONFIRMATIONS:
+            return ()
+        *before, newest = ({(each.kind, *each.peers): each for each in step} for step in self._latest)
+        return tuple(each for key, each in newest.items() if all(key in step for step in before))
+
+    def update(self, reports: Mapping[str, RoundReport]) -> None:
+        """Take the members' newest reports. They are compared once more when most of them have come to a new step."""
+        steps = sorted(report.outer_step for report in reports.values())
+        if not steps or (step := steps[(len(steps) - 1) // 2]) <= self._step:
+            return
+        self._step = step
+        near = {peer: each for peer, each in reports.items() if abs(each.outer_step - step) <= NEAR_STEPS}
+        rates = {peer: each.rates_from for peer, each in near.items()}
+        members = {peer: {each: rate for each, rate in row.items() if each in reports} for peer, row in rates.items()}
+        self._latest.append(slow_links(members))

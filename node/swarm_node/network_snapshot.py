@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
+from swarm.network.traffic import PeerPath
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.records import NodeRecord, ServeRecord, TrainerRecord
 
@@ -35,13 +36,18 @@ class Listed(Generic[R]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSnapshot:
-    """The network at one time: records by peer id, by model and by run id. `rtts_ms` are the known times to servers."""
+    """The network at one time: records by peer id, by model and by run id.
+
+    `paths` are those of the node that looks, to its connected peers; `rtts_ms` are its known round trips to these and
+    to servers.
+    """
 
     at: float
     nodes: Listed[NodeRecord]
     models: Mapping[str, Listed[ServeRecord]]
     runs: Mapping[str, Listed[TrainerRecord]]
     rtts_ms: Mapping[str, float] = field(default_factory=dict)
+    paths: Mapping[str, PeerPath] = field(default_factory=dict)
 
 
 MAX_MODELS = 32
@@ -57,9 +63,13 @@ LookupKey = tuple[Literal["serve", "train"], str]
 class NetworkPoller:
     """Looks up records again and again, and makes snapshots of them."""
 
-    def __init__(self, network: Network, membership: Membership) -> None:
+    def __init__(
+        self, network: Network, membership: Membership, peer_paths: Callable[[], Mapping[str, PeerPath]] = dict
+    ) -> None:
+        """`peer_paths` returns the paths to the connected peers, for who wants them in snapshots."""
         self._network = network
         self._membership = membership
+        self._peer_paths = peer_paths
         self._listed: dict[LookupKey, Listed[Any]] = {}
         self._asked: dict[LookupKey, int] = {}
         self._num_polls = 0
@@ -103,12 +113,14 @@ class NetworkPoller:
     def _snapshot(self, nodes: Mapping[str, NodeRecord]) -> NetworkSnapshot:
         models = self._of("serve")
         servers = {peer_id for listed in models.values() for peer_id in listed.records}
+        paths = self._peer_paths()
         return NetworkSnapshot(
             at=self._network.now(),
             nodes=Listed(records=nodes, ages_s=self._membership.ages_s("nodes")),
             models=models,
             runs=self._of("train"),
-            rtts_ms=self._membership.known_rtts_ms(servers),
+            rtts_ms=self._membership.known_rtts_ms(servers | paths.keys()),
+            paths=paths,
         )
 
     def _of(self, kind: Literal["serve", "train"]) -> dict[str, Listed[Any]]:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from support.dashboard_source import ExampleSource
+from swarm.network.traffic import PATH_KINDS
+from swarm_node.dashboard.view_builder import counted_paths
 from swarm_node.dashboard.views import (
     ChainView,
     ChangeEvent,
@@ -22,6 +24,7 @@ from swarm_node.dashboard.views import (
     NodeDetail,
     NodeView,
     Overview,
+    PathView,
     PresenceView,
     RefusalView,
     RevisionView,
@@ -32,6 +35,7 @@ from swarm_node.dashboard.views import (
     SpanView,
     StepView,
 )
+from swarm_protocol.records import PathCounts
 
 DAY_S = 86_400.0
 NAMES = (
@@ -72,6 +76,14 @@ def peer_id(number: int) -> str:
 def example_source(num_nodes: int, *, hostile: bool = False, now: Callable[[], float] = time.time) -> ExampleSource:
     """A swarm of `num_nodes`: 0 knows nothing at all; `hostile` gives everything that has a name a bad one."""
     return _Invention(num_nodes, hostile=hostile, at=now()).source()
+
+
+def _from_here(number: int) -> PathView | None:
+    """Every third node is not connected, and of some the round trip is not known."""
+    if number % 3 == 0:
+        return None
+    rtt_ms = None if number % 7 == 1 else 0.4 + number % 200
+    return PathView(kind=PATH_KINDS[number % 4], rtt_ms=rtt_ms, sent_bytes=number * 70_000, received_bytes=number * 900)
 
 
 class _Invention:
@@ -320,6 +332,8 @@ class _Invention:
             models=tuple(server.model for server in serving),
             runs=tuple(one.run for one in training),
             role=("seed", "gateway")[number] if number < 2 else "volunteer",
+            paths=None if number % 11 == 7 else PathCounts(direct=number % 40, punched=number % 6, relayed=1).by_kind(),
+            from_here=_from_here(number),
         )
         gaps = [self.random.uniform(0.1, 0.9) * DAY_S for _ in range(3)]
         presence = (
@@ -355,6 +369,7 @@ class _Invention:
             num_volunteers=len(self.workers),
             nodes_by_state=states,
             nodes_by_reachability=ways,
+            paths=counted_paths(detail.node for detail in nodes.values()),
             models=tuple(detail.model for detail in models.values()),
             runs=tuple(detail.run for detail in runs.values()),
             tokens_per_s=sum(detail.model.tokens_per_s or 0 for detail in models.values()) if models else None,

@@ -11,6 +11,7 @@ from support.plain_records import node_record
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
+from swarm.network.traffic import PeerPath
 from swarm.training.run.signed_run import SignedRun
 from swarm_node.dashboard.collector import Collector
 from swarm_node.dashboard.history.facts import ContributionTotal, HistoryError, SeriesSample, StepFact, Turnover
@@ -141,6 +142,8 @@ class World:
     membership: Membership
     history: PlainHistory
     collector: Collector
+    paths: dict[str, PeerPath]
+    """The dashboard's own paths, to be set by a test."""
     peers: dict[str, tuple[MemoryNetwork, Membership, AsyncExitStack]] = field(default_factory=dict)
 
     async def join(self, name: str, *records: Record, **changes: object) -> str:
@@ -175,8 +178,16 @@ async def world(fetch_run: FetchRun = fetch_nothing, internet: MemoryInternet | 
         stack.push_async_callback(network.close)
         membership = await stack.enter_async_context(Membership(network))
         history = PlainHistory()
-        collector = Collector(network, membership, history, about=ABOUT, fetch_run=fetch_run)  # type: ignore[arg-type]
-        found = World(internet, stack, network, membership, history, collector)
+        paths: dict[str, PeerPath] = {}
+        collector = Collector(
+            network,
+            membership,
+            history,  # type: ignore[arg-type]
+            about=ABOUT,
+            fetch_run=fetch_run,
+            peer_paths=lambda: paths,
+        )
+        found = World(internet, stack, network, membership, history, collector, paths)
         looking = asyncio.create_task(collector.run_forever())
         try:
             yield found

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
+from swarm.network.traffic import PeerPath
 from swarm.training.run.run_copy import fetch_run
 from swarm_protocol.errors import ConfigError, SwarmError
 from swarm_protocol.version import software_version
@@ -66,6 +67,7 @@ logger = logging.getLogger(__name__)
 
 class Collector:
     """Implements `views.ViewSource` while `run_forever` runs. `fetch_run` fetches a run's signed file from a member.
+    `peer_paths` returns this node's paths to its connected peers.
 
     `num_failed_polls` and `num_bugs` count what was tolerated since the start, `reads.num_failures` the history's part.
     """
@@ -80,8 +82,9 @@ class Collector:
         peers: Sequence[str] = (),
         fetch_run: FetchRun,
         checkpoints: Checkpoints | None = None,
+        peer_paths: Callable[[], Mapping[str, PeerPath]] = dict,
     ) -> None:
-        self._poller = NetworkPoller(network, membership)
+        self._poller = NetworkPoller(network, membership, peer_paths)
         self._history = history
         self.reads = TolerantReads()
         self._checkpoints = checkpoints
@@ -149,8 +152,8 @@ class Collector:
     def _keep_gone(self, views: SnapshotViews, at: float) -> None:
         """Keep the nodes that were there before, and are not any more."""
         for peer_id in self._views.nodes.keys() - views.nodes.keys():
-            view = self._views.nodes[peer_id]
-            self._gone[peer_id] = view.model_copy(update={"state": "gone"}), self._snapshot.at - view.age_s
+            view = self._views.nodes[peer_id].model_copy(update={"state": "gone", "from_here": None})
+            self._gone[peer_id] = view, self._snapshot.at - view.age_s
         self._gone = {
             peer_id: (view, heard_at)
             for peer_id, (view, heard_at) in self._gone.items()
@@ -290,7 +293,7 @@ def daemon_collector(node: Node) -> AbstractAsyncContextManager[Collector]:
     file = sqlite_file(url_of(place))
     if file is not None and not file.parent.is_dir():
         raise ConfigError(f"there is no directory {file.parent} to keep the history in", remedy="check --history")
-    return running_collector(node.network, node.membership, node.config, place, on_warning=warn)
+    return running_collector(node.network, node.membership, node.config, place, node.peer_paths, on_warning=warn)
 
 
 @asynccontextmanager
@@ -299,6 +302,7 @@ async def running_collector(
     membership: Membership,
     config: Config,
     place: Path | str,
+    peer_paths: Callable[[], Mapping[str, PeerPath]],
     *,
     on_warning: Callable[[SwarmError], None] | None = None,
 ) -> AsyncIterator[Collector]:
@@ -315,6 +319,7 @@ async def running_collector(
             peers=config.peers,
             fetch_run=fetch_run,
             checkpoints=checkpoints(config),
+            peer_paths=peer_paths,
         )
         async with asyncio.TaskGroup() as tasks:
             polling = tasks.create_task(collector.run_forever(), name="dashboard")

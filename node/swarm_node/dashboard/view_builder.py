@@ -23,12 +23,13 @@ from swarm_node.dashboard.views import (
     ModelView,
     NodeView,
     Overview,
+    PathView,
     PresenceView,
     RunView,
     ServerView,
 )
 from swarm_node.formatting import REACHES, reach, shown
-from swarm_node.network_snapshot import Listed, NetworkSnapshot
+from swarm_node.network_snapshot import NetworkSnapshot
 
 MONTH_S = 30 * 86400.0
 
@@ -57,7 +58,7 @@ class ViewBuilder:
         self._servers: dict[str, RecordMemo[ServeRecord, ServerView]] = {}
 
     def build(self, snapshot: NetworkSnapshot, facts: tuple[RunFacts, ...]) -> SnapshotViews:
-        nodes = node_views(snapshot.nodes, snapshot.at, self._nodes)
+        nodes = node_views(snapshot, self._nodes)
         names = {peer_id: node.name for peer_id, node in nodes.items()}
         self._servers = {model: self._servers.get(model) or RecordMemo(server_view) for model in snapshot.models}
         found = {
@@ -80,6 +81,7 @@ class ViewBuilder:
             ),
             nodes_by_state=by_state,
             nodes_by_reachability=by_reachability,
+            paths=counted_paths(nodes.values()),
             models=tuple(detail.model for detail in models.values()),
             runs=tuple(runs.values()),
             tokens_per_s=sum(speeds) if speeds else None,
@@ -115,7 +117,7 @@ def series_samples(views: SnapshotViews) -> list[SeriesSample]:
 
 
 def node_view(peer_id: str, record: NodeRecord) -> NodeView:
-    """Return what stays as it is until the node signs another record; `age_s` is set for each snapshot."""
+    """Return what stays as it is until the node signs another record; the rest is set for each snapshot."""
     return NodeView.of(
         record,
         peer_id=peer_id,
@@ -128,17 +130,38 @@ def node_view(peer_id: str, record: NodeRecord) -> NodeView:
         prefill_tokens_per_s=record.prefill_tokens_per_s or None,
         decode_tokens_per_s=record.decode_tokens_per_s or None,
         training_tokens_per_s=record.training_tokens_per_s or None,
+        paths=record.paths and record.paths.by_kind(),
         age_s=0.0,
     )
 
 
-def node_views(nodes: Listed[NodeRecord], at: float, memo: RecordMemo[NodeRecord, NodeView]) -> dict[str, NodeView]:
+def node_views(snapshot: NetworkSnapshot, memo: RecordMemo[NodeRecord, NodeView]) -> dict[str, NodeView]:
     """`memo` keeps the `node_view` of each record."""
     return {
-        # nobody has started tomorrow, whatever their clock says
-        peer_id: view.model_copy(update={"started_at": min(view.started_at, at), "age_s": nodes.age_s(peer_id)})
-        for peer_id, view in memo.views(nodes.records).items()
+        peer_id: view.model_copy(
+            update={
+                # nobody has started tomorrow, whatever their clock says
+                "started_at": min(view.started_at, snapshot.at),
+                "age_s": snapshot.nodes.age_s(peer_id),
+                "from_here": _path_view(snapshot, peer_id),
+            }
+        )
+        for peer_id, view in memo.views(snapshot.nodes.records).items()
     }
+
+
+def _path_view(snapshot: NetworkSnapshot, peer_id: str) -> PathView | None:
+    path = snapshot.paths.get(peer_id)
+    return None if path is None else PathView.of(path, rtt_ms=snapshot.rtts_ms.get(peer_id))
+
+
+def counted_paths(nodes: Iterable[NodeView]) -> dict[str, int]:
+    """Add up the connections that the nodes that are alive count, by path."""
+    total: Counter[str] = Counter()
+    for node in nodes:
+        if node.state == "alive" and node.paths:
+            total.update(node.paths)
+    return dict(total)
 
 
 def counted(nodes: Iterable[NodeView]) -> tuple[dict[str, int], dict[str, int]]:

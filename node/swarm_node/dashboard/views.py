@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Literal, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict
+from swarm_protocol.records import PathKind
 
 from swarm_node.formatting import Reach
 
@@ -26,8 +27,20 @@ class View(BaseModel):
         return cls(**{name: getattr(record, name) for name in names if hasattr(record, name)}, **more)
 
 
+class PathView(View):
+    """How the node that looks is connected to a peer, and the payload bytes exchanged with it."""
+
+    kind: PathKind
+    rtt_ms: float | None
+    sent_bytes: int
+    received_bytes: int
+
+
 class NodeView(View):
-    """One node, as its newest signed record says. Speeds are tokens a second of a probe, None: not measured."""
+    """One node, as its newest signed record says; `from_here` is what the node that looks knows itself.
+
+    Speeds are tokens a second of a probe, None: not measured.
+    """
 
     peer_id: str
     name: str
@@ -47,6 +60,8 @@ class NodeView(View):
     runs: tuple[str, ...]
     pause: Literal["", "hours", "budget"] = ""  # why it lends nothing now
     lends_again_at: float | None = None
+    paths: dict[str, int] | None = None  # how many peers it is connected to, by path; None: it does not say
+    from_here: PathView | None = None  # None: not connected, or the node that looks itself
 
 
 class PresenceView(View):
@@ -258,6 +273,7 @@ class Overview(View):
     num_volunteers: int  # of them, those that serve, train or wait for work
     nodes_by_state: dict[str, int]  # alive, leaving
     nodes_by_reachability: dict[str, int]
+    paths: dict[str, int] = {}  # connections by path, as nodes count them: those between two of them twice
     models: tuple[ModelView, ...]
     runs: tuple[RunView, ...]
     tokens_per_s: float | None  # answered, over all models

@@ -56,6 +56,10 @@ def duration(seconds: float | None) -> str:
     return UNKNOWN if seconds is None or not math.isfinite(seconds) else formatting.duration(seconds)
 
 
+def round_trip(rtt_ms: float | None) -> str:
+    return UNKNOWN if rtt_ms is None else formatting.round_trip(rtt_ms)
+
+
 def ago(seconds: float) -> str:
     if seconds < 1:
         return "just now"

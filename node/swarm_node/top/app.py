@@ -20,7 +20,7 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Static, TabbedContent, TabPane
 
 from swarm_node.dashboard.views import ViewSource
-from swarm_node.formatting import UNKNOWN, clean, rate, size
+from swarm_node.formatting import UNKNOWN, clean, rate, round_trip, size
 from swarm_node.interrupts import EXIT_INTERRUPTED
 from swarm_node.top import rendering
 
@@ -48,6 +48,8 @@ COLUMNS: Mapping[str, Mapping[str, Callable[[Any], Text]]] = {
         "state": lambda node: Text(*rendering.state("paused" if node.pause and node.state == "alive" else node.state)),
         "node": lambda node: Text(clean(node.name, 24)),
         "reached": lambda node: Text(node.reachability),
+        "from here": lambda node: Text(node.from_here.kind if node.from_here else UNKNOWN),
+        "round trip": lambda node: Text(round_trip(node.from_here.rtt_ms) if node.from_here else UNKNOWN),
         "device": lambda node: Text(clean(node.device, 28)),
         "memory": lambda node: Text(size(node.memory_bytes)),
         "models": lambda node: Text(clean(", ".join(node.models[:4]), 24)),
@@ -71,7 +73,8 @@ d            dark or light
 
 █ a server's blocks   ▒ a part of them   · nobody's
 The digits are servers per block; a cell of a large model tells of its worst block.
-Every number comes from records that nodes sign; – is not known.
+Numbers come from records that nodes sign, but "from here" is what the node that looks
+sees itself; – is not known, or no connection.
 
 any key closes this"""
 """Drawn as Text: the brackets of markup would vanish."""

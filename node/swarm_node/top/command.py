@@ -74,7 +74,7 @@ async def _direct(config: Config) -> AsyncIterator[ViewSource]:
     with temporary_folder("top") as folder:
         async with (
             visiting(config) as (network, membership),
-            running_collector(network, membership, config, folder / "history.sqlite") as collector,
+            running_collector(network, membership, config, folder / "history.sqlite", network.peer_paths) as collector,
         ):
             with suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_S):

@@ -13,8 +13,30 @@ from typing import ParamSpec
 
 from rich.text import Text
 
-from swarm_node.dashboard.views import ModelDetail, ModelView, NodeDetail, Overview, RunDetail, RunView, ServerView
-from swarm_node.formatting import PAUSES, UNKNOWN, clean, count, duration, lends_again, plural, rate, size, sparkline
+from swarm_node.dashboard.views import (
+    ModelDetail,
+    ModelView,
+    NodeDetail,
+    Overview,
+    PathView,
+    RunDetail,
+    RunView,
+    ServerView,
+)
+from swarm_node.formatting import (
+    PAUSES,
+    UNKNOWN,
+    clean,
+    count,
+    duration,
+    lends_again,
+    path_counts,
+    plural,
+    rate,
+    round_trip,
+    size,
+    sparkline,
+)
 
 FULL, PART, NONE = "█", "▒", "·"
 
@@ -87,6 +109,8 @@ def overview(view: Overview, width: int) -> Iterator[Line]:
     reached = f"reached: {_counted(view.nodes_by_reachability)}"
     turnover = f"24 h: {view.joins_24h} joined, {view.leaves_24h} left"
     yield _fitted(Text(f"{reached} · {turnover}", "dim"), width)
+    if sum(view.paths.values()):
+        yield _fitted(Text(f"connections, as each end counts them: {path_counts(view.paths)}", "dim"), width)
     first_token = f"{duration(view.first_token_p50_s)} p50, {duration(view.first_token_p95_s)} p95"
     speeds = f"{rate(view.tokens_per_s)} answered, {rate(view.training_tokens_per_s)} trained"
     yield _fitted(Text(f"{speeds} · first token {first_token}"), width)
@@ -218,6 +242,8 @@ def node(view: NodeDetail, width: int) -> Iterator[Line]:
         ),
         width,
     )
+    yield _fitted(Text(f"connected to {UNKNOWN if shown.paths is None else path_counts(shown.paths)}"), width)
+    yield _fitted(Text(f"from here: {_from_here(shown.from_here)}"), width)
     if shown.pause and shown.state == "alive":
         yield _fitted(Text(f"{PAUSES[shown.pause]}: {lends_again(shown.lends_again_at, time.time())}", "yellow"), width)
     uptime = UNKNOWN if view.uptime_share is None else f"{view.uptime_share:.0%}"
@@ -230,6 +256,13 @@ def node(view: NodeDetail, width: int) -> Iterator[Line]:
     for each in view.training[:MAX_LINES]:
         facts = f"step {each.outer_step}, {rate(each.tokens_per_s)}"
         yield _fitted(Text.assemble("trains ", _name(each.run), " ", facts), width)
+
+
+def _from_here(path: PathView | None) -> str:
+    if path is None:
+        return "not connected"
+    moved = f"{size(path.sent_bytes)} sent, {size(path.received_bytes)} received"
+    return f"{path.kind}, {round_trip(path.rtt_ms)}, {moved}"
 
 
 def freshness(view: Overview, age_s: float, *, late_s: float) -> tuple[str, str]:

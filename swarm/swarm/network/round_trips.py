@@ -79,7 +79,9 @@ class RoundTrips:
         if peer_id == self._network.peer_id:
             return 0.0
         rtt_s, measured_at_s = self._known.get(peer_id, (0.0, -KEPT_S))
-        return rtt_s if asyncio.get_running_loop().time() - measured_at_s < KEPT_S else None
+        if asyncio.get_running_loop().time() - measured_at_s < KEPT_S:
+            return rtt_s
+        return self._network.links.round_trip_s(peer_id, max_age_s=KEPT_S)
 
     def all_known_s(self) -> list[float]:
         """Return every known round trip, at most KEPT_S old."""

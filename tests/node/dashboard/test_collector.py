@@ -11,18 +11,19 @@ from types import SimpleNamespace
 import pytest
 from support.dashboard_world import SETTLED_S, World, node_record, serve_record, trainer_record, world
 from swarm.network.membership import Membership
+from swarm.network.traffic import PeerPath
 from swarm.testing import virtual_time
 from swarm_node.dashboard.collector import checkpoints, daemon_collector
 from swarm_node.dashboard.history.facts import HistoryError
 from swarm_node.dashboard.view_builder import ViewBuilder
-from swarm_node.dashboard.views import ModelView
+from swarm_node.dashboard.views import ModelView, PathView
 from swarm_node.settings.config import Config
 from swarm_node.storage.home import Home
 from swarm_protocol import limits
 from swarm_protocol.envelope import seal_record
 from swarm_protocol.errors import ConfigError, PeerTimeout
 from swarm_protocol.identity import Identity
-from swarm_protocol.records import NodeRecord, publish_key
+from swarm_protocol.records import NodeRecord, PathCounts, publish_key
 
 
 def in_a_world(test: Callable[[World], Awaitable[None]]) -> Callable[[], None]:
@@ -50,6 +51,36 @@ async def test_before_the_first_look_it_says_so(found: World) -> None:
     assert (overview.num_nodes, overview.models, overview.runs) == (0, (), ())
     await found.looks()
     assert found.collector.overview().stale is None
+
+
+@in_a_world
+async def test_a_node_is_shown_with_its_own_counts_and_the_path_of_the_dashboard(found: World) -> None:
+    alder = await found.join("alder", paths=PathCounts(direct=3, punched=2))
+    birch = await found.join("birch", paths=PathCounts(relayed=1))
+    await found.join("an older version")
+    found.paths[alder] = PeerPath(kind="punched", sent_bytes=10, received_bytes=20)
+    await found.membership.rtt_s(alder)
+    await asyncio.sleep(1)
+    await found.looks(2)
+    nodes = {node.name: node for node in found.collector.nodes()}
+    assert {name: node.paths for name, node in nodes.items()} == {
+        "alder": {"direct": 3, "dialled back": 0, "punched": 2, "relayed": 0},
+        "birch": {"direct": 0, "dialled back": 0, "punched": 0, "relayed": 1},
+        "an older version": None,
+    }
+    assert found.collector.overview().paths == {"direct": 3, "dialled back": 0, "punched": 2, "relayed": 1}
+    path = nodes["alder"].from_here
+    assert path is not None
+    assert path.rtt_ms is not None
+    assert path == PathView(kind="punched", rtt_ms=path.rtt_ms, sent_bytes=10, received_bytes=20)
+    assert nodes["birch"].from_here is None
+
+    found.paths[birch] = PeerPath(kind="relayed", sent_bytes=1, received_bytes=2)
+    del found.paths[alder]
+    await found.looks(2)
+    nodes = {node.name: node for node in found.collector.nodes()}
+    assert nodes["birch"].from_here == PathView(kind="relayed", rtt_ms=None, sent_bytes=1, received_bytes=2)
+    assert nodes["alder"].from_here is None
 
 
 @in_a_world

@@ -15,9 +15,12 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 from support.dashboard_source import ExampleSource
 from support.dashboard_swarms import example_source
+from swarm.network.traffic import PATH_KINDS
 from swarm_node.dashboard import pages
-from swarm_node.dashboard.views import NodeDetail
-from swarm_node.dashboard.wording import clock
+from swarm_node.dashboard.views import NodeDetail, NodeView
+from swarm_node.dashboard.wording import clock, num_bytes
+from swarm_node.formatting import path_counts, plural
+from swarm_protocol.records import PathKind
 
 MAX_HTML_BYTES = 250_000
 
@@ -111,6 +114,28 @@ def test_nodes_are_found_by_name_and_filtered_by_state(client: TestClient, sourc
     }
     fastest = rows(client.get("/nodes", params={"sort": "speed"}).text)[0]
     assert source.node_details[fastest].node.decode_tokens_per_s == 78.0
+
+
+def test_a_node_shows_the_path_from_here_and_its_own_counts(client: TestClient, source: ExampleSource) -> None:
+    shown = {kind: _reached(source, kind) for kind in PATH_KINDS}
+    for kind, node in shown.items():
+        assert node.from_here is not None
+        text = client.get(f"/nodes/{node.peer_id}").text
+        assert f"{kind}, " in text
+        assert f"{num_bytes(node.from_here.sent_bytes)} sent to it, " in text
+        assert node.paths is not None
+        assert f"{plural(sum(node.paths.values()), 'peer')}: {path_counts(node.paths)}" in text
+    text = client.get("/nodes", params={"q": shown["punched"].name}).text
+    assert re.search(r">here: punched</span>(<br><span class=\"small nowrap\">[\d.]+ ms</span>)?</td>", text)
+    apart = next(node for node in source.nodes() if node.from_here is None and node.paths is None)
+    text = client.get(f"/nodes/{apart.peer_id}").text
+    assert "<dd>none now</dd>" in text
+    assert re.search(r"All that it has</dt><dd><span class=\"none\">", text)
+    assert f"as each end counts them: {path_counts(source.overview().paths)}." in client.get("/").text
+
+
+def _reached(source: ExampleSource, kind: PathKind) -> NodeView:
+    return next(node for node in source.nodes() if node.paths and node.from_here and node.from_here.kind == kind)
 
 
 def test_the_next_page_keeps_the_filter_and_bounds_what_it_repeats(client: TestClient) -> None:

@@ -7,10 +7,12 @@ import asyncio
 import pytest
 from rich.cells import cell_len
 from support.dashboard_swarms import HOSTILE_NAMES
+from swarm_node.dashboard.views import PathView
 from swarm_node.formatting import clean, count, duration, rate, size
 from swarm_node.top import rendering
 from swarm_node.top.command import snapshot_text
 from swarm_node.top.rendering import missing_row, replica_row, span_row, sparkline
+from swarm_protocol.records import PathCounts
 
 from .conftest import swarm
 
@@ -63,6 +65,7 @@ def test_amounts_are_told_in_a_few_characters() -> None:
 SNAPSHOT = """\
 6 volunteers among 8 nodes: 8 alive
 reached: 6 public, 2 relay · 24 h: 2 joined, 1 left
+connections, as each end counts them: 21 direct, 15 punched, 7 relayed
 52 tok/s answered, 3.1k tok/s trained · first token 410 ms p50, 1.4 s p95
 
 JOIN WITH
@@ -112,6 +115,21 @@ def test_whole_picture_keeps_to_its_width_and_holds_nothing_that_moves_the_curso
     # the map has its least width, beside a name
     least = rendering.NAME_CELLS + 1 + rendering.MIN_MAP_CELLS
     assert [line for line in lines if cell_len(line) > max(width, least)] == []
+
+
+def test_node_shows_the_path_from_here_and_what_it_counts_itself() -> None:
+    source = swarm(8)
+    path = PathView(kind="dialled back", rtt_ms=31.26, sent_bytes=3 * 2**20, received_bytes=512)
+    paths = PathCounts(direct=1, punched=2).by_kind()
+    detail = asyncio.run(source.node(source.nodes()[0].peer_id))
+    assert detail is not None
+    near = detail.model_copy(update={"node": detail.node.model_copy(update={"from_here": path, "paths": paths})})
+    lines = rendering.node(near, 100).plain.splitlines()
+    assert "connected to 1 direct, 2 punched" in lines
+    assert "from here: dialled back, 31.3 ms, 3 MiB sent, 512 B received" in lines
+    apart = detail.model_copy(update={"node": detail.node.model_copy(update={"from_here": None, "paths": None})})
+    lines = rendering.node(apart, 100).plain.splitlines()
+    assert {"connected to –", "from here: not connected"} <= set(lines)
 
 
 def test_once_tells_everything_of_a_swarm_and_that_it_is_old() -> None:

@@ -523,6 +523,20 @@ def test_round_trips_are_remembered_of_a_bounded_number_of_peers(monkeypatch: py
 
 
 @in_virtual_time
+async def test_round_trip_that_traffic_has_shown_is_known_without_a_ping() -> None:
+    internet = make_internet()
+    here, there = internet.network(), internet.network()
+    asker = round_trips.RoundTrips(here)
+    assert asker.known_s(there.peer_id) is None
+    for seconds in (0.3, 0.2, 0.4):
+        here.links.answered(there.peer_id, seconds)
+    assert asker.known_s(there.peer_id) == 0.2
+    await asyncio.sleep(round_trips.KEPT_S + 1)
+    assert asker.known_s(there.peer_id) is None
+    await internet.close()
+
+
+@in_virtual_time
 async def test_round_trips_to_a_set_come_nearest_first_and_without_the_dead_and_the_silent() -> None:
     internet = make_internet()
     a, near, far, dead, silent = (internet.network() for _ in range(5))

@@ -393,7 +393,7 @@ class RunMember:
         assert self._replica is not None
         me, proof = self._network.peer_id, self._replica.proof
         left = any(member.peer_id == me and member.leaving for member in proof.origin.members) if proof else False
-        is_follower = me in self._replica.clusters(self._replica.outer_step + 1).dealt
+        is_follower = me in self._replica.clusters().dealt
         return left or (me not in self._replica.roster and not is_follower)
 
     async def _watch(self, driver: RoundDriver, context: RunContext) -> None:

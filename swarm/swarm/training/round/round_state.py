@@ -106,7 +106,7 @@ def setup_of(context: RunContext) -> RoundSetup:
         state_digest=replica.digest,
         roster=roster,
         leased=replica.leased(step),
-        clusters=replica.clusters(step),
+        clusters=replica.clusters(),
         admission=config.admission,
         succession=config.succession,
         max_group=config.max_group,

@@ -20,7 +20,7 @@ Hierarchical averaging with the clusters drawn by a beacon: the draw is that of 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swarm_protocol import limits
@@ -72,14 +72,14 @@ class Clusters:
 
 
 def draw_clusters(
-    digest: bytes, roster: Sequence[str], leased: Sequence[str], *, max_group: int, size: int
+    digest: bytes, roster: Sequence[str], trainers: Collection[str], *, max_group: int, size: int
 ) -> Clusters:
     """Return the clusters of the step that follows the state `digest`, whose members are `roster` and whose trainers
-    are `leased`. There are none if `size` is 1, and before a run's first group."""
+    are `trainers`. There are none if `size` is 1, and before a run's first group."""
     if size == 1 or not roster:
         return Clusters(size=size)
     heads = tuple(sorted(roster, key=lambda peer: _draw(digest, peer)))
-    others = sorted(set(leased) - set(roster), key=lambda peer: _draw(digest, peer))
+    others = sorted(set(trainers) - set(roster), key=lambda peer: _draw(digest, peer))
     num_vacant = max(0, max_group - len(heads))
     followers = others[num_vacant:]
     return Clusters(

@@ -168,12 +168,15 @@ class Replica:
         stripes = self.current.state.stripes
         return stripes[index_of(step, len(stripes))].roster
 
-    def clusters(self, step: int) -> Clusters:
-        """The clusters of round `step`, which follows the committed state."""
-        config = self.config
-        return draw_clusters(
-            self.digest, self.roster, self.leased(step), max_group=config.max_group, size=config.cluster_size
-        )
+    def clusters(self) -> Clusters:
+        """Return the clusters of the round that follows the committed state.
+
+        Where rounds overlap, a trainer that the last one left out has a lease for this one all the same, and is most
+        often gone: nobody waits for it.
+        """
+        config, rosters = self.config, (set(stripe.roster) for stripe in self.current.state.stripes)
+        trainers = tuple(set.intersection(*rosters))
+        return draw_clusters(self.digest, self.roster, trainers, max_group=config.max_group, size=config.cluster_size)
 
     def lease(self, peer: str, step: int) -> Lease:
         """Return the lease of `peer` for interval `step`, which is the next one, or with overlap also the one after
@@ -222,7 +225,7 @@ class Replica:
             return self._manifest_after(base.state, origin, parts), digests
         # nobody has trained: the round admits the members, and nothing else changes
         step = base.state.outer_step + 1
-        trainers = trainers_after(origin, self.leased(step), self.clusters(step))
+        trainers = trainers_after(origin, self.leased(step), self.clusters())
         stripes = admitted(base.state.stripes, trainers)
         return replace(base.manifest, roster=origin.roster, stripes=stripes), digests
 
@@ -234,7 +237,7 @@ class Replica:
             hasher.add(theta_F, momentum_F)
         hasher.add(state.theta_N[fragment.stop :], state.momentum_N[fragment.stop :])
         leased = self.leased(step)
-        trainers, used = trainers_after(origin, leased, self.clusters(step)), samples_used(origin, leased)
+        trainers, used = trainers_after(origin, leased, self.clusters()), samples_used(origin, leased)
         try:
             stripes = committed(state.stripes, step, trainers, self.config.samples_per_interval, used)
         except ValueError as error:

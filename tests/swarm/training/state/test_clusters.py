@@ -26,8 +26,8 @@ LEASED = HEADS + OTHERS
 DIGEST = bytes(32)
 
 
-def drawn(digest: bytes = DIGEST, leased: tuple[str, ...] = LEASED, roster: tuple[str, ...] = HEADS) -> Clusters:
-    return draw_clusters(digest, roster, leased, max_group=6, size=8)
+def drawn(digest: bytes = DIGEST, trainers: tuple[str, ...] = LEASED, roster: tuple[str, ...] = HEADS) -> Clusters:
+    return draw_clusters(digest, roster, trainers, max_group=6, size=8)
 
 
 def group_of(*members: Contribution) -> Group:
@@ -63,7 +63,7 @@ def claim_of(member: Contribution, clusters: Clusters) -> str:
 
 def test_clusters_deal_all_trainers_evenly_and_alike_in_any_order() -> None:
     clusters = drawn()
-    assert clusters == drawn(leased=tuple(reversed(LEASED)), roster=tuple(reversed(HEADS)))
+    assert clusters == drawn(trainers=tuple(reversed(LEASED)), roster=tuple(reversed(HEADS)))
     assert clusters.promoted == ()
     assert {head: len(clusters.followers_of(head)) for head in HEADS} == dict.fromkeys(HEADS, 7)
     assert {peer for peer in PEERS[:48] if clusters.follows(peer)} == set(OTHERS)
@@ -101,7 +101,7 @@ def test_run_without_clusters_and_first_group_have_no_followers() -> None:
 
 
 def test_head_has_room_for_newcomers_up_to_its_cluster() -> None:
-    clusters = drawn(leased=LEASED[:-3])
+    clusters = drawn(trainers=LEASED[:-3])
     assert sum(map(clusters.num_newcomers, HEADS)) == 3
     assert clusters.num_newcomers(OTHERS[0]) == 0
     assert set(clusters.heads_of(STRANGER)) <= set(HEADS)
@@ -151,7 +151,7 @@ def test_group_that_names_a_place_without_a_lease_is_refused() -> None:
 
 
 def test_overclaim_names_what_a_head_does_not_have() -> None:
-    clusters = drawn(leased=LEASED[:-3])
+    clusters = drawn(trainers=LEASED[:-3])
     head = next(head for head in HEADS if clusters.num_newcomers(head))
     follower = clusters.followers_of(head)[0]
     stranger = next(peer for peer, heads in clusters.dealt.items() if head not in heads)

@@ -27,6 +27,7 @@ from swarm_protocol.training_messages import Contribution, Group, Outcome
 from torch import Tensor
 
 PEER = Identity(bytes(32)).peer_id
+PEERS = tuple(sorted(Identity(bytes([number]) * 32).peer_id for number in range(4)))
 GROUP = Group(
     run="run",
     step=1,
@@ -82,6 +83,19 @@ def propose(replica: Replica, executor: ThreadPoolExecutor, name: bytes) -> asyn
 def part(name: bytes) -> bytes:
     """One for each name."""
     return get_codec("int8").encode(torch.full((10,), float(name[0])))
+
+
+def test_clusters_wait_for_no_trainer_that_the_last_of_two_overlapping_rounds_left_out() -> None:
+    heads, gone, newcomer = PEERS[:2], PEERS[2], PEERS[3]
+    initial = ReplicaState.initial(torch.zeros(NUM_VALUES), overlap_steps=1)
+    stripes = (
+        replace(initial.stripes[0], roster=(*heads, newcomer)),
+        replace(initial.stripes[1], roster=(*heads, gone, newcomer)),
+    )
+    state = replace(initial, outer_step=1, roster=heads, stripes=stripes)
+    replica = Replica(config(max_group=4, cluster_size=2), HashedState.of(state))
+    assert gone in replica.leased(2)
+    assert replica.clusters().promoted == (newcomer,)
 
 
 def test_propose_of_what_leads_to_a_state_that_is_not_finite_is_refused(executor: ThreadPoolExecutor) -> None:

@@ -1,0 +1,204 @@
+"""A follower and what a head may tell it: heads here are played by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.round_scripts import setup
+from swarm.network.interface import Stream
+from swarm.network.memory.memory_network import MemoryInternet
+from swarm.testing import virtual_time
+from swarm.training.member.follower import RETRY_S, SILENT_S, WELCOME_S, StepFollower
+from swarm.training.member.interval_loop import IntervalOffer
+from swarm.training.run.methods import Methods
+from swarm.training.state.clusters import Clusters
+from swarm_compression import get_codec
+from swarm_protocol.errors import PeerRefused
+from swarm_protocol.identity import Identity
+from swarm_protocol.training_messages import Contribution, FollowerWork, FollowReply, FollowRequest
+
+ME, FIRST, SECOND = (Identity(bytes([number]) * 32) for number in range(3))
+NUM_VALUES = 100
+Head = Callable[[Stream], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, logger="swarm")
+
+
+class Scene:
+    """One follower of two heads in one step. `told` says what it was told, in order, and `brought` by whom its work
+    was taken."""
+
+    def __init__(self, leased: tuple[str, ...] = (ME.peer_id,)) -> None:
+        self.told: list[str] = []
+        self.brought: list[str] = []
+        self._internet = MemoryInternet()
+        self._networks = {each.peer_id: self._internet.network(each) for each in (ME, FIRST, SECOND)}
+        clusters = Clusters(dealt={ME.peer_id: (FIRST.peer_id, SECOND.peer_id)}, size=8)
+        self._setup = setup(ME.peer_id, num_values=NUM_VALUES, clusters=clusters, leased=leased)
+
+    async def play(self, first: Head | None, second: Head | None, *, seconds: float, ready_at_s: float = 1.0) -> None:
+        methods = Methods(self._setup.run)
+        for head, play in ((FIRST, first), (SECOND, second)):
+            if play is not None:
+                await self._networks[head.peer_id].serve_stream(methods.follow, self._served(play))
+        with ThreadPoolExecutor(1) as executor:
+            context: Any = SimpleNamespace(
+                network=self._networks[ME.peer_id],
+                methods=methods,
+                executor=executor,
+                codec=get_codec("int8"),
+                residuals=None,
+            )
+            follower = StepFollower(
+                context,
+                self._setup,
+                on_certificate=self._on_certificate,
+                on_hurry=lambda: self.told.append("hurry"),
+                on_full=lambda: self.told.append("full"),
+            )
+            running = asyncio.create_task(follower.run())
+            await asyncio.sleep(ready_at_s)
+            contribution = Contribution(peer_id=ME.peer_id, num_tokens=40, num_samples=10)
+            offer = IntervalOffer(
+                contribution=contribution, delta_F=torch.ones(NUM_VALUES), made_at=0.0, interval_s=1.0
+            )
+            follower.bring(offer)
+            await asyncio.sleep(seconds)
+            running.cancel()
+            await asyncio.wait({running})
+            assert running.cancelled() or running.exception() is None
+        for network in self._networks.values():
+            await network.close()
+
+    async def _on_certificate(self, head: str, certificate: bytes) -> None:
+        self.told.append(f"{certificate.decode()} of {'first' if head == FIRST.peer_id else 'second'}")
+
+    def _served(self, play: Head) -> Callable[[str, Stream], Coroutine[Any, Any, None]]:
+        async def handle(peer: str, stream: Stream) -> None:
+            assert peer == ME.peer_id
+            assert FollowRequest.from_bytes(await stream.receive()).step == self._setup.step
+            await play(stream)
+
+        return handle
+
+    def taking(self, name: str) -> Head:
+        """Return a head that takes the work and shows a certificate."""
+
+        async def play(stream: Stream) -> None:
+            await say(stream, "welcome")
+            assert FollowerWork.from_bytes(await stream.receive()).num_tokens == 40
+            assert len(await stream.receive()) == get_codec("int8").encoded_bytes(NUM_VALUES)
+            self.brought.append(name)
+            await say(stream, "committed", b"certificate")
+
+        return play
+
+
+async def say(stream: Stream, kind: Any, certificate: bytes = b"") -> None:
+    await stream.send(FollowReply(kind=kind, certificate=certificate).to_bytes())
+
+
+async def silent(_stream: Stream) -> None:
+    await asyncio.sleep(1000)
+
+
+async def refusing(_stream: Stream) -> None:
+    raise PeerRefused("not now")
+
+
+async def full(stream: Stream) -> None:
+    await say(stream, "full")
+
+
+async def babbling(stream: Stream) -> None:
+    await stream.send(b"no message at all")
+
+
+async def welcoming_and_gone(stream: Stream) -> None:
+    await say(stream, "welcome")
+
+
+def test_follower_brings_its_work_to_its_first_head_alone() -> None:
+    async def main() -> None:
+        scene = Scene()
+        await scene.play(scene.taking("first"), scene.taking("second"), seconds=10.0)
+        assert (scene.brought, scene.told) == (["first"], ["certificate of first"])
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("first", [None, refusing, full, babbling, welcoming_and_gone])
+def test_follower_turns_to_its_second_head_if_the_first_does_not_take_it(first: Head | None) -> None:
+    async def main() -> None:
+        scene = Scene()
+        await scene.play(first, scene.taking("second"), seconds=10.0)
+        assert (scene.brought, scene.told) == (["second"], ["certificate of second"])
+
+    virtual_time.run(main())
+
+
+def test_follower_leaves_a_head_that_does_not_answer() -> None:
+    async def main() -> None:
+        scene = Scene()
+        await scene.play(silent, scene.taking("second"), seconds=WELCOME_S + 5.0)
+        assert scene.brought == ["second"]
+
+    virtual_time.run(main())
+
+
+def test_follower_leaves_a_head_that_falls_silent_before_it_has_the_work() -> None:
+    async def welcoming_and_silent(stream: Stream) -> None:
+        await say(stream, "welcome")
+        await asyncio.sleep(1000)
+
+    async def main() -> None:
+        scene = Scene()
+        await scene.play(welcoming_and_silent, scene.taking("second"), seconds=5.0, ready_at_s=SILENT_S + 5.0)
+        assert scene.brought == ["second"]
+
+    virtual_time.run(main())
+
+
+def test_follower_whose_head_takes_the_work_and_is_gone_brings_it_to_no_other() -> None:
+    """The second head could count it once more."""
+
+    async def taking_and_gone(stream: Stream) -> None:
+        await say(stream, "welcome")
+        await stream.receive()
+        raise PeerRefused("not any more")
+
+    async def main() -> None:
+        scene = Scene()
+        await scene.play(taking_and_gone, scene.taking("second"), seconds=100.0)
+        assert (scene.brought, scene.told) == ([], [])
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("has_lease", [False, True])
+def test_follower_without_a_place_says_so_once_and_asks_again(has_lease: bool) -> None:
+    """One that has a lease, where rounds overlap, has its place back in the next step."""
+    num_asked = 0
+
+    async def counting(stream: Stream) -> None:
+        nonlocal num_asked
+        num_asked += 1
+        await say(stream, "full")
+
+    async def main() -> None:
+        scene = Scene(leased=(ME.peer_id,) if has_lease else ())
+        await scene.play(counting, full, seconds=10 * RETRY_S)
+        assert scene.told == ([] if has_lease else ["full"])
+        assert 5 <= num_asked <= 12
+
+    virtual_time.run(main())

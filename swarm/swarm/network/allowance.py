@@ -25,11 +25,8 @@ class Allowance:
     """Bytes may pass at `bytes_per_s`; infinite: without a limit."""
 
     def __init__(self, bytes_per_s: float = math.inf) -> None:
+        self.is_limited = bytes_per_s < math.inf
         self._rate = Rate(bytes_per_s, burst_s=BURST_S, max_debt_s=MAX_DEBT_S)
-
-    @property
-    def is_limited(self) -> bool:
-        return self._rate.bytes_per_s < math.inf
 
     def charge(self, num_bytes: int) -> None:
         """Charge a payload that passes now."""

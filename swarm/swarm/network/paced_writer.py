@@ -24,13 +24,10 @@ class Turns:
     """The turns at the upload of one node."""
 
     def __init__(self, upload: Allowance) -> None:
+        self.is_limited = upload.is_limited
         self._upload = upload
         self._waiting: deque[PacedWriter] = deque()
         self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def is_limited(self) -> bool:
-        return self._upload.is_limited
 
     def charge(self, num_bytes: int) -> None:
         """Charge what is written without a turn."""
@@ -62,6 +59,7 @@ class PacedWriter:
     def __init__(self, writer: asyncio.StreamWriter, turns: Turns) -> None:
         self._writer = writer
         self._turns = turns
+        self._is_limited = turns.is_limited
         self._queue: deque[memoryview] = deque()
         self._emptied = asyncio.Event()
 
@@ -71,7 +69,7 @@ class PacedWriter:
 
     def write(self, frame: Sequence[bytes | memoryview], *, at_once: bool) -> None:
         """Write `frame` now if there is no limit, or if it goes out `at_once`, and overtakes nothing; else queue it."""
-        if not self._turns.is_limited:
+        if not self._is_limited:
             self._writer.writelines(frame)
         elif at_once and self.is_empty:
             self._writer.writelines(frame)

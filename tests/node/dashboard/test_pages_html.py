@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from support.dashboard_source import ExampleSource
 from support.dashboard_swarms import example_source
 from swarm.network.traffic import PATH_KINDS
-from swarm_node.dashboard import pages
+from swarm_node.dashboard import pages, wording
 from swarm_node.dashboard.views import NodeDetail, NodeView
 from swarm_node.dashboard.wording import clock, num_bytes
 from swarm_node.formatting import path_counts, plural
@@ -338,3 +338,28 @@ def test_a_page_that_takes_long_holds_up_no_other_and_is_made_once_for_all() -> 
         # all of it within the page's second
         patch.setattr(pages, "time", SimpleNamespace(monotonic=lambda: 1.0, time=time.time))
         asyncio.run(visit())
+
+
+def test_node_that_has_a_break_says_when_it_lends_again(source: ExampleSource, client: TestClient) -> None:
+    some = next(node for node in source.nodes() if node.state == "alive")
+    paused = some.model_copy(update={"pause": "hours", "lends_again_at": 1795557600.0})
+    assert wording.doing(paused) == "lends again on 24 Nov 22:00 UTC"
+    assert wording.doing(paused.model_copy(update={"lends_again_at": 1e300})).startswith("lends again on ")
+    assert wording.doing(paused.model_copy(update={"lends_again_at": None})) == "lends again later"
+    detail = source.node_details[some.peer_id]
+    source.node_details[some.peer_id] = detail.model_copy(update={"node": paused})
+    text = client.get(f"/nodes/{some.peer_id}").text
+    assert "It lends nothing now: it is outside its hours; it lends again on 24 Nov 22:00 UTC." in text
+    source.node_details[some.peer_id] = detail
+    other = next(node for node in source.nodes() if node.state == "alive" and node.peer_id != some.peer_id)
+    assert "It lends nothing now" not in client.get(f"/nodes/{other.peer_id}").text
+
+
+def test_run_names_its_slow_links(source: ExampleSource, client: TestClient) -> None:
+    run_id = source.overview().runs[0].run
+    detail = source.run_details[run_id]
+    slow = detail.run.model_copy(update={"slow_links": ("<b>attic</b> sends 7.2 times slower",)})
+    source.run_details[run_id] = detail.model_copy(update={"run": slow})
+    text = client.get(f"/runs/{run_id}").text
+    assert "Slow link: <bdi>&lt;b&gt;attic&lt;/b&gt; sends 7.2 times slower</bdi>." in text
+    source.run_details[run_id] = detail

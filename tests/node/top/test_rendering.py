@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 
 import pytest
 from rich.cells import cell_len
@@ -146,3 +147,18 @@ def test_once_tells_everything_of_a_swarm_and_that_it_is_old() -> None:
 
 def test_picture_of_a_time_that_no_calendar_holds() -> None:
     assert rendering.moment(1e300) == "1970-01-01 00:00:00 UTC"
+
+
+def test_node_with_a_break_and_run_with_a_slow_link_say_so() -> None:
+    source = swarm(8)
+    detail = asyncio.run(source.node(source.nodes()[0].peer_id))
+    assert detail is not None
+    at = datetime.now().replace(hour=22, minute=0, second=0, microsecond=0).timestamp()
+    paused = detail.node.model_copy(update={"state": "alive", "pause": "budget", "lends_again_at": at})
+    shown = rendering.node(detail.model_copy(update={"node": paused}), 100).plain
+    assert "its monthly traffic is nearly used up: lends again at 22:00" in shown
+    assert "lends again" not in rendering.node(detail, 100).plain
+    run = asyncio.run(source.run(source.overview().runs[0].run))
+    assert run is not None
+    slow = run.run.model_copy(update={"slow_links": ("attic sends 7.2 times slower",)})
+    assert "slow link: attic sends 7.2 times slower" in rendering.run(run.model_copy(update={"run": slow}), 100).plain

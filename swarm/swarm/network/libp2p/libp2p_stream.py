@@ -24,6 +24,7 @@ from swarm.network.framing import Kind
 from swarm.network.interface import EndOfStream, too_long
 from swarm.network.libp2p.stream_buffers import Leaving, StreamBuffers
 from swarm.network.libp2p.stream_resume import Resumption
+from swarm.network.link_meter import MIN_MESSAGE_BYTES
 from swarm.network.paced_writer import PacedWriter
 from swarm.network.traffic import Traffic
 from swarm.network.unread_budget import UnreadBudget
@@ -217,7 +218,8 @@ class Libp2pStream:
             raise PeerViolation("the peer sent data after it had finished")
         self._unread_bytes += framing.cost(length)
         self._coming_cost = framing.cost(length)
-        self._coming_since_s = asyncio.get_running_loop().time()
+        if length >= MIN_MESSAGE_BYTES:
+            self._coming_since_s = asyncio.get_running_loop().time()
         return not self._has_given_way and self._unread.charge(self, framing.cost(length))
 
     def _accept(self, kind: Kind, length: int, body: bytes) -> None:
@@ -232,8 +234,7 @@ class Libp2pStream:
                 pass  # a short one, of which some was here already
             case Kind.MORE | Kind.DATA:
                 self._received.append((kind, body))
-                self._traffic.received_in_turn(self.peer_id, length)
-                self._traffic.links.came(self.peer_id, length, self._coming_since_s)
+                self._count_piece(length)
             case Kind.CREDIT:
                 self._send_credit += length
                 if self._send_credit > framing.WINDOW_BYTES:
@@ -249,6 +250,11 @@ class Libp2pStream:
                 self._fail(PeerUnreachable("the peer has ended the stream", peer_id=self.peer_id))
                 self._wire.stop()
         self._changed.set()
+
+    def _count_piece(self, num_bytes: int) -> None:
+        self._traffic.received_in_turn(self.peer_id, num_bytes)
+        if num_bytes >= MIN_MESSAGE_BYTES:
+            self._traffic.links.came(self.peer_id, num_bytes, self._coming_since_s)
 
     def _count_frame(self, num_bytes: int) -> None:
         self._num_received += 1

@@ -40,6 +40,7 @@ class StreamBuffers(asyncio.BufferedProtocol):
         self._announced = announced
         self._accept = accept
         self._download = download or Allowance()
+        self._is_limited = self._download.is_limited
         self._is_paused = False
         self._scratch = bytearray(SCRATCH_BYTES)
         self._num_scratch = 0  # bytes there, of a frame that is not whole
@@ -108,18 +109,19 @@ class StreamBuffers(asyncio.BufferedProtocol):
         if self._ended.done():
             return memoryview(self._scratch)  # for nobody
         if self._body:
-            end = self._num_body + SLICE_BYTES if self._download.is_limited else len(self._body)
+            end = self._num_body + SLICE_BYTES if self._is_limited else len(self._body)
             return memoryview(self._body)[self._num_body : end]
         return memoryview(self._scratch)[self._num_scratch :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._download.charge(nbytes)
         try:
             self._advance(nbytes)
         except PeerViolation as violation:
             self._end(violation)
-        if self._download.wait_s() > 0:
-            self._pause()
+        if self._is_limited:
+            self._download.charge(nbytes)
+            if self._download.wait_s() > 0:
+                self._pause()
 
     def eof_received(self) -> bool:
         self._end(None)

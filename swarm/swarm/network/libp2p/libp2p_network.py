@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import Contact
-from swarm_protocol.envelope import Envelope, seal_record
+from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, StartError, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import Reachability
 
+from swarm.network.dht.own_records import OwnRecords
 from swarm.network.dht.record_dht import DhtCounts, RecordDht
 from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.discovery.peer_names import HURRIED_TIMEOUT_S, TIMEOUT_S, GivenPeers
@@ -74,9 +75,6 @@ logger = logging.getLogger(__name__)
 NEARBY_S = 3.0
 """Time for nodes of the local network to answer, if no other way in was found. A second question is asked after one."""
 
-MIN_ISSUE_STEP_S = 0.002
-"""Minimum difference between the issue times of two records of one key, of which the later one counts."""
-
 
 class Libp2pNetwork:
     def __init__(self, identity: Identity, host: Host, options: Libp2pOptions, given: GivenPeers) -> None:
@@ -93,8 +91,6 @@ class Libp2pNetwork:
         self._entry = NetworkEntry()
         self._calls_served: dict[str, UnaryHandler | None] = {}  # None: not any more
         self._streams_served: dict[str, StreamHandler | None] = {}
-        self._published: dict[str, Envelope] = {}
-        self._started_at = self.now()
         loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = loop.create_future()
         self._start_error: BaseException | None = None
@@ -324,36 +320,11 @@ class Libp2pNetwork:
 
     async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
         self._check_open()
-        previous = self._published.get(key)
-        issued_at = max(self.now(), previous.issued_at + MIN_ISSUE_STEP_S if previous else 0.0)
-        envelope = seal_record(
-            self._identity,
-            network_id=self._network_id,
-            key=key,
-            payload=payload,
-            issued_at=issued_at,
-            lifetime_s=lifetime_s,
-        )
-        self._forget_expired()
-        self._published[key] = envelope
-        return await self._dht.store(envelope)
+        return await self._records.publish(key, payload, lifetime_s=lifetime_s)
 
     async def lookup(self, keys: Sequence[str], *, timeout_s: float, max_records: int = 0) -> list[Envelope]:
         self._check_open()
-        found, answered = await self._dht.find(keys, timeout_s=timeout_s, max_records=max_records)
-        if not answered:
-            raise PeerTimeout(f"no peer answered a lookup within {timeout_s:g} s")
-        now = self.now()
-        # others may tell of one for a while after its end, which we have forgotten
-        records = {(envelope.subject, envelope.peer_id): envelope for envelope in found if envelope.expires_at > now}
-        for envelope in records.values():
-            if envelope.peer_id == self.peer_id:
-                self._check_own(envelope)
-        self._forget_expired()
-        for key in keys:
-            if key in self._published:
-                records[key, self.peer_id] = self._published[key]
-        return list(records.values())
+        return await self._records.lookup(keys, timeout_s=timeout_s, max_records=max_records)
 
     async def addrs(self) -> tuple[str, ...]:
         self._check_open()
@@ -412,6 +383,7 @@ class Libp2pNetwork:
         await self._paths.start(tasks, self._prefix, self._watch.replace)
         validator = RecordValidator(self._network_id, self.now)
         self._dht = await RecordDht.create(self._host, self._name("dht", ""), validator)
+        self._records = OwnRecords(self._dht, self._identity, self._network_id, self.now, self._end_as_copy)
         self._dht.on_answer = self.links.answered
         self._host.find_addrs = self._dht.find_addrs
         self._host.known_addrs = lambda peer_id: self._paths.policy().worth_knowing(self._dht.known_addrs(peer_id))
@@ -436,11 +408,11 @@ class Libp2pNetwork:
         await self._dht.refresh()
         tasks.create_task(AddressNews(self._dht, self._watch.used_peers).run())
         met = [peer_id for peer_id, answered in zip(entry.peer_ids, answers, strict=True) if answered]
-        watch = PartitionWatch(self._host, self._dht, self._given, self._network_id, self._publish_again)
+        watch = PartitionWatch(self._host, self._dht, self._given, self._network_id, self._records.publish_again)
         watch.begin(met, remembered)
         tasks.create_task(watch.run())
         if discovery:
-            local_peers = LocalPeers(discovery, self._dht, self._reach, self._publish_again)
+            local_peers = LocalPeers(discovery, self._dht, self._reach, self._records.publish_again)
             tasks.create_task(local_peers.run(), name="meet local peers")
 
     def _discovery(self, tasks: asyncio.TaskGroup) -> LocalDiscovery | None:
@@ -473,12 +445,6 @@ class Libp2pNetwork:
         with contextlib.suppress(PeerUnreachable):  # the daemon has ended; the unary connection tells
             await self._paths.own.run()
 
-    async def _publish_again(self) -> None:
-        """The nodes that hold our records may be others now."""
-        self._forget_expired()
-        self._dht.forget_holders()
-        await asyncio.gather(*(self._dht.store(envelope) for envelope in self._published.values()))
-
     def _fail(self, error: BaseException) -> None:
         if not self._ready.done():
             self._start_error = error
@@ -490,20 +456,13 @@ class Libp2pNetwork:
                 )
             self._failure.set_result(error)
 
-    def _check_own(self, envelope: Envelope) -> None:
-        """A record that we signed, after our start, and did not publish: somebody else has our key."""
-        ours = self._published.get(envelope.subject)
-        if envelope.issued_at > (ours.issued_at if ours else self._started_at):
-            self._fail(
-                StartError(
-                    f"the identity {self.peer_id} is in use by another running node",
-                    remedy="stop one of the two, and give it its own identity (another home folder)",
-                )
+    def _end_as_copy(self) -> None:
+        self._fail(
+            StartError(
+                f"the identity {self.peer_id} is in use by another running node",
+                remedy="stop one of the two, and give it its own identity (another home folder)",
             )
-
-    def _forget_expired(self) -> None:
-        now = self.now()
-        self._published = {key: envelope for key, envelope in self._published.items() if envelope.expires_at > now}
+        )
 
     def _name(self, kind: str, method: str) -> str:
         return f"{self._prefix}{kind}/{method}"

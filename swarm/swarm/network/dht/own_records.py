@@ -1,0 +1,80 @@
+"""The records that this node has signed: stores them with other nodes, and finds them again beside those of others.
+
+A record of ours that others hold, and that we did not sign since our start, means that somebody else has our key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from swarm_protocol.envelope import Envelope, seal_record
+from swarm_protocol.errors import PeerTimeout
+from swarm_protocol.identity import Identity
+
+from swarm.network.dht.record_dht import RecordDht
+
+MIN_ISSUE_STEP_S = 0.002
+"""Minimum difference between the issue times of two records of one key, of which the later one counts."""
+
+
+class OwnRecords:
+    def __init__(
+        self, dht: RecordDht, identity: Identity, network_id: str, now: Callable[[], float], on_copy: Callable[[], None]
+    ) -> None:
+        """`on_copy` is called when a record turns up that another holder of the key has signed."""
+        self._dht = dht
+        self._identity = identity
+        self._network_id = network_id
+        self._now = now
+        self._on_copy = on_copy
+        self._started_at = now()
+        self._published: dict[str, Envelope] = {}  # by key
+
+    async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
+        """As `Network.publish`."""
+        previous = self._published.get(key)
+        issued_at = max(self._now(), previous.issued_at + MIN_ISSUE_STEP_S if previous else 0.0)
+        envelope = seal_record(
+            self._identity,
+            network_id=self._network_id,
+            key=key,
+            payload=payload,
+            issued_at=issued_at,
+            lifetime_s=lifetime_s,
+        )
+        self._forget_expired()
+        self._published[key] = envelope
+        return await self._dht.store(envelope)
+
+    async def publish_again(self) -> None:
+        """Store all records anew: the nodes that hold them may be others now."""
+        self._forget_expired()
+        self._dht.forget_holders()
+        await asyncio.gather(*(self._dht.store(envelope) for envelope in self._published.values()))
+
+    async def lookup(self, keys: Sequence[str], *, timeout_s: float, max_records: int = 0) -> list[Envelope]:
+        """As `Network.lookup`."""
+        found, answered = await self._dht.find(keys, timeout_s=timeout_s, max_records=max_records)
+        if not answered:
+            raise PeerTimeout(f"no peer answered a lookup within {timeout_s:g} s")
+        now = self._now()
+        # others may tell of one for a while after its end, which we have forgotten
+        records = {(envelope.subject, envelope.peer_id): envelope for envelope in found if envelope.expires_at > now}
+        for envelope in records.values():
+            if envelope.peer_id == self._identity.peer_id:
+                self._check_own(envelope)
+        self._forget_expired()
+        for key in keys:
+            if key in self._published:
+                records[key, self._identity.peer_id] = self._published[key]
+        return list(records.values())
+
+    def _check_own(self, envelope: Envelope) -> None:
+        ours = self._published.get(envelope.subject)
+        if envelope.issued_at > (ours.issued_at if ours else self._started_at):
+            self._on_copy()
+
+    def _forget_expired(self) -> None:
+        now = self._now()
+        self._published = {key: envelope for key, envelope in self._published.items() if envelope.expires_at > now}

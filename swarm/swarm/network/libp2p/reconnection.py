@@ -123,8 +123,9 @@ class Reconnector:
         return None
 
     async def _connect(self, peer_id: str) -> None:
-        """Dial the addresses that are known, and then, of a peer behind relays, those that others know.
+        """Dial the addresses that are known, and then, of a peer whose relay broke off, those that others know.
 
+        Where this node gave the path up, nothing says that the relay is gone, and a search would hold up the next dial.
         Raises ControlError or OSError.
         """
         known = self._host.known_addrs(peer_id)
@@ -132,7 +133,8 @@ class Reconnector:
             # without known addresses the daemon may have some: peers tell them to each other when they connect
             return await (self._host.connect(peer_id, known) if known else self._host.control.connect(peer_id))
         except ControlError as error:
-            if any(map(tcp_place, known)) or self._is_refusal(peer_id, str(error)):
+            has_direct = any(map(tcp_place, known))
+            if has_direct or self._was_dropped(peer_id) or self._is_refusal(peer_id, str(error)):
                 raise
             async with aclosing(self._host.find_addrs(peer_id)) as places:
                 async for found in places:

@@ -130,6 +130,7 @@ def _training(scenario: Scenario, measured: Measurements) -> Figures:
     trainer_s = sum(trainers) / len(trainers) * scenario.minutes * 60 if trainers else 0.0
     return {
         "trainers": spread(trainers),
+        "share of the trainers that are in work": spread([sample["share_in_work"] for sample in samples]),
         UTILIZATION: share(counts["training s"], trainer_s),
         "seconds until a first round, besides the interval": spread(measured.find_group_s),
         "rounds committed": round(counts["rounds"]),

@@ -43,6 +43,9 @@ NUM_LOOKED_AT = 3
 ROOM = 0.8
 """Members of a run at the start, as a share of its places: some come back before others have left."""
 
+IN_WORK = 3
+"""Intervals within which a trainer in work has contributed: one that began late, one that was lost, and one more."""
+
 _WINDOW_TOKENS, _BATCH_WINDOWS = 4, 2
 _AUTHOR = Identity(b"simulated author".ljust(32))
 
@@ -130,6 +133,7 @@ class TrainingWorld:
         self._links = links
         self._places: dict[str, Place] = {}
         self._internet = MemoryInternet(scenario.seed, self._link)
+        self._trainers: set[_Trainer] = set()
 
     def _link(self, a: str, b: str) -> LinkModel:
         return self._links.between(self._places[a], self._places[b])
@@ -167,10 +171,19 @@ class TrainingWorld:
             runs=self._runs,
             measured=measured,
         )
+        self._trainers.add(trainer)
         try:
             await trainer.run()
         finally:
+            self._trainers.discard(trainer)
             await network.close()
+
+    def share_in_work(self) -> float:
+        """Return the share of the trainers that have contributed to a round within the last IN_WORK intervals, of those
+        that have been there for as long. 1 while there is none."""
+        since = asyncio.get_running_loop().time() - IN_WORK * self._training.interval_minutes * 60
+        settled = [trainer for trainer in self._trainers if trainer.began_at < since]
+        return sum(trainer.contributed_at >= since for trainer in settled) / len(settled) if settled else 1.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -186,12 +199,14 @@ class _Trainer:
     """Of its slices to their owners, and of the results of its part to all others, at a byte a value (int8)."""
     runs: Sequence[SignedRun]
     measured: Measurements
+    began_at: float = 0.0
+    contributed_at: float = 0.0
     sought_at: float | None = None
     last_interval_s: float = 0.0
 
     async def run(self) -> None:
         """Find a run and train until cancelled."""
-        self.sought_at = asyncio.get_running_loop().time()
+        self.began_at = self.sought_at = asyncio.get_running_loop().time()
         run, inner = await self._smallest_run(), TimedInner(self.step_s, self.transfer_s)
         setup = TrainingSetup(inner=inner, theta_N=torch.zeros(NUM_VALUES), bounds=(0, NUM_VALUES))
         options = RunMemberOptions(setup=setup, clock=inner.clock)
@@ -230,6 +245,7 @@ class _Trainer:
                 seconds = asyncio.get_running_loop().time() - self.sought_at - self.last_interval_s
                 measured.take(measured.find_group_s, seconds)
                 self.sought_at = None
+            self.contributed_at = asyncio.get_running_loop().time()
             measured.take(measured.round_s, event.round_s)
             measured.count("contributions")
             measured.count("committed tokens", self.kind.training_tokens_per_s * self.last_interval_s)

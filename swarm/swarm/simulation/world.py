@@ -294,6 +294,8 @@ class World:
             sample["answer_tokens"] = self.measured.counts["answer tokens"]
         if self.scenario.training is not None:
             sample["trainers"] = sum(node.kind.role == "train" for node in self.nodes.values())
+            assert self._training is not None
+            sample["share_in_work"] = self._training.share_in_work()
             sample["committed_tokens"] = self.measured.counts["committed tokens"]
         return sample
 

@@ -103,6 +103,7 @@ def test_trainers_form_a_group_and_commit_rounds() -> None:
     )
     training = figures(report, "Training")
     assert training["rounds committed"] >= 3
+    assert training["share of the trainers that are in work"]["min"] == 1
     assert training["utilization (share of their time in intervals)"] > 0.5
     assert training["tokens/s committed"] > 0
 

@@ -236,7 +236,7 @@ class Host:
         now = asyncio.get_running_loop().time()
         if self._connected_at.get(peer_id, 0.0) < now - CONNECTED_S:
             if peer_id not in await self.connected_peers():
-                del self.introduced[peer_id]
+                self.introduced.pop(peer_id, None)  # which another call, or a look, may have done meanwhile
                 return False
             self._connected_at[peer_id] = now
         return True

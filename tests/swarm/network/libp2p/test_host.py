@@ -1,10 +1,11 @@
-"""What a host's caller is told when the libp2p daemon ends in the middle of a request: over scripted sockets."""
+"""A host's calls while the libp2p daemon ends or loses a peer: over scripted sockets."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, cast
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 from swarm.network.libp2p.daemon_control import ControlError
@@ -35,5 +36,24 @@ def test_call_whose_dial_finds_the_daemon_gone_is_a_peer_that_is_unreachable() -
         host.find_addrs = _somewhere
         with pytest.raises(PeerUnreachable):
             await host.call(PEER, "method", b"")
+
+    asyncio.run(main())
+
+
+def test_two_calls_may_find_at_once_that_an_introduced_peer_is_lost() -> None:
+    async def main() -> None:
+        control, unary = MagicMock(), MagicMock()
+        host = Host(MagicMock(), control, unary, "me")
+        host.introduced = {"far": "punched"}
+
+        async def nobody() -> dict[str, tuple[str, ...]]:
+            await asyncio.sleep(0)  # the daemon answers both before either goes on
+            return {}
+
+        control.connected_peers = nobody
+        unary.call = AsyncMock(side_effect=lambda *_: b"answer")
+        answers = await asyncio.gather(*(host.call("far", "method", b"", addrs=()) for _ in range(2)))
+        assert answers == [b"answer", b"answer"]
+        assert host.introduced == {}
 
     asyncio.run(main())

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 from support.round_scripts import COORDINATOR, ME, signed
 from swarm.network.interface import no_faults
+from swarm.network.link_meter import LinkMeter
 from swarm.testing import virtual_time
 from swarm.training.allreduce.part_streams import PartStreams
 from swarm.training.allreduce.parts import ReductionScheme
@@ -32,6 +33,7 @@ class StubNetwork:
     def __init__(self, answer: Callable[[float], Awaitable[bytes]]) -> None:
         self._answer = answer
         self.num_calls = 0
+        self.links = LinkMeter()
 
     async def call(self, _peer: str, _method: str, _request: bytes, *, timeout_s: float) -> bytes:
         self.num_calls += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from swarm_node.lending.lending import Break, Lending
 from swarm_node.node import Node, NodeRole
@@ -20,13 +21,18 @@ FORCED_S = 0.5
 """As when the node leaves: time for work that had its grace period and returns by itself."""
 
 
-async def run_in_shifts(node: Node, role: NodeRole, lending: Lending) -> None:
-    """Run `role` in each shift, until the node leaves or the role is done. Raises what the role raises."""
+async def run_in_shifts(node: Node, role: NodeRole, lending: Lending, on_shift: Callable[[bool], None]) -> None:
+    """Run `role` in each shift, until the node leaves or the role is done. Raises what the role raises.
+
+    `on_shift` is told whether a shift begins, or a break.
+    """
     has_begun = False
     while not node.shutdown.leaving.is_set():
         if (pause := lending.break_at(time.time())) is not None:
+            on_shift(False)
             await _rest(node, lending, pause)
             continue
+        on_shift(True)
         if has_begun:
             node.steps.more(role.num_steps)
         has_begun = True

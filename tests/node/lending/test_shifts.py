@@ -107,8 +107,8 @@ def test_work_begins_with_the_hours_drains_at_their_end_and_begins_again_with_th
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def case(node: Node, lending: Lending, out: io.StringIO) -> None:
-        work, began_s = Work(drain_s=10), asyncio.get_running_loop().time()
-        running = asyncio.create_task(shifts.run_in_shifts(node, work, lending))
+        work, began_s, relays = Work(drain_s=10), asyncio.get_running_loop().time(), list[bool]()
+        running = asyncio.create_task(shifts.run_in_shifts(node, work, lending, relays.append))
         await asyncio.sleep(30)
         status = await node.status()
         assert (status.state, status.pause, status.lends_again_at) == ("paused", "hours", MORNING + 60)
@@ -126,6 +126,7 @@ def test_work_begins_with_the_hours_drains_at_their_end_and_begins_again_with_th
         for (_, at), due_s in zip(work.log[:4], (60, 180 + 10, 180 + 10, 240), strict=True):
             assert 0 <= at - began_s - due_s <= 2 * shifts.LOOK_S
         assert _events(out) == ["paused", "pausing", "paused"]
+        assert relays == [False, True, False, True]
 
     _play(case, tmp_path, monkeypatch, hours=("11:01-11:03", "11:04-11:05"))
 
@@ -133,7 +134,7 @@ def test_work_begins_with_the_hours_drains_at_their_end_and_begins_again_with_th
 def test_work_that_does_not_finish_in_time_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def case(node: Node, lending: Lending, out: io.StringIO) -> None:
         work, began_s = Work(drain_s=1e6), asyncio.get_running_loop().time()
-        running = asyncio.create_task(shifts.run_in_shifts(node, work, lending))
+        running = asyncio.create_task(shifts.run_in_shifts(node, work, lending, bool))
         await asyncio.sleep(240)
         assert [name for name, _ in work.log] == ["begins", "ends"]
         assert work.log[1][1] - began_s <= 180 + GRACE_S + 2 * shifts.LOOK_S
@@ -149,7 +150,7 @@ def test_work_that_is_done_or_fails_within_its_hours_ends_the_node(
 ) -> None:
     async def case(node: Node, lending: Lending, out: io.StringIO) -> None:
         work = Work(drain_s=0, lasts_s=60)
-        await shifts.run_in_shifts(node, work, lending)
+        await shifts.run_in_shifts(node, work, lending, bool)
         assert [name for name, _ in work.log] == ["begins", "ends"]
 
         class Broken(Work):
@@ -157,6 +158,6 @@ def test_work_that_is_done_or_fails_within_its_hours_ends_the_node(
                 raise ConfigError("it cannot be")
 
         with pytest.raises(ConfigError, match="it cannot be"):
-            await shifts.run_in_shifts(node, Broken(drain_s=0), lending)
+            await shifts.run_in_shifts(node, Broken(drain_s=0), lending, bool)
 
     _play(case, tmp_path, monkeypatch, hours=("00:00-24:00",))

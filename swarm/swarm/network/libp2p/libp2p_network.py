@@ -160,6 +160,11 @@ class Libp2pNetwork:
         """Return how each connected peer is reached, as of the last look at the connections, and its bytes."""
         return self._host.traffic.peer_paths()
 
+    def allow_relaying(self, may_relay: bool) -> None:
+        """Have this node relay for others where it is able to, or not. At first it may."""
+        self._paths.may_relay = may_relay
+        self._paths.update()
+
     @property
     def is_behind_symmetric_nat(self) -> bool:
         """Whether peers see this node at different ports, so that no other NAT can be opened for it."""

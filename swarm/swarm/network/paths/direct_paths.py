@@ -48,6 +48,8 @@ class DirectPaths:
         self._asked = asked
         self._tell = on_change
         self._direct: tuple[str, ...] = ()
+        self.may_relay = True
+        """Whether this node's owner lends its link now. Asked where relaying follows from this node's addresses."""
 
     async def start(self, tasks: asyncio.TaskGroup, prefix: str, replace: Callable[[str], Awaitable[None]]) -> None:
         """Serve the methods of `prefix`; `replace` reaches a peer anew. Raises PeerUnreachable if the daemon ended."""
@@ -93,7 +95,7 @@ class DirectPaths:
         if self._is_auto:
             is_local = all(map(is_loopback, (*self._given, *self._met())))
             self._reservations.wanted = not (self.own.is_open or is_local)
-            self._relay.serves = self.own.is_open
+            self._relay.serves = self.own.is_open and self.may_relay
         if self.own.direct != self._direct:
             self._direct = self.own.direct
             self._introductions.forget_failures()

@@ -468,6 +468,10 @@ def test_node_relays_once_it_is_public_and_is_relayed_while_it_is_not(tmp_path: 
 
                 await eventually(is_held)
                 assert await hidden.addrs() == (f"{addr}/p2p-circuit/p2p/{hidden.peer_id}",)
+                seed.allow_relaying(False)  # its owner's hours are over
+                await eventually(is_lost)
+                seed.allow_relaying(True)
+                await eventually(is_held)
                 seed._paths.own.is_open = False
                 seed._paths.update()
                 await eventually(is_lost)

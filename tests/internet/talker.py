@@ -184,7 +184,7 @@ class PacedClient(AsyncClient):
 
 
 async def _ask(
-    node: Node, say: Say, _is_over: asyncio.Event, *, model: str, prompt: list[int], num_tokens: int, pause_s: float
+    node: Node, say: Say, is_over: asyncio.Event, *, model: str, prompt: list[int], num_tokens: int, pause_s: float
 ) -> object:
     """Generate an answer, greedily, and pause after each token. Each is told, with the servers that were in use."""
     times, tokens, trace = Times(), list[int](), Trace(model=model)
@@ -195,6 +195,8 @@ async def _ask(
                 tokens.append(token)
                 times.note()
                 say(num=times.num, servers=[hop["peer_id"] for hop in trace.to_dict()["hops"]])
+                if is_over.is_set():
+                    break
                 await asyncio.sleep(pause_s)
     finally:
         await client.aclose()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 from bench.report import Report
 from internet.conftest import OpenLab
-from internet.pairs import MAX_DIRECT_S, MAX_SEED_SHARE, NEIGHBOURS, Pair, each_pair
+from internet.pairs import MAX_DIRECT_S, MAX_SEED_SHARE, OTHERS, Pair, each_pair
 from internet.paths import PairMeter
 
 pytestmark = [pytest.mark.internet, pytest.mark.timeout(180)]
@@ -42,7 +42,7 @@ def conversation(request: pytest.FixtureRequest, open_lab: OpenLab, figures: Rep
         meter = PairMeter(nodes.lab, pair.one, pair.other)
         calling = one.tell("call", peer=other.peer_id, num=10_000, pause_s=0.1, num_bytes=2000)
         talking = one.tell("talk", peer=other.peer_id, seconds=60, pause_s=0.1, num_bytes=2000)
-        direct_s = meter.wait_direct(within_s=MAX_DIRECT_S + 2)
+        direct_s = meter.wait_direct(within_s=pair.look_s)
         meter = PairMeter(nodes.lab, pair.one, pair.other)
         drunk = one.tell("drink", peer=other.peer_id, num=NUM_MESSAGES).result()
         shares = meter.shares()
@@ -67,7 +67,7 @@ def conversation(request: pytest.FixtureRequest, open_lab: OpenLab, figures: Rep
     return found
 
 
-@each_pair("conversation", with_path=False, more=[NEIGHBOURS], quick=QUICK)
+@each_pair("conversation", with_path=False, more=OTHERS, quick=QUICK)
 def test_calls_are_answered_and_streams_lose_nothing(conversation: Conversation) -> None:
     assert conversation.failures == []
     assert conversation.num_calls >= 5
@@ -75,7 +75,7 @@ def test_calls_are_answered_and_streams_lose_nothing(conversation: Conversation)
     assert conversation.longest_pause_s < MAX_PAUSE_S
 
 
-@each_pair("conversation", with_path=True, more=[NEIGHBOURS], quick=QUICK)
+@each_pair("conversation", with_path=True, more=OTHERS, quick=QUICK)
 def test_path_is_direct_soon_and_a_long_stream_takes_it(conversation: Conversation) -> None:
     assert conversation.direct_s is not None
     assert conversation.direct_s <= MAX_DIRECT_S

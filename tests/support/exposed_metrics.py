@@ -13,7 +13,7 @@ from swarm.network.dht.record_dht import DhtCounts
 from swarm.network.link_diagnosis import SlowLink
 from swarm.network.membership import MembershipCounters
 from swarm.network.relay.relay import RelayCounts
-from swarm.network.traffic import Traffic
+from swarm.network.traffic import PATH_KINDS, PeerPath, Traffic
 from swarm.serving.engine.engine import EngineLoad
 from swarm.training.member.trainer_events import (
     IntervalDone,
@@ -80,6 +80,10 @@ def whole_registry() -> Iterator[Registry]:
     node.shift.leaving.is_set = lambda: False
     node.network.network_id, node.network.peer_id = "tests", "12D3Koo"
     node.membership.all_known_rtts_s = lambda: [0.01, 0.02, 0.3]
+    node.peer_paths = lambda: {
+        kind: PeerPath(kind=kind, sent_bytes=1, received_bytes=2) for kind in PATH_KINDS if kind != "dialled back"
+    }
+    node.membership.known_rtts_ms = lambda paths: {"direct": 20.0, "relayed": 300.0}
     node.membership.counters = MembershipCounters(num_publish_failures=1, num_malformed=2, num_dropped=3)
     relay = RelayCounts(throttled_s=2.5)
     relay.refusals["idle"] = 4

@@ -74,6 +74,11 @@ NODE: MetricGroup = {
         "when a round trip is measured: servers do so every 20 s, gateways before they choose a chain",
         stat="`min`, `median` or `max` over the peers",
     ),
+    "swarm_peer_path_rtt_seconds": _gauge(
+        "Median round trip to the connected peers of which it is known; absent where there are none.",
+        "as connections and round trips change, both measured ones and those that traffic shows",
+        peer=_PATH,
+    ),
 }
 NETWORK: MetricGroup = {
     "swarm_link_receive_bytes_per_second": _gauge(

@@ -16,7 +16,7 @@ from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 from swarm.network.link_diagnosis import SlowKind, SlowLink
 from swarm.network.traffic import PATH_KINDS
 from swarm.training.member import trainer_events as events
-from swarm_protocol.records import RoundReport
+from swarm_protocol.records import PathKind, RoundReport
 from swarm_protocol.version import software_version
 
 from swarm_node.metrics.metric_registry import Reading, Registry
@@ -44,17 +44,30 @@ def read_node(node: Node) -> Iterator[Reading]:
     for stat, of in (("min", min), ("median", statistics.median), ("max", max)):
         if rtts_s:
             yield Reading("swarm_peer_rtt_seconds", of(rtts_s), {"stat": stat})
+    yield from _rtts_by_path(node)
     counters = node.membership.counters
     yield Reading("swarm_membership_publish_failures_total", counters.num_publish_failures)
     yield Reading("swarm_membership_records_malformed_total", counters.num_malformed)
     yield Reading("swarm_membership_records_dropped_total", counters.num_dropped)
 
 
+def _rtts_by_path(node: Node) -> Iterator[Reading]:
+    paths = node.peer_paths()
+    rtts_ms = node.membership.known_rtts_ms(paths)
+    for kind in PATH_KINDS:
+        if known := [rtt_ms for peer_id, rtt_ms in rtts_ms.items() if paths[peer_id].kind == kind]:
+            yield Reading("swarm_peer_path_rtt_seconds", statistics.median(known) / 1e3, _label(kind))
+
+
+def _label(kind: PathKind) -> dict[str, str]:
+    return {"peer": kind.replace(" ", "_")}
+
+
 def read_network(network: Libp2pNetwork) -> Iterator[Reading]:
     traffic, dht, relay = network.traffic, network.dht_counts, network.relay_counts
     num_connected = traffic.num_connected
     for kind in PATH_KINDS:
-        peer = {"peer": kind.replace(" ", "_")}
+        peer = _label(kind)
         yield Reading("swarm_network_sent_bytes_total", traffic.sent_bytes[kind], peer)
         yield Reading("swarm_network_received_bytes_total", traffic.received_bytes[kind], peer)
         yield Reading("swarm_network_num_connected_peers", num_connected[kind], peer)

@@ -26,6 +26,14 @@ def test_dashboard_shows_a_real_network(seed: Seed, member: Node, start_node: St
     names = {each["name"] for each in httpx.get(f"{url}/api/v1/nodes", timeout=10).json()}
     assert names
     assert "doctor" not in names, "it was here, and lends nothing"
+
+    def path_to_the_seed() -> dict[str, object]:
+        nodes = {each["peer_id"]: each for each in httpx.get(f"{url}/api/v1/nodes", timeout=10).json()}
+        return nodes[seed.peer_id]["from_here"] or {}
+
+    # its lookups go to the seed, whose answers tell the round trip
+    wait_until(lambda: path_to_the_seed().get("rtt_ms") is not None, "the path is looked at", START_S)
+    assert path_to_the_seed()["kind"] == "direct"
     overview = httpx.get(f"{url}/api/v1/overview", timeout=10).json()
     assert overview["stale"] is None
     assert overview["nodes_by_state"]["alive"] >= 3

@@ -266,7 +266,7 @@ async def _arrive(node: Node, network: Libp2pNetwork) -> None:
         listens=not all(map(is_loopback, node.config.listen)),
         is_symmetric=network.is_behind_symmetric_nat,
     )
-    node.steps.done("reachability", meaning)
+    node.steps.done("reachability", str(meaning))
     await node.announce()
     node.emitter.emit(
         "ready",

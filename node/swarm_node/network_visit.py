@@ -14,6 +14,7 @@ from swarm_protocol.dht_messages import Contact
 from swarm_protocol.errors import PeerTimeout
 from swarm_protocol.identity import Identity
 
+from swarm_node.node import RelayUse
 from swarm_node.settings.config import Config
 
 T = TypeVar("T")
@@ -31,6 +32,7 @@ async def visiting(
     listen: tuple[str, ...] = LOOPBACK,
     announce: tuple[str, ...] = (),
     remembered: tuple[Contact, ...] = (),
+    relay: RelayUse = "none",
 ) -> AsyncIterator[tuple[Libp2pNetwork, Membership]]:
     """Join the network of `config` through its peers, or `remembered` ones, or, if it listens beyond this machine,
     those of the local network. Raises StartError or PeerError."""
@@ -44,6 +46,7 @@ async def visiting(
             remembered=remembered,
             listen=listen,
             announce=announce,
+            relay=relay,
             mdns=config.mdns,
         )
         network = await Libp2pNetwork.create(options)

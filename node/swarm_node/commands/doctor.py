@@ -208,7 +208,10 @@ async def check_network(config: Config) -> Iterable[Finding]:
         remedy = "give --peers the address of a seed"
         return [*findings, Finding("seeds", "warn", "no seed was named, so none was asked", remedy)]
     try:
-        async with visiting(config, listen=listen, announce=config.announce, remembered=known) as (network, membership):
+        async with visiting(config, listen=listen, announce=config.announce, remembered=known, relay=config.relay) as (
+            network,
+            membership,
+        ):
             return [*findings, *await _look_around(config, network, membership)]
     except SwarmError as error:
         about = "clock" if "clock" in error.message else "seeds"
@@ -242,20 +245,21 @@ async def _look_around(config: Config, network: Libp2pNetwork, membership: Membe
         )
     )
     num_nodes = sum(record.role != "visitor" for record in (await membership.nodes()).values())
-    found = await network.reachability(timeout_s=reachability.MEASURE_TIMEOUT_S)
+    found = await network.reachability(timeout_s=reachability.EXAMINE_TIMEOUT_S)
     addrs = await network.addrs()
     is_local = all(map(is_loopback, (*config.listen, *config.peers)))
     is_reached = found == "public" or is_local
+    meaning = reachability.explain(
+        found,
+        addrs,
+        listens=not all(map(is_loopback, config.listen)),
+        is_symmetric=network.is_behind_symmetric_nat,
+    )
     reached = Finding(
         check="reachability",
         result="ok" if is_reached else "warn",
-        message=reachability.explain(
-            found,
-            addrs,
-            listens=not all(map(is_loopback, config.listen)),
-            is_symmetric=network.is_behind_symmetric_nat,
-        ),
-        remedy="" if is_reached else "forward a TCP port to this machine, and name it with --listen",
+        message=str(meaning) if is_reached else meaning.meaning,
+        remedy="" if is_reached else meaning.remedy,
     )
     return [
         Finding(

@@ -3,39 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from swarm.network.multiaddr import is_relayed
 from swarm_protocol.records import Reachability
 
 from swarm_node.formatting import Reach, reach
 
 MEASURE_TIMEOUT_S = 3.0
-"""Time for peers to dial this node back. What they find later is shown by status, and told to others."""
+"""Time for peers to dial a node back that starts. What they find later is shown by status, and told to others."""
 
-_MEANINGS: Mapping[Reach, str] = {
-    "public": "others reach this node directly",
-    "local network only": "only from this machine and its local network; a forwarded TCP port lets others in",
-    "this machine only": "only from this machine; --listen /ip4/0.0.0.0/tcp/4001 lets others in",
-    "relay": "behind a NAT: a direct path where the other side allows one, relays elsewhere; a forwarded TCP port or "
-    "UPnP would open it to all",
-    "unknown": "nobody has confirmed that others reach this node; if they do not, forward a TCP port to it",
+EXAMINE_TIMEOUT_S = 10.0
+"""Time for them where the answer is what was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What is in the way of other nodes, and what would open it; no `remedy` if nothing is."""
+
+    meaning: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.meaning}; {self.remedy}" if self.remedy else self.meaning
+
+
+_OPEN_A_PORT = "a forwarded TCP port or UPnP would open it to all"
+_LISTEN = "--listen /ip4/0.0.0.0/tcp/4001"
+_MEANINGS: Mapping[Reach, Explanation] = {
+    "public": Explanation("others reach this node directly"),
+    "local network only": Explanation(
+        "only from this machine and its local network", "a forwarded TCP port would let others in"
+    ),
+    "this machine only": Explanation(
+        "only from this machine, which has no address in a network", "connect it to a network"
+    ),
+    "relay": Explanation(
+        "behind a NAT or a firewall: a direct path where the other side allows one, relays elsewhere", _OPEN_A_PORT
+    ),
+    "unknown": Explanation(
+        "nobody has confirmed that others reach this node", "if they do not, forward a TCP port to it"
+    ),
 }
-
-_SYMMETRIC = (
-    "behind a NAT that uses another port for each peer: a direct path to public peers, relays elsewhere; a forwarded "
-    "TCP port or UPnP would open it to all"
+_SYMMETRIC = Explanation(
+    "behind a NAT that uses another port for each peer: a direct path to public peers, relays elsewhere", _OPEN_A_PORT
 )
-_NO_LISTENER = (
-    "through relays only, as it does not listen beyond this machine; --listen /ip4/0.0.0.0/tcp/4001 allows direct paths"
+_LOCAL_LISTENER = Explanation(
+    "only from this machine, as it does not listen beyond it", f"{_LISTEN} would let others in"
+)
+_NO_LISTENER = Explanation(
+    "nobody can connect to it, as it does not listen beyond this machine: a direct path to public peers, relays "
+    "elsewhere",
+    f"{_LISTEN} would allow more direct paths",
 )
 
 
-def explain(found: Reachability, addrs: Sequence[str], *, listens: bool, is_symmetric: bool) -> str:
+_RELAYS_YET = Explanation(
+    "through relays; nobody has confirmed yet that others reach this node directly",
+    "if they do not, forward a TCP port to it",
+)
+
+
+def explain(found: Reachability, addrs: Sequence[str], *, listens: bool, is_symmetric: bool) -> Explanation:
     """Return the meaning of `found` for people, with what they can do about it.
 
     `addrs` are announced; `listens` tells whether peers beyond this machine could connect, `is_symmetric` whether the
     NAT uses another port for each peer.
     """
     meaning = reach(found, addrs)
-    if meaning == "relay" and not listens:
-        return _NO_LISTENER
-    return _SYMMETRIC if meaning == "relay" and is_symmetric else _MEANINGS[meaning]
+    if not listens and meaning in ("this machine only", "relay", "unknown"):
+        return _LOCAL_LISTENER if meaning == "this machine only" else _NO_LISTENER
+    is_known_by_relays = meaning == "relay" or (meaning == "unknown" and any(map(is_relayed, addrs)))
+    if is_known_by_relays and is_symmetric:
+        return _SYMMETRIC
+    return _RELAYS_YET if is_known_by_relays and meaning == "unknown" else _MEANINGS[meaning]

@@ -93,6 +93,8 @@ def report_of(scenario: Scenario, measured: Measurements, sent_a_minute: Sequenc
             "records held, most": last.get("records_max"),
             "routing table, mean": last.get("peers_mean"),
             "routing table, most": last.get("peers_max"),
+            "peers whose addresses are known, mean": last.get("addresses_mean"),
+            "peers whose addresses are known, most": last.get("addresses_max"),
             "messages sent a minute": spread([messages for messages, _ in sent_a_minute]),
             "bytes sent a minute": spread([num_bytes for _, num_bytes in sent_a_minute]),
         },

@@ -281,6 +281,8 @@ class World:
             "records_max": max(each.num_records for each in counts),
             "peers_mean": sum(each.num_peers for each in counts) / len(counts),
             "peers_max": max(each.num_peers for each in counts),
+            "addresses_mean": sum(each.num_addresses for each in counts) / len(counts),
+            "addresses_max": max(each.num_addresses for each in counts),
         }
         if (model := self.scenario.model) is not None:
             servers = {

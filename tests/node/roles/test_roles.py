@@ -30,6 +30,7 @@ from swarm_protocol.records import Reachability, TrainerRecord
 PEER = "12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"
 LOCAL = f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}"
 LAN = f"/ip6/fd00::7/tcp/1/p2p/{PEER}"
+RELAYED = f"/ip4/203.0.113.9/tcp/1/p2p/{PEER}/p2p-circuit/p2p/{PEER}"
 FAR = f"/ip4/203.0.113.7/tcp/1/p2p/{PEER}"
 
 
@@ -135,18 +136,26 @@ def test_training_that_is_to_end_says_what_it_waits_for(takes_s: float, lines: l
 @pytest.mark.parametrize(
     ("found", "addrs", "words"),
     [
-        ("unknown", [LOCAL], "--listen"),
-        ("unknown", [FAR], "forward a TCP port"),
+        ("unknown", [LOCAL], "no address in a network"),
+        ("unknown", [FAR], "nobody has confirmed that others reach this node; if they do not, forward a TCP port"),
+        ("unknown", [RELAYED, FAR], "through relays; nobody has confirmed yet"),
         ("public", [LOCAL], "only from this machine"),
         ("public", [FAR], "directly"),
         ("public", ["/ip4/10.0.0.7/tcp/1", LOCAL], "local network"),
-        ("relay", [FAR], "behind a NAT: a direct path where the other side allows one"),
+        ("relay", [FAR], "behind a NAT or a firewall: a direct path where the other side allows one"),
     ],
 )
 def test_explain_says_what_is_in_the_way_and_how_to_open_it(found: Reachability, addrs: list[str], words: str) -> None:
-    assert words in reachability.explain(found, addrs, listens=True, is_symmetric=False)
+    assert words in str(reachability.explain(found, addrs, listens=True, is_symmetric=False))
 
 
 def test_explain_names_a_symmetric_nat_and_a_node_without_a_listener() -> None:
-    assert "another port for each peer" in reachability.explain("relay", [], listens=True, is_symmetric=True)
-    assert "--listen" in reachability.explain("relay", [], listens=False, is_symmetric=True)
+    assert "another port for each peer" in reachability.explain("relay", [], listens=True, is_symmetric=True).meaning
+    for found, addrs in (("relay", [FAR]), ("unknown", []), ("unknown", [LOCAL]), ("public", [LOCAL])):
+        explained = reachability.explain(found, addrs, listens=False, is_symmetric=True)
+        assert "does not listen beyond" in explained.meaning
+        assert "--listen" in explained.remedy
+
+
+def test_explain_of_a_node_that_all_reach_has_no_remedy() -> None:
+    assert reachability.explain("public", [FAR], listens=True, is_symmetric=True).remedy == ""

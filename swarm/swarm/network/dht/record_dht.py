@@ -109,11 +109,12 @@ MAX_PEERS = 1024
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DhtCounts:
     """`num_records` are held here for everyone, `num_refused` were offered since the start and not in order, and
-    `num_peers` are in the routing table."""
+    `num_peers` are in the routing table. `num_addresses` are the peers whose addresses are known."""
 
     num_records: int
     num_refused: int
     num_peers: int
+    num_addresses: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +197,7 @@ class RecordDht:
             num_records=self._storage.num_records,
             num_refused=self._num_refused,
             num_peers=self._table.num_peers,
+            num_addresses=len(self._book),
         )
 
     async def ping(self, peer_id: str, addrs: Sequence[str] = ()) -> bool:
@@ -221,6 +223,8 @@ class RecordDht:
         turn, self._num_tended = self._num_tended, self._num_tended + 1
         heard_before_s = asyncio.get_running_loop().time() - DOUBT_S
         await asyncio.gather(*(self.ping(peer_id) for peer_id in self._table.doubtful(turn, heard_before_s)))
+        if turn % SEARCH_EVERY == 0:
+            self._book.forget_all_but(frozenset(self._table.peers))
         if turn < NUM_FIRST_SEARCHES or turn % SEARCH_EVERY == 0:
             await self.refresh()
 
@@ -526,6 +530,7 @@ def _is_held(answers: Sequence[StoreResponse | None]) -> bool:
 class AddressBook:
     def __init__(self) -> None:
         self._addrs: OrderedDict[str, tuple[str, ...]] = OrderedDict()
+        self._gone: set[str] = set()
 
     def learn(self, peer_id: str, addrs: Iterable[str]) -> None:
         """Take `addrs` from `peer_id` itself, in place of those that it gave before. Nothing if none can be dialled."""
@@ -536,6 +541,16 @@ class AddressBook:
         self._addrs.move_to_end(peer_id)
         if len(self._addrs) > MAX_PEERS:
             self._addrs.popitem(last=False)
+
+    def forget_all_but(self, peers: Container[str]) -> None:
+        """Forget who is not one of `peers`, and was not the last time either: who was lost just now may be dialled."""
+        gone = {peer_id for peer_id in self._addrs if peer_id not in peers}
+        for peer_id in gone & self._gone:
+            del self._addrs[peer_id]
+        self._gone = gone
+
+    def __len__(self) -> int:
+        return len(self._addrs)
 
     def of(self, peer_id: str) -> tuple[str, ...]:
         """The addresses that `peer_id` gave last; none if it is not known."""

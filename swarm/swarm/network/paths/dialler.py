@@ -19,6 +19,10 @@ LOCAL_S = 1.0
 """Time for a dial to private addresses alone: a peer in the same local network answers at once, and in another network
 nobody does."""
 
+DIRECT_S = 3.0
+"""Time for a dial to public addresses of a peer that relays lead to as well: twice across the world, and a SYN that was
+lost. An address that the peer has lost does not answer, and libp2p would wait for longer than callers do."""
+
 MAX_RELAYS = 2
 """Relays of a peer that are asked for an introduction, one after the other."""
 
@@ -36,7 +40,7 @@ class Dialler:
         failure = ControlError("no addresses")
         if direct:
             try:
-                async with asyncio.timeout(LOCAL_S if relayed and all(map(is_private, direct)) else None):
+                async with asyncio.timeout(_patience_s(direct) if relayed else None):
                     return await self._host.control.connect(peer_id, direct)
             except ControlError as error:
                 failure = error
@@ -48,6 +52,10 @@ class Dialler:
         if relayed:
             return await self._host.control.connect(peer_id, relayed)
         raise failure
+
+
+def _patience_s(direct: Sequence[str]) -> float:
+    return LOCAL_S if all(map(is_private, direct)) else DIRECT_S
 
 
 def _relays(relayed: Sequence[str]) -> list[tuple[str, list[str]]]:

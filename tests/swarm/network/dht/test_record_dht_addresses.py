@@ -31,3 +31,15 @@ def test_book_that_is_full_forgets_who_was_heard_of_longest_ago(monkeypatch: pyt
     for peer_id in ("a", "b", "a", "c"):
         book.learn(peer_id, (FAR,))
     assert [book.of(peer_id) for peer_id in "abc"] == [(FAR,), (), (FAR,)]
+
+
+def test_book_forgets_who_was_gone_twice() -> None:
+    book = AddressBook()
+    for peer_id in "abc":
+        book.learn(peer_id, (FAR,))
+    book.forget_all_but("ab")
+    assert book.of("c") == (FAR,)  # it may come back
+    book.forget_all_but("ac")
+    book.forget_all_but("ac")
+    assert [book.of(peer_id) for peer_id in "abc"] == [(FAR,), (), (FAR,)]
+    assert len(book) == 2

@@ -1,0 +1,107 @@
+"""The order in which the ways to a peer are tried: directly, by an introduction, through its relays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from swarm.network.libp2p.daemon_control import ControlError
+from swarm.network.libp2p.host import Host
+from swarm.network.paths import dialler
+from swarm.network.paths.dial_policy import DialPolicy
+from swarm.network.paths.dialler import Dialler
+from swarm.network.paths.introductions import Introductions
+from swarm.testing import virtual_time
+from swarm_protocol.identity import Identity
+
+PEER, RELAY, OTHER_RELAY = (Identity(bytes([i]) * 32).peer_id for i in (1, 2, 3))
+FAR, LAN, FOREIGN_LAN = "/ip4/44.7.7.7/tcp/4001", "/ip4/192.168.1.9/tcp/4001", "/ip4/10.9.9.9/tcp/4001"
+CIRCUIT = f"/ip4/44.1.1.1/tcp/4001/p2p/{RELAY}/p2p-circuit"
+OTHER_CIRCUIT = f"/ip4/44.2.2.2/tcp/4001/p2p/{OTHER_RELAY}/p2p-circuit"
+
+
+class World:
+    """A peer that is reached at some addresses, is silent at others, and refuses the rest."""
+
+    def __init__(self, reached: Sequence[str], silent: Sequence[str], introduces: Sequence[str]) -> None:
+        self.log: list[tuple[str, object]] = []
+        self._reached, self._silent, self._introduces = set(reached), set(silent), set(introduces)
+        host = SimpleNamespace(control=SimpleNamespace(connect=self._dial))
+        introductions = SimpleNamespace(connect=self._introduce)
+        policy = DialPolicy(own=("/ip4/192.168.1.2/tcp/4001",), given=(FAR,))
+        self.dialler = Dialler(cast(Host, host), cast(Introductions, introductions), lambda: policy)
+
+    async def _dial(self, _peer_id: str, addrs: Sequence[str]) -> None:
+        self.log.append(("dial", tuple(addrs)))
+        if self._reached & {*addrs}:
+            return
+        if self._silent & {*addrs}:
+            await asyncio.sleep(5)
+            raise ControlError("i/o timeout")
+        raise ControlError("connection refused")
+
+    async def _introduce(self, _peer_id: str, relay: str, relay_addrs: Sequence[str]) -> bool:
+        self.log.append(("introduce", (relay, tuple(relay_addrs))))
+        return relay in self._introduces
+
+
+def run(
+    case: Callable[[World], Coroutine[Any, Any, None]],
+    *,
+    reached: Sequence[str] = (),
+    silent: Sequence[str] = (),
+    introduces: Sequence[str] = (),
+) -> None:
+    virtual_time.run(case(World(reached, silent, introduces)))
+
+
+def test_direct_address_is_enough() -> None:
+    async def case(world: World) -> None:
+        await world.dialler.connect(PEER, (CIRCUIT, FAR, FOREIGN_LAN, LAN))
+        assert world.log == [("dial", (FAR, LAN))], "the private address of another network is not dialled"
+
+    run(case, reached=[FAR])
+
+
+def test_introduction_comes_before_the_relay_that_makes_it() -> None:
+    async def case(world: World) -> None:
+        await world.dialler.connect(PEER, (CIRCUIT, OTHER_CIRCUIT))
+        asked = [(RELAY, ("/ip4/44.1.1.1/tcp/4001",)), (OTHER_RELAY, ("/ip4/44.2.2.2/tcp/4001",))]
+        assert world.log == [("introduce", each) for each in asked]
+
+    run(case, introduces=[OTHER_RELAY], reached=[CIRCUIT])
+
+
+def test_relays_are_the_last_way_and_their_failure_is_told() -> None:
+    async def case(world: World) -> None:
+        await world.dialler.connect(PEER, (FAR, CIRCUIT))
+        assert world.log[0] == ("dial", (FAR,))
+        assert world.log[-1] == ("dial", (CIRCUIT,))
+        world._reached.clear()
+        with pytest.raises(ControlError, match="connection refused"):
+            await world.dialler.connect(PEER, (FAR, CIRCUIT))
+
+    run(case, reached=[CIRCUIT])
+
+
+@pytest.mark.parametrize(("addr", "seconds"), [(LAN, dialler.LOCAL_S), (FAR, dialler.DIRECT_S)])
+def test_address_where_nobody_answers_delays_a_relayed_peer_no_longer_than_it_must(addr: str, seconds: float) -> None:
+    async def case(world: World) -> None:
+        began_at = asyncio.get_running_loop().time()
+        await world.dialler.connect(PEER, (addr, CIRCUIT))
+        assert asyncio.get_running_loop().time() - began_at == pytest.approx(seconds)
+
+    run(case, silent=[addr], reached=[CIRCUIT])
+
+
+@pytest.mark.parametrize("addrs", [(), (FOREIGN_LAN,), ("/nonsense",)])
+def test_peer_without_an_address_that_is_worth_a_dial_is_not_dialled(addrs: tuple[str, ...]) -> None:
+    async def case(world: World) -> None:
+        with pytest.raises(ControlError, match="no addresses"):
+            await world.dialler.connect(PEER, addrs)
+        assert world.log == []
+
+    run(case, reached=[FOREIGN_LAN])

@@ -103,8 +103,8 @@ class Network(Protocol):
     async def serve_stream(self, method: str, handler: StreamHandler) -> None:
         """Answer `stream`s of `method`, each in a task of its own."""
 
-    def stop_serving(self, *methods: str) -> None:
-        """Refuse new calls and streams of `methods`, which may then be served anew. Those at work go on."""
+    def release(self, *methods: str) -> None:
+        """Let `methods` be served anew by other handlers. Until they are, the present ones answer."""
 
     async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
         """Sign `payload` as a record of this peer under `key` and store it with other peers.

@@ -130,9 +130,9 @@ class SimulatedNetwork:
         if self._streams is not None:
             await self._streams.serve_stream(method, handler)
 
-    def stop_serving(self, *methods: str) -> None:
+    def release(self, *methods: str) -> None:
         if self._streams is not None:
-            self._streams.stop_serving(*methods)
+            self._streams.release(*methods)
 
     async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
         if not self.host.is_up:

@@ -785,26 +785,33 @@ def test_close_breaks_what_this_node_waits_for_elsewhere(run: Run) -> None:
     run(case)
 
 
-def test_method_that_is_served_no_more_is_refused_and_can_be_served_anew(run: Run) -> None:
+def test_method_that_is_released_is_answered_until_another_handler_takes_it(run: Run) -> None:
     async def case(world: World) -> None:
         name = world.name()
 
-        async def greet(_peer_id: str, stream: Stream) -> None:
-            await stream.send(b"hello")
+        async def say(words: bytes) -> None:
+            async def answer(_peer_id: str, _request: bytes) -> bytes:
+                return words
 
-        for _ in range(2):
-            await world.a.serve(name, echo)
+            async def greet(_peer_id: str, stream: Stream) -> None:
+                await stream.send(words)
+
+            await world.a.serve(name, answer)
             await world.a.serve_stream(name, greet)
-            with pytest.raises(ValueError, match="served already"):
-                await world.a.serve(name, echo)
-            assert await world.b.call(world.a.peer_id, name, b"once", timeout_s=10) == b"once"
+
+        async def said() -> tuple[bytes, bytes]:
+            answer = await world.b.call(world.a.peer_id, name, b"", timeout_s=10)
             async with world.b.stream(world.a.peer_id, name, timeout_s=10) as stream:
-                assert await stream.receive() == b"hello"
-            world.a.stop_serving(name, "nonesuch")
-            with pytest.raises(PeerRefused, match="does not serve"):
-                await world.b.call(world.a.peer_id, name, b"again", timeout_s=10)
-            with pytest.raises(PeerRefused, match="does not serve"):
-                async with world.b.stream(world.a.peer_id, name, timeout_s=10) as stream:
-                    await stream.receive()
+                return answer, await stream.receive()
+
+        await say(b"first")
+        with pytest.raises(ValueError, match="served already"):
+            await world.a.serve(name, echo)
+        world.a.release(name, "nonesuch")
+        assert await said() == (b"first", b"first")
+        await say(b"second")
+        assert await said() == (b"second", b"second")
+        with pytest.raises(ValueError, match="served already"):
+            await world.a.serve_stream(name, echo_stream)
 
     run(case)

@@ -25,6 +25,7 @@ from swarm.serving.model.model_files import open_model
 from swarm.serving.server.deployment import Deployment
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.span_announcer import IDLE_S, LOOK_S
+from swarm.serving.server.span_server import SpanServer
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerRefused, PeerUnreachable, SessionError
@@ -216,6 +217,25 @@ def test_closed_server_refuses_and_is_withdrawn(boxes: Any, llama_dir: Path) -> 
 
     with no_leaks():
         virtual_time.run(scenario())
+
+
+def test_server_that_follows_a_closed_one_on_the_same_network_answers(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)]) as swarm:
+            assert await swarm.tokens() == swarm.expected()
+            (first,) = swarm.servers.values()
+            await first.close()
+            again = SpanServer(first._network, first.announcer._membership, llama_dir, name="tiny", start=0, end=6)
+            await again.start()
+            try:
+                async with asyncio.timeout(120):
+                    while {each.state for each in (await swarm.membership.servers("tiny")).values()} != {"serving"}:
+                        await asyncio.sleep(0.5)
+                assert await swarm.tokens() == swarm.expected()
+            finally:
+                await again.close()
+
+    virtual_time.run(scenario())
 
 
 @pytest.mark.parametrize("num_turns", range(4))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.envelope import Envelope
-from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, StartError, SwarmError
+from swarm_protocol.errors import PeerTimeout, PeerUnreachable, StartError, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import Reachability
 
@@ -68,6 +68,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Libp2pNetwork", "Libp2pOptions"]
 
+_CALL, _STREAM = range(2)
+
 H = TypeVar("H", UnaryHandler, StreamHandler)
 
 logger = logging.getLogger(__name__)
@@ -89,8 +91,9 @@ class Libp2pNetwork:
         self._reservations = Reservations(host, self._relay_candidates, reconnector.drop, wanted=wants_relays(options))
         self._watch = PathWatch(host, reconnector, self._kept_peers)
         self._entry = NetworkEntry()
-        self._calls_served: dict[str, UnaryHandler | None] = {}  # None: not any more
-        self._streams_served: dict[str, StreamHandler | None] = {}
+        self._calls_served: dict[str, UnaryHandler] = {}
+        self._streams_served: dict[str, StreamHandler] = {}
+        self._released: set[tuple[int, str]] = set()
         loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = loop.create_future()
         self._start_error: BaseException | None = None
@@ -302,24 +305,21 @@ class Libp2pNetwork:
 
     async def serve(self, method: str, handler: UnaryHandler) -> None:
         async def answer(peer_id: str, request: bytes) -> bytes:
-            return await _served(self._calls_served[method], method)(peer_id, request)
+            return await self._calls_served[method](peer_id, request)
 
-        if self._claim(self._calls_served, method, handler):
+        if self._claim(self._calls_served, (_CALL, method), handler):
             await self._streams.serve(self._name("bulk", method), self._calls.bulk_handler(answer))
             await self._host.serve(self._name("call", method), self._calls.unary_answer(answer))
 
     async def serve_stream(self, method: str, handler: StreamHandler) -> None:
         async def answer(peer_id: str, stream: Stream) -> None:
-            await _served(self._streams_served[method], method)(peer_id, stream)
+            await self._streams_served[method](peer_id, stream)
 
-        if self._claim(self._streams_served, method, handler):
+        if self._claim(self._streams_served, (_STREAM, method), handler):
             await self._streams.serve(self._name("stream", method), answer)
 
-    def stop_serving(self, *methods: str) -> None:
-        for method in methods:
-            for served in (self._calls_served, self._streams_served):
-                if method in served:
-                    served[method] = None  # the daemon keeps the name
+    def release(self, *methods: str) -> None:
+        self._released.update((kind, method) for method in methods for kind in (_CALL, _STREAM))
 
     # --- records ------------------------------------------------------------------------------------------------------
 
@@ -472,21 +472,17 @@ class Libp2pNetwork:
     def _name(self, kind: str, method: str) -> str:
         return f"{self._prefix}{kind}/{method}"
 
-    def _claim(self, served: dict[str, H | None], method: str, handler: H) -> bool:
-        """Have `handler` answer `method` from now on, and return whether the daemon does not know the name yet."""
+    def _claim(self, served: dict[str, H], kind_and_method: tuple[int, str], handler: H) -> bool:
+        """Have `handler` answer a method from now on, and return whether the daemon does not know its name yet."""
         self._check_open()
+        _, method = kind_and_method
         is_new = method not in served
-        if served.get(method) is not None:
+        if not is_new and kind_and_method not in self._released:
             raise ValueError(f"{method!r} is served already")
+        self._released.discard(kind_and_method)
         served[method] = handler
         return is_new
 
     def _check_open(self) -> None:
         if self._closing or self._failure.done():
             raise PeerUnreachable("this node's network has ended", remedy="restart this node")
-
-
-def _served(handler: H | None, method: str) -> H:
-    if handler is None:
-        raise PeerRefused(f"the peer does not serve {method} any more", remedy="ask another peer")
-    return handler

@@ -250,6 +250,7 @@ class MemoryNetwork:
         self._network_id = network_id
         self._access = access
         self._handlers: dict[str, _Serve] = {}
+        self._released: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_calls: Counter[str] = Counter()
         self._records = RecordStore(network_id, self.now)
@@ -297,10 +298,8 @@ class MemoryNetwork:
     async def serve_stream(self, method: str, handler: StreamHandler) -> None:
         self._add_handler(f"stream/{method}", handler)
 
-    def stop_serving(self, *methods: str) -> None:
-        for method in methods:
-            self._handlers.pop(f"{_CALL}{method}", None)
-            self._handlers.pop(f"stream/{method}", None)
+    def release(self, *methods: str) -> None:
+        self._released.update(name for method in methods for name in (f"{_CALL}{method}", f"stream/{method}"))
 
     async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
         envelope = seal_record(
@@ -365,8 +364,9 @@ class MemoryNetwork:
 
     def _add_handler(self, method: str, serve: _Serve) -> None:
         self._check_up()
-        if method in self._handlers:
+        if method in self._handlers and method not in self._released:
             raise ValueError(f"{method} is served already")
+        self._released.discard(method)
         self._handlers[method] = serve
 
     @asynccontextmanager

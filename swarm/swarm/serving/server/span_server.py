@@ -187,7 +187,7 @@ class SpanServer:
         main, self._main = self._main, None
         self._leave()
         methods = (FILES_METHOD, SESSION_METHOD, KV_METHOD, FORWARD_METHOD, BACKWARD_METHOD)
-        self._network.stop_serving(*(f"{method}/{self.name}" for method in methods))
+        self._network.release(*(f"{method}/{self.name}" for method in methods))
         main.cancel()
         try:
             # not `await main`, which could not tell its own cancellation from that of the caller

@@ -43,8 +43,6 @@ class RoundService:
     async def open(self) -> None:
         network, methods = self._context.network, self._context.methods
         donor = Donor(self._context.replica)
-        # an earlier member of this run on this node has ended, and only gave its states
-        network.stop_serving(*methods.all)
         await network.serve(methods.alive, _on_alive)
         await network.serve(methods.standing, self._on_standing)
         await network.serve(methods.ready, self._on_ready)
@@ -59,8 +57,9 @@ class RoundService:
         await network.serve_stream(methods.follow, self._on_follow)
 
     def close(self) -> None:
-        """Take part in no more rounds. States and parts are still served."""
+        """Take part in no more rounds. States and parts are still served, until a later member of the run does it."""
         self._closed = True
+        self._context.network.release(*self._context.methods.all)
         self.set_driver(None)
 
     def set_driver(self, driver: RoundDriver | None) -> None:

@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 import torch
 from support.leaks import no_leaks
-from support.training_swarm import NUM_VALUES, Swarm, SyntheticInner, assert_equal_steps, config, signed
+from support.training_swarm import (
+    NUM_VALUES,
+    Swarm,
+    SyntheticInner,
+    assert_equal_steps,
+    config,
+    identity_of,
+    setup_of,
+    signed,
+)
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
@@ -598,3 +607,36 @@ def test_what_a_member_asks_while_all_train_does_not_grow_with_the_run(monkeypat
     few, many = virtual_time.run(asked_a_minute(4)), virtual_time.run(asked_a_minute(12))
     assert few == pytest.approx(many, rel=0.1)
     assert many == pytest.approx((60 / WATCH_S * NUM_WATCHED, 60 / LIST_S), rel=0.1)
+
+
+def test_member_that_left_takes_part_again_on_the_same_network(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, logger="swarm")
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=6)) as swarm:
+            stays, leaves = await swarm.join("stays"), await swarm.join("leaves")
+            while not leaves.of(OuterStep):
+                await asyncio.sleep(0.05)
+            leaves.trainer.stop()
+            await swarm.finish("leaves")
+            await leaves.trainer.close()
+            inner, events = SyntheticInner(), list[TrainingEvent]()
+            again = RunMember(
+                leaves.network,
+                leaves.trainer._membership,
+                identity_of("leaves"),
+                swarm.run,
+                on_event=events.append,
+                options=RunMemberOptions(setup=setup_of(inner, swarm.run.config.fragments), clock=inner.clock),
+            )
+            try:
+                await again.run()
+                await swarm.finish("stays")
+                assert any(isinstance(event, OuterStep) for event in events)
+                assert again.state is not None
+                assert stays.trainer.state is not None
+                assert again.digest == stays.trainer.digest
+            finally:
+                await again.close()
+
+    virtual_time.run(main())

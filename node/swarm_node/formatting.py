@@ -42,6 +42,11 @@ def size(num_bytes: float) -> str:
     return f"{digits(num_bytes / 2 ** (10 * power))} {BYTE_UNITS[power]}"
 
 
+def whole_mebibytes(num_bytes: int) -> str:
+    """Format what a dashboard tells of a path, in whole MiB: `under 1 MiB`, `4.8 GiB`."""
+    return size(num_bytes) if num_bytes >= 2**20 else "under 1 MiB"
+
+
 def decimal_size(num_bytes: float) -> str:
     """`412 GB`, in powers of 1000, as providers of traffic count."""
     for unit_bytes, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):

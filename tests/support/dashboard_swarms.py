@@ -83,7 +83,9 @@ def _from_here(number: int) -> PathView | None:
     if number % 3 == 0:
         return None
     rtt_ms = None if number % 7 == 1 else 0.4 + number % 200
-    return PathView(kind=PATH_KINDS[number % 4], rtt_ms=rtt_ms, sent_bytes=number * 70_000, received_bytes=number * 900)
+    return PathView(
+        kind=PATH_KINDS[number % 4], rtt_ms=rtt_ms, sent_bytes=number * 7 * 2**20, received_bytes=number // 9 * 2**20
+    )
 
 
 class _Invention:

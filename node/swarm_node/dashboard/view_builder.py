@@ -32,6 +32,8 @@ from swarm_node.formatting import REACHES, reach, shown
 from swarm_node.network_snapshot import NetworkSnapshot
 
 MONTH_S = 30 * 86400.0
+STEP_BYTES = 2**20
+"""Of the bytes of a path that are shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +154,14 @@ def node_views(snapshot: NetworkSnapshot, memo: RecordMemo[NodeRecord, NodeView]
 
 def _path_view(snapshot: NetworkSnapshot, peer_id: str) -> PathView | None:
     path = snapshot.paths.get(peer_id)
-    return None if path is None else PathView.of(path, rtt_ms=snapshot.rtts_ms.get(peer_id))
+    if path is None:
+        return None
+    return PathView(
+        kind=path.kind,
+        rtt_ms=snapshot.rtts_ms.get(peer_id),
+        sent_bytes=path.sent_bytes // STEP_BYTES * STEP_BYTES,
+        received_bytes=path.received_bytes // STEP_BYTES * STEP_BYTES,
+    )
 
 
 def counted_paths(nodes: Iterable[NodeView]) -> dict[str, int]:

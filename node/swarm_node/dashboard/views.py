@@ -28,7 +28,10 @@ class View(BaseModel):
 
 
 class PathView(View):
-    """How the node that looks is connected to a peer, and the payload bytes exchanged with it."""
+    """How the node that looks is connected to a peer, and the payload bytes exchanged with it.
+
+    The bytes are rounded down to whole MiB: visitors of a gateway's dashboard could tell the lengths of answers else.
+    """
 
     kind: PathKind
     rtt_ms: float | None

@@ -36,6 +36,7 @@ from swarm_node.formatting import (
     round_trip,
     size,
     sparkline,
+    whole_mebibytes,
 )
 
 FULL, PART, NONE = "█", "▒", "·"
@@ -261,7 +262,7 @@ def node(view: NodeDetail, width: int) -> Iterator[Line]:
 def _from_here(path: PathView | None) -> str:
     if path is None:
         return "not connected"
-    moved = f"{size(path.sent_bytes)} sent, {size(path.received_bytes)} received"
+    moved = f"{whole_mebibytes(path.sent_bytes)} sent, {whole_mebibytes(path.received_bytes)} received"
     return f"{path.kind}, {round_trip(path.rtt_ms)}, {moved}"
 
 

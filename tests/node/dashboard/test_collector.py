@@ -58,7 +58,7 @@ async def test_a_node_is_shown_with_its_own_counts_and_the_path_of_the_dashboard
     alder = await found.join("alder", paths=PathCounts(direct=3, punched=2))
     birch = await found.join("birch", paths=PathCounts(relayed=1))
     await found.join("an older version")
-    found.paths[alder] = PeerPath(kind="punched", sent_bytes=10, received_bytes=20)
+    found.paths[alder] = PeerPath(kind="punched", sent_bytes=3 * 2**20 + 10, received_bytes=2**20 - 1)
     await found.membership.rtt_s(alder)
     await asyncio.sleep(1)
     await found.looks(2)
@@ -72,14 +72,14 @@ async def test_a_node_is_shown_with_its_own_counts_and_the_path_of_the_dashboard
     path = nodes["alder"].from_here
     assert path is not None
     assert path.rtt_ms is not None
-    assert path == PathView(kind="punched", rtt_ms=path.rtt_ms, sent_bytes=10, received_bytes=20)
+    assert path == PathView(kind="punched", rtt_ms=path.rtt_ms, sent_bytes=3 * 2**20, received_bytes=0), "whole MiB"
     assert nodes["birch"].from_here is None
 
     found.paths[birch] = PeerPath(kind="relayed", sent_bytes=1, received_bytes=2)
     del found.paths[alder]
     await found.looks(2)
     nodes = {node.name: node for node in found.collector.nodes()}
-    assert nodes["birch"].from_here == PathView(kind="relayed", rtt_ms=None, sent_bytes=1, received_bytes=2)
+    assert nodes["birch"].from_here == PathView(kind="relayed", rtt_ms=None, sent_bytes=0, received_bytes=0)
     assert nodes["alder"].from_here is None
 
 

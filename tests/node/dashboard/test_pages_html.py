@@ -18,8 +18,8 @@ from support.dashboard_swarms import example_source
 from swarm.network.traffic import PATH_KINDS
 from swarm_node.dashboard import pages, wording
 from swarm_node.dashboard.views import NodeDetail, NodeView
-from swarm_node.dashboard.wording import clock, num_bytes
-from swarm_node.formatting import path_counts, plural
+from swarm_node.dashboard.wording import clock
+from swarm_node.formatting import path_counts, plural, whole_mebibytes
 from swarm_protocol.records import PathKind
 
 MAX_HTML_BYTES = 250_000
@@ -122,7 +122,7 @@ def test_a_node_shows_the_path_from_here_and_its_own_counts(client: TestClient, 
         assert node.from_here is not None
         text = client.get(f"/nodes/{node.peer_id}").text
         assert f"{kind}, " in text
-        assert f"{num_bytes(node.from_here.sent_bytes)} sent to it, " in text
+        assert f"{whole_mebibytes(node.from_here.sent_bytes)} sent to it, " in text
         assert node.paths is not None
         assert f"{plural(sum(node.paths.values()), 'peer')}: {path_counts(node.paths)}" in text
     text = client.get("/nodes", params={"q": shown["punched"].name}).text

@@ -120,14 +120,14 @@ def test_whole_picture_keeps_to_its_width_and_holds_nothing_that_moves_the_curso
 
 def test_node_shows_the_path_from_here_and_what_it_counts_itself() -> None:
     source = swarm(8)
-    path = PathView(kind="dialled back", rtt_ms=31.26, sent_bytes=3 * 2**20, received_bytes=512)
+    path = PathView(kind="dialled back", rtt_ms=31.26, sent_bytes=3 * 2**20, received_bytes=0)
     paths = PathCounts(direct=1, punched=2).by_kind()
     detail = asyncio.run(source.node(source.nodes()[0].peer_id))
     assert detail is not None
     near = detail.model_copy(update={"node": detail.node.model_copy(update={"from_here": path, "paths": paths})})
     lines = rendering.node(near, 100).plain.splitlines()
     assert "connected to 1 direct, 2 punched" in lines
-    assert "from here: dialled back, 31.3 ms, 3 MiB sent, 512 B received" in lines
+    assert "from here: dialled back, 31.3 ms, 3 MiB sent, under 1 MiB received" in lines
     apart = detail.model_copy(update={"node": detail.node.model_copy(update={"from_here": None, "paths": None})})
     lines = rendering.node(apart, 100).plain.splitlines()
     assert {"connected to –", "from here: not connected"} <= set(lines)

@@ -55,7 +55,7 @@ class FindRequest(wire.WireMessage):
 class Contact(Checked):
     """A node and where it can be dialled, without the final /p2p/<peer_id>. Nothing vouches for the addresses."""
 
-    REMEMBERED = 2**15  # nodes name the same ten peers again and again
+    REMEMBERED = 2**13  # nodes name the same ten peers again and again; 40 MiB if all are as large as may be
 
     peer_id: PeerId
     addrs: Addrs = ()

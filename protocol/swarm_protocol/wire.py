@@ -123,26 +123,67 @@ def writer(value_type: type[Any], descriptor: Any, forms: Forms = _NO_FORMS) -> 
     lines, names = [], dict[str, Any]()
     inner = _inner_types(value_type)
     for field in descriptor.fields:
-        name, form, presence_guard = field.name, forms.get(field.name), f"if value.{field.name} is not None: "
+        name, form = field.name, forms.get(field.name)
         if form is not None:
             names[f"write_{name}"] = form.write
         elif name in inner:
-            names[f"write_{name}"] = writer(inner[name], field.message_type)
-        if field.is_repeated and name in inner:
-            lines.append(f"for each in value.{name}: write_{name}(sent.{name}.add(), each)")
-        elif field.is_repeated:
-            content = f"value.{name}" if form is None else f"write_{name}(value.{name})"
-            lines.append(f"sent.{name}.{'update' if _is_map(field) else 'extend'}({content})")
-        elif field.message_type is not None:
-            lines.append(f"{presence_guard}write_{name}(sent.{name}, value.{name})")
-        elif form is not None:
-            lines.append(f"sent.{name} = write_{name}(value.{name})")
-        else:
-            lines.append(f"{presence_guard if field.has_presence else ''}sent.{name} = value.{name}")
+            names[f"write_{name}"] = _inner_writer(inner[name], field)
+        lines.append(_writing_line(field, form, is_inner=name in inner and form is None))
     if not any(line.startswith("sent.") and " = " in line for line in lines):
         lines.append("sent.SetInParent()")  # a message of which no field is set is there, too
     write: Callable[[Any, Any], None] = made_function("write", "sent, value", lines, names)
     return write
+
+
+def _writing_line(field: Any, form: FieldForm | None, *, is_inner: bool) -> str:
+    """Return the line of `writer` that fills `field`."""
+    name, presence_guard = field.name, f"if value.{field.name} is not None: "
+    if field.is_repeated and is_inner:
+        return f"for each in value.{name}: write_{name}(sent, each)"
+    if field.is_repeated:
+        content = f"value.{name}" if form is None else f"write_{name}(value.{name})"
+        return f"sent.{name}.{'update' if _is_map(field) else 'extend'}({content})"
+    if field.message_type is not None:
+        return f"{presence_guard}write_{name}(sent.{name}, value.{name})"
+    if form is not None:
+        return f"sent.{name} = write_{name}(value.{name})"
+    return f"{presence_guard if field.has_presence else ''}sent.{name} = value.{name}"
+
+
+def _inner_writer(value_type: Any, field: Any) -> Callable[[Any, Any], None]:
+    """Return `write(sent, value)`, which fills a field's message, or adds one to the message that has a repeated field.
+    Of a class whose values are `REMEMBERED` each is encoded once."""
+    write = writer(value_type, field.message_type)
+    if not field.is_repeated:
+        return write
+    name, tag = field.name, encode_varint(field.number << 3 | _DELIMITED)
+    message_type: Any = field.message_type._concrete_class
+
+    @lru_cache(maxsize=getattr(value_type, "REMEMBERED", 0))
+    def encoded(value: Any) -> bytes:
+        message = message_type()
+        write(message, value)
+        content: bytes = message.SerializeToString(deterministic=True)
+        return tag + encode_varint(len(content)) + content
+
+    def add_remembered(sent: Any, value: Any) -> None:
+        sent.MergeFromString(encoded(value))
+
+    def add(sent: Any, value: Any) -> None:
+        write(getattr(sent, name).add(), value)
+
+    return add_remembered if hasattr(value_type, "REMEMBERED") else add
+
+
+def _inner_reader(value_type: Any, descriptor: Any) -> Callable[[Any], Any]:
+    """Return what makes a `value_type` of its message. Of a class whose values are `REMEMBERED` each is decoded, and
+    checked, once."""
+    read, message_type = reader(value_type, descriptor), descriptor._concrete_class
+    if not hasattr(value_type, "REMEMBERED"):
+        return read
+
+    decoded = lru_cache(maxsize=value_type.REMEMBERED)(lambda data: read(message_type.FromString(data)))
+    return lambda sent: decoded(sent.SerializeToString())
 
 
 def reader(value_type: Callable[..., T], descriptor: Any, forms: Forms = _NO_FORMS) -> Callable[..., T]:
@@ -159,7 +200,7 @@ def reader(value_type: Callable[..., T], descriptor: Any, forms: Forms = _NO_FOR
             names[f"read_{name}"] = form.read
             content = f"read_{name}(sent.{name})"
         elif name in inner:
-            names[f"read_{name}"] = reader(inner[name], field.message_type)
+            names[f"read_{name}"] = _inner_reader(inner[name], field.message_type)
             read_one = f"read_{name}({'each' if field.is_repeated else content})"
             content = f"tuple([{read_one} for each in {content}])" if field.is_repeated else read_one
         elif field.is_repeated:

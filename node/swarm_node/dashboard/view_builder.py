@@ -73,6 +73,7 @@ class ViewBuilder:
         p50_s, p95_s = first_token_s(snapshot.nodes.records)
         speeds = [detail.model.tokens_per_s for detail in models.values() if detail.model.tokens_per_s is not None]
         training_speeds = [run.tokens_per_s for run in runs.values() if run.tokens_per_s is not None]
+        paused = [node for node in nodes.values() if node.pause and node.state == "alive"]
         overview = Overview(
             at=snapshot.at,
             stale=None,
@@ -93,6 +94,10 @@ class ViewBuilder:
             joins_24h=0,
             leaves_24h=0,
             happenings=(),
+            num_paused=len(paused),
+            lends_again_at=min(
+                (node.lends_again_at for node in paused if node.lends_again_at is not None), default=None
+            ),
             join_command=invitation(self._peers, snapshot.nodes.records, self._about["network_id"]),
             **self._about,
         )

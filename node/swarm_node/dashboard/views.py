@@ -287,6 +287,8 @@ class Overview(View):
     leaves_24h: int
     happenings: tuple[ChangeEvent, ...]  # newest first, at most 20
     join_command: str
+    num_paused: int = 0  # volunteers that lend nothing now
+    lends_again_at: float | None = None  # when the first of them does
 
 
 class ViewSource(Protocol):

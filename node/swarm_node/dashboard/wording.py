@@ -137,4 +137,9 @@ def situation(overview: Overview) -> str:
     else:
         said.append("No model is served yet;")
     runs = f"{plural(training, 'run')} {'is' if training == 1 else 'are'}" if training else "no run is"
-    return f"{' '.join(said)} {runs} training."
+    rest = ""
+    if overview.num_paused:
+        when = "later" if overview.lends_again_at is None else f"on {clock(overview.lends_again_at)}"
+        verb = "lends" if overview.num_paused == 1 else "lend"
+        rest = f" {overview.num_paused:,} {verb} nothing now; the first lends again {when}."
+    return f"{' '.join(said)} {runs} training.{rest}"

@@ -112,6 +112,9 @@ def overview(view: Overview, width: int) -> Iterator[Line]:
     yield _fitted(Text(f"{reached} · {turnover}", "dim"), width)
     if sum(view.paths.values()):
         yield _fitted(Text(f"connections, as each end counts them: {path_counts(view.paths)}", "dim"), width)
+    if view.num_paused:
+        rest = f"{plural(view.num_paused, 'volunteer')} on a break: {lends_again(view.lends_again_at, time.time())}"
+        yield _fitted(Text(rest, "yellow"), width)
     first_token = f"{duration(view.first_token_p50_s)} p50, {duration(view.first_token_p95_s)} p95"
     speeds = f"{rate(view.tokens_per_s)} answered, {rate(view.training_tokens_per_s)} trained"
     yield _fitted(Text(f"{speeds} · first token {first_token}"), width)

@@ -105,6 +105,17 @@ async def test_nodes_are_counted_and_shown_by_name(found: World) -> None:
 
 
 @in_a_world
+async def test_nodes_that_have_a_break_are_counted_and_the_first_to_lend_again_is_told(found: World) -> None:
+    await found.join("alder", role="volunteer", pause="hours", lends_again_at=1795557600.0)
+    await found.join("birch", role="volunteer", pause="budget", lends_again_at=1795471200.0)
+    await found.join("cedar", role="volunteer", pause="budget")
+    await found.join("door", role="volunteer")
+    await asyncio.sleep(SETTLED_S)
+    overview = found.collector.overview()
+    assert (overview.num_paused, overview.lends_again_at) == (3, 1795471200.0)
+
+
+@in_a_world
 async def test_only_nodes_that_lend_their_machines_are_volunteers(found: World) -> None:
     await found.join("seed", role="seed")
     await found.join("door", role="gateway")

@@ -158,6 +158,8 @@ def test_node_with_a_break_and_run_with_a_slow_link_say_so() -> None:
     shown = rendering.node(detail.model_copy(update={"node": paused}), 100).plain
     assert "its monthly traffic is nearly used up: lends again at 22:00" in shown
     assert "lends again" not in rendering.node(detail, 100).plain
+    breaks = source.overview().model_copy(update={"num_paused": 2, "lends_again_at": at})
+    assert "2 volunteers on a break: lends again at 22:00" in rendering.overview(breaks, 100).plain
     run = asyncio.run(source.run(source.overview().runs[0].run))
     assert run is not None
     slow = run.run.model_copy(update={"slow_links": ("attic sends 7.2 times slower",)})

@@ -109,7 +109,11 @@ def ip_of(addr: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 def tcp_place(addr: str) -> tuple[str, int] | None:
     """Return the host and port to which TCP alone connects; None if the address leads there in another way."""
-    match _split(addr):
+    try:
+        parts = _split(addr)
+    except ValueError:  # such as a web socket, which this program does not know but a peer's daemon may
+        return None
+    match parts:
         case [(_, host), ("tcp", port)]:
             return host, int(port)
     return None

@@ -1,7 +1,14 @@
 """Addresses as people type them."""
 
 import pytest
-from swarm.network.multiaddr import PeerAddr, check_announce_addr, check_listen_addr, is_loopback, parse_peer_addr
+from swarm.network.multiaddr import (
+    PeerAddr,
+    check_announce_addr,
+    check_listen_addr,
+    is_loopback,
+    parse_peer_addr,
+    tcp_place,
+)
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 
@@ -83,3 +90,8 @@ def test_announce_addr_needs_a_port_that_can_be_dialled() -> None:
     assert check_announce_addr("/dns4/localhost/tcp/1") == "/dns4/localhost/tcp/1"
     with pytest.raises(ConfigError, match="port 0"):
         check_announce_addr("/ip4/1.2.3.4/tcp/0")
+
+
+def test_tcp_place_is_none_for_a_transport_that_only_the_daemon_knows() -> None:
+    assert tcp_place("/ip4/1.2.3.4/tcp/80") == ("1.2.3.4", 80)
+    assert tcp_place("/ip4/1.2.3.4/tcp/80/ws") is None

@@ -22,7 +22,7 @@ from swarm_protocol.errors import PeerUnreachable
 
 from swarm.network.libp2p.daemon_control import ControlError
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host, dial_failure, translate
-from swarm.network.multiaddr import tcp_place
+from swarm.network.multiaddr import ip_of, tcp_place
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +156,8 @@ class Reconnector:
 
     async def _refuses(self, peer_id: str) -> bool:
         """Return whether at none of the peer's addresses anything listens, as far as TCP alone tells."""
-        places = [tcp_place(addr) for addr in self._host.known_addrs(peer_id)]
+        # a name is left to the daemon: a peer can announce one that cannot be looked up
+        places = [tcp_place(addr) if ip_of(addr) else None for addr in self._host.known_addrs(peer_id)]
         refusals = await asyncio.gather(*map(_refuses, places))
         return bool(refusals) and all(refusals)
 
@@ -174,7 +175,7 @@ def _is_recent(times: dict[str, float], peer_id: str) -> bool:
 
 
 async def _refuses(place: tuple[str, int] | None) -> bool:
-    """None: a place behind a relay, of which TCP alone tells nothing."""
+    """None: a place behind a relay or a name, of which TCP alone tells nothing."""
     if place is None:
         return False
     try:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from swarm_protocol.dht_messages import Addrs
-from swarm_protocol.errors import PeerError, PeerViolation
+from swarm_protocol.errors import PeerError, PeerUnreachable, PeerViolation
 from swarm_protocol.path_messages import Introduction, PathAnswer
 
 from swarm.network.interface import NotServed
@@ -182,6 +182,8 @@ class Introductions:
         except TimeoutError:
             self._failed[peer_id] = asyncio.get_running_loop().time() + RETRY_S
             logger.info("no direct path to %s through %s", peer_id, ", ".join(addrs))
+        except PeerUnreachable:
+            pass  # the daemon has ended; the unary connection tells why
         finally:
             del self._attempts[peer_id]
             for act in acts:
@@ -205,13 +207,21 @@ class Introductions:
         here = self._here.listen_places.get(ip.version) if ip is not None else None
         if here is None or there is None:
             return
+        carries = False
+
+        def opened() -> None:
+            nonlocal carries
+            carries = True
+            self.carried.add(peer_id)
+
         try:
-            if not await open_path(here, there, lambda: self.carried.add(peer_id)):
+            if not await open_path(here, there, opened):
                 await self._dial(peer_id, [addr])
         except (OSError, TimeoutError, NotALibp2pHost) as error:
             logger.debug("no path to %s at %s: %r", peer_id, addr, error)
         finally:
-            self.carried.discard(peer_id)
+            if carries:  # another address of the peer may have failed while this one carries
+                self.carried.discard(peer_id)
 
     async def _is_direct(self, peer_id: str) -> bool:
         return bool(await self._seen(peer_id))

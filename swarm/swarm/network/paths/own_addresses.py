@@ -125,7 +125,7 @@ class OwnAddresses:
         """Ask peers at which IP they see this node. Raises PeerUnreachable if the daemon has ended."""
         await self.refresh()
         seen = [addrs for addrs in await asyncio.gather(*map(self._ask_seen, await self._direct_peers())) if addrs]
-        counts = Counter(ip_of(addr) for addrs in seen for addr in addrs)
+        counts = Counter(ip for addrs in seen for ip in {ip_of(addr) for addr in addrs})  # a peer counts once
         needed = min(NUM_CONFIRMATIONS, len(seen))
         self._seen_at = tuple(addr for addrs in seen for addr in addrs if counts[ip_of(addr)] >= needed)
         self._on_change()

@@ -14,6 +14,7 @@ from swarm.network.paths.dial_policy import DialPolicy
 from swarm.network.paths.introductions import INTRODUCE, INTRODUCED, Introductions, Surroundings
 from swarm.network.paths.opener import ListenPlace
 from swarm.testing import virtual_time
+from swarm_protocol.errors import PeerUnreachable
 from swarm_protocol.identity import Identity
 from swarm_protocol.path_messages import Introduction, PathAnswer
 
@@ -248,5 +249,45 @@ def test_node_without_a_listener_asks_for_no_introduction() -> None:
         )
         assert not await world.of[LESSER].connect(GREATER, RELAY, ())
         assert world.greater.dialled == []
+
+    run(case)
+
+
+def test_address_that_fails_leaves_the_connection_over_another_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = asyncio.Event()
+
+    async def open_path(_here: ListenPlace, there: tuple[str, int], met: Callable[[], None]) -> bool:
+        if there[1] == 4002:
+            await asyncio.sleep(introductions.POLL_S / 2)
+            raise ConnectionResetError
+        met()
+        await ended.wait()
+        return True
+
+    monkeypatch.setattr(introductions, "open_path", open_path)
+
+    async def case(world: World) -> None:
+        at = world.of[GREATER]
+        opening = [asyncio.create_task(at._open(LESSER, addr)) for addr in (NAT_1, NAT_1.replace("4001", "4002"))]
+        await asyncio.wait(opening, return_when=asyncio.FIRST_COMPLETED)
+        assert at.carried == {LESSER}
+        ended.set()
+        await asyncio.wait(opening)
+        assert not at.carried
+
+    run(case)
+
+
+def test_attempt_during_which_the_daemon_ends_leaves_it_to_others_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_syns_meet(monkeypatch)
+
+    async def case(world: World) -> None:
+        async def fail() -> dict[str, tuple[str, ...]]:
+            raise PeerUnreachable("this node's libp2p daemon has ended")
+
+        monkeypatch.setattr(world.lesser, "connected_peers", fail)
+        attempt = world.of[LESSER]._begin(GREATER, (NAT_2,))
+        assert attempt is not None
+        await attempt
 
     run(case)

@@ -163,6 +163,17 @@ def test_one_liar_of_three_does_not_change_where_a_node_believes_to_be(monkeypat
     run(case)
 
 
+def test_liar_that_names_an_ip_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_in(monkeypatch)
+
+    async def case(world: World) -> None:
+        world.peers[0].peers[NODE] = (VICTIM, VICTIM.replace("4001", "4002"))
+        await world.measure()
+        assert not world.own.is_behind_symmetric_nat
+
+    run(case)
+
+
 def test_ports_that_differ_from_peer_to_peer_tell_of_a_symmetric_nat(monkeypatch: pytest.MonkeyPatch) -> None:
     let_in(monkeypatch)
 

@@ -211,7 +211,7 @@ def test_status_of_a_trainer_that_waits_says_for_whom_and_since_when_instead_of_
     assert REPLY.training is not None
     waits = replace(REPLY.training, waits_for="5Z1T2a, kccVtQ", waits_s=75.0)
     line = this_node.text(replace(REPLY, training=waits))
-    assert f"waits for 5Z1T2a, kccVtQ since {duration(75.0)}" in line
+    assert f"waits for 5Z1T2a, kccVtQ for {duration(75.0)}" in line
     assert "tokens/s here" not in line
     between = this_node.text(replace(REPLY, training=replace(waits, waits_s=0.2)))
     assert "4 tokens/s here" in between, "a round takes a moment"

@@ -26,8 +26,10 @@ from swarm_node.settings.config import Config
 from swarm_node.settings.parsers import RunId
 
 POLL_S = 1.0
+FIRST_MEMBER_S = 180.0
+"""How long a first member is awaited: whoever watches before training begins still has to start the members."""
 NO_MEMBER_S = 20.0
-"""Members that are alive are seen within a second or two."""
+"""How long a further member is awaited once all have gone. Members that are alive are seen within a second or two."""
 FINISHED_S = 10.0
 """The same once a member has said that the run is finished: no further member is expected."""
 WAITING_S = 20.0
@@ -76,7 +78,7 @@ class RunWatcher:
         Raises PeerTimeout if no member trains the run, or none does any more.
         """
         loop = asyncio.get_running_loop()
-        seen_s = loop.time()
+        seen_s, patience_s = loop.time(), FIRST_MEMBER_S
         while True:
             try:
                 members = await self._observer.members()
@@ -87,7 +89,7 @@ class RunWatcher:
                     self._complain(error)
                 members = {}
             if members:
-                seen_s = loop.time()
+                seen_s, patience_s = loop.time(), NO_MEMBER_S
             elif self._finished and loop.time() - seen_s > FINISHED_S:
                 self._emitter.emit(
                     "run_left",
@@ -98,7 +100,7 @@ class RunWatcher:
                     checked=self._observer.outer_step,
                 )
                 return
-            elif loop.time() - seen_s > NO_MEMBER_S:
+            elif loop.time() - seen_s > patience_s:
                 raise self._no_member_error()
             await asyncio.sleep(POLL_S)
 
@@ -162,7 +164,7 @@ class RunWatcher:
             return
         self._waits_since_s = now_s if self._waits_since_s is None else self._waits_since_s
         if (waits_s := now_s - self._waits_since_s) >= WAITING_S:
-            self._emitter.status("waiting", f"waiting for {' and '.join(whom)} since {duration(waits_s)}")
+            self._emitter.status("waiting", f"waiting for {' and '.join(whom)} for {duration(waits_s)}")
 
     def _complain(self, error: SwarmError) -> None:
         if error.message not in self._complaints:

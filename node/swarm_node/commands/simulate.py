@@ -32,6 +32,10 @@ def run(flags: Flags) -> int:
     scenario = _load(path, flags.options["seed"])
     out: Path = flags.options["out"] or Path(f"{path.stem}-report")
     pages = out.with_name(f"{out.name}.html"), out.with_name(f"{out.name}.json")
+    if not pages[0].parent.is_dir():
+        raise ConfigError(
+            f"there is no directory {pages[0].parent} to write the report to", remedy="choose another --out"
+        )
     emitter, since = Emitter(json=flags.json), time.monotonic()
     minutes = scenario.warm_up_minutes + scenario.minutes
 
@@ -66,7 +70,9 @@ def _load(path: Path, seed: str | None) -> Scenario:
     try:
         table = tomllib.loads(_read(path))
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is no TOML: {error}", remedy="see the guide for an example") from error
+        raise ConfigError(
+            f"{path} is not valid TOML: {error}", remedy="docs/guides/simulate.md has an example"
+        ) from error
     if seed is not None:
         try:
             table["seed"] = whole_number(0, 2**31 - 1)(seed)

@@ -154,5 +154,5 @@ def _training(training: TrainingStatus) -> str:
     step = f"outer step {training.outer_step} of {training.num_outer_steps}"
     # below a second it is between two intervals, as in every round
     waits = training.waits_for and training.waits_s >= 1
-    waiting = f"waits for {training.waits_for} since {duration(training.waits_s)}"
+    waiting = f"waits for {training.waits_for} for {duration(training.waits_s)}"
     return f"{training.run}, {step}{loss}, {waiting if waits else f'{training.tokens_per_s:.0f} tokens/s here'}"

@@ -124,8 +124,8 @@ class Config(BaseModel):
     relay: Literal["auto", "use", "none"] = _setting("auto", parsers.one_of("auto", "use", "none"), "WHEN")
     """Be reached through relays: auto (unless others reach this node, which then relays itself), use or none."""
     relay_rate: int = _setting(12_500_000, parsers.parse_rate, "RATE", example="100mbit")
-    """Carry at most so much a second for nodes that others cannot reach. Default: 100mbit, and at most half of
-    max-upload and max-download."""
+    """Carry at most so much a second for nodes that others cannot reach, and at most half of max-upload and
+    max-download."""
     run: Path | parsers.RunId | None = _setting(None, parsers.parse_run, "RUN", example="run.toml")
     """Train this run: its signed file, or its id, for which its members give the file."""
     then_serve: bool = _switch()
@@ -358,4 +358,6 @@ def default_text(name: str) -> str:
         return ""
     if isinstance(default, tuple):
         return " ".join(map(str, default))
+    if SETTINGS[name].metavar == "RATE":  # bytes a second inside, as the user writes it outside
+        return f"{default * 8 / 1e6:g}mbit"
     return f"{default:g}" if isinstance(default, float) else str(default)

@@ -223,6 +223,10 @@ def _check_plan(scenario: Scenario, plan: Plan | None) -> None:
     if plan is None:
         return
     planned = [each.name for each in scenario.classes if each.role in ("serve", "train")]
+    if not planned:
+        raise _wrong(
+            "a [plan] needs a class that serves or trains", 'give one of [[classes]] role = "serve" or "train"'
+        )
     if plan.vary not in planned:
         raise _wrong(f"[plan] varies {plan.vary!r}, which neither serves nor trains", _known(plan.vary, planned))
     if scenario.churn.trace:

@@ -98,6 +98,11 @@ def test_watching_nobody_ends_with_one_line() -> None:
         told(Scripted(({}, [])))
 
 
+def test_watching_before_the_first_member_has_started_waits_for_it() -> None:
+    events = told(Scripted(*[({}, list[CommittedStep]())] * 120, ({"a": member()}, [step(2)])))
+    assert events[-1]["event"] == "run_finished"
+
+
 def test_watching_a_run_that_everybody_leaves_says_where_it_stands() -> None:
     observer = Scripted(({"a": member()}, [step(1)]), ({}, []))
     with pytest.raises(PeerTimeout, match="any more: it stands at outer step 1 of 2"):
@@ -111,7 +116,7 @@ def test_watching_a_run_that_waits_says_for_whom_and_since_when() -> None:
     err = io.StringIO()
     watching = RunWatcher(observer, RUN, Emitter(json=True, out=io.StringIO(), err=err))  # type: ignore[arg-type]
     virtual_time.run(watching.until_finished())
-    assert "\nwaiting for 1 more member (a step needs 2) since 20 s\n" in err.getvalue()
+    assert "\nwaiting for 1 more member (a step needs 2) for 20 s\n" in err.getvalue()
 
 
 def test_watching_members_that_do_not_answer_says_so_once() -> None:

@@ -24,9 +24,25 @@ def test_simulate_writes_a_page_and_json(tmp_path: Path, capsys: pytest.CaptureF
     assert Path(event["html"]).read_text().startswith("<!doctype html>")
 
 
+def test_simulate_refuses_a_missing_directory_before_it_simulates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "small.toml"
+    path.write_text("nodes = 5")
+    assert cli.run(["simulate", str(path), "--out", str(tmp_path / "nowhere" / "report")]) != 0
+    error = capsys.readouterr().err
+    assert "there is no directory" in error
+    assert "minute 1" not in error
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(None, "cannot read"), ("nodes = ", "is no TOML"), ("nods = 3", "unknown key 'nods'"), (SCENARIO, "cannot read")],
+    [
+        (None, "cannot read"),
+        ("nodes = ", "is not valid TOML"),
+        ("nods = 3", "unknown key 'nods'"),
+        (SCENARIO, "cannot read"),
+    ],
 )
 def test_simulate_of_a_bad_file_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, message: str

@@ -162,10 +162,12 @@ def test_resolve_endpoint_is_host_and_port(text: str, host: str, port: int) -> N
 
 def test_default_text_is_empty_where_it_says_nothing() -> None:
     assert {
-        name: config.default_text(name) for name in ("listen", "drain_s", "device", "peers", "max_blocks", "home")
+        name: config.default_text(name)
+        for name in ("listen", "drain_s", "relay_rate", "device", "peers", "max_blocks", "home")
     } == {
         "listen": "/ip4/127.0.0.1/tcp/0",
         "drain_s": "30",
+        "relay_rate": "100mbit",
         "device": "auto",
         "peers": "",
         "max_blocks": "",

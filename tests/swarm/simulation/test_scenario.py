@@ -66,6 +66,7 @@ def test_scenario_holds_what_its_file_says() -> None:
         ('[[paths]]\nbetween = ["anywhere", "x"]', "unknown region 'x'", "known are anywhere"),
         ('[[paths]]\nbetween = "anywhere"', "between of [[paths]] number 1", "the names of two regions"),
         (SERVER, "[model] and classes", "give both or none"),
+        ('[plan]\nvary = "x"', "a [plan] needs a class that serves or trains", 'role = "serve" or "train"'),
         (
             '[plan]\nvary = "x"\n[model]\n' + SERVER,
             "varies 'x', which neither serves nor trains",

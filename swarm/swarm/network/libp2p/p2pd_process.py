@@ -309,6 +309,11 @@ def _start_error(output: str, failure: StartError) -> StartError:
             f"this machine does not have a listen address: {_inside_brackets(output)}",
             remedy="listen on /ip4/0.0.0.0 or /ip6/::",
         )
+    if "bind: invalid argument" in lowered:  # a link-local address of IPv6 needs a zone, which a multiaddr has not
+        return StartError(
+            f"the system refuses a listen address: {_inside_brackets(output)}",
+            remedy="listen on /ip4/0.0.0.0 or /ip6/::, which include link-local addresses",
+        )
     if "permission denied" in lowered:
         return StartError(
             f"no permission to listen there or to read the identity: {output}", remedy="choose a port above 1023"

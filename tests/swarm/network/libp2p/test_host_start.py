@@ -200,6 +200,13 @@ def test_start_on_an_address_of_another_machine_says_so(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_start_error_for_an_address_that_the_system_refuses_says_what_to_listen_on() -> None:
+    output = "failed to listen on any addresses: [listen tcp6 [fe80::1]:0: bind: invalid argument]"
+    error = p2pd_process._start_error(output, StartError("the libp2p daemon ended"))
+    assert error.message == "the system refuses a listen address: listen tcp6 [fe80::1]:0: bind: invalid argument"
+    assert "/ip6/::" in error.remedy
+
+
 def test_start_without_a_usable_daemon_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     p2pd = tmp_path / "p2pd"
     monkeypatch.setattr(p2pd_process, "p2pd_path", lambda: p2pd)

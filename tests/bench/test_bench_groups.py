@@ -2,7 +2,7 @@
 
     .venv/bin/python -m pytest tests/bench/test_bench_groups.py -m bench -s
 
-32 replicas of a small byte-level Llama (86,000 parameters) on the standard library's source, after equal tokens, each
+32 replicas of a small byte-level Llama (89,000 parameters) on the standard library's source, after equal tokens, each
 way with the run's own inner optimizer, int8, outer step and default aggregator:
 
 - one group: all 32 in one round, which is what the others are compared with;
@@ -15,7 +15,7 @@ way with the run's own inner optimizer, int8, outer step and default aggregator:
 
 Bytes are those that a member sends for each interval of all 32, in encoded vectors (V) of a byte a parameter: the mean,
 and the most that one member sends. Replicas disagree by the root mean square of their distances from their mean,
-relative to how far the mean has come. Costs ten minutes of one core.
+relative to how far the mean has come. Costs a quarter of an hour of one core.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def whole_registry() -> Iterator[Registry]:
     relay.refusals["idle"] = 4
     network = MagicMock(traffic=Traffic(), relay_counts=relay, daemon_pid=1)
     network.links.all_rates = lambda: [1e5, 2e5, 9e6]
-    network.dht_counts = DhtCounts(num_records=5, num_refused=6, num_peers=7)
+    network.dht_counts = DhtCounts(num_records=5, num_refused=6, num_peers=7, num_addresses=8)
     server = MagicMock(sessions=(1, 2), start_block=4, end_block=8)
     server.load = EngineLoad(num_running=1, num_waiting=2, cache_usage=0.5)
     server.connections.num_refused = {"busy": 1, "never": 2, "violation": 3, "lanes": 4}

@@ -11,7 +11,7 @@ import time
 import tomllib
 from pathlib import Path
 
-from swarm.simulation.plan import Try, plan
+from swarm.simulation.capacity_planner import Try, plan_capacity
 from swarm.simulation.report import Report
 from swarm.simulation.scenario import Scenario, read_scenario
 from swarm.simulation.world import simulate
@@ -56,7 +56,7 @@ def run(flags: Flags) -> int:
     if scenario.plan is None:
         report = simulate(scenario, on_minute=on_minute)
     else:
-        report = plan(scenario, lambda each: simulate(each, on_minute=on_minute), on_try)
+        report = plan_capacity(scenario, lambda each: simulate(each, on_minute=on_minute), on_try)
     _write(report, pages)
     if flags.json:
         emitter.emit("simulation", html=str(pages[0]), json=str(pages[1]), sections=report.sections)

@@ -25,7 +25,7 @@ class Try:
     missed: Mapping[str, object]
 
 
-def plan(scenario: Scenario, run: Callable[[Scenario], Report], on_try: Callable[[Try], None]) -> Report:
+def plan_capacity(scenario: Scenario, run: Callable[[Scenario], Report], on_try: Callable[[Try], None]) -> Report:
     """Return the report of the fewest nodes that reach the goals, or of the most, with a section that tells of all
     tries. `on_try` is told each."""
     assert scenario.plan is not None

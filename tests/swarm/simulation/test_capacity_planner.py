@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from swarm.simulation.plan import Try, plan, with_number
+from swarm.simulation.capacity_planner import Try, plan_capacity, with_number
 from swarm.simulation.report import ANSWERED, COVERED, UTILIZATION, Report
 from swarm.simulation.scenario import Model, NodeClass, Plan, Scenario, Training
 from swarm.simulation.world import simulate
@@ -36,7 +36,7 @@ def served(scenario: Scenario, enough: int, answered: object = 1.0) -> Report:
 @pytest.mark.parametrize("enough", [1, 2, 7, 49, 50, 51, 130, 399, 400])
 def test_fewest_nodes_that_are_enough_are_found(enough: int) -> None:
     tries = list[Try]()
-    report = plan(SCENARIO, lambda each: served(each, enough), tries.append)
+    report = plan_capacity(SCENARIO, lambda each: served(each, enough), tries.append)
     found = report.sections["Plan"]["fewest servers nodes that are enough"]
     assert isinstance(found, int)
     assert enough <= found <= max(enough + 1, 1.06 * enough)
@@ -46,10 +46,10 @@ def test_fewest_nodes_that_are_enough_are_found(enough: int) -> None:
 
 
 def test_plan_that_no_number_reaches_says_so_and_by_which_figure() -> None:
-    report = plan(SCENARIO, lambda each: served(each, 401), lambda _: None)
+    report = plan_capacity(SCENARIO, lambda each: served(each, 401), lambda _: None)
     assert report.sections["Plan"]["fewest servers nodes that are enough"] == "more than 400"
     assert report.sections["Plan"]["with 400"] == f"{COVERED} 0.5"
-    unknown = plan(SCENARIO, lambda each: served(each, 1, answered=None), lambda _: None)
+    unknown = plan_capacity(SCENARIO, lambda each: served(each, 1, answered=None), lambda _: None)
     assert unknown.sections["Plan"]["with 400"] == f"{ANSWERED} -"
 
 
@@ -60,7 +60,7 @@ def test_plan_for_trainers_goes_by_their_utilization() -> None:
         sections = {"Training": {UTILIZATION: 0.9 if num_servers(scenario) >= 4 else 0.7}}
         return Report(name="", scenario={}, sections=sections, samples=())
 
-    found = plan(scenario, trained, lambda _: None)
+    found = plan_capacity(scenario, trained, lambda _: None)
     assert found.sections["Plan"]["fewest volunteer nodes that are enough"] == 4
 
 
@@ -77,7 +77,7 @@ def test_plan_of_a_real_simulation_needs_servers_for_every_block() -> None:
         plan=Plan(vary="servers", most=8, share_answered=0.9, share_covered=0.9),
         classes=classes,
     )
-    report = plan(small, simulate, lambda _: None)
+    report = plan_capacity(small, simulate, lambda _: None)
     found = report.sections["Plan"]["fewest servers nodes that are enough"]
     assert found in (2, 3, 4)  # a server has memory for two of four blocks
 

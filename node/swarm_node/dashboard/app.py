@@ -20,7 +20,7 @@ from swarm_node.dashboard.views import ViewSource
 from swarm_node.formatting import shown
 from swarm_node.http.addresses import caller_of
 from swarm_node.http.http_error import HttpError, install_errors
-from swarm_node.http.rate_limit import Allowances, Rates
+from swarm_node.http.rate_limit import RateLimiters, Rates
 
 logger = logging.getLogger(__name__)
 
@@ -98,12 +98,12 @@ class VisitorRates:
     def __init__(self, app: ASGIApp, *, requests_per_min: int = REQUESTS_PER_MIN) -> None:
         self._app = app
         self._rates = Rates(requests_per_min=requests_per_min)
-        self._allowances = Allowances(time.monotonic)
+        self._limiters = RateLimiters(time.monotonic)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             try:
-                self._allowances.get(caller_of(scope), self._rates).take_request()
+                self._limiters.get(caller_of(scope), self._rates).take_request()
             except HttpError as error:
                 remedy = "follow /api/v1/events instead"
                 refusal = HttpError(429, error.message, remedy=remedy, retry_after_s=error.retry_after_s)

@@ -17,10 +17,10 @@ from swarm_node.gateway import http_limits
 from swarm_node.gateway.keys import KeyRing
 from swarm_node.http.addresses import caller_of
 from swarm_node.http.http_error import HttpError
-from swarm_node.http.rate_limit import Allowance, Allowances, Rates
+from swarm_node.http.rate_limit import RateLimiter, RateLimiters, Rates
 
-ALLOWANCE = "swarm_allowance"
-"""The key under which a request's scope holds its caller's Allowance."""
+RATE_LIMITER = "swarm_rate_limiter"
+"""The key under which a request's scope holds its caller's RateLimiter."""
 
 OPEN_PATHS = frozenset({"/health", "/openapi.json"})
 """Open to load balancers and to authors of clients: these paths report nothing that a key protects."""
@@ -32,33 +32,33 @@ class AccessControl:
     `rates` are those of a key without its own, and where there are no keys those of an address.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: KeyRing | None, rates: Rates, allowances: Allowances) -> None:
+    def __init__(self, app: ASGIApp, *, keys: KeyRing | None, rates: Rates, limiters: RateLimiters) -> None:
         self._app = app
         self._keys = keys
         self._rates = rates
-        self._allowances = allowances
+        self._limiters = limiters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         try:
-            allowance = scope[ALLOWANCE] = self._identify(scope)
+            limiter = scope[RATE_LIMITER] = self._identify(scope)
         except HttpError as error:
             await error(scope, receive, send)
             return
-        send_with_rates = _with_rates(send, allowance)
+        send_with_rates = _with_rates(send, limiter)
         try:
             if scope["path"] != "/metrics":
-                allowance.take_request()
+                limiter.take_request()
         except HttpError as error:
             await error(scope, receive, send_with_rates)
             return
         await self._app(scope, receive, send_with_rates)
 
-    def _identify(self, scope: Scope) -> Allowance:
+    def _identify(self, scope: Scope) -> RateLimiter:
         if self._keys is None:
-            return self._allowances.get(caller_of(scope), self._rates)
+            return self._limiters.get(caller_of(scope), self._rates)
         secret = _bearer(dict(scope["headers"]))
         if not secret:
             raise HttpError(
@@ -71,7 +71,7 @@ class AccessControl:
             requests_per_min=key.rates.requests_per_min or self._rates.requests_per_min,
             tokens_per_min=key.rates.tokens_per_min or self._rates.tokens_per_min,
         )
-        return self._allowances.get(f"key {key.name}", rates)
+        return self._limiters.get(f"key {key.name}", rates)
 
 
 def _bearer(headers: Mapping[bytes, bytes]) -> str:
@@ -79,10 +79,10 @@ def _bearer(headers: Mapping[bytes, bytes]) -> str:
     return secret.strip().decode("latin-1") if scheme.lower() == b"bearer" else ""
 
 
-def _with_rates(send: Send, allowance: Allowance) -> Send:
+def _with_rates(send: Send, limiter: RateLimiter) -> Send:
     async def send_with_rates(message: Message) -> None:
         if message["type"] == "http.response.start":
-            MutableHeaders(scope=message).update(allowance.headers())
+            MutableHeaders(scope=message).update(limiter.headers())
         await send(message)
 
     return send_with_rates

@@ -27,7 +27,7 @@ from swarm.client import AsyncClient, Generation, Token
 from swarm.client.request import DEFAULT_MAX_TOKENS, GenerationRequest, Prompt
 
 from swarm_node.gateway import http_limits
-from swarm_node.gateway.admission import ALLOWANCE, Gate
+from swarm_node.gateway.admission import RATE_LIMITER, Gate
 from swarm_node.gateway.api_errors import from_exception
 from swarm_node.gateway.choice import Choice, Delta
 from swarm_node.gateway.metrics import Metrics, RequestTimes, Trace, TraceStore
@@ -35,7 +35,7 @@ from swarm_node.gateway.request_schema import SamplingRequest
 from swarm_node.gateway.responses import ResponseBuilder, as_json, json_response, usage_of
 from swarm_node.gateway.served_models import Models
 from swarm_node.http.event_stream import DONE, EventStream, cancel_on_disconnect, event
-from swarm_node.http.rate_limit import Allowance
+from swarm_node.http.rate_limit import RateLimiter
 from swarm_node.metrics.otel_traces import NO_TRACES, Traces
 
 TRACE_HEADER = "x-swarm-trace"
@@ -169,7 +169,7 @@ class Answerer:
         async def begin(scope: Scope) -> AsyncIterator[RunningRequest]:
             with self.gate.slots(batch.num_choices):
                 await self._models.check_served(batch.request.model)
-                async with self._run(builder.head.id, batch, scope.get(ALLOWANCE)) as running:
+                async with self._run(builder.head.id, batch, scope.get(RATE_LIMITER)) as running:
                     yield running
 
         request = batch.request
@@ -177,11 +177,11 @@ class Answerer:
 
     @asynccontextmanager
     async def _run(
-        self, trace_id: str, batch: GenerationBatch, allowance: Allowance | None
+        self, trace_id: str, batch: GenerationBatch, limiter: RateLimiter | None
     ) -> AsyncIterator[RunningRequest]:
         """Leaving the context frees all chains, and charges what was used."""
         max_tokens = (batch.max_tokens or DEFAULT_MAX_TOKENS) * batch.num_choices
-        reserved = allowance.reserve(max_tokens) if allowance else 0
+        reserved = limiter.reserve(max_tokens) if limiter else 0
         num_per_prompt = batch.request.n
         choices = [Choice(batch.tools) for _ in range(batch.num_choices)]
         generations: list[Generation] = []
@@ -213,8 +213,8 @@ class Answerer:
                 choices=done,
                 error=sys.exception(),
             )
-            if allowance:
-                allowance.settle(reserved, used.total_tokens)
+            if limiter:
+                limiter.settle(reserved, used.total_tokens)
 
     def _generations(self, batch: GenerationBatch) -> Iterator[Generation]:
         for prompt in batch.prompts:

@@ -26,7 +26,7 @@ from swarm_node.gateway.responses import ChatBuilder, CompletionBuilder, Respons
 from swarm_node.gateway.served_models import Models
 from swarm_node.gateway.texts import Texts
 from swarm_node.http.http_error import HttpError
-from swarm_node.http.rate_limit import Allowances, Rates
+from swarm_node.http.rate_limit import RateLimiters, Rates
 from swarm_node.metrics.metric_registry import CONTENT_TYPE, Registry
 from swarm_node.metrics.otel_traces import NO_TRACES, Traces
 
@@ -49,8 +49,8 @@ def create_app(client: AsyncClient, options: GatewayOptions | None = None) -> Fa
     app = FastAPI(title="Swarm gateway", docs_url=None, redoc_url=None)
     app.state.first_tokens = gateway.metrics.first_tokens
     app.add_middleware(BodyLimit)
-    allowances = Allowances(time.monotonic)
-    app.add_middleware(AccessControl, keys=options.keys, rates=options.rates, allowances=allowances)
+    limiters = RateLimiters(time.monotonic)
+    app.add_middleware(AccessControl, keys=options.keys, rates=options.rates, limiters=limiters)
     app.add_middleware(RequestCounter, metrics=gateway.metrics)
     api_errors.install(app)
     for path, endpoint, method, doc in (

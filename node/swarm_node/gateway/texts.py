@@ -21,7 +21,7 @@ from swarm.client import AsyncClient
 from swarm.client.request import Prompt
 
 from swarm_node.gateway import http_limits
-from swarm_node.gateway.admission import ALLOWANCE, Gate
+from swarm_node.gateway.admission import RATE_LIMITER, Gate
 from swarm_node.gateway.answering import until_gone
 from swarm_node.gateway.chat_schema import ChatMessage, Tool
 from swarm_node.gateway.metrics import Metrics
@@ -39,7 +39,7 @@ from swarm_node.gateway.request_schema import (
 )
 from swarm_node.gateway.responses import Detokenized, TokenList, json_response, usage_of
 from swarm_node.gateway.served_models import Models
-from swarm_node.http.rate_limit import Allowance
+from swarm_node.http.rate_limit import RateLimiter
 
 Inputs = Annotated[
     list[Text | TokenIds],
@@ -127,7 +127,7 @@ class Texts:
 
     async def embed(self, body: EmbeddingRequest, request: Request) -> Response:
         """Embed one text or several: the mean of the last hidden states, scaled to length 1."""
-        return await self._answered(request, self._embed(body, request.scope.get(ALLOWANCE)))
+        return await self._answered(request, self._embed(body, request.scope.get(RATE_LIMITER)))
 
     async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
         """Return the tokens of a text, or of messages by the model's chat template."""
@@ -141,17 +141,17 @@ class Texts:
         with closing(answering), self._gate.slots(1):
             return await until_gone(request.receive, answering)
 
-    async def _embed(self, body: EmbeddingRequest, allowance: Allowance | None) -> Response:
+    async def _embed(self, body: EmbeddingRequest, limiter: RateLimiter | None) -> Response:
         await self._models.check_served(body.model)
         async with asyncio.timeout(http_limits.GENERATION_TIMEOUT_S):
             inputs = [await self._client.tokenize(Prompt(prompt=given), model=body.model) for given in body.input]
             num_tokens = sum(map(len, inputs))
-            reserved = allowance.reserve(num_tokens) if allowance else 0
+            reserved = limiter.reserve(num_tokens) if limiter else 0
             try:
                 vectors = [await self._client.pooled(token_ids, model=body.model) for token_ids in inputs]
             finally:
-                if allowance:
-                    allowance.settle(reserved, num_tokens)
+                if limiter:
+                    limiter.settle(reserved, num_tokens)
         self._metrics.used(usage_of(num_tokens, 0, 0), [])
         content = await asyncio.to_thread(_embeddings, body, vectors, num_tokens)
         return Response(content, media_type="application/json")

@@ -53,8 +53,8 @@ class Bucket:
         self._level = min(self.per_min, self.level() - amount)
 
 
-class Allowance:
-    """What one caller has left."""
+class RateLimiter:
+    """Limits the requests and the tokens of one caller."""
 
     def __init__(self, rates: Rates, now_s: Clock) -> None:
         self.rates = rates
@@ -91,18 +91,18 @@ class Allowance:
         return headers
 
 
-class Allowances:
-    """The allowances of the callers seen last, by name. Owned by the server's event loop."""
+class RateLimiters:
+    """Rate limiters of the callers seen last, by the caller's name. Owned by the server's event loop."""
 
     def __init__(self, now_s: Clock) -> None:
         self._now_s = now_s
-        self._known: OrderedDict[str, Allowance] = OrderedDict()
+        self._known: OrderedDict[str, RateLimiter] = OrderedDict()
 
-    def get(self, caller: str, rates: Rates) -> Allowance:
-        """Return what is left to `caller`; a new allowance if its rates have changed."""
+    def get(self, caller: str, rates: Rates) -> RateLimiter:
+        """Return the limiter of `caller`; a new one if its rates have changed."""
         known = self._known.get(caller)
         if known is None or known.rates != rates:
-            known = self._known[caller] = Allowance(rates, self._now_s)
+            known = self._known[caller] = RateLimiter(rates, self._now_s)
         self._known.move_to_end(caller)
         if len(self._known) > MAX_CALLERS:
             self._known.popitem(last=False)

@@ -15,7 +15,7 @@ from swarm_node.gateway.keys import KeyRing
 from swarm_node.http import rate_limit
 from swarm_node.http.addresses import caller_of
 from swarm_node.http.http_error import HttpError
-from swarm_node.http.rate_limit import Allowance, Allowances, Rates
+from swarm_node.http.rate_limit import RateLimiter, RateLimiters, Rates
 from swarm_protocol.errors import ConfigError
 
 ANNE = "key-of-anne-0123456789"
@@ -120,41 +120,41 @@ def test_address_is_limited_where_there_are_no_keys() -> None:
 
 def test_bucket_fills_with_time_up_to_a_minutes_worth() -> None:
     clock = Clock()
-    allowance = Allowance(Rates(requests_per_min=60), clock)
+    limiter = RateLimiter(Rates(requests_per_min=60), clock)
     for _ in range(60):
-        allowance.take_request()
+        limiter.take_request()
     with pytest.raises(HttpError) as error:
-        allowance.take_request()
+        limiter.take_request()
     assert error.value.retry_after_s == pytest.approx(1.0)
     clock.now_s += 1.0
-    allowance.take_request()
+    limiter.take_request()
     clock.now_s += 3600
-    assert allowance.headers()["x-ratelimit-remaining-requests"] == "60"
-    assert allowance.headers()["x-ratelimit-reset-requests"] == "0ms"
+    assert limiter.headers()["x-ratelimit-remaining-requests"] == "60"
+    assert limiter.headers()["x-ratelimit-reset-requests"] == "0ms"
 
 
 def test_overdrawn_tokens_are_paid_with_time() -> None:
     clock = Clock()
-    allowance = Allowance(Rates(tokens_per_min=60), clock)
-    allowance.settle(allowance.reserve(10), 120)
-    assert allowance.headers()["x-ratelimit-remaining-tokens"] == "0"
-    assert allowance.headers()["x-ratelimit-reset-tokens"] == "2m0s"
+    limiter = RateLimiter(Rates(tokens_per_min=60), clock)
+    limiter.settle(limiter.reserve(10), 120)
+    assert limiter.headers()["x-ratelimit-remaining-tokens"] == "0"
+    assert limiter.headers()["x-ratelimit-reset-tokens"] == "2m0s"
     with pytest.raises(HttpError):
-        allowance.reserve(1)
+        limiter.reserve(1)
     clock.now_s += 62
-    allowance.reserve(1)
+    limiter.reserve(1)
 
 
 def test_callers_are_forgotten_beyond_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rate_limit, "MAX_CALLERS", 2)
-    allowances = Allowances(Clock())
+    limiters = RateLimiters(Clock())
     rates = Rates(requests_per_min=1)
-    first = allowances.get("a", rates)
-    allowances.get("b", rates)
-    assert allowances.get("a", rates) is first
-    allowances.get("c", rates)
-    assert allowances.get("a", rates) is first
-    assert allowances.get("a", Rates(requests_per_min=2)) is not first
+    first = limiters.get("a", rates)
+    limiters.get("b", rates)
+    assert limiters.get("a", rates) is first
+    limiters.get("c", rates)
+    assert limiters.get("a", rates) is first
+    assert limiters.get("a", Rates(requests_per_min=2)) is not first
 
 
 def test_ipv6_addresses_of_a_network_are_one_caller() -> None:

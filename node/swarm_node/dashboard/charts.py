@@ -34,7 +34,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class BarSegment:
     """One piece of a bar, or a column; `kind` is a CSS class."""
 
     x: float
@@ -106,50 +106,50 @@ def marks(first: int, last: int, most: int = 4) -> tuple[int, ...]:
     return tuple(round(first + (last - first) * i / steps) for i in range(steps + 1))
 
 
-def span(start: int, end: int, num_blocks: int, kind: str) -> Segment:
+def span(start: int, end: int, num_blocks: int, kind: str) -> BarSegment:
     """Return the segment of blocks `[start, end)`, inside the bar whatever a record says."""
     scale = WIDTH / max(num_blocks, 1)
     left = min(max(start, 0), num_blocks) * scale
     right = min(max(end, 0), num_blocks) * scale
-    return Segment(x=left, width=max(right - left, 0.0), kind=kind)
+    return BarSegment(x=left, width=max(right - left, 0.0), kind=kind)
 
 
-def shares(parts: Iterable[tuple[str, float]]) -> tuple[Segment, ...]:
+def shares(parts: Iterable[tuple[str, float]]) -> tuple[BarSegment, ...]:
     """Return parts of a whole, one after the other."""
     known = [(kind, value) for kind, value in parts if math.isfinite(value) and value > 0]
     total = sum(value for _, value in known)
-    segments: list[Segment] = []
+    segments: list[BarSegment] = []
     x = 0.0
     for kind, value in known:
         width = WIDTH * value / total
-        segments.append(Segment(x=x, width=width, kind=kind))
+        segments.append(BarSegment(x=x, width=width, kind=kind))
         x += width
     return tuple(segments)
 
 
-def columns(replicas: Sequence[int]) -> tuple[Segment, ...]:
+def columns(replicas: Sequence[int]) -> tuple[BarSegment, ...]:
     """Return a column for the servers of each block. A block without one is marked over the whole height."""
     most = max(replicas, default=0) or 1
     width = WIDTH / max(len(replicas), 1)
-    drawn: list[Segment] = []
+    drawn: list[BarSegment] = []
     for i, value in enumerate(replicas):
         height = HEIGHT * (value / most if value else 1.0)
         kind = "none" if not value else "thin" if value == 1 else "good"
         drawn.append(
-            Segment(x=i * width + width * 0.06, width=width * 0.88, y=HEIGHT - height, height=height, kind=kind)
+            BarSegment(x=i * width + width * 0.06, width=width * 0.88, y=HEIGHT - height, height=height, kind=kind)
         )
     return tuple(drawn)
 
 
-def presence(times: Iterable[tuple[float, float | None]], *, now: float, seconds: float) -> tuple[Segment, ...]:
+def presence(times: Iterable[tuple[float, float | None]], *, now: float, seconds: float) -> tuple[BarSegment, ...]:
     """Return the segments of the newest `seconds` in which a node was there."""
     begin = now - seconds
-    segments: list[Segment] = []
+    segments: list[BarSegment] = []
     for since, until in times:
         left = min(max((since - begin) / seconds, 0.0), 1.0) * WIDTH
         right = min(max(((now if until is None else until) - begin) / seconds, 0.0), 1.0) * WIDTH
         if right > left:
-            segments.append(Segment(x=left, width=max(right - left, 0.3), kind="good"))
+            segments.append(BarSegment(x=left, width=max(right - left, 0.3), kind="good"))
     return tuple(segments)
 
 

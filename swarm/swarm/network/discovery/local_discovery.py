@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from swarm_protocol.dht_messages import Contact
 
-from swarm.network.discovery.mdns_messages import Query, answer, is_near, query, read_message, service_of
+from swarm.network.discovery.mdns_messages import MdnsQuery, answer, is_near, query, read_message, service_of
 from swarm.network.discovery.multicast import Link, MulticastLink, OpenLink, Segment, segments_of
 from swarm.network.discovery.own_networks import Subnet, own_subnets
 
@@ -122,7 +122,7 @@ class LocalDiscovery:
         if not self._has_budget():
             return
         said = read_message(packet, self._service, segment.subnets)
-        if isinstance(said, Query):
+        if isinstance(said, MdnsQuery):
             self._on_query(segment)
         elif said is not None and said.peer_id != self._peer_id:
             self.nearby[said.peer_id] = said

@@ -35,7 +35,7 @@ _NUM_NAME_CHARS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
+class MdnsQuery:
     """Somebody asks who is there."""
 
 
@@ -66,7 +66,7 @@ def answer(service: str, peer_id: str, addrs: Iterable[str]) -> bytes:
     return telling.to_wire()
 
 
-def read_message(packet: bytes, service: str, subnets: Sequence[Subnet]) -> Query | Contact | None:
+def read_message(packet: bytes, service: str, subnets: Sequence[Subnet]) -> MdnsQuery | Contact | None:
     """Return what a packet says of `service`; None if that is nothing, or is not to be believed.
 
     `subnets` are the receiver's on the interface that the packet came in by. Only addresses inside these count, and
@@ -82,7 +82,7 @@ def read_message(packet: bytes, service: str, subnets: Sequence[Subnet]) -> Quer
     is_answer = bool(said.flags & flags.QR)
     if not any(each.name == wanted and _is_ptr(each) for each in (said.answer if is_answer else said.question)):
         return None
-    return _contact([*said.answer, *said.additional], wanted, subnets) if is_answer else Query()
+    return _contact([*said.answer, *said.additional], wanted, subnets) if is_answer else MdnsQuery()
 
 
 def _contact(records: Sequence[rrset.RRset], wanted: name.Name, subnets: Sequence[Subnet]) -> Contact | None:

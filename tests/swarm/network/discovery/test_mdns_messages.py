@@ -10,7 +10,7 @@ from support.memory_lan import subnets
 from swarm.network.discovery.mdns_messages import (
     MAX_PACKET_BYTES,
     MAX_TXT_STRINGS,
-    Query,
+    MdnsQuery,
     answer,
     is_near,
     query,
@@ -44,7 +44,7 @@ def test_service_is_named_by_the_network_in_fifteen_characters() -> None:
 
 
 def test_query_and_answer_are_read_again() -> None:
-    assert read_message(query(SERVICE), SERVICE, HERE) == Query()
+    assert read_message(query(SERVICE), SERVICE, HERE) == MdnsQuery()
     addrs = (ADDR, "/ip6/fd00:1::7/udp/4001/quic-v1")
     assert read_message(answer(SERVICE, PEER, addrs), SERVICE, HERE) == Contact(peer_id=PEER, addrs=addrs)
 
@@ -125,7 +125,7 @@ def test_any_damage_to_an_answer_is_read_without_an_error(data: st.DataObject) -
     for _ in range(data.draw(st.integers(1, 8))):
         packet[data.draw(st.integers(0, len(packet) - 1))] = data.draw(st.integers(0, 255))
     read = read_message(bytes(packet), SERVICE, HERE)
-    assert read is None or isinstance(read, Query) or all(is_near(addr, HERE) for addr in read.addrs)
+    assert read is None or isinstance(read, MdnsQuery) or all(is_near(addr, HERE) for addr in read.addrs)
 
 
 def test_question_of_another_type_is_not_answered() -> None:

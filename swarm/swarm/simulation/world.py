@@ -58,7 +58,7 @@ _OPEN = Nat()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Node:
+class SimulatedNode:
     """One node of the world, from its start to its end. `network` and `membership` are None until it has joined."""
 
     number: int
@@ -103,7 +103,7 @@ class World:
     def __init__(self, scenario: Scenario, on_minute: Callable[[float, int], None]) -> None:
         self.scenario = scenario
         self.measured = Measurements()
-        self.nodes: dict[int, Node] = {}
+        self.nodes: dict[int, SimulatedNode] = {}
         self._on_minute = on_minute
         self._chance = random.Random(f"{scenario.seed}/world")
         self._num_created = 0
@@ -139,7 +139,7 @@ class World:
             await self._end_tasks()
             logging.disable(logging.NOTSET)
 
-    def settled(self) -> list[Node]:
+    def settled(self) -> list[SimulatedNode]:
         """Return the nodes that have been there for SETTLED_S."""
         before = asyncio.get_running_loop().time() - SETTLED_S
         return [node for node in self.nodes.values() if node.joined_at < before and node.membership is not None]
@@ -175,7 +175,7 @@ class World:
             case _:
                 return math.inf
 
-    def _start(self, kind: NodeClass, leaves_at: float | None) -> Node:
+    def _start(self, kind: NodeClass, leaves_at: float | None) -> SimulatedNode:
         loop, scenario = asyncio.get_running_loop(), self.scenario
         self._num_created += 1
         number = self._num_created
@@ -185,7 +185,7 @@ class World:
         place = Place(region=scenario.regions.index(self._draw(scenario.regions)), nat=nat)
         up, down = Rate(kind.up_mbit * BYTES_PER_MBIT), Rate(kind.down_mbit * BYTES_PER_MBIT)
         host = SimulatedHost(self._hosts, identity.peer_id, place, up=up, down=down)
-        node = Node(number=number, kind=kind, identity=identity, host=host, joined_at=loop.time())
+        node = SimulatedNode(number=number, kind=kind, identity=identity, host=host, joined_at=loop.time())
         self.nodes[number] = node
         if leaves_at is not None and leaves_at < self._begin_s + scenario.minutes * 60:
             loop.call_at(leaves_at, self._leave, node)
@@ -196,7 +196,7 @@ class World:
     def _draw(self, among: Sequence[S]) -> S:
         return self._chance.choices(among, [each.share for each in among])[0]
 
-    def _leave(self, node: Node) -> None:
+    def _leave(self, node: SimulatedNode) -> None:
         """Let the node leave, with or without a word, and perhaps another one comes for it."""
         if self._is_over:
             return
@@ -213,7 +213,7 @@ class World:
             at_s = loop.time() + self._chance.uniform(0, REPLACE_WITHIN_S)
             loop.call_at(at_s, self._start, node.kind, at_s + self._stay_s())
 
-    async def _live(self, node: Node, seed: bytes) -> None:
+    async def _live(self, node: SimulatedNode, seed: bytes) -> None:
         addr = f"/ip4/10.{node.number >> 16}.{node.number >> 8 & 255}.{node.number & 255}/tcp/4001"
         entries = [peer_id for peer_id in self._seeds if peer_id != node.identity.peer_id]
         if node.kind.role == "train" and self._training is not None:
@@ -236,7 +236,7 @@ class World:
                 node.host.stop(goodbye=True)
 
     def _role(
-        self, node: Node, network: SimulatedNetwork, membership: Membership
+        self, node: SimulatedNode, network: SimulatedNetwork, membership: Membership
     ) -> Coroutine[object, object, None] | None:
         scenario, kind = self.scenario, node.kind
         if kind.role == "serve" and scenario.model is not None:
@@ -312,7 +312,7 @@ class World:
                 asker, sought = self._chance.sample(settled, 2)
                 self._spawn(self._look_for(asker, sought), "probe")
 
-    async def _look_for(self, asker: Node, sought: Node) -> None:
+    async def _look_for(self, asker: SimulatedNode, sought: SimulatedNode) -> None:
         assert asker.network is not None
         loop, measured = asyncio.get_running_loop(), self.measured
         began_s = loop.time()
@@ -371,7 +371,7 @@ async def _refresh(network: SimulatedNetwork) -> None:
         await network.dht.tend()
 
 
-def _node_record(node: Node, addr: str) -> NodeRecord:
+def _node_record(node: SimulatedNode, addr: str) -> NodeRecord:
     kind = node.kind
     memory_bytes = int(kind.memory_gib * 2**30)
     return NodeRecord(

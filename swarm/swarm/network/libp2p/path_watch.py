@@ -4,9 +4,9 @@ TCP tells of a path that vanished only after many seconds, often minutes. So a p
 is asked for an echo by libp2p's own ping (`/ipfs/ping/1.0.0`), which the peer's daemon answers by itself: a process
 that computes or is stopped is not mistaken for a dead path. Without an echo the daemon's connections to that peer are
 closed, it is dialled anew, and its streams go on (`stream_resume`). Where the path leads through a relay, the relay is
-asked at the same time, and reached first. All other paths are then asked at once, as they are when an own address has
-changed. Peers that keep this node reachable are asked often enough that a NAT does not forget
-the connection.
+asked at the same time, and its path is replaced first. All other paths are then asked at once, as they are when an own
+address has changed. Peers that keep this node reachable are asked often enough that a NAT does not forget the
+connection.
 
 `run` is a task of the network; it owns the tasks that wait for echoes.
 """
@@ -56,7 +56,7 @@ class PathWatch:
         self._kept = kept
         self._streams: set[Libp2pStream] = set()
         self._heard_at: dict[str, float] = {}  # as far as known, of the peers in use and those that are kept
-        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._asking: dict[str, asyncio.Task[bool]] = {}
         self._has_lost_one = False  # a path, since the last look
         self._echo_s: dict[str, tuple[float, float]] = {}  # time for an echo where it is not ECHO_S, and until when
 
@@ -109,30 +109,38 @@ class PathWatch:
         }
         return limits_s
 
-    def _ask(self, tasks: asyncio.TaskGroup, peer_id: str) -> asyncio.Task[None]:
+    def _ask(self, tasks: asyncio.TaskGroup, peer_id: str) -> asyncio.Task[bool]:
         """Return the check of the path to a peer that is under way, or one that begins now."""
         if peer_id not in self._asking:
             self._asking[peer_id] = tasks.create_task(self._check(tasks, peer_id))
         return self._asking[peer_id]
 
-    async def _check(self, tasks: asyncio.TaskGroup, peer_id: str) -> None:
-        """Ask a peer for an echo, and give the path to it up if none comes."""
+    async def _check(self, tasks: asyncio.TaskGroup, peer_id: str) -> bool:
+        """Ask a peer for an echo, and give the path to it up if none comes. Return whether it was given up."""
+        is_given_up = False
         try:
             connected = await self._host.connected_peers()
             relays = [self._ask(tasks, relay) for relay in _relays(connected.get(peer_id, ()))]
             if peer_id in connected and not await self._is_heard(peer_id):
                 self._be_patient(peer_id)
                 self._has_lost_one = True  # the other paths may have gone with it
-                await self.reconnector.drop(peer_id)
+                if relays:  # a dial over a dead path to a relay fails, and the daemon repeats none for 5 s
+                    await asyncio.wait(relays)
+                is_given_up = True
+                if not relays or not all(relay.result() for relay in relays):  # else its path is closed with theirs
+                    await self.reconnector.drop(peer_id, behind=await self._peers_behind(peer_id))
                 async with asyncio.timeout(HOLD_S):
-                    if relays:  # a dial over a dead path to a relay would wait for its time-out
-                        await asyncio.wait(relays)
                     await self.reconnector.reach(peer_id)
         except (PeerUnreachable, TimeoutError):
             pass  # it is gone, or the daemon has ended
         finally:
             self._heard_at[peer_id] = asyncio.get_running_loop().time()
             del self._asking[peer_id]
+        return is_given_up
+
+    async def _peers_behind(self, relay: str) -> list[str]:
+        """Return the peers whose only paths lead through a relay."""
+        return [peer_id for peer_id, addrs in (await self._host.connected_peers()).items() if _relays(addrs) == {relay}]
 
     async def _is_heard(self, peer_id: str) -> bool:
         """Return whether an echo or anything else comes from the peer in time. Counts turns of the loop: one that stood

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from contextlib import aclosing
 from weakref import WeakValueDictionary
 
@@ -60,9 +61,11 @@ class Reconnector:
         self._dropped: dict[str, float] = {}  # when this node closed the connections itself
         self._refused: dict[str, float] = {}  # when the last dial was refused
 
-    async def drop(self, peer_id: str) -> None:
-        """Close the connections to a peer that may well be there. Its streams look for another one."""
-        self._note(self._dropped, peer_id)
+    async def drop(self, peer_id: str, *, behind: Iterable[str] = ()) -> None:
+        """Close the connections to a peer that may well be there, and with it those to peers `behind` it, where it is
+        their relay. Their streams look for other ones."""
+        for each in (peer_id, *behind):
+            self._note(self._dropped, each)
         try:
             await self._host.control.disconnect(peer_id)
         except CONTROL_FAILURES as error:
@@ -71,6 +74,11 @@ class Reconnector:
     def patience_s(self, peer_id: str) -> float:
         """Return how long the opener of a stream looks for the peer."""
         return HOLD_S if self._was_dropped(peer_id) else GRACE_S
+
+    def may_return(self, peer_id: str) -> bool:
+        """Return whether a peer of which `reach` said that it is gone may be there: relays tell only that they do not
+        hold a connection to it now."""
+        return not any(map(tcp_place, self._host.known_addrs(peer_id)))
 
     async def reach(self, peer_id: str) -> None:
         """Wait until there is a connection. Raises PeerUnreachable once it is clear that the peer is gone."""

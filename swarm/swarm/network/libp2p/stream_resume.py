@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation
 
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host
-from swarm.network.libp2p.reconnection import HOLD_S, MIN_PAUSE_S, Reconnector
+from swarm.network.libp2p.reconnection import GRACE_S, HOLD_S, MIN_PAUSE_S, Reconnector
 from swarm.network.libp2p.sent_frames import SentFrames
 
 ID_BYTES = 16
@@ -178,6 +178,8 @@ class ResumableStreams:
                         answer.writer.transport.abort()
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _CHECK_S)
+        if self._reconnector.may_return(peer_id):
+            await asyncio.sleep(GRACE_S)
 
 
 class AcceptedStream:

@@ -159,10 +159,6 @@ def test_change_of_an_own_address_has_the_paths_in_use_checked_at_once(
     run(case)
 
 
-@pytest.mark.xfail(
-    reason="a known defect: in about half of the runs the stream is given up before its relay is reached again",
-    strict=False,
-)
 def test_dead_path_to_a_relay_is_found_with_those_that_lead_through_it(tmp_path: Path, asked: list[str]) -> None:
     """A dial through a relay whose own connection is dead would take 5 s to fail."""
 

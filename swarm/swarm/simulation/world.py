@@ -368,6 +368,7 @@ async def _refresh(network: SimulatedNetwork) -> None:
     """As `partition_watch.PartitionWatch` does while all is well."""
     while True:
         await asyncio.sleep(REFRESH_S)
+        await network.dht.make_room()
         await network.dht.tend()
 
 

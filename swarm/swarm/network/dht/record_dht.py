@@ -86,6 +86,9 @@ SEARCH_EVERY = 5
 DOUBT_S = 360.0
 """A peer of the routing table is pinged if it was not heard of for so long. The nearest ones are, by each search."""
 
+MAKE_ROOM_S = 1.0
+"""Time within which further members are pinged where one was found to have gone."""
+
 MIN_HOLD_S = 20.0
 """Less than the time until a record is published again: in a network that changes, each time is a new search."""
 
@@ -214,6 +217,14 @@ class RecordDht:
     async def refresh(self) -> None:
         """Meet the nodes nearest to this one: who has searched for itself can be found by all others."""
         await self._search([place_of(self._host.peer_id)], NARROW_WIDTH, only_peers=True, timeout_s=SEARCH_TIMEOUT_S)
+
+    async def make_room(self) -> None:
+        """Look whether members of the routing table have gone for whose places newcomers wait. To be called every few
+        seconds: nobody finds the address of a node that no table has."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + MAKE_ROOM_S
+        while loop.time() < until and (peers := self._table.crowded(loop.time())):
+            await asyncio.gather(*map(self.ping, peers))
 
     async def tend(self) -> None:
         """Look who of the routing table has gone, forget records that are due to be dropped, and `refresh`. Once a

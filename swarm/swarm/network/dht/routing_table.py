@@ -5,6 +5,9 @@ Source: Maymounkov and Mazieres, "Kademlia: A Peer-to-peer Information System Ba
 members and newcomers wait until one of these is gone. This also keeps a flood of new identities from pushing out known
 peers.
 
+`crowded` names whom to ping in full buckets: while candidates wait, the member that was not heard of for longest, and
+the more rarely the more often it answers.
+
 Deviations: one bucket for each bit of distance instead of a tree of ranges, which holds the same peers; a peer that
 does not answer once is gone, since it comes back with its next call. A peer's place follows from its key; still, to be
 the nearest of a thousand nodes to a chosen place takes no more than some thousand keys.
@@ -44,6 +47,11 @@ MAX_RECORDS_PER_KEY = WIDTH * limits.MAX_RECORDS_PER_KEY
 end."""
 
 
+MIN_CROWDED_S = 10.0
+MAX_CROWDED_S = 320.0
+"""Time between two pings of members for whose places candidates wait. It doubles while all of them answer."""
+
+
 @lru_cache(maxsize=32768)
 def node_id_of(peer_id: str) -> int:
     """A peer's one place."""
@@ -64,10 +72,13 @@ MAX_SUSPECTS = 1024
 
 @dataclass(slots=True)
 class _Bucket:
-    """Peers at like distances; of both the one last heard of is last. Members are with the time of that."""
+    """Peers at like distances; of both the one last heard of is last. Members are with the time of that. `pause_s`: how
+    long the members are left alone while candidates wait, until `calm_until_s`."""
 
     members: OrderedDict[str, float] = field(default_factory=OrderedDict)
     waiting: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    pause_s: float = MIN_CROWDED_S / 2
+    calm_until_s: float = -math.inf
 
 
 class RoutingTable:
@@ -115,6 +126,7 @@ class RoutingTable:
         if peer_id not in bucket.members:
             return
         del bucket.members[peer_id]
+        bucket.pause_s, bucket.calm_until_s = MIN_CROWDED_S / 2, -math.inf  # others may have gone with it
         if bucket.waiting:
             heir, _ = bucket.waiting.popitem()
             bucket.members[heir] = -math.inf  # it was heard of before it had a place: it is doubtful first
@@ -127,6 +139,20 @@ class RoutingTable:
         buckets = (bucket for bits, bucket in self._buckets.items() if (bits + turn) % 2 == 0 and bucket.members)
         oldest = (next(iter(bucket.members.items())) for bucket in buckets)
         return tuple(peer_id for peer_id, heard_s in oldest if heard_s < heard_before_s)
+
+    def crowded(self, now_s: float) -> tuple[str, ...]:
+        """Return of each bucket in which candidates wait the member that was not heard of for longest, where it is time
+        to ping it: those that have gone without a word would keep newcomers out."""
+        found = []
+        for bucket in self._buckets.values():
+            if bucket.waiting and bucket.calm_until_s <= now_s:
+                peer_id, heard_s = next(iter(bucket.members.items()))
+                if heard_s > -math.inf:  # else it took the place of one that had gone, and the next may have, too
+                    bucket.pause_s = min(MAX_CROWDED_S, 2 * bucket.pause_s)
+                    bucket.calm_until_s = now_s + bucket.pause_s
+                if heard_s <= now_s - MIN_CROWDED_S:
+                    found.append(peer_id)
+        return tuple(found)
 
     def nearest(self, key: int, count: int) -> list[str]:
         """The `count` members nearest to `key`, nearest first; fewer if there are not as many.

@@ -63,6 +63,7 @@ class PartitionWatch:
             await asyncio.sleep(pause_s)
             try:
                 cut_off = await self._heal()
+                await self._dht.make_room()
                 if loop.time() >= refresh_at:
                     refresh_at = loop.time() + REFRESH_S
                     await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in self._met))

@@ -10,7 +10,7 @@ from typing import Any, cast
 from swarm.network.dht import record_dht
 from swarm.network.dht.record_dht import RPC_TIMEOUT_S, SEARCH_TIMEOUT_S, RecordDht
 from swarm.network.dht.record_storage import RecordValidator
-from swarm.network.dht.routing_table import SAMPLE_WIDTH, WIDTH, node_id_of, to_id
+from swarm.network.dht.routing_table import BUCKET_SIZE, MIN_CROWDED_S, SAMPLE_WIDTH, WIDTH, node_id_of, to_id
 from swarm.testing import virtual_time
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import Contact, FindRequest, FindResponse, Found, place_of
@@ -25,6 +25,15 @@ ASKER, HONEST, LIAR, SOUGHT = (Identity(bytes([number]) * 32) for number in (1, 
 
 def addr_of(identity: Identity) -> tuple[str, ...]:
     return (f"/ip4/192.0.2.{identity.public_key[0]}/tcp/4001",)
+
+
+def numbered(number: int) -> Identity:
+    return Identity(hashlib.sha256(b"%d" % number).digest())
+
+
+def is_far(identity: Identity, other: Identity) -> bool:
+    """Return whether both are in the bucket of the other that is farthest."""
+    return (node_id_of(identity.peer_id) ^ node_id_of(other.peer_id)).bit_length() == 256
 
 
 class Host:
@@ -223,6 +232,25 @@ def test_flood_of_newcomers_pushes_out_no_address_of_a_known_peer() -> None:
             newcomer = peer_id_of(hashlib.sha256(b"%d" % number).digest())
             await honest._answer_find(newcomer, request)
         assert Contact(peer_id=SOUGHT.peer_id, addrs=addr_of(SOUGHT)) in honest.contacts()
+
+    virtual_time.run(main())
+
+
+def test_newcomer_is_found_though_the_node_it_joined_by_is_full_of_those_that_were_killed() -> None:
+    async def main() -> None:
+        world = World()
+        seed = await world.node(HONEST)
+        far = [each for each in map(numbered, range(200)) if is_far(each, HONEST)][: 3 * BUCKET_SIZE]
+        for identity in far[:-1]:
+            node = await world.node(identity)
+            assert await node.ping(HONEST.peer_id)
+            for method in ("find", "store"):
+                del world.wire[identity.peer_id, method]
+        newcomer, asker = await world.node(far[-1]), await world.node(ASKER)
+        await asyncio.sleep(MIN_CROWDED_S)
+        for _ in range(3 * BUCKET_SIZE):
+            await asyncio.gather(newcomer.ping(HONEST.peer_id), asker.ping(HONEST.peer_id), seed.make_room())
+        assert [addrs async for addrs in asker.find_addrs(far[-1].peer_id)] == [newcomer.own_addrs]
 
     virtual_time.run(main())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from functools import cache
 
 import pytest
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 from swarm.network.dht import routing_table
 from swarm.network.dht.routing_table import (
     BUCKET_SIZE,
+    MAX_CROWDED_S,
     MAX_SUSPECT_S,
     MAX_SUSPECTS,
+    MIN_CROWDED_S,
     SUSPECT_S,
     RoutingTable,
     Suspects,
@@ -149,6 +152,37 @@ def test_candidate_that_takes_a_place_is_the_first_to_be_doubted() -> None:
         table.heard_of(peer_id, float(now_s))
     table.lost(members[3])
     assert table.doubtful(0, heard_before_s=0.0) == (newcomer,)
+
+
+def test_member_is_pinged_when_newcomers_wait_for_its_place_and_more_rarely_while_all_are_there() -> None:
+    table, peers = RoutingTable(OWN), far_peers(BUCKET_SIZE + 1)
+    for member in peers[:BUCKET_SIZE]:
+        table.heard_of(member, 0.0)
+    assert not table.crowded(100.0)  # nobody waits
+    table.heard_of(peers[BUCKET_SIZE], 100.0)
+    times = []
+    for now_s in range(100, 1500):
+        for member in table.crowded(now_s):
+            times.append(now_s)
+            table.heard_of(member, now_s)
+    assert times[0] == 100
+    pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert pauses == [min(MAX_CROWDED_S, MIN_CROWDED_S * 2**number) for number in range(len(pauses))]
+    assert len(pauses) > 5
+
+
+def test_members_that_are_gone_are_pinged_one_after_the_other_while_newcomers_wait() -> None:
+    table, peers = RoutingTable(OWN), far_peers(2 * BUCKET_SIZE)
+    gone, newcomers = peers[:BUCKET_SIZE], peers[BUCKET_SIZE:]
+    for peer_id in peers:
+        table.heard_of(peer_id, 0.0)
+    while pinged := table.crowded(100.0):
+        for peer_id in pinged:
+            if peer_id in gone:
+                table.lost(peer_id)
+            else:
+                table.heard_of(peer_id, 100.0)
+    assert set(table.peers) == set(newcomers)
 
 
 def test_suspect_is_left_out_for_twice_as_long_each_further_time_until_it_answers() -> None:

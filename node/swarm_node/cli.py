@@ -25,10 +25,13 @@ from swarm_node import diagnostics, interrupts
 from swarm_node.commands.command_options import Command, spread
 from swarm_node.demo.command import demo
 from swarm_node.events.emitter import Emitter
+from swarm_node.settings.config import UsageError
 
 app = typer.Typer(
     name="swarm-node", epilog="Example: swarm-node demo", context_settings={"help_option_names": ["--help", "-h"]}
 )
+
+EXIT_USAGE = 2
 
 HERE = ("home",)
 NETWORK = ("home", "name", "network_id", "peers", "listen", "announce")
@@ -69,45 +72,45 @@ ADDR = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…"
 COMMANDS = (
     Command(
         name="seed",
-        purpose="Run a seed: the peer that others join through, and that relays for those behind a NAT.",
+        purpose="Run a seed: the peer that others join through, and that relays for nodes behind a NAT.",
         code="swarm_node.commands.daemons:seed",
         settings=DAEMON,
         example="swarm-node seed --listen /ip4/0.0.0.0/tcp/4001",
     ),
     Command(
         name="join",
-        purpose="Join a network with this machine: train a run, serve a model, or help where it is needed most.",
+        purpose="Join a network with this machine: train a run, serve a model, or help where help is needed most.",
         code="swarm_node.commands.daemons:join",
         settings=(*DAEMON, *WORK, *TRAINING),
         example=f"swarm-node join --peers {ADDR} --run story.toml --then-serve",
     ),
     Command(
         name="run init",
-        purpose="Write a run file to edit: every setting, with what it does and its default.",
+        purpose="Write a new run file for you to edit, with every setting, its meaning and its default.",
         code="swarm_node.commands.run:init",
         settings=HERE,
         example="swarm-node run init story.toml",
         options={
             "PATH": "The new run file (default: run.toml).",
-            "--start START": "Train this checkpoint further: a Hugging Face model directory, or OWNER/NAME[@REVISION].",
+            "--start START": "Start from this checkpoint: a Hugging Face model directory, or OWNER/NAME[@REVISION].",
         },
     ),
     Command(
         name="run sign",
-        purpose="Check a run file, pin its data and its checkpoint and sign it, so that others can join the run.",
+        purpose="Check a run file, pin its data and its checkpoint, and sign it, so that others can join the run.",
         code="swarm_node.commands.run:sign",
         settings=(*HERE, *DATA),
         example="swarm-node run sign story.toml",
         options={
             "PATH": "The run file (default: run.toml).",
-            "--identity FILE": "Sign with this key instead of the home's.",
-            "--pin": "Pin a data set of the hub by its tokens, not only its commit: download and tokenize it now.",
-            "--unpinned": "Leave the data open: who has other data, such as another Python's, may train too.",
+            "--identity FILE": "Sign with this key instead of the one in the home.",
+            "--pin": "Pin a data set of the hub by its tokens as well as its commit: download and tokenize it now.",
+            "--unpinned": "Do not pin the data: members may then train on different data.",
         },
     ),
     Command(
         name="run show",
-        purpose="Say what a run file describes, what it costs, and whether its signature holds.",
+        purpose="Show what a run file describes, what the run costs, and whether its signature is valid.",
         code="swarm_node.commands.run:show",
         settings=(),
         example="swarm-node run show story.toml",
@@ -115,7 +118,7 @@ COMMANDS = (
     ),
     Command(
         name="run watch",
-        purpose="Follow a run without training: its outer steps and its members.",
+        purpose="Follow the outer steps and the members of a run, without training it.",
         code="swarm_node.commands.run:watch",
         settings=("peers", "network_id", "tensorboard"),
         example=f"swarm-node run watch story.toml --peers {ADDR}",
@@ -123,39 +126,39 @@ COMMANDS = (
     ),
     Command(
         name="run export",
-        purpose="Write a run's certified state as a Hugging Face model: one that this home keeps, or the newest one.",
+        purpose="Write a run's certified state, from this home or its members, as a Hugging Face model.",
         code="swarm_node.commands.run:export",
         settings=(*HERE, "tokenizer", "peers", "network_id"),
         example="swarm-node run export story.toml --step 200",
         options={
             "PATH": "The signed run file, or the run's id (default: run.toml).",
-            "--out DIR": "The new directory (default: the run's id and the step, here).",
-            "--step STEP": "Outer step (default: the newest one that is there).",
+            "--out DIR": "The directory to create (default: RUN_ID-step-STEP in the current directory).",
+            "--step STEP": "The outer step to export (default: the newest one available).",
         },
     ),
     Command(
         name="run resume",
-        purpose="Let a run that waits for members that are gone go on without them, as only its author can.",
+        purpose="Let a run continue without members that are gone. Only the run's author can do this.",
         code="swarm_node.commands.run:resume",
         settings=(*HERE, "peers", "network_id"),
         example=f"swarm-node run resume story.toml --peers {ADDR} --yes",
         options={
             "PATH": "The signed run file (default: run.toml).",
-            "--identity FILE": "Sign with this key instead of the home's.",
-            "--members FILE": "Let these peer ids go on, one a line (default: the last members that answer).",
-            "--yes": "Sign and deliver it; without this, only say what would be signed.",
+            "--identity FILE": "Sign with this key instead of the one in the home.",
+            "--members FILE": "Continue with these peers, one peer id a line (default: the last members that answer).",
+            "--yes": "Sign and deliver the order; without this, only show what would be signed.",
         },
     ),
     Command(
         name="models list",
-        purpose="List the models of a network: their revisions, and whether all blocks are served.",
+        purpose="List the models of a network, with their revisions and whether all blocks are served.",
         code="swarm_node.commands.models:list_models",
         settings=(*HERE, "peers", "network_id"),
         example=f"swarm-node models list --peers {ADDR}",
     ),
     Command(
         name="models check",
-        purpose="Say whether a model can be served here, and why not, from its config.json alone.",
+        purpose="Check whether a model can be served on this machine. Only its config.json is read.",
         code="swarm_node.commands.models:check",
         settings=HERE,
         example="swarm-node models check OWNER/NAME",
@@ -163,20 +166,20 @@ COMMANDS = (
     ),
     Command(
         name="chat",
-        purpose="Chat with a model of a network; a question on standard input is answered once.",
+        purpose="Chat with a model of a network. A question on standard input gets one answer.",
         code="swarm_node.commands.chat:run",
         settings=(*HERE, "peers", "network_id"),
         example=f"swarm-node chat story --peers {ADDR}",
         options={
             "MODEL": "The model's name, or NAME@REVISION for one of several that are served under it.",
-            "--system SYSTEM": "What the model is told before the conversation.",
-            "--temperature TEMPERATURE": "How freely words are drawn, from 0 (the likeliest) to 2 (default: 0.7).",
-            "--max-tokens TOKENS": "Tokens of an answer at most (default: 512).",
+            "--system SYSTEM": "System message: instructions to the model before the conversation.",
+            "--temperature TEMPERATURE": "Sampling temperature, from 0 (the likeliest token) to 2 (default: 0.7).",
+            "--max-tokens TOKENS": "Maximum tokens of an answer (default: 512).",
         },
     ),
     Command(
         name="gateway",
-        purpose="Speak OpenAI's API over a network's models, for any OpenAI client.",
+        purpose="Serve the models of a network over OpenAI's HTTP API, to any OpenAI client.",
         code="swarm_node.commands.daemons:gateway",
         settings=(
             *DAEMON,
@@ -193,88 +196,88 @@ COMMANDS = (
     ),
     Command(
         name="dashboard",
-        purpose="Show a network to whoever looks: its models, runs and nodes, live, read-only.",
+        purpose="Serve web pages that show a network live: its models, runs and nodes. They are read-only.",
         code="swarm_node.commands.daemons:dashboard",
         settings=(*DAEMON, *LINK, *HTTP),
         example=f"swarm-node dashboard --peers {ADDR} --host 0.0.0.0 --port 8000",
     ),
     Command(
         name="top",
-        purpose="Watch a swarm in the terminal: its models, runs and nodes, live.",
+        purpose="Show a network live in the terminal: its models, runs and nodes.",
         code="swarm_node.top.command:run",
         settings=("peers", "url", "network_id"),
         example=f"swarm-node top --peers {ADDR}",
-        options={"--once": "Print the picture as plain text and exit, as where there is no terminal."},
+        options={"--once": "Print the overview once as plain text and exit. Without a terminal this is always done."},
     ),
     Command(
         name="status",
-        purpose="Show what the daemon of this home is doing.",
+        purpose="Show what the daemon of this home does, its limits, and its connections.",
         code="swarm_node.commands.this_node:status",
         settings=HERE,
         example="swarm-node status --json",
     ),
     Command(
         name="drain",
-        purpose="Let the daemon of this home finish what it has in flight and leave.",
+        purpose="Let the daemon of this home finish its work in flight, and leave.",
         code="swarm_node.commands.this_node:drain",
         settings=HERE,
         example="swarm-node drain",
     ),
     Command(
         name="stop",
-        purpose="End the daemon of this home at once.",
+        purpose="End the daemon of this home at once, without finishing its work.",
         code="swarm_node.commands.this_node:stop",
         settings=HERE,
         example="swarm-node stop --home /srv/swarm",
     ),
     Command(
         name="doctor",
-        purpose="Check this machine for what keeps nodes from working, and say what to do about it.",
+        purpose="Check this machine for problems that keep a node from working, and say how to solve them.",
         code="swarm_node.commands.doctor:run",
         settings=(*NETWORK, "mdns"),
         example=f"swarm-node doctor --peers {ADDR}",
     ),
     Command(
         name="plan",
-        purpose="Say who would serve which blocks of a model, and how fast, before any node joins.",
+        purpose="Show which node would serve which blocks of a model, and how fast, before any node joins.",
         code="swarm_node.commands.plan:run",
         settings=("home", "model", "dtype"),
         example="swarm-node plan --model ~/models/story --nodes nodes.toml",
         options={
-            "--nodes FILE": "TOML file: name, memory, and decode_ms_per_block or tokens_per_s in a [[nodes]] for each."
+            "--nodes FILE": "TOML file: a [[nodes]] for each, with name, memory, decode_ms_per_block or tokens_per_s."
         },
     ),
     Command(
         name="simulate",
-        purpose="Simulate a network of thousands of nodes, which come and go, and report what it carries.",
+        purpose="Simulate a network of thousands of nodes that join and leave, and report how it performs.",
         code="swarm_node.commands.simulate:run",
         settings=(),
         example="swarm-node simulate scenario.toml --out report",
         options={
             "PATH": "The scenario file (TOML).",
-            "--out FILE": "Write FILE.html and FILE.json (default: the scenario's name with -report, here).",
-            "--seed SEED": "Seed of all that is random, in place of the file's; equal seeds give equal reports.",
+            "--out FILE": "Write FILE.html and FILE.json (default: the scenario's name with -report).",
+            "--seed SEED": "Random seed, instead of the one in the file. Equal seeds give equal reports.",
         },
     ),
     Command(
         name="identity",
-        purpose="Show this node's peer id, the name that others know it by.",
+        purpose="Show this node's peer id, by which other nodes identify it.",
         code="swarm_node.commands.this_node:identity",
         settings=HERE,
         example="swarm-node identity --new",
-        options={"--new": "Create the key; an existing one is never overwritten."},
+        options={"--new": "Create the key. An existing key is never overwritten."},
     ),
 )
 
 GROUPS = {
     "run": typer.Typer(
         name="run",
-        help="Make, sign, show, watch and export a training run.",
+        help="Create, sign, show, watch, export and resume training runs.",
         epilog="Example: swarm-node run init run.toml",
     ),
     "models": typer.Typer(
         name="models",
-        help="List a network's models (without a further word), or look at one before it is served.",
+        help="List the models of a network (the default), or check a model before serving it.",
         epilog="Example: swarm-node models check OWNER/NAME",
     ),
 }
@@ -300,7 +303,7 @@ def root(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Lend this machine to train and to serve language models together with others."""
+    """Lend this machine to train and serve language models together with others."""
 
 
 def main() -> None:
@@ -331,6 +334,9 @@ def run(arguments: Sequence[str]) -> int:
             )
         )
         return error.exit_code
+    except UsageError as error:
+        emitter.error(error)
+        return EXIT_USAGE
     except (KeyboardInterrupt, typer.Abort):
         return interrupts.EXIT_INTERRUPTED
     except BrokenPipeError:

@@ -131,12 +131,41 @@ def test_spread_takes_several_addresses_after_peers() -> None:
 
 
 def test_setting_whose_value_was_an_empty_variable_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["join", "--peers", "--model", "tiny"]) == 1
-    assert capsys.readouterr().err.startswith("error: --peers is followed by --model and has no value\n")
+    assert cli.run(["join", "--peers", "--model", "tiny"]) == 2
+    assert capsys.readouterr().err.startswith("error: --peers has no value: --model follows it\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["join", "--hours", ""],
+        ["join", "--max-upload", ""],
+        ["join", "--monthly-traffic", " "],
+        ["join", "--peers", ""],
+        ["join", "--peers", ","],
+        ["join", "--name", ""],
+        ["join", "--hours="],
+        ["join", "--config", ""],
+        ["run", "export", "--out", ""],
+        ["run", "export", "--step", ""],
+        ["run", "sign", "--identity", ""],
+        ["run", "resume", "--members="],
+        ["chat", "m", "--temperature", ""],
+        ["plan", "--nodes", ""],
+        ["simulate", "s.toml", "--seed", ""],
+        ["demo", "--keep", ""],
+    ],
+    ids=" ".join,
+)
+def test_empty_value_of_any_option_is_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(arguments) == 2
+    option = next(each for each in arguments if each.startswith("--")).rstrip("=")
+    remedy = "give it a value, or leave it out; a shell variable may be empty"
+    assert capsys.readouterr().err == f"error: {option} has an empty value\n  → {remedy}\n"
 
 
 def test_run_json_error_is_an_event_and_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["join", "--threads", "many", "--json"]) == 1
+    assert cli.run(["join", "--threads", "many", "--json"]) == 2
     captured = capsys.readouterr()
     event = json.loads(captured.out)
     assert event["event"] == "error"

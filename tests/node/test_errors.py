@@ -22,6 +22,7 @@ TINY = '{"model_type": "gpt2", "n_embd": 8, "n_layer": 2, "n_head": 1, "vocab_si
 FILES = {
     "broken.toml": "name = ",
     "typo.toml": 'peeers = ["x"]\n',
+    "silent.toml": "listen = []\n",
     "unsigned.toml": 'name = "x"\n[model]\nmodel_type = "gpt2"\n',
     "nodes.toml": "[[nodes]]\n",
     "open.keys": "ann sk-0123456789abcdef0123456789abcdef\n",
@@ -63,13 +64,17 @@ WRONG = [
     (("join",), "no peer to join through is named, and none is remembered from earlier days → give --peers"),
     (("join", "--peers", "seed.example:4001"), "is malformed: it does not start with / → write it like /ip4/"),
     (("join", "--peers", "/ip4/1.2.3.4/tcp/99999/p2p/x"), "--peers: address"),
-    (("join", "--peers", "--run", "x.toml"), "--peers is followed by --run and has no value → give it one"),
-    (("seed", "--listen", "localhost"), "--listen: address 'localhost' is malformed"),
+    (("join", "--peers", "--run", "x.toml"), "--peers has no value: --run follows it → give it a value"),
+    (
+        ("seed", "--listen", "localhost"),
+        "--listen: address 'localhost' is malformed: it does not start with / → write it like /ip4/0.0.0.0/tcp/4001",
+    ),
     ((*JOIN, "--run", "missing.toml"), "missing.toml is not there → give --run the file that"),
     ((*JOIN, "--run", "my-run"), "12 hexadecimal digits, such as my-run-0123456789ab"),
     (("run", "watch", "my-run", "--peers", PEER), "12 hexadecimal digits, such as my-run-0123456789ab"),
     ((*JOIN, "--run", "x", "--model", "y"), "a node either trains or serves → give --run or --model"),
-    (("seed", "--listen", ""), "a seed must be reached → give --listen an address"),
+    (("seed", "--listen", ""), "--listen has an empty value → give it a value"),
+    (("seed", "--config", "silent.toml"), "a seed needs an address to listen on → give --listen one"),
     ((*JOIN, "--model", "/nowhere"), "there is no such directory → give --model the directory"),
     ((*JOIN, "--model", "."), "holds no config.json → give --model the directory"),
     ((*JOIN, "--model", "model", "--blocks", "8:2"), "'8:2' is not a span START:END"),
@@ -176,7 +181,7 @@ def test_occupied_port_of_a_gateway_is_a_line_and_a_remedy(capsys: pytest.Captur
 
 
 ROOT = Path(__file__).parents[2]
-TOLD = {"ConfigError", "StartError"}
+TOLD = {"ConfigError", "StartError", "UsageError"}
 SOURCES = [
     path
     for package in ("node/swarm_node", "swarm/swarm", "protocol/swarm_protocol", "compression/swarm_compression")

@@ -18,6 +18,7 @@ from swarm_node import diagnostics, interrupts
 from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import REPLACEMENT, plural
+from swarm_node.settings.config import UsageError
 from swarm_node.settings.parsers import number, whole_number
 from swarm_node.storage.home import Home
 from swarm_node.storage.remembered_peers import join_addrs
@@ -204,4 +205,4 @@ def _parsed(texts: Mapping[str, str | None], name: str, parse: Callable[[str], T
         return None if text is None else parse(text)
     except ValueError as error:
         option = "--" + name.replace("_", "-")
-        raise ConfigError(f"{option}: {text!r:.80} {error}", remedy="see swarm-node chat --help") from error
+        raise UsageError(f"{option}: {text!r:.80} {error}", remedy="see swarm-node chat --help") from error

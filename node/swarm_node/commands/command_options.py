@@ -16,10 +16,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from swarm_protocol.errors import ConfigError
 
 from swarm_node.settings import config
-from swarm_node.settings.config import SETTINGS, Config, Value
+from swarm_node.settings.config import SETTINGS, Config, UsageError, Value
 
 MAX_OFFERED = 200
 
@@ -113,19 +112,25 @@ _WITH_VALUE = frozenset("--" + name.replace("_", "-") for name, setting in SETTI
 def spread(arguments: Sequence[str]) -> list[str]:
     """Let `--peers A B` mean `--peers A --peers B`: an address begins with a slash, which no command does.
 
-    Raises ConfigError for a setting that is followed by the next one, as when its value was an empty variable.
+    Raises UsageError for an option without a value: an empty one, or a setting that is followed by the next one.
     """
     spread_out: list[str] = []
     for argument in arguments:
+        option, is_joined, value = argument.partition("=")
+        if not is_joined:
+            option, value = spread_out[-1] if spread_out else "", argument
+        if option.startswith("--") and not value.strip(" ,"):
+            raise _no_value(option, "an empty value")
         if argument.startswith("--") and spread_out and spread_out[-1] in _WITH_VALUE:
-            raise ConfigError(
-                f"{spread_out[-1]} is followed by {argument} and has no value",
-                remedy="give it one, or leave it out; a shell variable there may be empty",
-            )
+            raise _no_value(spread_out[-1], f"no value: {argument} follows it")
         if argument.startswith("/") and len(spread_out) > 1 and spread_out[-2] == "--peers":
             spread_out.append("--peers")
         spread_out.append(argument)
     return spread_out
+
+
+def _no_value(option: str, found: str) -> UsageError:
+    return UsageError(f"{option} has {found}", remedy="give it a value, or leave it out; a shell variable may be empty")
 
 
 def imported(code: str) -> Any:

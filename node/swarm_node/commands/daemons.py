@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 def seed(flags: Flags) -> int:
     config = flags.resolve()
     if not config.listen:
-        raise ConfigError("a seed must be reached", remedy="give --listen an address, such as /ip4/0.0.0.0/tcp/4001")
+        raise ConfigError(
+            "a seed needs an address to listen on", remedy="give --listen one, such as /ip4/0.0.0.0/tcp/4001"
+        )
     return live(flags, config, "swarm_node.roles.seed:SeedRole", joins=False)
 
 
@@ -134,6 +136,7 @@ def live(flags: Flags, config: Config, role_code: str, *, joins: bool) -> int:
     with home.locked():
         diagnostics.set_up(home.log, log_format=config.log_format, level=config.log_level)
         Identity.load_or_create(home.identity)
+        config = remembered_peers.choose_listen(config)
         # the last of the quick checks: a user who corrects it should not meet another mistake afterwards
         if joins:
             remembered_peers.check_can_join(config)

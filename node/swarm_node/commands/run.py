@@ -22,6 +22,7 @@ from swarm_node import diagnostics, interrupts
 from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import size
+from swarm_node.settings.config import UsageError
 from swarm_node.settings.parsers import RUN_ID_FORM, RunId, parse_model, parse_run, whole_number
 from swarm_node.storage.home import Home
 
@@ -113,7 +114,7 @@ def export(flags: Flags) -> int:
     try:
         outer_step = None if text is None else whole_number(0, MAX_OUTER_STEP)(text)
     except ValueError as error:
-        raise ConfigError(f"--step: {text!r} {error}", remedy="write --step 200") from error
+        raise UsageError(f"--step: {text!r} {error}", remedy="write --step 200") from error
     from swarm_node.commands.run_export import export_run  # noqa: PLC0415
 
     return export_run(which, outer_step, flags.options["out"], config, Emitter(json=flags.json))
@@ -138,7 +139,7 @@ def _starting_from(config: RunConfig, checkpoint: str, home: Path) -> RunConfig:
     try:
         named = parse_model(checkpoint)
     except ValueError as error:
-        raise ConfigError(f"--start: {checkpoint[:80]!r} {error}", remedy="name a directory or OWNER/NAME") from error
+        raise UsageError(f"--start: {checkpoint[:80]!r} {error}", remedy="name a directory or OWNER/NAME") from error
     source = find_source(named, Home(home), lambda *_: None)
     files = open_model(source.directory)
     start = StartConfig(checkpoint=LOCAL)

@@ -1,4 +1,4 @@
-"""`swarm-node simulate`: a network of thousands of nodes in virtual time, from a scenario file to a report.
+"""`swarm-node simulate`: simulates a network of thousands of nodes in virtual time and writes a report.
 
 With a [plan] it simulates several times, and tells how many nodes of a class are enough.
 The scenario is a TOML file, see `swarm.simulation.scenario` and the guide. The report goes to two files, one for people
@@ -19,6 +19,8 @@ from swarm_protocol.errors import ConfigError
 
 from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
+from swarm_node.formatting import duration, plural
+from swarm_node.settings.config import UsageError
 from swarm_node.settings.parsers import whole_number
 
 MAX_FILE_BYTES = 16 * 2**20
@@ -28,7 +30,7 @@ MAX_FILE_BYTES = 16 * 2**20
 def run(flags: Flags) -> int:
     path: Path | None = flags.options["path"]
     if path is None:
-        raise ConfigError("no scenario file is named", remedy="see swarm-node simulate --help")
+        raise ConfigError("the scenario file is missing", remedy="see swarm-node simulate --help")
     scenario = _load(path, flags.options["seed"])
     out: Path = flags.options["out"] or Path(f"{path.stem}-report")
     pages = out.with_name(f"{out.name}.html"), out.with_name(f"{out.name}.json")
@@ -42,16 +44,14 @@ def run(flags: Flags) -> int:
     def on_minute(minute: float, num_nodes: int) -> None:
         emitter.status(
             "simulation",
-            f"minute {minute:.0f} of {minutes:.0f} (warm-up {scenario.warm_up_minutes:.0f}), {num_nodes} nodes, "
-            f"{time.monotonic() - since:.0f} s",
+            f"simulated {minute:.0f} of {minutes:.0f} minutes (warm-up: {scenario.warm_up_minutes:.0f}) with "
+            f"{plural(num_nodes, 'node')} in {duration(time.monotonic() - since)}",
         )
 
     def on_try(tried: Try) -> None:
         assert scenario.plan is not None
-        missed = ", ".join(tried.missed)
-        emitter.status(
-            "plan", f"{tried.num_nodes} {scenario.plan.vary}: {f'not enough ({missed})' if missed else 'enough'}"
-        )
+        verdict = f"are not enough: too low is {', '.join(tried.missed)}" if tried.missed else "are enough"
+        emitter.status("plan", f"{plural(tried.num_nodes, 'node')} of the class {scenario.plan.vary} {verdict}")
 
     if scenario.plan is None:
         report = simulate(scenario, on_minute=on_minute)
@@ -77,7 +77,7 @@ def _load(path: Path, seed: str | None) -> Scenario:
         try:
             table["seed"] = whole_number(0, 2**31 - 1)(seed)
         except ValueError as error:
-            raise ConfigError(f"--seed {error}", remedy="use a whole number") from error
+            raise UsageError(f"--seed: {seed!r:.80} {error}", remedy="use a whole number") from error
     churn = table.get("churn")
     trace = churn.get("trace") if isinstance(churn, dict) else None
     return read_scenario(table, _read(path.parent / trace) if isinstance(trace, str) and trace else "")
@@ -93,7 +93,7 @@ def _read(path: Path) -> str:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", remedy="name a scenario file that exists") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no text", remedy="check that it is the right file") from error
+        raise ConfigError(f"{path} is not a text file", remedy="check that it is the right file") from error
 
 
 def _write(report: Report, pages: tuple[Path, Path]) -> None:

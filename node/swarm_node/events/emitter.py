@@ -144,6 +144,10 @@ def _text(event: str, fields: Mapping[str, object]) -> str:
     known: dict[str, object] = dict(fields)
     known |= {f"num_{name}": len(v) for name, v in fields.items() if isinstance(v, list | tuple)}
     known |= {name: math.nan for name, v in fields.items() if v is None}
+    if isinstance(seconds := fields.get("seconds"), int | float):
+        known["within"] = f"within {seconds:.0f} s" if seconds >= 1 else "at once"
+    if event == "draining" and known["within"] != "at once":
+        known["within"] = f"{known['within']}; Ctrl-C leaves at once"
     if event == "downloading":
         known["bar"] = progress(int(str(fields["num_bytes"])), int(str(fields["total_bytes"])))
     text = template.format_map(known)

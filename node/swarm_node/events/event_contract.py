@@ -166,7 +166,7 @@ EVENTS: Mapping[str, EventSpec] = {
     ),
     "round_aborted": _event(
         "An attempt at an outer step failed. The committed state is untouched and the work is kept.",
-        "step {step}, attempt {attempt}: {reason}",
+        "step {step}, attempt {attempt} failed: {reason}",
         repeated_field="reason",
         run="text: the run's id",
         step="int: the outer step that was attempted",
@@ -186,7 +186,7 @@ EVENTS: Mapping[str, EventSpec] = {
     ),
     "run_resumed": _event(
         "The run goes on without some of its members, by a resume order of its author.",
-        "the run's author lets {num_roster} members go on from step {step} without the others",
+        "by order of the run's author, {num_roster} members continue from step {step} without the others",
         run="text: the run's id",
         step="int: the outer step it goes on from",
         digest="text: digest of that state",
@@ -216,8 +216,8 @@ EVENTS: Mapping[str, EventSpec] = {
     ),
     "lingering": _event(
         "The run is finished here, and others say that they are not: it stays to give them its state.",
-        "waiting up to {seconds:.0f} s for members that have not finished ({num_peers}, dead ones among them), to "
-        "give them the last state; Ctrl-C leaves at once",
+        "waiting up to {seconds:.0f} s to give the last state to members that have not finished ({num_peers}, of which "
+        "some may be gone); Ctrl-C leaves at once",
         run="text: the run's id",
         peers="list: peer ids of the others; who has died is among them until its record ends",
         seconds="number: how long it stays at most",
@@ -233,7 +233,7 @@ EVENTS: Mapping[str, EventSpec] = {
         url="text: its base URL; the pages are at /, the JSON API below /api/v1",
     ),
     "metrics": _event(
-        "Prometheus is answered: `--metrics` was given.", "metrics under {url}", url="text: what to scrape"
+        "Prometheus is answered: `--metrics` was given.", "Prometheus metrics are at {url}", url="text: what to scrape"
     ),
     "warning": _event(
         "Something is wrong that the node can live with.",
@@ -249,14 +249,14 @@ EVENTS: Mapping[str, EventSpec] = {
     ),
     "draining": _event(
         "The node takes nothing new, finishes what it has and leaves.",
-        "draining ({reason}): leaving within {seconds:.0f} s; Ctrl-C leaves at once",
+        "draining ({reason}): leaving {within}",
         reason="text: who asked",
         seconds="number: how long it waits before it stops anyway",
     ),
     "pausing": _event(
         "The hours in which the node lends are over, or its monthly traffic is nearly used up: it takes "
         "nothing new, and finishes what it has.",
-        "{reason}; what is in flight has {seconds:.0f} s",
+        "{reason}; work in flight has {seconds:.0f} s to finish",
         reason="text: why, and when it lends again",
         seconds="number: how long it waits before it stops anyway",
     ),
@@ -273,7 +273,7 @@ EVENTS: Mapping[str, EventSpec] = {
         clean="bool: whether everything in flight was finished",
     ),
     "run_written": _event(
-        "What `run init` prints: there is a new run file to edit.", "{path} is there to edit", path="text: where it is"
+        "What `run init` prints: there is a new run file to edit.", "wrote {path}: edit it", path="text: where it is"
     ),
     "run_problem": _event(
         "What `run sign` finds impossible in a run file; an `error` follows.",
@@ -331,7 +331,7 @@ EVENTS: Mapping[str, EventSpec] = {
     ),
     "resume_planned": _event(
         "What `run resume` found, and what it signs.",
-        "{run} would go on from outer step {outer_step}, state {digest:.12}, with {num_roster} members; left out: "
+        "{run} continues from outer step {outer_step}, state {digest:.12}, with {num_roster} members; left out: "
         "{left_out_names}",
         run="text: the run's id",
         outer_step="int: the outer step to go on from",
@@ -342,15 +342,14 @@ EVENTS: Mapping[str, EventSpec] = {
     ),
     "resume_not_signed": _event(
         "`run resume` was not told --yes.",
-        "nothing was signed. Whatever the members left out have done since then is lost, so be sure that they are "
-        "gone; then run it again with --yes",
+        "nothing was signed. The order discards all that the members left out have done since that step: make sure "
+        "that they are gone, then run the command again with --yes",
         run="text: the run's id",
     ),
     "resume_not_needed": _event(
         "`run resume` was not told --yes, and enough members answered for the run to go on by itself.",
-        "nothing was signed: {run} is alive at outer step {outer_step}, {num_answered} of its {num_members} "
-        "members answered, and its next step needs no order. One is needed only when the run cannot go on; --yes signs "
-        "it all the same",
+        "nothing was signed, as {run} can continue without an order: it is at outer step {outer_step}, and "
+        "{num_answered} of its {num_members} members answered. --yes signs the order all the same",
         run="text: the run's id",
         outer_step="int: its newest outer step",
         members="list: peer ids of that step's members",
@@ -358,14 +357,14 @@ EVENTS: Mapping[str, EventSpec] = {
     ),
     "resume_delivered": _event(
         "Members have the resume order, and pass it on.",
-        "{num_peers} members have the order: the run goes on from outer step {outer_step}",
+        "{num_peers} members have the order: the run continues from outer step {outer_step}",
         run="text: the run's id",
         outer_step="int: the outer step it goes on from",
         peers="list: peer ids of those who took it",
     ),
     "run_left": _event(
         "The watched run's members said that it is finished, and left before `run watch` could see the proof.",
-        "its members said that run {run} is finished, and left before they could show it: {outer_step} outer "
+        "the members of run {run} said that it is finished, and left before they proved it: {outer_step} outer "
         "steps, loss {loss:.3f}, state {digest:.12} (checked up to step {checked})",
         run="text: the run's id",
         outer_step="int: the last outer step",
@@ -375,11 +374,13 @@ EVENTS: Mapping[str, EventSpec] = {
     ),
     "leaving": _event(
         "What `drain` and `stop` print first: the daemon has agreed to leave.",
-        "the daemon (pid {pid}) leaves within {seconds:.0f} s",
+        "the daemon (pid {pid}) leaves {within}",
         pid="int: its process id",
         seconds="number: the longest that its work in flight gets",
     ),
-    "left": _event("What `drain` and `stop` print last: the daemon is gone.", "it has left", pid="int: its process id"),
+    "left": _event(
+        "What `drain` and `stop` print last: the daemon is gone.", "the daemon has left", pid="int: its process id"
+    ),
     "status": _event(
         "What `status` prints: the daemon's answer over its control socket.",
         peer_id="text: its peer id",

@@ -110,8 +110,8 @@ class StandbyRole(IdleRole):
 
     async def run(self, node: Node) -> None:
         node.activity.state = "idle"
-        node.steps.done("takes", f"no work: as told by {node.config.origin('take')}")
-        node.steps.done("standing by", "join again without it, or with --run RUN to train or --model MODEL to serve")
+        node.steps.done("takes", f"no work, because of {node.config.origin('take')}")
+        node.steps.done("standing by", "to work, restart this node without that, or with --run RUN or --model MODEL")
         await node.shift.leaving.wait()
 
 

@@ -3,7 +3,8 @@
 One class declares the settings of the TOML file (`key = value`), of the environment (`SWARM_KEY`) and of the command
 line (`--key`). The command line wins over the environment, the environment over the file, and the file over the
 default. The result is resolved once, at start. An unknown name is an error with a suggestion, because a setting that is
-silently ignored is worse than none.
+silently ignored is worse than none. So is an empty value on the command line or in the file. An empty variable counts
+as unset, because compose files write it for an unset one.
 
 Each value carries its origin, so that a message names the flag, the variable or the line of the file at fault; options
 are declared by `swarm_node.commands.command_options`.
@@ -38,6 +39,11 @@ MAX_SHOWN_CHARS = 120
 
 Take = Literal["any", "models", "runs", "nothing"]
 Dtype = Literal["float32", "bfloat16", "float16", "int8", "int4"]
+
+
+class UsageError(ConfigError):
+    """A value is missing or cannot be read. A command that raises it exits as after an unknown flag."""
+
 
 Value = str | bool | Sequence[str] | None
 """The value of one setting in a source, before it is parsed."""
@@ -107,127 +113,142 @@ class Config(BaseModel):
     home: Path = _setting(default_home, parsers.parse_path, "DIR", example="~/swarm")
     """The node's directory: identity, control socket, cache, checkpoints, log."""
     name: str = _setting(_host_name, parsers.parse_node_name, "NAME", example="attic")
-    """Name that others see. Default: this machine's."""
+    """Name that other nodes show. Default: this machine's name."""
     network_id: str = _setting("swarm", parsers.parse_network_id, "ID")
-    """Network to be part of; others are not spoken to."""
-    peers: tuple[str, ...] = _setting((), parsers.parse_peer, "ADDR…", many=True)
-    """Address of a peer to join through, as `seed` prints it, or a name that leads to some, such as swarm.example.org.
-    Not needed where peers are remembered, or found by mdns."""
+    """Network to join. Nodes of other networks are refused."""
+    peers: tuple[str, ...] = _setting(
+        (),
+        parsers.parse_peer,
+        "ADDR…",
+        many=True,
+        example="/ip4/203.0.113.7/tcp/4001/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN",
+    )
+    """Address of a peer to join through, as `seed` prints it, or a DNS name that leads to peers, such as
+    swarm.example.org. Not needed if the node remembers peers or finds some by mdns."""
     url: str = _setting("", parsers.parse_url, "URL", example="http://127.0.0.1:8000")
-    """Dashboard to read from, instead of peers."""
-    listen: tuple[str, ...] = _setting(("/ip4/127.0.0.1/tcp/0",), check_listen_addr, "ADDR", many=True)
-    """Address to listen on; port 0: any free one; 0.0.0.0 or, by IPv6, :: for all to reach."""
-    announce: tuple[str, ...] = _setting((), check_announce_addr, "ADDR", many=True)
-    """Address to tell others instead of the one listened on."""
+    """Read from the dashboard at this address, instead of from peers."""
+    listen: tuple[str, ...] = _setting(
+        ("/ip4/127.0.0.1/tcp/0",), check_listen_addr, "ADDR", many=True, example="/ip4/0.0.0.0/tcp/4001"
+    )
+    """Address to listen on. Port 0: any free port; 0.0.0.0, or :: for IPv6: all interfaces. Without this setting, a
+    node that joins through a peer beyond this machine listens on /ip4/0.0.0.0/tcp/0."""
+    announce: tuple[str, ...] = _setting(
+        (), check_announce_addr, "ADDR", many=True, example="/ip4/203.0.113.7/tcp/4001"
+    )
+    """Address to tell other nodes, instead of the listen address."""
     mdns: bool = _switch(default=True)
-    """Find nodes of the local network, and be found by them; only while listening beyond this machine."""
+    """Find nodes of the local network, and be found by them. Only for a node that listens beyond this machine."""
     relay: Literal["auto", "use", "none"] = _setting("auto", parsers.one_of("auto", "use", "none"), "WHEN")
-    """Be reached through relays: auto (unless others reach this node, which then relays itself), use or none."""
-    relay_rate: int = _setting(12_500_000, parsers.parse_rate, "RATE", example="100mbit")
-    """Carry at most so much a second for nodes that others cannot reach, and at most half of max-upload and
-    max-download."""
+    """When other nodes reach this one through relays. auto: while they cannot connect to it; once they can, it relays
+    for others. use: always. none: never. With use and none it does not relay for others."""
+    relay_rate: int = _setting(12_500_000, parsers.parse_relay_rate, "RATE", example="100mbit")
+    """Maximum rate at which this node relays for others, and at most half of max-upload and max-download."""
     run: Path | parsers.RunId | None = _setting(None, parsers.parse_run, "RUN", example="run.toml")
-    """Train this run: its signed file, or its id, for which its members give the file."""
+    """Train this run: its signed file, or its id, in which case a member of the run sends the file."""
     then_serve: bool = _switch()
-    """Once the run is finished, serve its result."""
+    """Once the run is finished, serve the trained model."""
     model: Path | parsers.HubId | None = _setting(None, parsers.parse_model, "MODEL", example="~/models/story")
     """Serve blocks of this Hugging Face model: a directory, or OWNER/NAME[@REVISION] on a hub."""
     take: Take = _setting("any", parsers.one_of(*get_args(Take)), "WHAT")
-    """What to help with where neither a run nor a model is named: any, models, runs or nothing."""
+    """Work to look for if neither a run nor a model is given: any, models, runs or nothing."""
     dtype: Dtype = _setting(
         "float32",
         parsers.one_of(*get_args(Dtype), synonyms={"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}),
         "DTYPE",
     )
-    """Weights as they are held: float32, bfloat16, float16, or int8 or int4 that compute in bfloat16. Servers of
-    different ones answer differently."""
+    """Number format of the weights: float32, bfloat16, float16, int8 or int4. int8 and int4 compute in bfloat16.
+    Servers with different formats give different answers."""
     blocks: tuple[int, int] | None = _setting(None, parsers.parse_span, "START:END", example="0:8")
-    """Serve exactly this half-open span of blocks."""
+    """Serve exactly the blocks from START up to, but not including, END."""
     max_blocks: int = _setting(0, parsers.whole_number(0, 4096), "N", example="8")
-    """Serve at most so many blocks; 0: no limit."""
+    """Serve at most this many blocks; 0: no limit."""
     max_memory: int = _setting(0, parsers.parse_size, "SIZE", example="6GiB")
-    """At most this much memory while it serves, the program's own included; 0: most of what is free."""
-    max_upload: int = _setting(0, parsers.parse_rate, "RATE", example="20mbit")
-    """Send at most so much a second, such as 20mbit or 2.5MB/s. Default: no limit."""
-    max_download: int = _setting(0, parsers.parse_rate, "RATE", example="100mbit")
-    """Receive at most so much a second. Default: no limit."""
+    """Use at most this much memory while serving, including the program itself; 0: no limit, so most of the free
+    memory is used."""
+    max_upload: int = _setting(0, parsers.parse_rate_limit, "RATE", example="20mbit")
+    """Send at most this much per second, such as 20mbit or 2.5MB/s; 0: no limit."""
+    max_download: int = _setting(0, parsers.parse_rate_limit, "RATE", example="100mbit")
+    """Receive at most this much per second, such as 100mbit; 0: no limit."""
     monthly_traffic: int = _setting(0, parsers.parse_monthly_traffic, "SIZE", example="500GB")
-    """Take no new work once so much was sent and received in a calendar month, less a reserve. Default: no limit."""
+    """Take no new work once 98 % of this much was sent and received in a calendar month; 0: no limit."""
     hours: tuple[Window, ...] = _setting((), parse_window, "HH:MM-HH:MM", many=True, example="22:00-07:00")
-    """Lend this machine only in these hours of the day, local time; several with a comma between. Default: always."""
+    """Lend this machine only in these hours of the day, in local time; several with commas between. Default: always."""
     device: str = _setting("auto", parsers.one_of("auto", "cpu", "cuda", "mps"), "DEVICE")
-    """Where to compute: auto, cpu, cuda or mps."""
+    """Device to compute on: auto, cpu, cuda or mps."""
     threads: int = _setting(0, parsers.whole_number(0, 4096), "N", example="4")
-    """CPU threads to compute with; 0: all cores."""
+    """CPU threads to compute with; 0: no limit, one for each core."""
     probe: str = _setting("auto", parsers.one_of("auto", "fresh", "off"), "WHEN")
-    """Measure speed: auto (once), fresh or off."""
+    """When to measure this machine's speed: auto (once), fresh (at each start) or off."""
     keep_checkpoints: int = _setting(2, parsers.whole_number(1, 1000), "N")
-    """Checkpoints to keep of each run."""
+    """Number of checkpoints to keep of each run."""
     keep_every: int = _setting(0, parsers.whole_number(0, 10_000_000), "N", example="100")
-    """Keep the checkpoint of every N-th outer step for good, for run export; 0: of none."""
+    """Also keep the checkpoint of every N-th outer step for good, for `run export`; 0: none."""
     data: Path | None = _setting(None, parsers.parse_path, "PATH", example="~/books")
-    """What to train on where the run leaves that to its members: a file, or a folder of text, .jsonl, .parquet or
-    .arrow files. Its tokens are kept in ~/.cache/swarm/tokens (XDG_CACHE_HOME) for all homes of this user."""
+    """What to train on, for a run whose members bring their own data: a file, or a folder of text, .jsonl, .parquet or
+    .arrow files. Its tokens are cached in ~/.cache/swarm/tokens (XDG_CACHE_HOME) for all homes of this user."""
     tokenizer: Path | None = _setting(None, parsers.parse_path, "PATH", example="~/models/story")
-    """The tokenizer of a run that leaves that to its members: a tokenizer.json, or its directory."""
+    """Tokenizer, for a run whose members bring their own: a tokenizer.json, or its directory."""
     start: Path | None = _setting(None, parsers.parse_path, "DIR", example="~/models/story")
     """This machine's copy of the checkpoint that the run starts from: a Hugging Face model directory."""
     devices: tuple[str, ...] = _setting((), parsers.parse_device, "DEVICES", many=True, example="cuda:0,cuda:1")
-    """Train on these together, as one member: cuda:0,cuda:1, or cpu for each process that is wanted."""
+    """Train on several devices as one member, such as cuda:0,cuda:1. Name cpu once for each process."""
     micro_batch: int = _setting(0, parsers.whole_number(0, 1 << 16), "N", example="1")
-    """Samples that training computes at a time; 0: a whole batch."""
+    """Samples to compute at once in training; 0: no limit, the whole batch."""
     autocast: bool = _switch()
-    """Train with matrix products in bfloat16; weights stay fp32."""
+    """Train with matrix products in bfloat16. The weights stay float32."""
     checkpoint_activations: bool = _switch()
-    """Train in less memory: compute activations again for the gradient."""
+    """Train with less memory: compute the activations a second time for the gradient."""
     compile: bool = _switch()
-    """Train a model that torch has compiled; pays in long runs."""
+    """Compile the model with torch before training, which pays off in long runs."""
     tensorboard: Path | None = _setting(None, parsers.parse_path, "DIR", example="~/curves")
-    """Write the run's curves there as TensorBoard's event files: in a folder for each run and node."""
+    """Write the run's curves to this directory as TensorBoard event files, in a folder for each run and node."""
     host: str = _setting("127.0.0.1", str, "HOST")
-    """Address for HTTP to listen on; 0.0.0.0: for all to reach."""
+    """Address for the HTTP server to listen on; 0.0.0.0: all interfaces."""
     port: int = _setting(8000, parsers.whole_number(0, 65535), "PORT")
-    """Port for HTTP to listen on; 0: any free one."""
+    """Port for the HTTP server to listen on; 0: any free port."""
     allowed_hosts: tuple[str, ...] = _setting(
         (), parsers.parse_host_name, "NAME…", many=True, example="swarm.example.org"
     )
-    """Public name that HTTP is asked for by, as through a proxy; *.NAME: those right below it; *: any. Others than
-    these, addresses and names without a dot are refused."""
+    """Public host name under which the HTTP server answers, for example behind a proxy. *.NAME: all names directly
+    below NAME; *: any name. Requests under an IP address or a name without a dot are always answered, under any other
+    name refused."""
     trusted_proxies: tuple[str, ...] = _setting((), parsers.parse_proxy, "ADDR…", many=True, example="127.0.0.1")
-    """Address or network of a proxy in front, whose X-Forwarded-For or Forwarded header says who asks. From others
-    these headers are ignored."""
+    """Address or network of a proxy in front of the HTTP server, whose X-Forwarded-For or Forwarded header names the
+    client. These headers are ignored if they come from others."""
     api_keys: Path | None = _setting(None, parsers.parse_path, "FILE", example="keys.txt")
-    """Ask for keys: lines of `name key [requests_per_min] [tokens_per_min]`, read again when they change."""
+    """Require API keys. The file has lines of `name key [requests_per_min] [tokens_per_min]` and is read again when it
+    changes."""
     open_to_all: bool = _switch()
-    """Let others than this machine in without a key."""
+    """Accept requests from other machines without an API key."""
     requests_per_min: int | None = _setting(None, parsers.whole_number(0, 10**9), "N", example="60")
-    """Requests a minute for a key without its own, or for each address; 0: no limit. Default: 600 where others come in
-    without a key."""
+    """Maximum requests a minute for each key without its own limit, or for each address if no keys are required; 0: no
+    limit. Default: 600 if other machines need no key, else 0."""
     tokens_per_min: int = _setting(0, parsers.whole_number(0, 10**9), "N", example="100000")
-    """The same for tokens, of prompts and answers; 0: no limit."""
+    """Maximum tokens a minute, of prompts and answers together, for the same; 0: no limit."""
     pin_model: tuple[parsers.ModelPin, ...] = _setting(
         (), parsers.parse_pin, "MODEL@REVISION", many=True, example="story@1a2b3c4d5e6f"
     )
-    """Use only that revision of a model, whatever else is served under its name; as `swarm-node models` shows it."""
+    """Use only this revision of a model, whatever else is served under its name; see `swarm-node models`."""
     dashboard: bool = _switch(default=True)
-    """Show the network at /, to whoever reaches the gateway."""
+    """Show the network at /, to everyone who can reach the gateway."""
     history: str = _setting("", str, "FILE|URL", example="postgresql+pg8000://user@host/swarm")
-    """What the dashboard remembers in: a file, or a database such as postgresql+pg8000://user@host/swarm. Default:
-    history.sqlite in the home."""
+    """Where the dashboard keeps its history: a file, or a database such as postgresql+pg8000://user@host/swarm.
+    Default: history.sqlite in the home."""
     checkpoints: Path | None = _setting(None, parsers.parse_path, "DIR", example="~/swarm/checkpoints")
-    """Let visitors of the dashboard download what lies here, in a folder for each run, named by its id."""
+    """Let visitors of the dashboard download the checkpoints in this directory. It has a folder for each run, named by
+    the run's id."""
     tethered: bool = _switch()
-    """Leave at once when standard input ends: whoever started this node is gone."""
+    """Leave at once when standard input ends, because the process that started this node has ended."""
     drain_s: float = _setting(30.0, parsers.number(0, 3600, "a number of seconds"), "SECONDS")
-    """Time that work in flight gets to finish when leaving."""
+    """Time that work in flight gets to finish when the node leaves; 0: none."""
     metrics: parsers.Endpoint | None = _setting(None, parsers.parse_endpoint, "HOST:PORT", example="127.0.0.1:9401")
-    """Answer Prometheus there, under /metrics; port 0: any free one. Default: nothing listens."""
+    """Serve Prometheus metrics at this address, under /metrics; port 0: any free port. Default: no metrics."""
     otlp: str = _setting("", parsers.parse_url, "URL", example="http://127.0.0.1:4318")
     """Send traces of requests and rounds to this OpenTelemetry collector, by OTLP over HTTP."""
     log_format: str = _setting("human", parsers.one_of("human", "json"), "FORMAT")
-    """Log lines: human or json."""
+    """Format of log lines: human or json."""
     log_level: str = _setting("info", parsers.one_of("debug", "info", "warning", "error"), "LEVEL")
-    """Least severe log lines that are kept."""
+    """Least severe level that is logged: debug, info, warning or error."""
     origins: Mapping[str, str] = Field(default_factory=dict, repr=False)
 
     @property
@@ -277,7 +298,7 @@ def _home(given: Mapping[str, Given]) -> Path:
 
 
 def _environment() -> dict[str, Given]:
-    """Return the variables SWARM_…. Raises ConfigError for one that names no setting."""
+    """Return the variables SWARM_… that are not empty. Raises ConfigError for one that names no setting."""
     given: dict[str, Given] = {}
     for variable in sorted(os.environ):
         name = variable.removeprefix(ENV_PREFIX).lower()
@@ -286,7 +307,8 @@ def _environment() -> dict[str, Given]:
         if name not in SETTINGS or not variable.isupper():
             what = f"environment variable {variable}"
             raise _unknown(what, name, tuple(SETTINGS), lambda known: ENV_PREFIX + known.upper())
-        given[name] = Given(variable, os.environ[variable])
+        if os.environ[variable].strip():
+            given[name] = Given(variable, os.environ[variable])
     return given
 
 
@@ -318,20 +340,22 @@ def _toml_value(name: str, path: Path, value: object) -> Value:
 
 
 def _parsed(name: str, given: Given) -> Any:
-    """Parse one value. Raises ConfigError, which names the origin."""
+    """Parse one value; an empty list in the file is one. Raises UsageError, which names the origin."""
     setting, origin, value = SETTINGS[name], given.origin, given.value
     texts = [str(value)] if isinstance(value, str | bool) else list(value or ())
     if setting.many:
         texts = [part for text in texts for part in text.replace(",", " ").split()]
+    if value != [] and not any(text.strip() for text in texts):
+        raise UsageError(f"{origin} has no value", remedy=f"write {_spelled(name, origin)}, or leave it out")
     parsed = []
     for text in texts:
         try:
             parsed.append(setting.parse(text))
         except ConfigError as error:
-            raise ConfigError(f"{origin}: {error.message}", remedy=error.remedy) from error
+            raise UsageError(f"{origin}: {error.message}", remedy=error.remedy) from error
         except ValueError as error:
             shown = text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"
-            raise ConfigError(f"{origin}: {shown!r} {error}", remedy=f"write {_spelled(name, origin)}") from error
+            raise UsageError(f"{origin}: {shown!r} {error}", remedy=f"write {_spelled(name, origin)}") from error
     return tuple(parsed) if setting.many else parsed[0]
 
 
@@ -352,12 +376,12 @@ def _unknown(what: str, name: str, known: Sequence[str], spelled: Callable[[str]
 
 
 def default_text(name: str) -> str:
-    """Return the default as the help shows it, or an empty text."""
+    """Return the default as the help shows it; an empty text for none, and for a switch that is off."""
     default = Config.model_fields[name].default
-    if default in ((), None, "", 0, PydanticUndefined):
+    if default in ((), None, "", PydanticUndefined) or default is False:
         return ""
     if isinstance(default, tuple):
         return " ".join(map(str, default))
-    if SETTINGS[name].metavar == "RATE":  # bytes a second inside, as the user writes it outside
+    if SETTINGS[name].metavar == "RATE" and default:  # bytes a second inside, as the user writes it outside
         return f"{default * 8 / 1e6:g}mbit"
     return f"{default:g}" if isinstance(default, float) else str(default)

@@ -151,22 +151,32 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * _SIZE_UNITS[match[2].upper()])
 
 
-def parse_rate(text: str) -> int:
-    """Parse `20mbit` or `2.5MB/s` as bytes per second."""
+def parse_rate_limit(text: str) -> int:
+    """Parse `20mbit` or `2.5MB/s` as bytes per second; 0 means no limit."""
+    if text.strip() == "0":
+        return 0
     match = _RATE.fullmatch(text.strip())
     if match is None or len(match[1]) > _MAX_SIZE_CHARS or match[2].upper() not in _RATE_UNITS:
         raise ValueError("is not a rate such as 20mbit, 500kbit or 2.5MB/s")
     bytes_per_s = float(match[1]) * _RATE_UNITS[match[2].upper()]
-    if not MIN_BYTES_PER_S <= bytes_per_s <= MAX_BYTES_PER_S:
-        raise ValueError("is not a rate from 0.1mbit to 1000gbit; leave it out for no limit")
+    if bytes_per_s and not MIN_BYTES_PER_S <= bytes_per_s <= MAX_BYTES_PER_S:
+        raise ValueError("is not a rate from 0.1mbit to 1000gbit, nor 0 for no limit")
     return int(bytes_per_s)
 
 
+def parse_relay_rate(text: str) -> int:
+    """Parse a rate as `parse_rate_limit` does, without 0: whoever writes that wants no relaying, not no limit."""
+    bytes_per_s = parse_rate_limit(text)
+    if not bytes_per_s:
+        raise ValueError("is not a rate from 0.1mbit to 1000gbit")
+    return bytes_per_s
+
+
 def parse_monthly_traffic(text: str) -> int:
-    """Parse the bytes of a month, such as `500GB`."""
+    """Parse the bytes of a month, such as `500GB`; 0 means no limit."""
     num_bytes = parse_size(text)
-    if not MIN_MONTHLY_BYTES <= num_bytes <= MAX_MONTHLY_BYTES:
-        raise ValueError("is not the traffic of a month from 1GB upwards; leave it out for no limit")
+    if num_bytes and not MIN_MONTHLY_BYTES <= num_bytes <= MAX_MONTHLY_BYTES:
+        raise ValueError("is not the traffic of a month from 1GB upwards, nor 0 for no limit")
     return num_bytes
 
 

@@ -18,7 +18,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarm.network.multiaddr import dialable
+from swarm.network.discovery.dns_lookup import is_localhost
+from swarm.network.discovery.peer_names import is_named
+from swarm.network.multiaddr import dialable, ip_of, is_loopback
 from swarm_protocol import limits
 from swarm_protocol.checks import check_choice, check_count, check_float
 from swarm_protocol.dht_messages import Contact
@@ -42,6 +44,9 @@ MAX_AGE_S = 30 * 86400.0
 
 RECENT_S = 86400.0
 """A peer that was seen within a day keeps its place, so that a flood of newcomers pushes out none."""
+
+ALL_IP4, ALL_IP6 = ("/ip4/0.0.0.0/tcp/0",), ("/ip6/::/tcp/0",)
+"""All interfaces, at any free port."""
 
 FIRST_SAVE_S = 1.0
 SAVE_S = 60.0
@@ -133,9 +138,29 @@ def remembered(config: Config) -> tuple[RememberedPeer, ...]:
     return read(Home(config.home).peers, config.network_id, time.time())
 
 
+def choose_listen(config: Config) -> Config:
+    """Return the settings with the addresses to listen on: those that are set, or what the peers to join through need.
+
+    A node that listens on loopback alone can be reached from beyond its machine through relays only. So, unless
+    `listen` is set, a node that joins through a peer beyond this machine, given or remembered, listens on all
+    interfaces, at any free port.
+    """
+    if "listen" in config.origins:
+        return config
+    beyond = [addr for addr in config.peers or _remembered_addrs(config) if not _is_on_this_machine(addr)]
+    if not beyond:
+        return config
+    has_ip6 = any(ip is not None and ip.version == 6 for ip in map(ip_of, beyond))
+    return config.model_copy(update={"listen": (*ALL_IP4, *(ALL_IP6 if has_ip6 else ()))})
+
+
+def _is_on_this_machine(addr: str) -> bool:
+    return is_loopback(addr) or (is_named(addr) and is_localhost(addr.split("/")[2]))
+
+
 def join_addrs(config: Config) -> tuple[str, ...]:
     """Return addresses to join through: those given, or else those remembered. Raises ConfigError for none."""
-    found = config.peers or tuple(f"{addr}/p2p/{each.peer_id}" for each in remembered(config) for addr in each.addrs)
+    found = config.peers or _remembered_addrs(config)
     if not found:
         raise _nobody_to_ask()
     return found
@@ -145,6 +170,10 @@ def check_can_join(config: Config) -> None:
     """Refuse to join without any peer, given, remembered or to be looked for nearby. Raises ConfigError."""
     if not config.peers and not config.finds_local_peers and not remembered(config):
         raise _nobody_to_ask()
+
+
+def _remembered_addrs(config: Config) -> tuple[str, ...]:
+    return tuple(f"{addr}/p2p/{each.peer_id}" for each in remembered(config) for addr in each.addrs)
 
 
 def _nobody_to_ask() -> ConfigError:

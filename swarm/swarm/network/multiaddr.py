@@ -18,6 +18,7 @@ from swarm_protocol.identity import base58_decode, base58_encode, check_peer_id
 from swarm_protocol.wire import decode_varint, encode_varint
 
 _EXAMPLE = "/ip4/203.0.113.7/tcp/4001"
+_LISTEN_EXAMPLE = "/ip4/0.0.0.0/tcp/4001"
 _PEER_EXAMPLE = f"{_EXAMPLE}/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
 _HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
 _PORTS = ("tcp", "udp")
@@ -54,11 +55,11 @@ def parse_peer_addr(text: str) -> PeerAddr:
 
 def check_listen_addr(text: str) -> str:
     """`text` if a host can listen there. Raises ConfigError."""
-    parts = _parts(text, _EXAMPLE)
+    parts = _parts(text, _LISTEN_EXAMPLE)
     if any(name in ("p2p", "p2p-circuit") for name, _ in parts):
-        raise _fault(text, "a listen address names no peer", _EXAMPLE)
+        raise _fault(text, "a listen address names no peer", _LISTEN_EXAMPLE)
     if parts[0][0].startswith("dns"):
-        raise _fault(text, "a host listens on an IP address, not on a name", _EXAMPLE)
+        raise _fault(text, "a host listens on an IP address, not on a name", _LISTEN_EXAMPLE)
     return text
 
 

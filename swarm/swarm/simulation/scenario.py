@@ -193,7 +193,7 @@ def read_trace(text: str) -> tuple[tuple[float, float], ...]:
             raise _wrong(f"line {number} of the trace ends before it begins", "write join,leave in seconds")
         sessions.append((join_s, leave_s))
     if not 2 <= len(sessions) <= MAX_NODES:
-        raise _wrong(f"the trace has {len(sessions)} sessions", f"give 2 to {MAX_NODES}")
+        raise _wrong(f"the trace has {len(sessions)} sessions", f"give 2 to {MAX_NODES:,} sessions")
     return tuple(sessions)
 
 
@@ -202,7 +202,7 @@ def _check(scenario: Scenario) -> None:
     for what in ("regions", "classes"):
         names = [each.name for each in getattr(scenario, what)]
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise _wrong(f"two {what} are called {twice!r}", "give each another name")
+            raise _wrong(f"two {what} are called {twice!r}", "give each its own name")
     known = [region.name for region in scenario.regions]
     for path in scenario.paths:
         for name in path.between:
@@ -211,11 +211,11 @@ def _check(scenario: Scenario) -> None:
     roles = {each.role for each in scenario.classes}
     for table, role in (("model", "serve"), ("training", "train")):
         if (getattr(scenario, table) is None) == (role in roles):
-            raise _wrong(f'[{table}] and classes with role = "{role}" belong together', "give both or none")
+            raise _wrong(f'[{table}] and classes with role = "{role}" belong together', "give both or neither")
     if "gateway" in roles and scenario.model is None:
         raise _wrong('there is role = "gateway" without a [model]', "say which model clients ask for")
     if (scenario.churn.model == "trace") != bool(scenario.churn.trace):
-        raise _wrong('trace and model = "trace" of [churn] belong together', "give both or none")
+        raise _wrong('trace and model = "trace" of [churn] belong together', "give both or neither")
     _check_plan(scenario, scenario.plan)
 
 
@@ -230,18 +230,18 @@ def _check_plan(scenario: Scenario, plan: Plan | None) -> None:
     if plan.vary not in planned:
         raise _wrong(f"[plan] varies {plan.vary!r}, which neither serves nor trains", _known(plan.vary, planned))
     if scenario.churn.trace:
-        raise _wrong("a [plan] changes the number of nodes, which a trace decides", "give one of both")
+        raise _wrong("a [plan] changes the number of nodes, which a trace decides", "give one of the two")
 
 
 def _values(kind: type[T], given: Any, name: str) -> tuple[T, ...]:
     if not isinstance(given, list) or not 0 < len(given) <= MAX_TABLES:
-        raise _wrong(f"{name} is no list of 1 to {MAX_TABLES} tables", f"write [[{name}]] above each")
+        raise _wrong(f"{name} is not a list of 1 to {MAX_TABLES} tables", f"write [[{name}]] above each")
     return tuple(_value(kind, each, f"[[{name}]] number {index}") for index, each in enumerate(given, 1))
 
 
 def _value(kind: type[T], given: Any, where: str, more: Mapping[str, Any] = MappingProxyType({})) -> T:
     if not isinstance(given, Mapping):
-        raise _wrong(f"{where} is no table", f"write {where} on a line and its keys below")
+        raise _wrong(f"{where} is not a table", f"write {where} on a line and its keys below")
     known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
     _refuse_unknown(given, list(known), where)
     values = {name: _checked(known[name], value, where) for name, value in given.items()}
@@ -249,7 +249,7 @@ def _value(kind: type[T], given: Any, where: str, more: Mapping[str, Any] = Mapp
 
 
 def _checked(wanted: Any, value: Any, where: str) -> Any:
-    rules, what = wanted.metadata, f"{wanted.name} of {where} is {str(value)[:60]!r}"
+    rules, what = wanted.metadata, f"{wanted.name} of {where} is {repr(value)[:60]}"
     if "choices" in rules:
         if value not in rules["choices"]:
             raise _wrong(what, f"use one of {', '.join(rules['choices'])}")
@@ -261,7 +261,9 @@ def _checked(wanted: Any, value: Any, where: str) -> Any:
         low, high = rules["low"], rules["high"]
         if not is_number or not low <= value <= high or (rules["above"] and value == low):
             kind = "a whole number" if rules["whole"] else "a number"
-            raise _wrong(what, f"use {kind} {'above' if rules['above'] else 'from'} {low:g} to {high:g}")
+            at_least, at_most = _written(low), _written(high)
+            bounds = f"above {at_least} and at most {at_most}" if rules["above"] else f"from {at_least} to {at_most}"
+            raise _wrong(what, f"use {kind} {bounds}")
         return value if rules["whole"] else float(value)
     elif wanted.default is not MISSING and isinstance(wanted.default, bool):
         if not isinstance(value, bool):
@@ -273,6 +275,11 @@ def _checked(wanted: Any, value: Any, where: str) -> Any:
     return value
 
 
+def _written(bound: float) -> str:
+    """Write a bound in full, without an exponent."""
+    return f"{int(bound):,}" if bound == int(bound) else f"{bound:g}"
+
+
 def _refuse_unknown(given: Mapping[str, Any], known: Sequence[str], where: str) -> None:
     for key in given:
         if key not in known:
@@ -281,7 +288,7 @@ def _refuse_unknown(given: Mapping[str, Any], known: Sequence[str], where: str) 
 
 def _known(key: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(key, known, n=1)
-    return f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+    return f"did you mean {close[0]}?" if close else f"use one of {', '.join(known)}"
 
 
 def _wrong(what: str, remedy: str) -> ConfigError:

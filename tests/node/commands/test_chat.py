@@ -204,14 +204,14 @@ def test_chat_with_a_model_without_a_template_says_so_and_continues_the_text(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "code", "told"),
     [
-        ((), "MODEL is missing"),
-        (("stroy",), "nobody serves a model 'stroy'; known models: story"),
-        (("story", "--temperature", "hot"), "--temperature: 'hot' is not a number from 0 to 2"),
-        (("story", "--temperature", "nan"), "--temperature: 'nan' is not a number from 0 to 2"),
-        (("story", "--max-tokens", "0"), "--max-tokens: '0' is not a whole number from 1"),
-        (("story",), "there is no question on standard input"),
+        ((), 1, "MODEL is missing"),
+        (("stroy",), 1, "nobody serves a model 'stroy'; known models: story"),
+        (("story", "--temperature", "hot"), 2, "--temperature: 'hot' is not a number from 0 to 2"),
+        (("story", "--temperature", "nan"), 2, "--temperature: 'nan' is not a number from 0 to 2"),
+        (("story", "--max-tokens", "0"), 2, "--max-tokens: '0' is not a whole number from 1"),
+        (("story",), 1, "there is no question on standard input"),
     ],
 )
 def test_chat_that_cannot_be_says_why_in_one_line(
@@ -219,10 +219,11 @@ def test_chat_that_cannot_be_says_why_in_one_line(
     typed: Any,
     capsys: pytest.CaptureFixture[str],
     arguments: Sequence[str],
+    code: int,
     told: str,
 ) -> None:
     typed("\n", in_terminal=False)
-    assert chat(*arguments) == 1
+    assert chat(*arguments) == code
     assert f"error: {told}" in capsys.readouterr().err
     assert not scripted.asked
 

@@ -9,9 +9,14 @@ import numpy as np
 import pytest
 from support.node_settings import resolve
 from swarm.training.data.token_file import TokenWriter
+from swarm_node import cli
 from swarm_node.commands import daemons
 from swarm_node.commands.command_options import Flags
 from swarm_node.commands.daemons import _check_work
+from swarm_node.events.emitter import Emitter
+from swarm_node.node import NodeRole
+from swarm_node.settings.config import Config
+from swarm_node.storage.home import Home
 from swarm_protocol.errors import ConfigError
 
 
@@ -55,3 +60,26 @@ def test_join_does_without_data_that_is_gone_if_the_tokens_that_the_run_pins_are
         _check_work(told)
     run.write_text(f'[data]\ndigest = "{digest}"\n')
     _check_work(told)
+
+
+PEER = "12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"
+
+
+@pytest.mark.parametrize(
+    ("host", "listen"), [("203.0.113.7", "/ip4/0.0.0.0/tcp/0"), ("127.0.0.1", "/ip4/127.0.0.1/tcp/0")]
+)
+def test_node_that_joins_through_a_peer_beyond_this_machine_can_be_connected_to_but_its_http_cannot(
+    host: str, listen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[Config] = []
+
+    def run(config: Config, _home: Home, _emitter: Emitter, _role: NodeRole) -> int:
+        ran.append(config)
+        return 0
+
+    monkeypatch.setattr("swarm_node.daemon.run", run)
+    peer = f"/ip4/{host}/tcp/4001/p2p/{PEER}"
+    assert cli.run(["join", "--take", "nothing", "--home", str(tmp_path), "--peers", peer]) == 0
+    [config] = ran
+    assert config.listen == (listen,)
+    assert config.host == "127.0.0.1"

@@ -173,11 +173,27 @@ def test_event_with_the_same_reason_is_printed_once_and_then_counted() -> None:
         emitter.emit("round_aborted", run="x", step=3, attempt=attempt, reason=f"waited {attempt}.5 s", missing=())
     emitter.emit("round_aborted", run="x", step=3, attempt=25, reason="the owner is gone", missing=())
     assert err.getvalue().splitlines() == [
-        "step 3, attempt 0: waited 0.5 s",
-        "step 3, attempt 9: waited 9.5 s (10 times by now)",
-        "step 3, attempt 25: the owner is gone",
+        "step 3, attempt 0 failed: waited 0.5 s",
+        "step 3, attempt 9 failed: waited 9.5 s (10 times by now)",
+        "step 3, attempt 25 failed: the owner is gone",
     ]
     assert len(out.getvalue().splitlines()) == 26, "programs are told each time"
+
+
+@pytest.mark.parametrize(
+    ("event", "seconds", "said"),
+    [
+        ("draining", 30.0, "○ draining (drain): leaving within 30 s; Ctrl-C leaves at once"),
+        ("draining", 0.5, "○ draining (drain): leaving at once"),
+        ("leaving", 30.0, "the daemon (pid 7) leaves within 30 s"),
+        ("leaving", 0.0, "the daemon (pid 7) leaves at once"),
+    ],
+)
+def test_time_to_leave_below_a_second_is_at_once(event: str, seconds: float, said: str) -> None:
+    err = io.StringIO()
+    fields: dict[str, object] = {"reason": "drain"} if event == "draining" else {"pid": 7}
+    Emitter(json=False, err=err).emit(event, seconds=seconds, **fields)
+    assert err.getvalue() == f"{said}\n"
 
 
 def test_line_that_cannot_be_written_is_let_go() -> None:

@@ -107,7 +107,7 @@ def test_training_that_is_done_says_for_whom_and_how_long_it_stays() -> None:
         await internet.close()
 
     virtual_time.run(scene())
-    assert err.getvalue().startswith("waiting up to 29 s for members that have not finished (1, dead ones among them)")
+    assert err.getvalue().startswith("waiting up to 29 s to give the last state to members that have not finished (1,")
     assert len(err.getvalue().splitlines()) == 1
 
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from support.node_settings import resolve
 from swarm.network.traffic import MIN_BYTES_PER_S
 from swarm_node.settings import config, parsers
-from swarm_node.settings.config import SETTINGS
+from swarm_node.settings.config import SETTINGS, Setting, UsageError
 from swarm_protocol.errors import ConfigError
 
 SEED = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"
+
+
+def takes_zero(setting: Setting) -> bool:
+    """Whether 0 is a number that the setting allows, rather than a text."""
+    try:
+        return isinstance(setting.parse("0"), int | float)
+    except (ValueError, ConfigError):
+        return False
 
 
 def told(error: pytest.ExceptionInfo[ConfigError]) -> str:
@@ -119,7 +128,6 @@ def test_resolve_unknown_environment_variable_is_refused_with_a_suggestion(varia
         ("drain_s", "soon", "is not a number of seconds"),
         ("drain_s", "nan", "is not a number of seconds"),
         ("then_serve", "perhaps", "is neither true nor false"),
-        ("run", "", "is not a path"),
         ("metrics", "9401", "is not HOST:PORT"),
         ("metrics", "::1:9401", "is not HOST:PORT"),
         ("metrics", "localhost:99999", "is not HOST:PORT"),
@@ -163,14 +171,18 @@ def test_resolve_endpoint_is_host_and_port(text: str, host: str, port: int) -> N
 def test_default_text_is_empty_where_it_says_nothing() -> None:
     assert {
         name: config.default_text(name)
-        for name in ("listen", "drain_s", "relay_rate", "device", "peers", "max_blocks", "home")
+        for name in (
+            *("listen", "drain_s", "relay_rate", "device", "peers", "max_blocks", "max_upload", "then_serve", "home"),
+        )
     } == {
         "listen": "/ip4/127.0.0.1/tcp/0",
         "drain_s": "30",
         "relay_rate": "100mbit",
         "device": "auto",
         "peers": "",
-        "max_blocks": "",
+        "max_blocks": "0",
+        "max_upload": "0",
+        "then_serve": "",
         "home": "",
     }
 
@@ -178,11 +190,50 @@ def test_default_text_is_empty_where_it_says_nothing() -> None:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_resolve_example_of_each_setting_can_be_written(name: str, tmp_path: Path) -> None:
     setting = SETTINGS[name]
-    if setting.many:
-        return  # their parsers say themselves how to write them
     example = setting.example or config.default_text(name)
     assert example
-    setting.parse(example)
+    parsed = resolve({name: [example] if setting.many else example}, env={})
+    assert parsed.origin(name) == f"--{name.replace('_', '-')}"
+
+
+ZEROS = [name for name, setting in SETTINGS.items() if setting.metavar and not setting.many and takes_zero(setting)]
+
+
+@pytest.mark.parametrize("name", ZEROS)
+def test_help_says_what_0_means_wherever_it_is_allowed(name: str) -> None:
+    assert re.search(r"(;|\bport|Port) 0: \S", SETTINGS[name].about)
+
+
+def test_0_is_no_limit_for_every_limit() -> None:
+    limits = {name for name in ZEROS if name.startswith("max_")} | {"monthly_traffic", "tokens_per_min"}
+    limits |= {"requests_per_min", "threads", "micro_batch"}
+    assert {name for name in ZEROS if "0: no limit" in SETTINGS[name].about} == limits
+    found = resolve({"max_upload": "0", "max_download": "0mbit", "monthly_traffic": "0", "max_memory": "0"}, env={})
+    assert (found.max_upload, found.max_download, found.monthly_traffic, found.max_memory) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("name", [name for name, setting in SETTINGS.items() if setting.metavar])
+@pytest.mark.parametrize("value", ["", "  ", ","])
+def test_empty_value_is_a_line_with_what_to_write(name: str, value: str) -> None:
+    many = SETTINGS[name].many
+    if value == "," and not many:
+        return
+    with pytest.raises(UsageError) as error:
+        resolve({name: [value] if many else value}, env={})
+    flag = f"--{name.replace('_', '-')}"
+    assert error.value.message == f"{flag} has no value"
+    assert re.fullmatch(rf"write {flag} \S.*, or leave it out", error.value.remedy)
+
+
+def test_empty_variable_counts_as_unset_and_an_empty_list_in_the_file_as_none(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("hours = []\nlisten = []\n")
+    found = resolve({"home": str(tmp_path)}, env={"SWARM_NAME": "", "SWARM_ALLOWED_HOSTS": "", "SWARM_THREADS": " "})
+    assert (found.hours, found.listen, found.allowed_hosts, found.threads) == ((), (), (), 0)
+    assert found.name
+    assert found.origin("name") == "the default"
+    (tmp_path / "config.toml").write_text('hours = [""]\n')
+    with pytest.raises(UsageError, match=r"hours in .* has no value"):
+        resolve({"home": str(tmp_path)}, env={})
 
 
 def test_resolve_remedy_is_written_as_the_setting_was(tmp_path: Path) -> None:
@@ -202,12 +253,13 @@ def test_resolve_remedy_is_written_as_the_setting_was(tmp_path: Path) -> None:
     [
         ("max_upload", "fast", "--max-upload: 'fast' is not a rate such as 20mbit"),
         ("max_upload", "20", "--max-upload: '20' is not a rate such as 20mbit"),
-        ("max_upload", "0mbit", "--max-upload: '0mbit' is not a rate from 0.1mbit"),
+        ("max_upload", "0.01mbit", "--max-upload: '0.01mbit' is not a rate from 0.1mbit to 1000gbit, nor 0 for no"),
+        ("relay_rate", "0", "--relay-rate: '0' is not a rate from 0.1mbit"),
         ("max_upload", "-5mbit", "--max-upload: '-5mbit' is not a rate such as"),
         ("max_download", "50kbit", "--max-download: '50kbit' is not a rate from 0.1mbit"),
         ("max_download", "1e9gbit", "is not a rate such as"),
         ("max_download", "9" * 20 + "gbit", "is not a rate from"),
-        ("monthly_traffic", "0", "--monthly-traffic: '0' is not the traffic of a month from 1GB"),
+        ("monthly_traffic", "5MB", "--monthly-traffic: '5MB' is not the traffic of a month from 1GB upwards, nor 0"),
         ("monthly_traffic", "-500GB", "--monthly-traffic: '-500GB' is not a size such as"),
         ("monthly_traffic", "lots", "--monthly-traffic: 'lots' is not a size such as"),
         ("hours", "25:00", "--hours: '25:00' is not a time of the day such as 22:00-07:00"),

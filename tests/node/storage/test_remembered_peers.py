@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from swarm_node.storage.remembered_peers import (
     MAX_PEERS,
     RECENT_S,
     RememberedPeer,
+    choose_listen,
     read,
     select_peers,
     write,
@@ -185,3 +187,46 @@ def test_peers_are_kept_soon_and_when_the_node_leaves(tmp_path: Path, monkeypatc
         assert kept_peers() == [peer(1), peer(2)]
 
     asyncio.run(main())
+
+
+LOCAL = f"/ip4/127.0.0.1/tcp/4001/p2p/{peer(1)}"
+PUBLIC = f"{ADDR}/p2p/{peer(2)}"
+PUBLIC_IP6 = f"/ip6/2001:db8::7/tcp/4001/p2p/{peer(3)}"
+ON_LOOPBACK, EVERYWHERE = ("/ip4/127.0.0.1/tcp/0",), ("/ip4/0.0.0.0/tcp/0",)
+
+
+@pytest.mark.parametrize(
+    ("peers", "listen"),
+    [
+        ([], ON_LOOPBACK),
+        ([LOCAL], ON_LOOPBACK),
+        ([f"/ip6/::1/tcp/4001/p2p/{peer(1)}"], ON_LOOPBACK),
+        ([f"/dns4/localhost/tcp/4001/p2p/{peer(1)}"], ON_LOOPBACK),
+        ([PUBLIC], EVERYWHERE),
+        ([f"/ip4/192.168.1.7/tcp/4001/p2p/{peer(1)}"], EVERYWHERE),
+        (["swarm.example.org"], EVERYWHERE),
+        ([LOCAL, PUBLIC], EVERYWHERE),
+        ([PUBLIC_IP6], (*EVERYWHERE, "/ip6/::/tcp/0")),
+    ],
+)
+def test_node_listens_beyond_its_machine_if_a_given_peer_is_there(
+    peers: list[str], listen: tuple[str, ...], tmp_path: Path
+) -> None:
+    assert choose_listen(resolve({"home": str(tmp_path), "peers": peers}, env={})).listen == listen
+
+
+def test_node_listens_where_it_was_told_to(tmp_path: Path) -> None:
+    given = resolve({"home": str(tmp_path), "peers": [PUBLIC], "listen": list(ON_LOOPBACK)}, env={})
+    assert choose_listen(given).listen == ON_LOOPBACK
+    (tmp_path / "config.toml").write_text("listen = []\n")
+    assert choose_listen(resolve({"home": str(tmp_path), "peers": [PUBLIC]}, env={})).listen == ()
+
+
+def test_node_without_given_peers_listens_as_those_need_that_it_remembers(tmp_path: Path) -> None:
+    config = resolve({"home": str(tmp_path)}, env={})
+    path = Home(config.home).peers
+    write(path, config.network_id, [replace(entry(1, first_seen=time.time(), last_seen=time.time()), addrs=(ADDR,))])
+    assert choose_listen(config).listen == EVERYWHERE
+    assert choose_listen(resolve({"home": str(tmp_path), "peers": [LOCAL]}, env={})).listen == ON_LOOPBACK
+    write(path, config.network_id, [replace(entry(1, last_seen=time.time()), addrs=("/ip4/127.0.0.1/tcp/9",))])
+    assert choose_listen(config).listen == ON_LOOPBACK

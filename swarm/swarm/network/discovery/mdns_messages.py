@@ -4,8 +4,8 @@ As libp2p's specification of mDNS has it: a query for the PTR records of a servi
 whose TXT records hold `dnsaddr=/ip4/…/tcp/…/p2p/…`. The service is named by the network, so that networks do not hear
 of each other's nodes. Deviation: instances are named by their peer id, which their addresses tell anyway.
 
-What comes in was written by anybody: `read_message` bounds it, and takes no address beyond the receiver's own subnets.
-Pure. Imports dnspython, of which only the codec is used.
+What comes in was written by anybody: `dns_packets` bounds it, and only addresses in the receiver's own subnets are
+taken. Pure.
 """
 
 from __future__ import annotations
@@ -14,20 +14,33 @@ import base64
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
-from dns import exception, flags, message, name, rdataclass, rdatatype, rrset
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.errors import ConfigError
 
+from swarm.network.discovery.dns_packets import (
+    ANY,
+    MAX_STRING_BYTES,
+    PTR,
+    TXT,
+    Name,
+    Record,
+    name_of,
+    read_packet,
+    strings_of,
+    write_instance,
+    write_question,
+)
 from swarm.network.discovery.own_networks import Subnet, address_of, kind_of
 from swarm.network.multiaddr import PeerAddr, parse_peer_addr
 
 MAX_PACKET_BYTES = 4096
 """Eight addresses take 1 KiB. RFC 6762 allows 9000 bytes."""
 
-MAX_TXT_STRINGS = 32
-"""Addresses in an answer that are looked at."""
+MAX_TXT_STRINGS = 2 * limits.MAX_CONTACT_ADDRS
+"""Strings in an answer that are looked at, each of which may be an address. Nodes write half as many."""
 
 TTL_S = 120
 _RECORD = "dnsaddr="
@@ -49,21 +62,14 @@ def service_of(network_id: str) -> str:
 
 
 def query(service: str) -> bytes:
-    asking = message.Message(id=0)
-    asking.question.append(rrset.RRset(name.from_text(service), rdataclass.IN, rdatatype.PTR))
-    return asking.to_wire()
+    return write_question(name_of(service), PTR)
 
 
 def answer(service: str, peer_id: str, addrs: Iterable[str]) -> bytes:
     """Tell that `peer_id` is at `addrs`, of which the first few are named."""
-    instance = f"{peer_id}.{service}"
-    telling = message.Message(id=0)
-    telling.flags = flags.QR | flags.AA
-    told = [PeerAddr(peer_id=peer_id, addr=addr) for addr in addrs][: limits.MAX_CONTACT_ADDRS]
-    strings = " ".join(f'"{_RECORD}{addr}"' for addr in told)
-    telling.answer.append(rrset.from_text(service, TTL_S, "IN", "PTR", instance))
-    telling.additional.append(rrset.from_text(instance, TTL_S, "IN", "TXT", strings))
-    return telling.to_wire()
+    told = [f"{_RECORD}{PeerAddr(peer_id=peer_id, addr=addr)}".encode() for addr in addrs]
+    fitting = [text for text in told if len(text) <= MAX_STRING_BYTES][: limits.MAX_CONTACT_ADDRS]
+    return write_instance(name_of(service), peer_id.encode(), fitting, TTL_S)
 
 
 def read_message(packet: bytes, service: str, subnets: Sequence[Subnet]) -> MdnsQuery | Contact | None:
@@ -75,25 +81,24 @@ def read_message(packet: bytes, service: str, subnets: Sequence[Subnet]) -> Mdns
     if len(packet) > MAX_PACKET_BYTES:
         return None
     try:
-        said = message.from_wire(packet, ignore_trailing=True)
-    except (exception.DNSException, ValueError, NotImplementedError):
+        said = read_packet(packet)
+    except ValueError:
         return None
-    wanted = name.from_text(service)
-    is_answer = bool(said.flags & flags.QR)
-    if not any(each.name == wanted and _is_ptr(each) for each in (said.answer if is_answer else said.question)):
+    wanted = name_of(service)
+    asked = ((each.name, each.kind) for each in said.records) if said.is_answer else said.questions
+    if not any(name == wanted and kind in (PTR, ANY) for name, kind in asked):
         return None
-    return _contact([*said.answer, *said.additional], wanted, subnets) if is_answer else MdnsQuery()
+    return _contact(said.records, wanted, subnets) if said.is_answer else MdnsQuery()
 
 
-def _contact(records: Sequence[rrset.RRset], wanted: name.Name, subnets: Sequence[Subnet]) -> Contact | None:
-    texts = [
+def _contact(records: Sequence[Record], wanted: Name, subnets: Sequence[Subnet]) -> Contact | None:
+    texts = (
         text
         for each in records
-        if each.rdtype == rdatatype.TXT and each.name.is_subdomain(wanted)
-        for record in each
-        for text in record.strings
-    ]
-    found = [addr for text in texts[:MAX_TXT_STRINGS] if (addr := _near(text, subnets)) is not None]
+        if each.kind == TXT and each.name[-len(wanted) :] == wanted
+        for text in strings_of(each.data)
+    )
+    found = [addr for text in islice(texts, MAX_TXT_STRINGS) if (addr := _near(text, subnets)) is not None]
     peer_ids = {addr.peer_id for addr in found}
     if len(peer_ids) != 1:
         return None
@@ -109,10 +114,6 @@ def is_near(addr: str, subnets: Iterable[Subnet]) -> bool:
     if ip.version == 6 and ip.is_link_local:
         return False  # nobody can dial it without a zone
     return any(ip.version == subnet.network.version and ip in subnet.network for subnet in subnets)
-
-
-def _is_ptr(each: rrset.RRset) -> bool:
-    return each.rdtype in (rdatatype.PTR, rdatatype.ANY)
 
 
 def _near(text: bytes, subnets: Sequence[Subnet]) -> PeerAddr | None:

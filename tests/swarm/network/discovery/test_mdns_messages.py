@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 from dns import message, rdatatype, rrset
 from hypothesis import given
 from hypothesis import strategies as st
 from support.memory_lan import subnets
+from support.work_count import num_lines
+from swarm.network.discovery.dns_packets import MAX_QUESTIONS, MAX_RECORDS
 from swarm.network.discovery.mdns_messages import (
     MAX_PACKET_BYTES,
     MAX_TXT_STRINGS,
@@ -17,6 +21,7 @@ from swarm.network.discovery.mdns_messages import (
     read_message,
     service_of,
 )
+from swarm.network.multiaddr import ip_of
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.identity import Identity
@@ -47,6 +52,14 @@ def test_query_and_answer_are_read_again() -> None:
     assert read_message(query(SERVICE), SERVICE, HERE) == MdnsQuery()
     addrs = (ADDR, "/ip6/fd00:1::7/udp/4001/quic-v1")
     assert read_message(answer(SERVICE, PEER, addrs), SERVICE, HERE) == Contact(peer_id=PEER, addrs=addrs)
+
+
+def test_other_programs_read_what_is_written() -> None:
+    [asked] = message.from_wire(query(SERVICE)).question
+    assert (str(asked.name), asked.rdtype) == (SERVICE, rdatatype.PTR)
+    told = message.from_wire(answer(SERVICE, PEER, [ADDR]))
+    assert [each.to_text().lower() for each in told.answer] == [f"{SERVICE} 120 IN PTR {PEER}.{SERVICE}".lower()]
+    assert [each.to_text() for each in told.additional] == [f'{PEER}.{SERVICE} 120 IN TXT "dnsaddr={ADDR}/p2p/{PEER}"']
 
 
 def test_answer_with_the_most_and_longest_addresses_fits() -> None:
@@ -131,3 +144,46 @@ def test_any_damage_to_an_answer_is_read_without_an_error(data: st.DataObject) -
 def test_question_of_another_type_is_not_answered() -> None:
     asking = message.make_query(SERVICE, rdatatype.A)
     assert read_message(asking.to_wire(), SERVICE, HERE) is None
+
+
+def raw_packet(*, questions: list[bytes], records: list[bytes], is_answer: bool) -> bytes:
+    """A packet of encoded questions and records, cut off at the size limit."""
+    header = struct.pack("!6H", 0, 0x8400 if is_answer else 0, len(questions), len(records), 0, 0)
+    return b"".join((header, *questions, *records))[:MAX_PACKET_BYTES]
+
+
+def raw_record(name: bytes, kind: int, data: bytes = b"") -> bytes:
+    return name + struct.pack("!HHIH", kind, 1, 1, len(data)) + data
+
+
+@pytest.mark.parametrize("num_labels", [1, 15, 16, 120])
+def test_packet_costs_little_whatever_it_says(num_labels: int) -> None:
+    """What keeps general parsers busy within the size limit, and what comes nearest to the bounds of this one."""
+    honest = answer(SERVICE, PEER, [f"/ip6/fd00:1::{'ffff:' * 3}{number:x}/udp/1/quic-v1" for number in range(1, 9)])
+    ip_of.cache_clear()
+    usual = num_lines(lambda: read_message(honest, SERVICE, HERE))
+    is_ptr = struct.pack("!HH", 12, 1)
+    long_name = b"\1a" * num_labels + b"\0"
+    again = b"\xc0\x0c"  # the first name of the packet
+    service = message.from_wire(query(SERVICE)).question[0].name.to_wire()
+    named = raw_record(service, 12)
+    lie = f"dnsaddr=/ip6/fd00:1::1/udp/{{}}/quic-v1/p2p/{OTHER}"
+    lies = b"".join(bytes([len(lie) + 3]) + lie.format(port).encode() for port in range(10001, 10038))
+    many_names = b"\x10\x02\0\x08" + bytes(24) + again * 1800  # of the servers in a HIP record
+    worst = [
+        raw_packet(questions=[long_name + is_ptr, *[again + is_ptr] * 600], records=[], is_answer=False),
+        raw_packet(questions=[], records=[raw_record(long_name, 12), *[raw_record(again, 12)] * 320], is_answer=True),
+        raw_packet(
+            questions=[long_name + is_ptr, *[again + is_ptr] * (MAX_QUESTIONS - 1)],
+            records=[raw_record(again, 12)] * MAX_RECORDS,
+            is_answer=False,
+        ),
+        raw_packet(
+            questions=[], records=[raw_record(long_name, 12), raw_record(again, 55, many_names)], is_answer=True
+        ),
+        raw_packet(questions=[], records=[named, raw_record(service, 16, bytes(3900))], is_answer=True),
+        raw_packet(questions=[], records=[named, raw_record(service, 16, lies)], is_answer=True),
+    ]
+    for packet in worst:
+        ip_of.cache_clear()
+        assert num_lines(lambda packet=packet: read_message(packet, SERVICE, HERE)) < 3 * usual  # type: ignore[misc]

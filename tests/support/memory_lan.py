@@ -26,9 +26,10 @@ class MemoryLan:
     def send(self, packet: bytes, *, sender: str) -> None:
         """Send from an IP address, which need not be of this network."""
         self.packets.append(packet)
+        source = ipaddress.ip_address(sender)
         for segment, on_packet in self._hosts:
-            if segment.is_from_here(ipaddress.ip_address(sender)):
-                asyncio.get_running_loop().call_later(LATENCY_S, on_packet, segment, packet)
+            if segment.is_from_here(source):
+                asyncio.get_running_loop().call_later(LATENCY_S, on_packet, segment, source, packet)
 
     def leave(self, on_packet: OnPacket) -> None:
         self._hosts = [host for host in self._hosts if host[1] != on_packet]

@@ -38,14 +38,14 @@ async def check_local_network(config: Config) -> list[Finding]:
     """Say which nodes of the network answer in the local network, where the node would look for them."""
     if not config.finds_local_peers:
         return []
-    # dnspython's codec takes a fiftieth of a second to import
+    # only where the local network is looked at
     from swarm.network.discovery.local_discovery import LocalDiscovery  # noqa: PLC0415
     from swarm.network.discovery.multicast import MulticastLink, segments_of  # noqa: PLC0415
 
     segments = segments_of(own_subnets())
     if not segments:
         return [Finding("local network", "ok", "not looked for: this machine is in no private network")]
-    link = await MulticastLink.open(segments, lambda _segment, _packet: None)
+    link = await MulticastLink.open(segments, lambda _segment, _sender, _packet: None)
     opened = {each.interface for each in link.segments}
     link.close()
     if closed := {each.interface for each in segments} - opened:

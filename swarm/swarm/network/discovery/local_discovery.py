@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from swarm_protocol.dht_messages import Contact
 
 from swarm.network.discovery.mdns_messages import MdnsQuery, answer, is_near, query, read_message, service_of
 from swarm.network.discovery.multicast import Link, MulticastLink, OpenLink, Segment, segments_of
-from swarm.network.discovery.own_networks import Subnet, own_subnets
+from swarm.network.discovery.nearby_peers import NearbyPeers
+from swarm.network.discovery.own_networks import Address, Subnet, own_subnets
 
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 60.0
@@ -29,8 +30,8 @@ ANSWER_EVERY_S = 1.0
 MAX_PACKETS_PER_S = 100
 """Packets that are parsed. A hundred nodes that start at once stay below it."""
 
-MAX_NEARBY = 64
-"""Local peers that are kept, those heard of last: one is enough to get in."""
+MAX_PACKETS_PER_SOURCE = 25
+"""Of these, from one address: ten nodes on a machine stay below it."""
 
 FORGET_S = 3 * MAX_PAUSE_S
 """A local peer that answered none of three questions has left."""
@@ -66,9 +67,8 @@ class LocalDiscovery:
         self._answer_at: dict[Segment, float] = {}  # the last answer, or the next one
         self._jitter = random.Random(peer_id)
         self._budget_at = 0.0
-        self._num_packets = 0
-        self._heard_at: dict[str, float] = {}
-        self.nearby: OrderedDict[str, Contact] = OrderedDict()  # the one heard of last is last
+        self._num_packets: Counter[Address] = Counter()  # in this second, of those that were parsed
+        self.nearby = NearbyPeers()
 
     async def run(self) -> None:
         """Ask and answer until cancelled."""
@@ -77,7 +77,7 @@ class LocalDiscovery:
         try:
             while True:
                 await self._keep_link()
-                self._forget(now() - FORGET_S)
+                self.nearby.forget(now() - FORGET_S)
                 for segment in self._segments:
                     # another's question was heard by all, and so were the answers
                     if pause_s < MAX_PAUSE_S or now() >= self._asked_at.get(segment, -pause_s) + pause_s / 2:
@@ -97,7 +97,7 @@ class LocalDiscovery:
                 await asyncio.sleep(SETTLE_S)
         except TimeoutError:
             pass
-        return tuple(self.nearby.values())
+        return self.nearby.contacts
 
     async def heard(self) -> None:
         """Wait until a local peer is heard of from now on."""
@@ -118,32 +118,25 @@ class LocalDiscovery:
         if self._link is not None:
             self._link.send(segment, packet)
 
-    def _take(self, segment: Segment, packet: bytes) -> None:
-        if not self._has_budget():
+    def _take(self, segment: Segment, sender: Address, packet: bytes) -> None:
+        if not self._has_budget(sender):
             return
         said = read_message(packet, self._service, segment.subnets)
         if isinstance(said, MdnsQuery):
             self._on_query(segment)
         elif said is not None and said.peer_id != self._peer_id:
-            self.nearby[said.peer_id] = said
-            self.nearby.move_to_end(said.peer_id)
-            self._heard_at[said.peer_id] = asyncio.get_running_loop().time()
-            if len(self.nearby) > MAX_NEARBY:
-                oldest, _ = self.nearby.popitem(last=False)
-                del self._heard_at[oldest]
+            self.nearby.note(sender, said, asyncio.get_running_loop().time())
             self._heard.set()
 
-    def _forget(self, until: float) -> None:
-        """Drop the local peers that were not heard of after `until`."""
-        for peer_id in [peer_id for peer_id, at in self._heard_at.items() if at <= until]:
-            del self.nearby[peer_id], self._heard_at[peer_id]
-
-    def _has_budget(self) -> bool:
+    def _has_budget(self, sender: Address) -> bool:
         now = asyncio.get_running_loop().time()
         if now >= self._budget_at + 1.0:
-            self._budget_at, self._num_packets = now, 0
-        self._num_packets += 1
-        return self._num_packets <= MAX_PACKETS_PER_S
+            self._budget_at = now
+            self._num_packets.clear()
+        if self._num_packets[sender] >= MAX_PACKETS_PER_SOURCE or self._num_packets.total() >= MAX_PACKETS_PER_S:
+            return False
+        self._num_packets[sender] += 1
+        return True
 
     def _on_query(self, segment: Segment) -> None:
         """Answer at once, or as soon as the last answer was long enough ago for another."""

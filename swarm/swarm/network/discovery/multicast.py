@@ -52,7 +52,8 @@ class Segment:
         return any(sender in subnet.network for subnet in self.subnets if subnet.address == self.source)
 
 
-OnPacket = Callable[[Segment, bytes], None]
+OnPacket = Callable[[Segment, Address, bytes], None]
+"""`on_packet(segment, sender, packet)`"""
 
 
 class Link(Protocol):
@@ -130,7 +131,7 @@ class _Receiver(asyncio.DatagramProtocol):
         except ValueError:
             return
         if self._segment.is_from_here(sender):
-            self._on_packet(self._segment, data)
+            self._on_packet(self._segment, sender, data)
 
     def error_received(self, exc: Exception) -> None:
         logger.debug("multicast on %s: %s", self._segment.interface, exc)

@@ -417,6 +417,9 @@ class Libp2pNetwork:
         watch.begin(met, remembered)
         tasks.create_task(watch.run())
         if discovery:
+            for contact in discovery.nearby.contacts:
+                if contact.peer_id in entry.nearby:
+                    discovery.nearby.reached(contact)
             local_peers = LocalPeers(discovery, self._dht, self._reach, self._records.publish_again)
             tasks.create_task(local_peers.run(), name="meet local peers")
 
@@ -425,7 +428,7 @@ class Libp2pNetwork:
         listen = self._options.listen
         if not self._options.mdns or all(map(is_loopback, listen)):
             return None
-        # its codec takes a fiftieth of a second to import
+        # a node without it need not import it
         from swarm.network.discovery.local_discovery import LocalDiscovery, local_addrs  # noqa: PLC0415
 
         discovery = LocalDiscovery(

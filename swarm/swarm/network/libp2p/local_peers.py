@@ -56,7 +56,7 @@ class LocalPeers:
         self._table = table
         self._reach = reach
         self._on_met = on_met
-        self._again_at: dict[str, float] = {}
+        self._again_at: dict[Contact, float] = {}  # by what was claimed: one claim of a peer may be a lie, another true
 
     async def run(self) -> None:
         while True:
@@ -68,20 +68,25 @@ class LocalPeers:
 
     def _strangers(self) -> list[Contact]:
         now = asyncio.get_running_loop().time()
-        self._again_at = {peer_id: at for peer_id, at in self._again_at.items() if at > now}
-        known = {*self._table.peers(), *self._again_at}
-        return [contact for contact in self._discovery.nearby.values() if contact.peer_id not in known]
+        self._again_at = {contact: at for contact, at in self._again_at.items() if at > now}
+        known = set(self._table.peers())
+        return [
+            contact
+            for contact in self._discovery.nearby.contacts
+            if contact.peer_id not in known and contact not in self._again_at
+        ]
 
     async def _meet(self, contact: Contact) -> None:
         now = asyncio.get_running_loop().time()
-        self._again_at[contact.peer_id] = now + RETRY_S
+        self._again_at[contact] = now + RETRY_S
         try:
             await self._reach(contact)
         except PeerError as error:
             logger.info("a node of the local network cannot be met: %s at %s: %s", *_told(contact), error.message)
             return
+        self._discovery.nearby.reached(contact)
         if await self._table.ping(contact.peer_id):
-            self._again_at[contact.peer_id] = now + KNOWN_FOR_S
+            self._again_at[contact] = now + KNOWN_FOR_S
             logger.info("met a node of the local network: %s at %s", *_told(contact))
             await self._table.refresh()
             await self._on_met()

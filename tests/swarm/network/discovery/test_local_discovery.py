@@ -10,14 +10,15 @@ from support.memory_lan import MemoryLan, subnets
 from swarm.network.discovery import local_discovery
 from swarm.network.discovery.local_discovery import (
     FORGET_S,
-    MAX_NEARBY,
     MAX_PACKETS_PER_S,
+    MAX_PACKETS_PER_SOURCE,
     MAX_PAUSE_S,
     LocalDiscovery,
     local_addrs,
 )
 from swarm.network.discovery.mdns_messages import answer, query, service_of
 from swarm.network.discovery.multicast import MAX_SEGMENTS, segments_of
+from swarm.network.discovery.nearby_peers import MAX_PER_SOURCE
 from swarm.network.discovery.own_networks import Subnet
 from swarm.network.libp2p.local_peers import DIAL_EVERY_S, KNOWN_FOR_S, RETRY_S, LocalPeers
 from swarm.testing import virtual_time
@@ -76,8 +77,8 @@ def test_newcomer_is_heard_of_and_hears_at_once() -> None:
         new = host(lan, 2)
         tasks.create_task(new.run())
         await asyncio.sleep(0.1)
-        assert list(new.nearby.values()) == [contact(1)]
-        assert list(old.nearby.values()) == [contact(2)]
+        assert new.nearby.contacts == (contact(1),)
+        assert old.nearby.contacts == (contact(2),)
 
     in_lan(case)
 
@@ -89,10 +90,10 @@ def test_node_that_has_left_is_forgotten_and_one_that_stays_is_not() -> None:
         tasks.create_task(host(lan, 2).run())
         leaving = tasks.create_task(host(lan, 3).run())
         await asyncio.sleep(1000)
-        assert set(node.nearby) == {peer(2), peer(3)}
+        assert set(node.nearby.contacts) == {contact(2), contact(3)}
         leaving.cancel()
         await asyncio.sleep(FORGET_S + 2 * MAX_PAUSE_S)
-        assert set(node.nearby) == {peer(2)}
+        assert node.nearby.contacts == (contact(2),)
 
     in_lan(case)
 
@@ -123,7 +124,7 @@ def test_flood_of_queries_is_answered_once_a_second() -> None:
     in_lan(case)
 
 
-def test_flood_of_answers_is_bounded_in_number_and_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flood_of_answers_is_bounded_in_number_and_work_and_takes_nobodys_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     num_read = 0
     really_read = local_discovery.read_message
 
@@ -135,14 +136,24 @@ def test_flood_of_answers_is_bounded_in_number_and_work(monkeypatch: pytest.Monk
     monkeypatch.setattr(local_discovery, "read_message", read)
 
     async def case(lan: MemoryLan, tasks: asyncio.TaskGroup) -> None:
+        nonlocal num_read
         node = host(lan, 1)
         tasks.create_task(node.run())
         await asyncio.sleep(500)
+        num_read = 0
         for number in range(2, 500):
             lan.send(answer(SERVICE, peer(number), ["/ip4/192.168.1.9/tcp/1"]), sender="192.168.1.66")
+        lan.send(answer(SERVICE, peer(500), contact(7).addrs), sender="192.168.1.7")
         await asyncio.sleep(0.5)
-        assert len(node.nearby) == MAX_NEARBY
-        assert num_read <= 2 * MAX_PACKETS_PER_S + 50
+        assert num_read <= MAX_PACKETS_PER_SOURCE + 1
+        assert len(node.nearby) == MAX_PER_SOURCE + 1
+        assert Contact(peer_id=peer(500), addrs=contact(7).addrs) in node.nearby.contacts
+        num_read = 0
+        await asyncio.sleep(1)
+        for number in range(2, 250):
+            lan.send(answer(SERVICE, peer(number), contact(number).addrs), sender=f"192.168.1.{number}")
+        await asyncio.sleep(0.5)
+        assert num_read == MAX_PACKETS_PER_S
 
     in_lan(case)
 
@@ -173,8 +184,8 @@ def test_interfaces_that_come_and_go_are_followed() -> None:
         assert await moving.first(timeout_s=30) == ()
         here[0] = subnets("192.168.1.2/24")
         await asyncio.sleep(MAX_PAUSE_S + 1)
-        assert list(moving.nearby) == [peer(1)]
-        assert list(fixed.nearby) == [peer(2)]
+        assert moving.nearby.contacts == (contact(1),)
+        assert fixed.nearby.contacts == (contact(2),)
 
     in_lan(case)
 

@@ -10,6 +10,7 @@ import pytest
 from support.memory_lan import segment, subnets
 from swarm.network.discovery import multicast
 from swarm.network.discovery.multicast import MulticastLink, Segment
+from swarm.network.discovery.own_networks import Address
 
 LOOPBACK = Segment(
     interface="lo", source=ipaddress.IPv4Address("127.0.0.1"), subnets=subnets("127.0.0.1/8", interface="lo")
@@ -30,12 +31,12 @@ def test_socket_hears_only_the_hosts_of_its_segment(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(multicast, "_open_socket", open_socket)
 
-    async def main() -> list[tuple[Segment, bytes]]:
-        heard: list[tuple[Segment, bytes]] = []
+    async def main() -> list[tuple[Segment, Address, bytes]]:
+        heard: list[tuple[Segment, Address, bytes]] = []
         has_heard = asyncio.Event()
 
-        def take(of: Segment, packet: bytes) -> None:
-            heard.append((of, packet))
+        def take(of: Segment, sender: Address, packet: bytes) -> None:
+            heard.append((of, sender, packet))
             has_heard.set()
 
         link = await MulticastLink.open([ELSEWHERE, LOOPBACK], take)
@@ -48,7 +49,7 @@ def test_socket_hears_only_the_hosts_of_its_segment(monkeypatch: pytest.MonkeyPa
         link.close()
         return heard
 
-    assert asyncio.run(main()) == [(LOOPBACK, b"packet")]
+    assert asyncio.run(main()) == [(LOOPBACK, ipaddress.ip_address("127.0.0.1"), b"packet")]
 
 
 @pytest.mark.parametrize(

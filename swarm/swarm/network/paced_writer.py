@@ -11,7 +11,7 @@ Everything runs in the loop's callbacks: there is no task.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 
 from swarm.network.allowance import Allowance
@@ -26,7 +26,7 @@ class Turns:
     def __init__(self, upload: Allowance) -> None:
         self.is_limited = upload.is_limited
         self._upload = upload
-        self._waiting: deque[PacedWriter] = deque()
+        self._waiting: OrderedDict[PacedWriter, None] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
 
     def charge(self, num_bytes: int) -> None:
@@ -34,8 +34,8 @@ class Turns:
         self._upload.charge(num_bytes)
 
     def enter(self, writer: PacedWriter) -> None:
-        """`writer` has something to send, for the first time since it had nothing."""
-        self._waiting.append(writer)
+        """`writer` has something to send. One that has dropped what it had keeps its place, and has no second one."""
+        self._waiting[writer] = None
         if self._timer is None:
             self._take_turns()
 
@@ -47,10 +47,10 @@ class Turns:
             if wait_s > 0:
                 self._timer = loop.call_later(wait_s, self._take_turns)
                 return
-            writer = self._waiting.popleft()
+            writer, _ = self._waiting.popitem(last=False)
             self.charge(writer.write_slice())
             if not writer.is_empty:
-                self._waiting.append(writer)
+                self._waiting[writer] = None
 
 
 class PacedWriter:

@@ -133,3 +133,19 @@ def test_end_of_a_stream_flushes_it_and_a_lost_connection_drops_it() -> None:
         assert len(broken.written) < 300_000
 
     virtual_time.run(main())
+
+
+def test_stream_that_drops_what_it_had_and_begins_anew_has_one_turn_as_others_have() -> None:
+    async def main() -> None:
+        turns = Turns(Allowance(RATE))
+        turns.charge(int(BURST_S * RATE) + SLICE_BYTES)
+        (again, one), (steady, other) = _writer(turns), _writer(turns)
+        for _ in range(5):
+            again.write((bytes(400_000),), at_once=False)
+            steady.write((bytes(80_000),), at_once=False)
+            again.drop()
+        again.write((bytes(400_000),), at_once=False)
+        await asyncio.sleep(0.5)
+        assert abs(len(one.written) - len(other.written)) <= SLICE_BYTES
+
+    virtual_time.run(main())

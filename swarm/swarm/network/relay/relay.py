@@ -275,7 +275,7 @@ class Circuit:
         self._num_bytes = 0
 
     async def run(self, idle_s: float) -> None:
-        """Copy bytes until either end has closed, or nothing has moved for `idle_s`."""
+        """Copy bytes until either end has closed or failed, or nothing has moved for `idle_s`."""
         (reader, writer), (other_reader, other_writer) = self._ends
         copies = {
             asyncio.create_task(self._copy(reader, other_writer)),
@@ -291,13 +291,18 @@ class Circuit:
         finally:
             for copy in copies:
                 copy.cancel()
-            await asyncio.wait(copies)
+            ended = await asyncio.gather(*copies, return_exceptions=True)
+        for error in ended:
+            if isinstance(error, Exception):  # a defect, which costs these two their circuit and nobody else anything
+                logger.error("a circuit failed", exc_info=error)
         await asyncio.gather(_close(writer), _close(other_writer))
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):  # one of the two has left, and its circuit ends with it
+        with contextlib.suppress(OSError):  # one of the two has left or is cut off, and its circuit ends with it
             while data := await reader.read(self._budget.piece_bytes):
                 self._counts.throttled_s += await self._budget.take(self._peers, len(data))
+                if writer.transport.is_closing():  # a loop may raise RuntimeError for a write to it
+                    return
                 writer.write(data)
                 await writer.drain()
                 self._num_bytes += len(data)
@@ -307,7 +312,7 @@ class Circuit:
 async def _close(writer: asyncio.StreamWriter) -> None:
     """Close a connection after its written bytes have left, if the other side takes them in time."""
     writer.close()
-    with contextlib.suppress(TimeoutError, ConnectionError):
+    with contextlib.suppress(OSError):
         async with asyncio.timeout(LINGER_S):
             await writer.wait_closed()
 

@@ -37,6 +37,11 @@ MIN_KNOWN_PAUSE_S = 5.0
 MAX_KNOWN_PAUSE_S = 60.0
 """The same for the other candidates: there may be hundreds, most of which relay for nobody."""
 
+REMEMBERED_S = 120.0
+MAX_REMEMBERED = 1024
+"""Relays that failed are remembered so long beyond their pause, also while they are no candidates: a routing table
+loses a node and finds it again. While these are so many, only given relays are asked besides them."""
+
 LOOK_S = 5.0
 """Time between two looks for new candidates while places are free."""
 
@@ -76,7 +81,7 @@ class Reservations:
         self._wanted = wanted
         self._held: dict[str, _Place] = {}
         self._asked: dict[str, RelayCandidate] = {}
-        self._pauses: dict[str, _Pause] = {}  # of candidates that refused, failed or left
+        self._pauses: dict[str, _Pause] = {}  # of relays that refused, failed or left, candidates or not
         self._changed = asyncio.Event()  # replaced at each change
 
     @property
@@ -150,7 +155,7 @@ class Reservations:
         if num_networks >= NUM_RELAYS:
             return []
         found = self._candidates()
-        self._pauses = {each.peer_id: pause for each in found if (pause := self._pauses.get(each.peer_id)) is not None}
+        self._pauses = {each: pause for each, pause in self._pauses.items() if pause.until + REMEMBERED_S > now}
         there = {each.peer_id for each in present}
         ready = [each for each in found if each.peer_id not in there and self._may_be_asked(each, now)]
         taken = {network for each in present for network in each.networks}
@@ -163,8 +168,9 @@ class Reservations:
         return chosen + [each for each in ready if each not in chosen][:num_free]
 
     def _may_be_asked(self, relay: RelayCandidate, now: float) -> bool:
-        pause = self._pauses.get(relay.peer_id)
-        return pause is None or pause.until <= now
+        if (pause := self._pauses.get(relay.peer_id)) is not None:
+            return pause.until <= now
+        return relay.is_given or len(self._pauses) < MAX_REMEMBERED
 
     def _pause_s(self, now: float) -> float:
         """Return the time until the next look: until somebody may be asked again, or new candidates may be known."""

@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+import pytest
 from swarm.network.libp2p.host import Host, RawStream
+from swarm.network.relay import reservations as reservations_module
 from swarm.network.relay.candidates import RelayCandidate
 from swarm.network.relay.circuit_messages import CircuitStatus, hop_status
 from swarm.network.relay.reservations import (
@@ -195,6 +197,38 @@ def test_relays_that_fail_are_asked_ever_more_rarely_and_given_ones_more_often_t
             await asyncio.sleep(600.0)
             assert 600 / MAX_PAUSE_S <= relays.num_asked["a1"] <= 600 / MAX_PAUSE_S + 10
             assert 600 / MAX_KNOWN_PAUSE_S <= relays.num_asked["b1"] <= 600 / MAX_KNOWN_PAUSE_S + 10
+
+    run(case)
+
+
+def test_relay_that_is_no_candidate_for_a_moment_is_not_asked_sooner_for_that() -> None:
+    async def case() -> None:
+        relays = Relays(b1="full")
+        known = [relay("b1", is_given=False)]
+        reservations = Reservations(cast("Host", relays), lambda: list(known), relays.drop, wanted=True)
+        running = asyncio.create_task(reservations.run())
+        for _ in range(60):  # the routing table loses it and finds it again
+            await asyncio.sleep(LOOK_S + 0.1)
+            known.clear()
+            await asyncio.sleep(LOOK_S + 0.1)
+            known.append(relay("b1", is_given=False))
+        running.cancel()
+        await asyncio.wait((running,))
+        assert relays.num_asked["b1"] <= 600 / MAX_KNOWN_PAUSE_S + 10
+
+    run(case)
+
+
+def test_pauses_of_relays_without_end_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reservations_module, "MAX_REMEMBERED", 20)
+
+    async def case() -> None:
+        names = [f"{letter}{number}" for letter in "abcde" for number in range(10)]
+        relays = Relays(**dict.fromkeys(names, "full"))
+        async with kept(relays, known=names) as reservations:
+            await asyncio.sleep(600.0)
+            assert len(reservations._pauses) < 20 + NUM_RELAYS
+            assert max(relays.num_asked.values()) <= 600 / MAX_KNOWN_PAUSE_S + 10
 
     run(case)
 

@@ -1,0 +1,102 @@
+"""One circuit whose ends fail in the ways of the network: over scripted streams, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from typing import Any, cast
+
+import pytest
+from swarm.network.libp2p.host import RawStream
+from swarm.network.relay.relay import Circuit, RelayCounts
+from swarm.network.relay.relay_budget import RelayBudget
+from swarm.testing import virtual_time
+
+IDLE_S = 100.0
+
+
+class Writer:
+    """Takes what is written until it is closed; then a write is an error, as in uvloop."""
+
+    def __init__(self) -> None:
+        self.written = bytearray()
+        self.is_closed = False
+        self.transport = self
+
+    def write(self, data: bytes) -> None:
+        if self.is_closed:
+            raise RuntimeError("unable to perform operation on a closed transport")
+        self.written += data
+
+    async def drain(self) -> None: ...
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    async def wait_closed(self) -> None: ...
+
+
+def end() -> tuple[asyncio.StreamReader, Writer]:
+    return asyncio.StreamReader(), Writer()
+
+
+async def run(one: tuple[asyncio.StreamReader, Writer], other: tuple[asyncio.StreamReader, Writer]) -> None:
+    circuit = Circuit(cast("RawStream", one), cast("RawStream", other), RelayCounts(), RelayBudget())
+    async with asyncio.timeout(IDLE_S / 2):
+        await circuit.run(IDLE_S)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EHOSTUNREACH, "No route to host"),
+        TimeoutError(errno.ETIMEDOUT, "Connection timed out"),
+        ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
+    ],
+)
+def test_circuit_ends_with_the_failure_of_one_end_and_tells_the_other(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        one, other = end(), end()
+        one[0].feed_data(b"the last words")
+        asyncio.get_running_loop().call_later(1.0, one[0].set_exception, error)
+        await run(one, other)
+        assert other[1].written == b"the last words"
+        assert other[1].is_closed
+
+    virtual_time.run(main())  # which raises what no task has retrieved
+    assert not caplog.records
+
+
+def test_bytes_for_an_end_that_has_been_closed_end_the_circuit() -> None:
+    async def main() -> None:
+        one, other = end(), end()
+        other[1].close()
+        one[0].feed_data(b"too late")
+        await run(one, other)
+        assert not other[1].written
+
+    virtual_time.run(main())
+
+
+def test_defect_costs_a_circuit_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+
+    async def main() -> None:
+        one, other = end(), end()
+
+        def write(_data: bytes) -> None:
+            raise AssertionError("a defect")
+
+        cast("Any", other[1]).write = write
+        one[0].feed_data(b"anything")
+        await run(one, other)
+        assert one[1].is_closed
+
+    virtual_time.run(main())
+    assert "a circuit failed" in caplog.text

@@ -25,6 +25,7 @@ from swarm.network.interface import NotServed, too_many_calls
 from swarm.network.libp2p import sent_frames
 from swarm.network.libp2p.daemon_control import Control, ControlError
 from swarm.network.libp2p.p2pd_process import Daemon, DaemonOptions
+from swarm.network.libp2p.shared_look import SharedLook
 from swarm.network.libp2p.unary_connection import (
     BUSY,
     NOT_SERVED,
@@ -44,7 +45,11 @@ from swarm.network.traffic import Traffic
 from swarm.network.unread_budget import UnreadBudget
 
 CONTROL_FAILURES = (ControlError, OSError, asyncio.IncompleteReadError)
-"""The errors of a request to the daemon: its own refusal, or its death."""
+"""The errors of a request to the daemon: its own refusal, its death, or a lack of this process, such as of open files.
+Of its death the unary connection tells, so that nobody else has to end for one of these."""
+
+_NOBODY_ANSWERS = (ConnectionError, FileNotFoundError)
+"""The errors of operating systems where the daemon has ended."""
 
 RawStream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -97,6 +102,7 @@ class Host:
         """The peers that were connected at the last look, and where."""
         self.introduced: dict[str, PathKind] = {}
         """Peers whose connection came from an introduction, and its kind."""
+        self._connections = SharedLook(control)
         self._connected_at: dict[str, float] = {}  # when introduced peers were last seen to be connected
         self._num_calls: Counter[str] = Counter()
         self.find_addrs: FindAddrs = _nowhere
@@ -124,7 +130,7 @@ class Host:
         await self.daemon.stop()
 
     async def addrs(self) -> tuple[str, ...]:
-        """Our own addresses now, without /p2p. Raises PeerUnreachable if the daemon has ended."""
+        """Our own addresses now, without /p2p. Raises PeerUnreachable if the daemon cannot be asked."""
         try:
             _, addrs = await self.control.identify()
         except CONTROL_FAILURES as error:
@@ -132,9 +138,10 @@ class Host:
         return addrs
 
     async def connected_peers(self) -> dict[str, tuple[str, ...]]:
-        """The peers with an open connection, and where it leads. Raises PeerUnreachable likewise."""
+        """The peers with an open connection, and where it leads; shared with all who ask at the same time, so not to be
+        changed. Raises PeerUnreachable likewise."""
         try:
-            return await self.control.connected_peers()
+            return await self._connections.look()
         except CONTROL_FAILURES as error:
             raise translate(error, self.peer_id) from None
 
@@ -180,7 +187,7 @@ class Host:
         return self._num_calls[peer_id] + self.unary.num_calls(peer_id)
 
     async def serve(self, protocol: str, answer: UnaryAnswer) -> None:
-        """Raises PeerUnreachable if the daemon has ended."""
+        """Raises PeerUnreachable if the daemon cannot be asked."""
 
         async def counted(peer_id: str, request: bytes) -> bytes:
             self.traffic.received(peer_id, len(request))
@@ -272,6 +279,12 @@ def translate(error: Exception, peer_id: str) -> PeerUnreachable | PeerRefused |
         return PeerUnreachable(f"peer {peer_id} cannot be reached ({dial_failure(text)})", peer_id=peer_id)
     if isinstance(error, RemoteCallError):
         return PeerUnreachable(f"peer {peer_id} broke off", peer_id=peer_id)
+    if isinstance(error, OSError) and not isinstance(error, _NOBODY_ANSWERS):
+        return PeerUnreachable(
+            f"this node cannot ask its libp2p daemon ({error.strerror or error})",
+            remedy="see the limit of open files (ulimit -n) and the free memory of this machine",
+            peer_id=peer_id,
+        )
     return PeerUnreachable("this node's libp2p daemon has ended", remedy="restart this node", peer_id=peer_id)
 
 

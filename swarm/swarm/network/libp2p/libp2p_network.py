@@ -408,7 +408,7 @@ class Libp2pNetwork:
         tasks.create_task(self._reservations.run())
         await asyncio.gather(self._reservations.wait_answered(entry.peer_ids), self._paths.own.observe())
         self._paths.update()
-        tasks.create_task(self._keep_own_addrs())
+        tasks.create_task(self._paths.own.run())  # others are told where this node is now: relays come and go
         answers = await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in entry.peer_ids))
         await self._dht.refresh()
         tasks.create_task(AddressNews(self._dht, self._watch.used_peers).run())
@@ -447,11 +447,6 @@ class Libp2pNetwork:
 
     def _announce(self, addrs: tuple[str, ...]) -> None:
         self._dht.own_addrs = addrs
-
-    async def _keep_own_addrs(self) -> None:
-        """Others are told where this node is now: relays come and go, and so do networks."""
-        with contextlib.suppress(PeerUnreachable):  # the daemon has ended; the unary connection tells
-            await self._paths.own.run()
 
     def _fail(self, error: BaseException) -> None:
         if not self._ready.done():

@@ -59,6 +59,7 @@ class PartitionWatch:
         pause_s = back_off_s = MIN_PAUSE_S
         loop = asyncio.get_running_loop()
         refresh_at = loop.time() + REFRESH_S
+        trouble = ""
         while True:
             await asyncio.sleep(pause_s)
             try:
@@ -68,8 +69,12 @@ class PartitionWatch:
                     refresh_at = loop.time() + REFRESH_S
                     await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in self._met))
                     await self._dht.tend()
-            except PeerUnreachable:
-                return  # the daemon has ended; the unary connection tells
+                trouble = ""
+            except PeerUnreachable as error:  # if the daemon has ended, the unary connection ends this task, too
+                if error.message != trouble:
+                    trouble = error.message
+                    logger.warning("cannot watch over the connection to the network: %s", error)
+                cut_off = True
             back_off_s = min(back_off_s * 2, MAX_PAUSE_S) if cut_off else MIN_PAUSE_S
             pause_s = back_off_s if cut_off else CHECK_S
 

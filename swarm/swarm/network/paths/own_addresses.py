@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 from swarm_protocol import limits
-from swarm_protocol.errors import PeerError, PeerViolation, StartError
+from swarm_protocol.errors import PeerError, PeerUnreachable, PeerViolation, StartError
 from swarm_protocol.path_messages import PathAddrs, PathAnswer
 from swarm_protocol.records import Reachability
 
@@ -26,8 +26,9 @@ from swarm.network.libp2p.host import CONTROL_FAILURES, Host
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.libp2p.path_watch import source_addresses
 from swarm.network.multiaddr import dialable, ip_of, is_loopback, is_private
+from swarm.network.paths.dial_back_limit import DialBackLimit
 from swarm.network.paths.dial_policy import to_announce
-from swarm.network.paths.introductions import REFUSED, RateLimit, tcp_place_by_ip
+from swarm.network.paths.introductions import REFUSED, tcp_place_by_ip
 from swarm.network.paths.opener import ListenPlace
 
 logger = logging.getLogger(__name__)
@@ -46,9 +47,6 @@ DIAL_S = 2.0
 """Time for the dials of one IP version: twice across the world, and a SYN that was lost."""
 MAX_DIALS = 4
 """Addresses that are dialled back for one question."""
-MAX_WAITING = 16
-"""Peers that wait to be dialled back. Each costs a process that lives for a moment."""
-
 LOOK_S = 3.0
 """Time between two looks at the machine's own addresses, which cost nothing."""
 OBSERVE_EVERY = 20
@@ -88,10 +86,10 @@ class OwnAddresses:
         self._on_change = on_change
         self._confirmed: tuple[str, ...] = ()
         self._seen_at: tuple[str, ...] = ()  # where peers see this node
+        self._num_looks = 0
         self._was_asked = False  # whether any peer has tried to reach this node
         self._turn = asyncio.Lock()
-        self._num_waiting = 0
-        self._limit = RateLimit()
+        self._limit = DialBackLimit()
 
     async def serve(self) -> None:
         await self._host.serve(self._prefix + OBSERVE, self._observe)
@@ -118,11 +116,11 @@ class OwnAddresses:
         return to_announce(self.direct, self._relayed())
 
     async def refresh(self) -> None:
-        """Raises PeerUnreachable if the daemon has ended."""
+        """Raises PeerUnreachable if the daemon cannot be asked."""
         self.daemons = await self._host.addrs()
 
     async def observe(self) -> None:
-        """Ask peers at which IP they see this node. Raises PeerUnreachable if the daemon has ended."""
+        """Ask peers at which IP they see this node. Raises PeerUnreachable if the daemon cannot be asked."""
         await self.refresh()
         seen = [addrs for addrs in await asyncio.gather(*map(self._ask_seen, await self._direct_peers())) if addrs]
         counts = Counter(ip for addrs in seen for ip in {ip_of(addr) for addr in addrs})  # a peer counts once
@@ -131,22 +129,34 @@ class OwnAddresses:
         self._on_change()
 
     async def run(self) -> None:
-        """Have the addresses confirmed, and again when they change. Raises PeerUnreachable likewise."""
-        loop = asyncio.get_running_loop()
-        num_looks = 0
+        """Have the addresses confirmed, and again when they change. Where the daemon cannot be asked, that is told once
+        and tried again; if it has ended, the network ends this task."""
+        trouble = ""
         while True:
-            await self._confirm()
-            self.measured.set()
-            confirmed, signature, measured_at = self._confirmed, await self._signature(), loop.time()
-            while True:
+            try:
+                await self._confirm()
+                self.measured.set()
+                await self._until_due()
+                trouble = ""
+                await self.observe()
+            except PeerUnreachable as error:
+                if error.message != trouble:
+                    trouble = error.message
+                    logger.warning("cannot find out the addresses of this node: %s", error)
                 await asyncio.sleep(LOOK_S)
-                num_looks += 1
-                self._on_change()  # relays may be others
-                is_due = loop.time() - measured_at > (CONFIRM_S if confirmed else RETRY_S)
-                asks = num_looks % OBSERVE_EVERY == 0
-                if is_due or await self._signature() != signature or (asks and await self._is_seen_elsewhere()):
-                    break
-            await self.observe()
+
+    async def _until_due(self) -> None:
+        """Wait until the addresses are to be confirmed again."""
+        loop = asyncio.get_running_loop()
+        confirmed, signature, measured_at = self._confirmed, await self._signature(), loop.time()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._num_looks += 1
+            self._on_change()  # relays may be others
+            is_due = loop.time() - measured_at > (CONFIRM_S if confirmed else RETRY_S)
+            asks = self._num_looks % OBSERVE_EVERY == 0
+            if is_due or await self._signature() != signature or (asks and await self._is_seen_elsewhere()):
+                return
 
     async def _signature(self) -> object:
         await self.refresh()
@@ -230,9 +240,8 @@ class OwnAddresses:
         usable = [addr for addr in dialable(claims) if tcp_place_by_ip(addr) and ip_of(addr) in ips][:MAX_DIALS]
         is_neighbour = bool(ips & {ip_of(addr) for addr in self._seen_at}) and not any(map(is_private, usable))
         # behind one NAT a dial says nothing of what others can do
-        if not usable or is_neighbour or self._num_waiting >= MAX_WAITING or not self._limit.takes(peer_id):
+        if not usable or is_neighbour or not self._limit.takes(peer_id):
             return REFUSED
-        self._num_waiting += 1
         try:
             async with self._turn:
                 reached = await _dial_each(peer_id, usable)
@@ -240,7 +249,7 @@ class OwnAddresses:
             logger.warning("cannot dial back: %s", error)
             return REFUSED
         finally:
-            self._num_waiting -= 1
+            self._limit.done(peer_id)
         return PathAnswer(agreed=True, addrs=tuple(reached)).to_bytes()
 
     async def _seen(self, peer_id: str) -> tuple[str, ...]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import re
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, cast
 from unittest.mock import AsyncMock, MagicMock
@@ -55,5 +57,38 @@ def test_two_calls_may_find_at_once_that_an_introduced_peer_is_lost() -> None:
         answers = await asyncio.gather(*(host.call("far", "method", b"", addrs=()) for _ in range(2)))
         assert answers == [b"answer", b"answer"]
         assert host.introduced == {}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), "cannot ask its libp2p daemon (Too many open files)"),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "cannot ask its libp2p daemon (Resource"),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), "libp2p daemon has ended"),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory"), "libp2p daemon has ended"),
+        (asyncio.IncompleteReadError(b"", 1), "libp2p daemon has ended"),
+    ],
+)
+def test_lack_of_this_process_is_not_mistaken_for_the_daemons_end(error: Exception, message: str) -> None:
+    async def main() -> None:
+        control = MagicMock()
+        control.connected_peers = control.identify = AsyncMock(side_effect=error)
+        host = Host(MagicMock(), control, MagicMock(), PEER)
+        for ask in (host.connected_peers, host.look, host.addrs):
+            with pytest.raises(PeerUnreachable, match=re.escape(message)):
+                await ask()
+
+    asyncio.run(main())
+
+
+def test_those_who_look_at_the_connections_at_the_same_time_share_the_daemons_answers() -> None:
+    async def main() -> None:
+        control = MagicMock()
+        control.connected_peers = AsyncMock(return_value={PEER: ()})
+        host = Host(MagicMock(), control, MagicMock(), PEER)
+        assert await asyncio.gather(*(host.connected_peers() for _ in range(40))) == [{PEER: ()}] * 40
+        assert control.connected_peers.await_count <= 2
 
     asyncio.run(main())

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
+import os
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, cast
 
 import pytest
 from support.host_internet import FakeHost
-from swarm.network.libp2p.host import Host
+from swarm.network.libp2p.host import Host, translate
 from swarm.network.paths import own_addresses
+from swarm.network.paths.dial_back_limit import MAX_PER_PEER, MAX_PER_PERIOD, MAX_WAITING, PERIOD_S
 from swarm.network.paths.opener import ListenPlace
-from swarm.network.paths.own_addresses import DIAL_BACK, OBSERVE, OwnAddresses
+from swarm.network.paths.own_addresses import DIAL_BACK, OBSERVE, RETRY_S, OwnAddresses
 from swarm.testing import virtual_time
 from swarm_protocol.errors import StartError
 from swarm_protocol.identity import Identity
@@ -238,6 +242,35 @@ def test_change_of_address_is_measured_anew(monkeypatch: pytest.MonkeyPatch) -> 
     run(case, own=(HERE, NAT))
 
 
+def test_lack_of_open_files_is_told_once_and_the_addresses_are_kept_up_afterwards(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    moved = "/ip4/44.0.0.77/tcp/4001"
+    let_in(monkeypatch, NAT, moved)
+    caplog.set_level(logging.WARNING)
+
+    async def case(world: World) -> None:
+        async def addrs() -> tuple[str, ...]:
+            raise translate(OSError(errno.EMFILE, os.strerror(errno.EMFILE)), NODE)
+
+        await world.own.observe()
+        running = asyncio.create_task(world.own.run())
+        await asyncio.sleep(1)
+        with monkeypatch.context() as lacking:
+            lacking.setattr(world.node, "addrs", addrs)
+            await asyncio.sleep(60)
+        world.node.own = (HERE, moved)
+        for peer in world.peers:
+            peer.peers[NODE] = (moved,)
+        await asyncio.sleep(RETRY_S)
+        assert world.own.to_announce() == (moved,)
+        assert caplog.text.count("Too many open files") == 1
+        running.cancel()
+        await asyncio.wait((running,))
+
+    run(case, own=(HERE, NAT))
+
+
 def test_nat_that_gets_another_address_is_noticed_though_the_machine_sees_no_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -297,6 +330,21 @@ def test_dial_back_is_refused_to_neighbours_to_relayed_peers_and_to_garbage(monk
     run(case)
 
 
+def askers(world: World, num: int) -> list[FakeHost]:
+    """Return nodes that the first peer sees at the address of the node."""
+    hosts = [
+        FakeHost(world.hosts, Identity(i.to_bytes(2, "big") * 16).peer_id, [NAT], ()) for i in range(100, 100 + num)
+    ]
+    for each in hosts:
+        each.meet(world.peers[0])
+    return hosts
+
+
+async def ask_first_peer(host: FakeHost) -> PathAnswer:
+    request = PathAddrs(addrs=(NAT,)).to_bytes()
+    return PathAnswer.from_bytes(await host.call(PEERS[0], f"net/{DIAL_BACK}", request))
+
+
 def test_dial_back_of_many_at_once_is_bounded_and_a_failure_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     may_go = asyncio.Event()
 
@@ -307,11 +355,66 @@ def test_dial_back_of_many_at_once_is_bounded_and_a_failure_is_a_refusal(monkeyp
     monkeypatch.setattr(own_addresses, "_dial_each", dial_each)
 
     async def case(world: World) -> None:
-        first = [asyncio.create_task(asked(world, NAT)) for _ in range(own_addresses.MAX_WAITING)]
+        *hosts, late = askers(world, MAX_WAITING + 1)
+        first = [asyncio.create_task(ask_first_peer(each)) for each in hosts]
         await asyncio.sleep(1)
-        assert await asked(world, NAT) == PathAnswer()
+        assert await ask_first_peer(late) == PathAnswer()
         may_go.set()
-        assert await asyncio.gather(*first) == [PathAnswer()] * own_addresses.MAX_WAITING
+        assert await asyncio.gather(*first) == [PathAnswer()] * MAX_WAITING
+
+    run(case)
+
+
+def test_peer_that_asks_again_and_again_is_dialled_back_five_times_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    dialled = let_in(monkeypatch, NAT)
+
+    async def case(world: World) -> None:
+        greedy, other = askers(world, 2)
+        answers = []
+        for _ in range(40):
+            answers.append(await ask_first_peer(greedy))
+            await asyncio.sleep(0.25)
+        assert len(dialled) == MAX_PER_PEER
+        assert answers[MAX_PER_PEER:] == [PathAnswer()] * (40 - MAX_PER_PEER)
+        assert (await ask_first_peer(other)).agreed, "others are dialled back all the same"
+        await asyncio.sleep(PERIOD_S)
+        assert (await ask_first_peer(greedy)).agreed
+
+    run(case)
+
+
+def test_peer_waits_for_one_dial_back_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go = asyncio.Event()
+    num_dialled = 0
+
+    async def dial_each(_peer_id: str, addrs: Sequence[str]) -> list[str]:
+        nonlocal num_dialled
+        num_dialled += 1
+        await may_go.wait()
+        return list(addrs)
+
+    monkeypatch.setattr(own_addresses, "_dial_each", dial_each)
+
+    async def case(world: World) -> None:
+        [host] = askers(world, 1)
+        first = asyncio.create_task(ask_first_peer(host))
+        await asyncio.sleep(1)
+        assert await ask_first_peer(host) == PathAnswer()
+        may_go.set()
+        assert (await first).agreed
+        assert (await ask_first_peer(host)).agreed
+        assert num_dialled == 2
+
+    run(case)
+
+
+def test_peer_ids_without_end_get_no_dials_back_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    dialled = let_in(monkeypatch, NAT)
+
+    async def case(world: World) -> None:
+        for host in askers(world, 2 * MAX_PER_PERIOD):
+            await ask_first_peer(host)
+        assert len(dialled) == MAX_PER_PERIOD
 
     run(case)
 

@@ -1,0 +1,95 @@
+"""The watch over a node's place in its network goes on whatever the process lacks for a while. In virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any, cast
+from unittest.mock import MagicMock
+
+import pytest
+from swarm.network.discovery.peer_names import GivenPeers
+from swarm.network.libp2p import partition_watch
+from swarm.network.libp2p.host import Host
+from swarm.network.libp2p.partition_watch import CHECK_S, MAX_PAUSE_S, PartitionWatch
+from swarm.testing import virtual_time
+from swarm_protocol.dht_messages import Contact
+from swarm_protocol.identity import Identity
+
+NODE, SEED = (Identity(bytes([number]) * 32).peer_id for number in (1, 2))
+SEED_ADDR = "/ip4/192.0.2.7/tcp/4001"
+
+
+class Control:
+    """A daemon's control socket, which this process cannot open while it has too many open files."""
+
+    def __init__(self) -> None:
+        self.has_too_many_files = False
+        self.connections: dict[str, tuple[str, ...]] = {}
+
+    async def connected_peers(self) -> dict[str, tuple[str, ...]]:
+        if self.has_too_many_files:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return dict(self.connections)
+
+    async def connect(self, peer_id: str, addrs: Sequence[str] = ()) -> None:
+        """Stands for `Control.connect`, which a host takes; nobody is dialled by it here."""
+
+
+class Dht:
+    """A routing table with the seed in it."""
+
+    def peers(self) -> tuple[str, ...]:
+        return (SEED,)
+
+    def contacts(self) -> tuple[Contact, ...]:
+        return ()
+
+    async def ping(self, _peer_id: str, _addrs: Sequence[str] = ()) -> bool:
+        return True
+
+    async def refresh(self) -> None: ...
+
+    async def tend(self) -> None: ...
+
+
+def test_lack_of_open_files_is_told_once_and_the_seed_is_dialled_when_it_is_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    control, dialled, healed = Control(), [], []
+
+    async def connect(_host: object, peer_id: str, _addrs: Sequence[str], _network_id: str) -> None:
+        dialled.append(peer_id)
+        control.connections = {SEED: (SEED_ADDR,)}
+
+    async def on_healed() -> None:
+        healed.append(True)
+
+    monkeypatch.setattr(partition_watch, "connect", connect)
+
+    async def main() -> None:
+        host = Host(MagicMock(), cast("Any", control), MagicMock(), NODE)
+        given = GivenPeers([f"{SEED_ADDR}/p2p/{SEED}"], own_peer_id=NODE, listen=())
+        await given.look_up()
+        watch = PartitionWatch(host, cast("Any", Dht()), given, "test", on_healed)
+        control.connections = {SEED: (SEED_ADDR,)}
+        watch.begin([SEED], [])
+        running = asyncio.create_task(watch.run())
+        await asyncio.sleep(2 * CHECK_S)
+        assert not dialled
+        control.has_too_many_files = True
+        await asyncio.sleep(100.0)
+        control.connections = {}
+        control.has_too_many_files = False
+        await asyncio.sleep(2 * MAX_PAUSE_S)
+        assert dialled == [SEED]
+        assert healed == [True]
+        assert caplog.text.count("Too many open files") == 1
+        running.cancel()
+        await asyncio.wait((running,))
+
+    virtual_time.run(main())

@@ -8,8 +8,9 @@ from typing import Any, get_args
 import pytest
 from support.site_pages import ROOT, hooks, written
 from swarm.network import framing
+from swarm.network.discovery import dns_packets
 from swarm.network.libp2p import network_entry
-from swarm.network.paths import introductions, opener, own_addresses
+from swarm.network.paths import dial_back_limit, introductions, opener, own_addresses
 from swarm.network.relay import circuit_messages
 from swarm.network.relay.relay import RelayLimits
 from swarm.training.run.methods import Methods
@@ -105,7 +106,9 @@ def test_paths_page_names_every_method_and_bound() -> None:
         assert f"| `{method}` |" in page
     for said in (
         f"at most {own_addresses.DIAL_S:.0f} seconds",
-        f"peers that dial {own_addresses.MAX_WAITING} others already",
+        f"peers that dial {dial_back_limit.MAX_WAITING} others already",
+        f"at most {dial_back_limit.MAX_PER_PEER} times in {dial_back_limit.PERIOD_S:.0f} seconds",
+        f"all askers together at most {dial_back_limit.MAX_PER_PERIOD} times",
         f"for {introductions.RETRY_S:.0f} seconds",
         f"at most {introductions.MAX_BURST} introductions in {introductions.BURST_S:.0f} seconds",
         f"send to at most {introductions.MAX_ADDRS} addresses",
@@ -113,6 +116,12 @@ def test_paths_page_names_every_method_and_bound() -> None:
         f"every {own_addresses.CONFIRM_S / 60:.0f} minutes",
     ):
         assert said in " ".join(page.split()), said
+
+
+def test_transport_page_tells_the_bounds_of_packets_by_multicast() -> None:
+    said = " ".join(PAGES["reference/protocol/transport.md"].split())
+    assert f"more than {dns_packets.MAX_QUESTIONS} questions or {dns_packets.MAX_RECORDS} records" in said
+    assert f"more than {dns_packets.MAX_LABELS} labels or {dns_packets.MAX_POINTERS} pointers" in said
 
 
 def test_transport_page_has_the_frames_and_error_codes() -> None:

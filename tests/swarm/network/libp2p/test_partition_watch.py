@@ -55,6 +55,8 @@ class Dht:
 
     async def tend(self) -> None: ...
 
+    async def make_room(self) -> None: ...
+
 
 def test_lack_of_open_files_is_told_once_and_the_seed_is_dialled_when_it_is_over(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -86,6 +88,7 @@ def test_lack_of_open_files_is_told_once_and_the_seed_is_dialled_when_it_is_over
         control.connections = {}
         control.has_too_many_files = False
         await asyncio.sleep(2 * MAX_PAUSE_S)
+        assert not running.done()
         assert dialled == [SEED]
         assert healed == [True]
         assert caplog.text.count("Too many open files") == 1

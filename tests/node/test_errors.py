@@ -27,6 +27,7 @@ FILES = {
     "nodes.toml": "[[nodes]]\n",
     "open.keys": "ann sk-0123456789abcdef0123456789abcdef\n",
     "model/config.json": TINY,
+    "notes/plan.txt": "",
 }
 
 
@@ -101,6 +102,13 @@ WRONG = [
     (("run", "show", "/dev/null"), "/dev/null cannot be read: it is no file → name a run file"),
     (("run", "watch", "unsigned.toml"), "no peer to look through is named → give --peers"),
     (("run", "watch", "missing.toml", "--peers", PEER), "missing.toml cannot be read: it is not there"),
+    (("run", "export", "open-0123456789ab", "--out", "model", "--peers", PEER), "model exists already → move it away"),
+    (("models", "check", "/nowhere"), "there is no such directory → give the directory of config.json"),
+    (("models", "check", "nowhere"), "nowhere is not a Hugging Face model directory: there is no such directory"),
+    (
+        ("models", "check", "home"),
+        "home is not a Hugging Face model directory: it holds no config.json → give the dire",
+    ),
     (("plan",), "--model MODEL is missing"),
     (("plan", "--model", "/nowhere", "--nodes", "nodes.toml"), "there is no such directory"),
     (("plan", "--model", "model", "--nodes", "missing.toml"), "missing.toml: it is no file → give --nodes"),
@@ -162,8 +170,8 @@ def test_unknown_variable_suggests_by_its_own_part(
 def test_dashboard_that_does_not_answer_is_a_line_and_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     code, error = said(capsys, "top", "--url", "http://127.0.0.1:1", "--once")
     assert code == 1
-    assert error.startswith("no dashboard answers at http://127.0.0.1:1: ")
-    assert " → check --url" in error
+    assert error.startswith("no dashboard answers at http://127.0.0.1:1: the connection was refused; nothing listens")
+    assert " → give --url what `swarm-node dashboard` or `swarm-node gateway` printed" in error
 
 
 def test_occupied_port_of_a_gateway_is_a_line_and_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:

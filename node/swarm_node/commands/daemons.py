@@ -118,12 +118,15 @@ def _keeps_tokens_of(config: Config) -> bool:
 def check_model(config: Config) -> None:
     """Refuse a directory that holds no model; a model on a hub is checked later. Raises ConfigError."""
     for option, place, other in (("--model", config.model, ", or OWNER/NAME on a hub"), ("--start", config.start, "")):
-        if isinstance(place, Path) and not (place / "config.json").is_file():
-            found = "it holds no config.json" if place.is_dir() else "there is no such directory"
-            raise ConfigError(
-                f"{place} is not a Hugging Face model directory: {found}",
-                remedy=f"give {option} the directory that holds it and the *.safetensors{other}",
-            )
+        if isinstance(place, Path):
+            check_model_directory(place, f"give {option} the directory that holds it and the *.safetensors{other}")
+
+
+def check_model_directory(place: Path, remedy: str) -> None:
+    """Raises ConfigError with `remedy` if there is no config.json in `place`."""
+    if not (place / "config.json").is_file():
+        found = "it holds no config.json" if place.is_dir() else "there is no such directory"
+        raise ConfigError(f"{place} is not a Hugging Face model directory: {found}", remedy=remedy)
 
 
 def live(flags: Flags, config: Config, role_code: str, *, joins: bool) -> int:

@@ -18,6 +18,7 @@ from swarm_protocol.errors import ConfigError, SwarmError
 from swarm_node import diagnostics, interrupts
 from swarm_node.commands.chat import soon
 from swarm_node.commands.command_options import Flags
+from swarm_node.commands.daemons import check_model_directory
 from swarm_node.events.emitter import Emitter
 from swarm_node.settings.parsers import HubId, parse_model
 from swarm_node.storage.home import Home
@@ -62,7 +63,7 @@ def list_models(flags: Flags) -> int:
         ]
         emitter.emit("models", models=listed)
     else:
-        emitter.result("\n".join(_lines(models, contexts)) or "nobody serves a model here")
+        emitter.result("\n".join(_lines(models, contexts)) or "no model is served in this network")
     return 0
 
 
@@ -129,7 +130,7 @@ def check(flags: Flags) -> int:
     emitter.result(f"{model.name} can be served: {checked.family}, {checked.num_blocks} blocks")
     if checked.untried:
         emitter.result(
-            f"its blocks are tried out when they are loaded: this config alone was not enough, {checked.untried}"
+            f"its config was not enough to try out its blocks ({checked.untried}): that happens when they are loaded"
         )
     return 0
 
@@ -139,6 +140,9 @@ def _model(flags: Flags) -> Path | HubId:
     if not named:
         raise ConfigError("MODEL is missing", remedy="give a directory, or OWNER/NAME on a hub")
     try:
-        return parse_model(named)
+        model = parse_model(named)
     except ValueError as error:
         raise ConfigError(f"{named!r} {error}", remedy="give a directory, or OWNER/NAME on a hub") from error
+    if isinstance(model, Path):
+        check_model_directory(model, "give the directory of config.json and *.safetensors, or OWNER/NAME on a hub")
+    return model

@@ -6,6 +6,7 @@ signs it. The commands that need a network are in `run_watch`, `run_export` and 
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from collections.abc import Iterator
@@ -115,9 +116,12 @@ def export(flags: Flags) -> int:
         outer_step = None if text is None else whole_number(0, MAX_OUTER_STEP)(text)
     except ValueError as error:
         raise UsageError(f"--step: {text!r} {error}", remedy="write --step 200") from error
+    out: Path | None = flags.options["out"]
+    if out is not None and os.path.lexists(out):
+        raise ConfigError(f"{out} exists already", remedy="move it away, or choose another --out")
     from swarm_node.commands.run_export import export_run  # noqa: PLC0415
 
-    return export_run(which, outer_step, flags.options["out"], config, Emitter(json=flags.json))
+    return export_run(which, outer_step, out, config, Emitter(json=flags.json))
 
 
 def watch(flags: Flags) -> int:

@@ -7,6 +7,9 @@ are validated against the views and limited in size; unknown fields of a newer d
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TypeVar
 from urllib.parse import quote
@@ -23,6 +26,15 @@ ASK_TIMEOUT_S = 10.0
 POLL_S = 1.0
 MAX_ANSWER_BYTES = 16 * 2**20
 PAGE_NODES = 5000
+NOT_SWARM = "the server there has no Swarm dashboard"
+_REASONS: Sequence[tuple[type[BaseException], str]] = (
+    (ssl.SSLError, "TLS failed; if the server there speaks plain HTTP, write http:// instead of https://"),
+    (socket.gaierror, "the name server knows no such host"),
+    (ConnectionRefusedError, "the connection was refused; nothing listens at that address and port"),
+    (httpx.ConnectTimeout, "the host does not answer"),
+    (httpx.TimeoutException, f"the server there did not answer within {ASK_TIMEOUT_S:.0f} s"),
+    (httpx.RemoteProtocolError, "the server there does not speak HTTP"),
+)
 
 
 class DashboardClient:
@@ -48,7 +60,7 @@ class DashboardClient:
         """Fetch the first overview. Raises PeerError if there is no dashboard."""
         found = await self._get("overview", Overview)
         if found is None:
-            raise self._no_dashboard("it answered 404")
+            raise self._no_dashboard(NOT_SWARM)
         self._overview = found
 
     async def follow(self) -> None:
@@ -121,19 +133,36 @@ class DashboardClient:
                     if len(data) > MAX_ANSWER_BYTES:
                         raise _too_large(self._url)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            told = next(iter(str(error).splitlines()), "") or type(error).__name__
-            raise self._no_dashboard(told) from error
+            raise self._no_dashboard(_reason(error)) from error
         if answer.status_code == httpx.codes.NOT_FOUND:
             return None
         if answer.status_code != httpx.codes.OK:
-            raise self._no_dashboard(f"it answered {answer.status_code}")
+            raise self._no_dashboard(f"the server answered with status {answer.status_code}")
         return _parsed(data, kind, self._url)
 
     def _no_dashboard(self, reason: str) -> PeerUnreachable:
         return PeerUnreachable(
             f"no dashboard answers at {self._url}: {reason}",
-            remedy="check --url: it is what `swarm-node dashboard` or `swarm-node gateway` printed; or give --peers",
+            remedy="give --url what `swarm-node dashboard` or `swarm-node gateway` printed, or give --peers",
         )
+
+
+def _reason(error: Exception) -> str:
+    """Say in words why a request failed: the HTTP library's own text names no host, and often no cause."""
+    causes = list(_causes(error))
+    for kind, reason in _REASONS:
+        if any(isinstance(cause, kind) for cause in causes):
+            return reason
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        if isinstance(error, BaseExceptionGroup):
+            for each in error.exceptions:
+                yield from _causes(each)
+        error = error.__cause__ or error.__context__
 
 
 def _parsed(data: bytearray, kind: type[T], url: str) -> T:
@@ -143,8 +172,8 @@ def _parsed(data: bytearray, kind: type[T], url: str) -> T:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise PeerViolation(
-            f"what {url} sends is no {kind.__name__}: {f'{where}: ' if where else ''}{first['msg']}"[:300],
-            remedy="check --url; a dashboard of another version may need this one to be updated",
+            f"{url} does not answer as a dashboard: {f'{where}: ' if where else ''}{first['msg']}"[:300],
+            remedy="give --url what `swarm-node dashboard` printed; if it is that, update the older program",
         ) from error
 
 

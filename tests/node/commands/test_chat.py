@@ -284,7 +284,7 @@ def test_models_of_a_network_without_any_says_so(
 ) -> None:
     scripted.served = []
     assert cli.run(["models", "--peers", PEER]) == 0
-    assert capsys.readouterr().out == "nobody serves a model here\n"
+    assert capsys.readouterr().out == "no model is served in this network\n"
 
 
 @pytest.mark.parametrize("command", [["models"], ["chat", "story"]])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -107,10 +109,10 @@ def answered(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"<html>no</html>", "is no Overview: Invalid JSON"),
-        (b"{}", "is no Overview: at: Field required"),
-        (b'{"at": "soon"}', "is no Overview: at: Input should be a valid number"),
-        (b"[" * 100_000, "is no Overview"),
+        (b"<html>no</html>", "does not answer as a dashboard: Invalid JSON"),
+        (b"{}", "does not answer as a dashboard: at: Field required"),
+        (b'{"at": "soon"}', "does not answer as a dashboard: at: Input should be a valid number"),
+        (b"[" * 100_000, "does not answer as a dashboard"),
     ],
 )
 def test_answer_that_is_no_view_is_refused_in_a_line(content: bytes, said: str) -> None:
@@ -121,10 +123,45 @@ def test_answer_that_is_no_view_is_refused_in_a_line(content: bytes, said: str) 
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize("status", [404, 403, 500, 503])
-def test_server_that_is_no_dashboard_is_named(status: int) -> None:
-    with pytest.raises(PeerUnreachable, match=f"no dashboard answers at http://swarm.example: it answered {status}"):
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (404, "the server there has no Swarm dashboard"),
+        *((status, f"the server answered with status {status}") for status in (403, 500, 503)),
+    ],
+)
+def test_server_that_is_no_dashboard_is_named(status: int, said: str) -> None:
+    with pytest.raises(PeerUnreachable, match=f"no dashboard answers at http://swarm.example: {said}"):
         answered(lambda _request: httpx.Response(status, content=b"x"), DashboardClient.start)
+
+
+def failed(reason: BaseException) -> httpx.ConnectError:
+    """A request's error as the library raises it: the reason is somewhere below."""
+    error, below = httpx.ConnectError("All connection attempts failed"), OSError("All connection attempts failed")
+    below.__cause__ = ExceptionGroup("several", [reason]) if isinstance(reason, Exception) else reason
+    error.__context__ = below
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (failed(ConnectionRefusedError()), "the connection was refused; nothing listens at that address and port"),
+        (failed(socket.gaierror(-2, "Name or service not known")), "the name server knows no such host"),
+        (failed(ssl.SSLError(1, "WRONG_VERSION_NUMBER")), "TLS failed; if the server there speaks plain HTTP"),
+        (httpx.ConnectTimeout(""), "the host does not answer"),
+        (httpx.ReadTimeout(""), "the server there did not answer within 10 s"),
+        (httpx.RemoteProtocolError("illegal status line"), "the server there does not speak HTTP"),
+        (httpx.ConnectError("No route to host"), "No route to host"),
+    ],
+)
+def test_reason_of_a_failed_connection_is_said_in_words(error: Exception, said: str) -> None:
+    def fail(_request: httpx.Request) -> httpx.Response:
+        raise error
+
+    with pytest.raises(PeerUnreachable, match=f"no dashboard answers at http://swarm.example: {said}") as caught:
+        answered(fail, DashboardClient.start)
+    assert "--url" in caught.value.remedy
 
 
 def test_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -280,5 +280,6 @@ def _translated_errors(model_id: str, revision: str) -> Iterator[None]:
 
 def _broken_off(model_id: str, error: Exception) -> ConfigError:
     return ConfigError(
-        f"the download of {model_id} broke off: {one_line(error)}", remedy="try again: what came is kept"
+        f"the download of {model_id} failed: {one_line(error)}",
+        remedy="check the connection to the hub and try again; what was downloaded is kept",
     )

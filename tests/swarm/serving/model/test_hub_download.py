@@ -102,7 +102,7 @@ def test_download_that_broke_off_goes_on_where_it_stopped(
     hub.cuts[shard] = 700
     with monkeypatch.context() as patched:
         patched.setattr(hub_download, "MAX_FAILURES", -1)
-        with pytest.raises(ConfigError, match=f"the download of {MODEL} broke off: .*: try again"):
+        with pytest.raises(ConfigError, match=f"the download of {MODEL} failed: .*: check the connection"):
             download_blocks(model, 2, 4, lambda *_: None)
     hub.asked.clear()
     seen: list[int] = []
@@ -164,7 +164,7 @@ def test_download_of_a_shard_that_ends_early_is_given_up(hub: Hub, find: Callabl
     model = find()
     path = hub.directory / shard
     path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(ConfigError, match=rf"broke off: {shard} ends after \d+ of \d+ bytes"):
+    with pytest.raises(ConfigError, match=rf"failed: {shard} ends after \d+ of \d+ bytes"):
         download_blocks(model, 2, 3, lambda *_: None)
 
 
@@ -173,7 +173,7 @@ def test_download_of_a_shard_that_does_not_end_is_given_up(hub: Hub, find: Calla
     model = find()
     path = hub.directory / shard
     path.write_bytes(path.read_bytes() + bytes(8))
-    with pytest.raises(ConfigError, match=rf"broke off: {shard} has more than the \d+ bytes"):
+    with pytest.raises(ConfigError, match=rf"failed: {shard} has more than the \d+ bytes"):
         download_blocks(model, 2, 3, lambda *_: None)
 
 
@@ -208,6 +208,6 @@ def test_find_unknown_model_is_refused_in_words(hub: Hub, tmp_path: Path) -> Non
 
 
 def test_find_at_a_hub_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="broke off") as caught:
+    with pytest.raises(ConfigError, match="failed") as caught:
         find_model(MODEL, tmp_path, endpoint="http://127.0.0.1:9")
     assert "\n" not in str(caught.value)

@@ -106,8 +106,8 @@ WRONG = [
     (("models", "check", "/nowhere"), "there is no such directory → give the directory of config.json"),
     (("models", "check", "nowhere"), "nowhere is not a Hugging Face model directory: there is no such directory"),
     (
-        ("models", "check", "home"),
-        "home is not a Hugging Face model directory: it holds no config.json → give the dire",
+        ("models", "check", "notes"),
+        "notes is not a Hugging Face model directory: it holds no config.json → give the dir",
     ),
     (("plan",), "--model MODEL is missing"),
     (("plan", "--model", "/nowhere", "--nodes", "nodes.toml"), "there is no such directory"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from swarm.network.discovery.peer_names import check_peer, is_named
+from swarm.network.multiaddr import is_relayed
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.records import NodeRecord
 
@@ -46,6 +47,6 @@ def _other_seed(alive: Mapping[str, NodeRecord]) -> tuple[str, ...]:
 def _leads_to(addr: str, peer_id: str) -> bool:
     """Return whether an address is valid and leads to the peer itself; a node can write anything there."""
     try:
-        return check_peer(addr).endswith(f"/p2p/{peer_id}") and "/p2p-circuit" not in addr
+        return check_peer(addr).endswith(f"/p2p/{peer_id}") and not is_relayed(addr)
     except ConfigError:
         return False

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from swarm.network.discovery.dns_lookup import is_localhost
 from swarm.network.discovery.peer_names import is_named
 from swarm.network.multiaddr import dialable, ip_of, is_loopback
+from swarm.network.paths.dial_policy import DialPolicy
 from swarm_protocol import limits
 from swarm_protocol.checks import check_choice, check_count, check_float
 from swarm_protocol.dht_messages import Contact
@@ -159,8 +160,14 @@ def _is_on_this_machine(addr: str) -> bool:
 
 
 def join_addrs(config: Config) -> tuple[str, ...]:
-    """Return addresses to join through: those given, or else those remembered. Raises ConfigError for none."""
-    found = config.peers or _remembered_addrs(config)
+    """Return addresses for a client to join through: those given, or else those remembered that are worth a dial.
+
+    Raises ConfigError for none.
+    """
+    policy = DialPolicy.of_machine(listen=(), given=())  # nobody can connect to a client
+    found = config.peers or tuple(
+        f"{addr}/p2p/{each.peer_id}" for each in remembered(config) for addr in policy.worth_knowing(each.addrs)
+    )
     if not found:
         raise _nobody_to_ask()
     return found

@@ -17,20 +17,16 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import base58_decode, base58_encode, check_peer_id
 from swarm_protocol.wire import decode_varint, encode_varint
 
+from swarm.network.ip_kinds import kind_of
+
 _EXAMPLE = "/ip4/203.0.113.7/tcp/4001"
 _LISTEN_EXAMPLE = "/ip4/0.0.0.0/tcp/4001"
 _PEER_EXAMPLE = f"{_EXAMPLE}/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
 _HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
 _PORTS = ("tcp", "udp")
 _FLAGS = ("quic-v1", "p2p-circuit")
-_PRIVATE = [
-    ipaddress.ip_network(each)
-    for each in (
-        *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "127.0.0.0/8"),
-        *("fc00::/7", "fe80::/10", "::1/128"),
-    )
-]
-"""Loopback, link-local, and what networks number themselves with (RFC 1918, 4193, 6598)."""
+_ENDS = ((), ("p2p",), ("p2p", "p2p-circuit"), ("p2p", "p2p-circuit", "p2p"))
+"""What may follow the transport: the peer that is there, or the relay and the peer behind it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +74,13 @@ def dialable(addrs: Iterable[str]) -> tuple[str, ...]:
 def is_loopback(addr: str) -> bool:
     """Return whether only this machine can use the address, however it is written. False for names."""
     ip = ip_of(addr)
-    return ip is not None and bool((getattr(ip, "ipv4_mapped", None) or ip).is_loopback)
+    return ip is not None and kind_of(ip) == "loopback"
 
 
 def is_private(addr: str) -> bool:
     """Return whether only this machine or its local network can use the address. False for names and invalid text."""
     ip = ip_of(addr)
-    return ip is not None and any(ip in network for network in _PRIVATE)
+    return ip is not None and kind_of(ip) in ("private", "link-local", "loopback")
 
 
 def is_relayed(addr: str) -> bool:
@@ -96,6 +92,11 @@ def relay_of(addr: str) -> str:
     """Return the peer id of the relay that an address leads through, or an empty text."""
     before, found, _ = addr.partition("/p2p-circuit")
     return before.rpartition("/p2p/")[2] if found else ""
+
+
+def place_of_relay(addr: str) -> str:
+    """Return the address at which the relay is dialled that an address leads through."""
+    return addr.partition("/p2p/")[0]
 
 
 @lru_cache(maxsize=4096)
@@ -118,6 +119,11 @@ def tcp_place(addr: str) -> tuple[str, int] | None:
         case [(_, host), ("tcp", port)]:
             return host, int(port)
     return None
+
+
+def is_tcp_by_ip(addr: str) -> bool:
+    """Return whether TCP alone connects to the address, and no name has to be looked up."""
+    return ip_of(addr) is not None and tcp_place(addr) is not None
 
 
 @lru_cache(maxsize=2**15)
@@ -161,6 +167,8 @@ def _split(text: str) -> list[tuple[str, str]]:
         raise ValueError("a port is missing: /tcp/<port> or /udp/<port>/quic-v1 belongs after the host")
     if names[1] == "udp" and names[2:3] != ["quic-v1"]:
         raise ValueError("/quic-v1 is missing after the UDP port")
+    if tuple(names[2 if names[1] == "tcp" else 3 :]) not in _ENDS:
+        raise ValueError("only /p2p/<peer id>, or /p2p/<relay's id>/p2p-circuit, may follow the port")
     return parts
 
 

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from support.memory_lan import subnets
 from support.network_worlds import eventually
 from support.node_settings import resolve
+from swarm.network.paths import dial_policy
 from swarm_node.storage import remembered_peers
 from swarm_node.storage.home import Home
 from swarm_node.storage.remembered_peers import (
@@ -21,6 +23,7 @@ from swarm_node.storage.remembered_peers import (
     RECENT_S,
     RememberedPeer,
     choose_listen,
+    join_addrs,
     read,
     select_peers,
     write,
@@ -45,6 +48,16 @@ def entry(number: int, *, first_seen: float = NOW, last_seen: float = NOW, relay
 
 def as_json(**changes: Any) -> dict[str, Any]:
     return {"peer_id": peer(1), "addrs": [ADDR], "first_seen": NOW, "last_seen": NOW, "relays": False, **changes}
+
+
+def test_client_joins_through_remembered_addresses_that_are_worth_a_dial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dial_policy, "own_subnets", lambda: subnets("192.168.1.2/24"))
+    config = resolve({"home": str(tmp_path), "network_id": "net"})
+    announced = (ADDR, "/ip4/192.168.1.9/tcp/1", "/ip4/10.0.0.1/tcp/22", "/dns4/evil.example/tcp/22")
+    write(Home(config.home).peers, "net", [replace(entry(1, last_seen=time.time()), addrs=announced)])
+    assert join_addrs(config) == tuple(f"{addr}/p2p/{peer(1)}" for addr in announced[:2])
 
 
 def test_what_is_written_is_read_again_by_its_network_alone(tmp_path: Path) -> None:

@@ -100,6 +100,8 @@ def test_node_that_announces_another_address_is_told_by_it(tmp_path: Path) -> No
         ):
             (contact,) = seed._dht.contacts()
             assert (contact.peer_id, contact.addrs) == (a.peer_id, addrs["announce"])
+            assert seed.known_peers == (), "names of peers are neither dialled nor remembered"
+            assert [peer.peer_id for peer in a.known_peers] == [seed.peer_id]
 
     asyncio.run(main())
 

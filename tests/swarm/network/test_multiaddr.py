@@ -6,6 +6,7 @@ from swarm.network.multiaddr import (
     check_announce_addr,
     check_listen_addr,
     is_loopback,
+    is_tcp_by_ip,
     parse_peer_addr,
     tcp_place,
 )
@@ -54,6 +55,10 @@ def test_peer_addr_that_is_right_comes_back_as_it_was(addr: str) -> None:
         ("/ip4/1.2.3.4/tcp/4001/p2p/Qmfoo", "Qmfoo"),
         ("/ip4/1.2.3.4/tcp/4001/p2p/", "/p2p"),
         ("/ip4/1.2.3.4/tcp/4001/" + "p2p-circuit/" * 30, "too long"),
+        (f"/ip4/1.2.3.4/tcp/4001/p2p-circuit/p2p/{PEER}", "may follow the port"),
+        (f"/ip4/1.2.3.4/tcp/4001/tcp/22/p2p/{PEER}", "may follow the port"),
+        (f"/ip4/1.2.3.4/tcp/4001/p2p/{RELAY}/p2p-circuit/ip4/1.2.3.5/tcp/22/p2p/{PEER}", "may follow the port"),
+        (f"/ip4/1.2.3.4/tcp/4001/p2p/{RELAY}/p2p-circuit/p2p/{RELAY}/p2p-circuit/p2p/{PEER}", "may follow the port"),
     ],
 )
 def test_peer_addr_that_is_wrong_names_the_part(text: str, fault: str) -> None:
@@ -90,6 +95,17 @@ def test_announce_addr_needs_a_port_that_can_be_dialled() -> None:
     assert check_announce_addr("/dns4/localhost/tcp/1") == "/dns4/localhost/tcp/1"
     with pytest.raises(ConfigError, match="port 0"):
         check_announce_addr("/ip4/1.2.3.4/tcp/0")
+
+
+def test_is_tcp_by_ip_is_false_for_names_relays_and_other_transports() -> None:
+    assert is_tcp_by_ip("/ip6/2a00::1/tcp/80")
+    others = (
+        "/dns4/a.example/tcp/80",
+        f"/ip4/1.2.3.4/tcp/1/p2p/{RELAY}/p2p-circuit",
+        "/ip4/1.2.3.4/udp/1/quic-v1",
+        "x",
+    )
+    assert not any(map(is_tcp_by_ip, others))
 
 
 def test_tcp_place_is_none_for_a_transport_that_only_the_daemon_knows() -> None:

@@ -18,7 +18,8 @@ from swarm_protocol.dht_messages import Contact
 from swarm.network.discovery.mdns_messages import MdnsQuery, answer, is_near, query, read_message, service_of
 from swarm.network.discovery.multicast import Link, MulticastLink, OpenLink, Segment, segments_of
 from swarm.network.discovery.nearby_peers import NearbyPeers
-from swarm.network.discovery.own_networks import Address, Subnet, own_subnets
+from swarm.network.discovery.own_networks import Subnet, own_subnets
+from swarm.network.ip_kinds import IpAddress
 
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 60.0
@@ -67,7 +68,7 @@ class LocalDiscovery:
         self._answer_at: dict[Segment, float] = {}  # the last answer, or the next one
         self._jitter = random.Random(peer_id)
         self._budget_at = 0.0
-        self._num_packets: Counter[Address] = Counter()  # in this second, of those that were parsed
+        self._num_packets: Counter[IpAddress] = Counter()  # in this second, of those that were parsed
         self.nearby = NearbyPeers()
 
     async def run(self) -> None:
@@ -118,7 +119,7 @@ class LocalDiscovery:
         if self._link is not None:
             self._link.send(segment, packet)
 
-    def _take(self, segment: Segment, sender: Address, packet: bytes) -> None:
+    def _take(self, segment: Segment, sender: IpAddress, packet: bytes) -> None:
         if not self._has_budget(sender):
             return
         said = read_message(packet, self._service, segment.subnets)
@@ -128,7 +129,7 @@ class LocalDiscovery:
             self.nearby.note(sender, said, asyncio.get_running_loop().time())
             self._heard.set()
 
-    def _has_budget(self, sender: Address) -> bool:
+    def _has_budget(self, sender: IpAddress) -> bool:
         now = asyncio.get_running_loop().time()
         if now >= self._budget_at + 1.0:
             self._budget_at = now

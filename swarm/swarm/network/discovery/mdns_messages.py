@@ -33,8 +33,9 @@ from swarm.network.discovery.dns_packets import (
     write_instance,
     write_question,
 )
-from swarm.network.discovery.own_networks import Subnet, address_of, kind_of
-from swarm.network.multiaddr import PeerAddr, parse_peer_addr
+from swarm.network.discovery.own_networks import Subnet, address_of
+from swarm.network.ip_kinds import kind_of
+from swarm.network.multiaddr import PeerAddr, is_relayed, parse_peer_addr
 
 MAX_PACKET_BYTES = 4096
 """Eight addresses take 1 KiB. RFC 6762 allows 9000 bytes."""
@@ -109,7 +110,7 @@ def _contact(records: Sequence[Record], wanted: Name, subnets: Sequence[Subnet])
 def is_near(addr: str, subnets: Iterable[Subnet]) -> bool:
     """Return whether an address is a private or link-local one of one of these subnets."""
     ip = address_of(addr)
-    if ip is None or "/p2p-circuit" in addr or kind_of(ip) not in ("private", "link-local"):
+    if ip is None or is_relayed(addr) or kind_of(ip) not in ("private", "link-local"):
         return False
     if ip.version == 6 and ip.is_link_local:
         return False  # nobody can dial it without a zone

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from swarm.network.discovery.own_networks import Address, Subnet, kind_of
+from swarm.network.discovery.own_networks import Subnet
+from swarm.network.ip_kinds import IpAddress, kind_of
 
 PORT = 5353
 _GROUP_IP4 = "224.0.0.251"
@@ -45,14 +46,14 @@ class Segment:
     source: ipaddress.IPv4Address | None
     subnets: tuple[Subnet, ...]
 
-    def is_from_here(self, sender: Address) -> bool:
+    def is_from_here(self, sender: IpAddress) -> bool:
         """Return whether a host of this network can have sent a packet from that address."""
         if self.source is None:
             return sender in _LINK_LOCAL
         return any(sender in subnet.network for subnet in self.subnets if subnet.address == self.source)
 
 
-OnPacket = Callable[[Segment, Address, bytes], None]
+OnPacket = Callable[[Segment, IpAddress, bytes], None]
 """`on_packet(segment, sender, packet)`"""
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from swarm_protocol.dht_messages import Contact
 
-from swarm.network.discovery.own_networks import Address
+from swarm.network.ip_kinds import IpAddress
 
 MAX_CLAIMS = 64
 """One peer is enough to get in."""
@@ -21,7 +21,7 @@ MAX_CLAIMS = 64
 MAX_PER_SOURCE = 8
 """A machine may run several nodes."""
 
-_Key = tuple[Address, str]
+_Key = tuple[IpAddress, str]
 
 
 @dataclass(slots=True)
@@ -41,14 +41,14 @@ class NearbyPeers:
     @property
     def contacts(self) -> tuple[Contact, ...]:
         """The peers and where they are said to be: one of each source, then a second one of each, and so on."""
-        num_before: Counter[Address] = Counter()
+        num_before: Counter[IpAddress] = Counter()
         ranked = []
         for (source, _), claim in self._claims.items():
             ranked.append((num_before[source], claim.contact))
             num_before[source] += 1
         return tuple(dict.fromkeys(contact for _, contact in sorted(ranked, key=lambda each: each[0])))
 
-    def note(self, source: Address, contact: Contact, now: float) -> None:
+    def note(self, source: IpAddress, contact: Contact, now: float) -> None:
         """Take in what was said from an address. If all places are taken by claims that were right, it is dropped."""
         key = (source, contact.peer_id)
         if (known := self._claims.get(key)) is not None:
@@ -67,7 +67,7 @@ class NearbyPeers:
         for key in [key for key, claim in self._claims.items() if claim.heard_at <= until]:
             del self._claims[key]
 
-    def _make_room(self, source: Address) -> bool:
+    def _make_room(self, source: IpAddress) -> bool:
         """Return whether there is a place for a claim of `source`, for which another one may have been dropped."""
         nums = Counter(each for each, _ in self._claims)
         if nums[source] < MAX_PER_SOURCE and len(self._claims) < MAX_CLAIMS:

@@ -1,4 +1,4 @@
-"""The networks that this machine is in, and the kinds of addresses: what a name or a local peer may make a node dial.
+"""The networks that this machine is in: what a name or a local peer may make a node dial.
 
 A name, or an answer by multicast, comes from others. A node that dials whatever they say could be used to knock at the
 services of its own machine and local network. So both are held against the networks that the node is in itself.
@@ -11,12 +11,9 @@ import ipaddress
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
-from swarm.network.multiaddr import ip_of, is_loopback, is_private
-
-Kind: TypeAlias = Literal["public", "private", "link-local", "loopback", "unusable"]
-Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+from swarm.network.ip_kinds import IpAddress, IpKind, IpNetwork, kind_of
+from swarm.network.multiaddr import ip_of, is_loopback
 
 IP6_PREFIX = 64
 """One IPv6 network on a link, whatever prefix the interface was given (RFC 4291, section 2.5.4)."""
@@ -30,28 +27,16 @@ class Subnet:
     """One address of an interface of this machine, and the network around it."""
 
     interface: str
-    address: Address
-    network: ipaddress.IPv4Network | ipaddress.IPv6Network
+    address: IpAddress
+    network: IpNetwork
 
 
-def address_of(addr: str) -> Address | None:
+def address_of(addr: str) -> IpAddress | None:
     """Return the IP address that a multiaddr begins with; None for names, invalid text and addresses with a zone."""
     return None if "%" in addr else ip_of(addr)
 
 
-def kind_of(address: Address) -> Kind:
-    """Return who can use an address. "unusable" are multicast, unspecified and reserved ones, which name no host."""
-    address = getattr(address, "ipv4_mapped", None) or address
-    if address.is_loopback:
-        return "loopback"
-    if address.is_multicast or address.is_unspecified or (address.version == 4 and address.is_reserved):
-        return "unusable"
-    if address.is_link_local:
-        return "link-local"
-    return "private" if is_private(f"/ip{address.version}/{address}/") else "public"
-
-
-def kinds_to_dial(listen: Sequence[str], own: Iterable[Address]) -> frozenset[Kind]:
+def kinds_to_dial(listen: Sequence[str], own: Iterable[IpAddress]) -> frozenset[IpKind]:
     """Return the kinds of address that a name may lead a node to.
 
     `listen` are its listen addresses, `own` the addresses of its machine. Public ones it may always. Private and
@@ -60,7 +45,7 @@ def kinds_to_dial(listen: Sequence[str], own: Iterable[Address]) -> frozenset[Ki
     addresses of that version, which say nothing; nobody can dial one without a zone.) Loopback ones only if the node
     itself is not to be reached from beyond its machine, so that its network can be this machine alone.
     """
-    kinds: set[Kind] = {"public"}
+    kinds: set[IpKind] = {"public"}
     for address in own:
         kind = kind_of(address)
         if kind == "private" or (kind == "link-local" and address.version == 4):

@@ -24,7 +24,8 @@ from swarm_protocol.errors import ConfigError, PeerUnreachable, SwarmError
 from swarm_protocol.identity import check_peer_id
 
 from swarm.network.discovery.dns_lookup import DnsLookup, LookupFailed, is_localhost
-from swarm.network.discovery.own_networks import Kind, address_of, kind_of, kinds_to_dial, own_subnets
+from swarm.network.discovery.own_networks import address_of, kinds_to_dial, own_subnets
+from swarm.network.ip_kinds import IpKind, kind_of
 from swarm.network.multiaddr import PeerAddr, parse_peer_addr
 
 TIMEOUT_S = 5.0
@@ -109,7 +110,7 @@ class Resolved:
     failures: Mapping[str, SwarmError] = field(default_factory=dict)
 
 
-async def resolve(texts: Sequence[str], lookup: Lookup, kinds: frozenset[Kind], *, timeout_s: float) -> Resolved:
+async def resolve(texts: Sequence[str], lookup: Lookup, kinds: frozenset[IpKind], *, timeout_s: float) -> Resolved:
     """Look up the names among the addresses of peers. Raises ConfigError for a malformed one."""
     checked = dict.fromkeys(map(check_peer, texts))
     found: dict[str, Sequence[PeerAddr]] = {
@@ -138,7 +139,7 @@ async def resolve(texts: Sequence[str], lookup: Lookup, kinds: frozenset[Kind], 
 class _Search:
     """What one given name leads to, as far as the bounds let it."""
 
-    def __init__(self, lookup: Lookup, kinds: frozenset[Kind]) -> None:
+    def __init__(self, lookup: Lookup, kinds: frozenset[IpKind]) -> None:
         self._lookup = lookup
         self._kinds = kinds
         self._asked: set[str] = set()
@@ -226,7 +227,7 @@ class _Search:
             self.found[addr] = None
 
 
-_WHY_NOT: Mapping[Kind, str] = {
+_WHY_NOT: Mapping[IpKind, str] = {
     "loopback": "which is this machine itself, while this node listens beyond it",
     "link-local": "a link-local address, while this machine has none",
     "private": "an address of a private network, while this machine is in none",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +40,7 @@ from swarm.network.multiaddr import (
     check_listen_addr,
     is_loopback,
     is_relayed,
+    parse_peer_addr,
 )
 from swarm.network.traffic import Traffic
 from swarm.network.unread_budget import UnreadBudget
@@ -106,7 +107,8 @@ class Host:
         self._connected_at: dict[str, float] = {}  # when introduced peers were last seen to be connected
         self._num_calls: Counter[str] = Counter()
         self.find_addrs: FindAddrs = _nowhere
-        self.known_addrs: Callable[[str], Sequence[str]] = lambda _peer_id: ()  # found without asking anybody
+        self.known_addrs: Callable[[str], Sequence[str]] = lambda _peer_id: ()
+        """Addresses of a peer that are worth a dial, found without asking anybody."""
         self.connect: Connect = control.connect
         """How a peer is dialled at given addresses. Raises what `Control.connect` raises."""
 
@@ -305,8 +307,9 @@ class Libp2pOptions:
     A name is looked up (`discovery.peer_names`). `mdns`: find nodes of the local network and be found by them, if it
     listens beyond this machine.
 
-    `remembered`: nodes met in earlier days, tried when no node of `peers` answers at once. `may_be_first`: start alone
-    if no remembered node answers and there are no `peers`; else that is an error.
+    `remembered`: nodes met in earlier days, tried when no node of `peers` answers at once. `relays`: addresses of those
+    that have relayed for this node. `may_be_first`: start alone if no remembered node answers and there are no `peers`;
+    else that is an error.
     `relay`: "serve" lets nodes behind NAT be reached through this one, which must be reachable itself; "use" makes this
     node reachable through those of `peers` and `relays` that serve; "none" does neither; "auto" serves once peers have
     confirmed that this node is public, and uses relays until then. `relay_bytes_per_s` bounds all that it relays.
@@ -344,10 +347,15 @@ class Libp2pOptions:
                 "there is no peer to be relayed by", remedy="give the address of one that serves as a relay"
             )
 
-    def with_peers(self, addrs: Sequence[PeerAddr]) -> Libp2pOptions:
-        """Return these options with the addresses that the names among `peers` have led to."""
-        relay = self.relay if self.relay != "use" or addrs or self.relays else "none"
-        return replace(self, peers=tuple(map(str, addrs)), relay=relay)
+    def with_addrs(
+        self, given: Sequence[PeerAddr], worth_knowing: Callable[[Iterable[str]], tuple[str, ...]]
+    ) -> Libp2pOptions:
+        """Return these options with the addresses that the names among `peers` have led to, and of peers of earlier
+        days with those that `worth_knowing` returns: they announced them themselves."""
+        remembered = tuple(replace(each, addrs=worth_knowing(each.addrs)) for each in self.remembered)
+        relays = tuple(each for each in self.relays if worth_knowing([parse_peer_addr(each).addr]))
+        relay = self.relay if self.relay != "use" or given or relays else "none"
+        return replace(self, peers=tuple(map(str, given)), remembered=remembered, relays=relays, relay=relay)
 
     def for_daemon(self) -> DaemonOptions:
         return DaemonOptions(

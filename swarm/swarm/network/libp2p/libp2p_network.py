@@ -56,6 +56,7 @@ from swarm.network.libp2p.stream_resume import Resumption, new_id, reopening
 from swarm.network.libp2p.stream_server import StreamServer
 from swarm.network.link_meter import LinkMeter
 from swarm.network.multiaddr import is_loopback, parse_peer_addr
+from swarm.network.paths.dial_policy import DialPolicy
 from swarm.network.paths.direct_paths import DirectPaths, wants_relays
 from swarm.network.relay.candidates import RelayCandidate, candidates
 from swarm.network.relay.members import Members
@@ -112,8 +113,9 @@ class Libp2pNetwork:
         identity = Identity.load(options.identity_path)
         given = GivenPeers(options.peers, own_peer_id=identity.peer_id, listen=options.listen)
         await given.look_up(timeout_s=HURRIED_TIMEOUT_S if options.remembered else TIMEOUT_S)
-        options = options.with_peers(given.addrs)
-        host = await start_host(options, given)
+        policy = DialPolicy.of_machine(listen=options.listen, given=[peer.addr for peer in given.addrs])
+        options = options.with_addrs(given.addrs, policy.worth_knowing)
+        host = await start_host(options, given, policy)
         host.traffic = traffic or host.traffic
         network = cls(identity, host, options, given)
         network._main = asyncio.create_task(network._run(), name=f"libp2p network {identity.peer_id}")
@@ -149,8 +151,10 @@ class Libp2pNetwork:
 
     @property
     def known_peers(self) -> tuple[Contact, ...]:
-        """The nodes in the routing table that can be dialled: ways into the network for another day."""
-        return self._dht.contacts()
+        """The nodes in the routing table, with the addresses that are worth a dial: ways in for another day."""
+        policy = self._paths.policy()
+        found = (replace(contact, addrs=policy.worth_knowing(contact.addrs)) for contact in self._dht.contacts())
+        return tuple(contact for contact in found if contact.addrs)
 
     async def reachability(self, *, timeout_s: float = 0.0) -> Reachability:
         """Return how others reach this node, as far as peers have confirmed it; wait for their first answer."""

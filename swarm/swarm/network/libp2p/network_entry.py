@@ -36,6 +36,8 @@ from swarm.network.libp2p.host import CONTROL_FAILURES, Host, Libp2pOptions, dia
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.libp2p.unary_connection import UnaryAnswer
 from swarm.network.multiaddr import PeerAddr
+from swarm.network.paths.dial_policy import DialPolicy
+from swarm.network.paths.dialler import judged
 
 T = TypeVar("T")
 
@@ -298,14 +300,14 @@ def _check_clock(skews_s: Sequence[float]) -> None:
     )
 
 
-async def start_host(options: Libp2pOptions, given: GivenPeers) -> Host:
+async def start_host(options: Libp2pOptions, given: GivenPeers, policy: DialPolicy) -> Host:
     """Our host, if nobody else has our identity; the check runs beside the start, before we connect to anyone."""
     peer_id = given.own_peer_id
     daemon_options = options.for_daemon()
     asked: tuple[PeerAddr | Contact, ...] = (*given.addrs, *options.remembered[:NUM_COPY_DIALS])
     if not asked:
         return await Host.start(daemon_options)
-    check = asyncio.create_task(check_identity_is_free(asked, peer_id, options.network_id))
+    check = asyncio.create_task(check_identity_is_free(asked, peer_id, options.network_id, policy))
     host: Host | None = None
     try:
         host = await Host.start(daemon_options)
@@ -319,7 +321,9 @@ async def start_host(options: Libp2pOptions, given: GivenPeers) -> Host:
     return host
 
 
-async def check_identity_is_free(addrs: Sequence[PeerAddr | Contact], peer_id: str, network_id: str) -> None:
+async def check_identity_is_free(
+    addrs: Sequence[PeerAddr | Contact], peer_id: str, network_id: str, policy: DialPolicy
+) -> None:
     """Raises StartError if a running node has this identity, wherever it is.
 
     A throwaway anonymous host asks the network behind `addrs` for the peer id, dials it and says hello. libp2p lets a
@@ -328,6 +332,7 @@ async def check_identity_is_free(addrs: Sequence[PeerAddr | Contact], peer_id: s
     far as can be told. (A later sign is a record of ours that we did not write.)
     """
     host = await Host.start(DaemonOptions())
+    host.connect = judged(host.control.connect, policy)
     unary = asyncio.create_task(host.unary.run())
     try:
         async with asyncio.timeout(COPY_CHECK_S):
@@ -369,7 +374,7 @@ async def _is_there(host: Host, reached: Sequence[str], peer_id: str, network_id
     await asyncio.gather(*(asking.ping(each) for each in reached))
     async for addrs in asking.find_addrs(peer_id):
         try:
-            await host.control.connect(peer_id, addrs)
+            await host.connect(peer_id, addrs)
             await greet(host, peer_id, network_id)
         except (*CONTROL_FAILURES, PeerError):
             continue

@@ -1,44 +1,79 @@
-"""Decides which addresses of a peer are worth a dial, and which of our own are told to others. Pure.
+"""Decides which addresses of a peer are worth a dial, and which of our own are told to others.
 
-A peer may announce any address, also one of somebody's printer. Public addresses are dialled. Private and loopback
+A peer may announce any address, also one of somebody's printer. Public IP addresses are dialled. Private and loopback
 ones are dialled only where this node's network lives there, as its own addresses and the peers it was given show.
+Names are not looked up for a peer: what they lead to would be the peer's choice anew at each dial. A relay inside an
+address is dialled, too, and so is judged likewise.
+
+Every address that came from a peer passes here before it reaches the daemon. Those of the operator do not, and neither
+do those of mDNS, which `discovery` holds against the subnets of the interface. Pure, but for `of_machine`.
 """
 
 from __future__ import annotations
 
-import ipaddress
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from swarm_protocol import limits
 
-from swarm.network.multiaddr import dialable, ip_of, is_loopback, is_private, is_relayed
+from swarm.network.discovery.own_networks import address_of, own_subnets
+from swarm.network.ip_kinds import IpAddress, ip4_inside, kind_of, local_network_of
+from swarm.network.multiaddr import dialable, is_loopback, is_private, is_relayed, place_of_relay, relay_of
 
-_SUBNET_BITS = {4: 24, 6: 64}
-"""The size of a local network whose mask is unknown: what home routers use."""
+_LOOPBACK = "/ip4/127.0.0.1"
 
 
 class DialPolicy:
-    def __init__(self, *, own: Sequence[str], given: Sequence[str], met: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        own: Sequence[str],
+        given: Sequence[str],
+        met: Sequence[str] = (),
+        connected: Collection[str] = (),
+    ) -> None:
         """`own`: this node's interface addresses; `given`: addresses that its operator named; `met`: where the peers
-        are that are connected now."""
+        are that are connected now; `connected`: those that are connected without a relay, by peer id."""
         direct = [addr for addr in (*own, *met) if not is_relayed(addr)]
         self._takes_loopback = any(map(is_loopback, (*given, *met))) or all(map(is_loopback, direct))
-        self._takes_private = any(is_private(addr) and not is_loopback(addr) for addr in given)
-        self._subnets = {_subnet(addr) for addr in direct if is_private(addr) and not is_loopback(addr)}
+        self._takes_private = any(kind_of(ip) == "private" for ip in _ips(given))
+        self._subnets = {local_network_of(ip) for ip in _ips(direct)}
+        self._connected = connected
+
+    @classmethod
+    def of_machine(cls, *, listen: Sequence[str], given: Sequence[str]) -> DialPolicy:
+        """Return the policy of a node that is not running: by the networks of its machine. If it listens on loopback
+        alone, its network may be this machine."""
+        own = [f"/ip{each.address.version}/{each.address}" for each in own_subnets()]
+        return cls(own=own, given=(*given, _LOOPBACK) if all(map(is_loopback, listen)) else given)
 
     def takes(self, addr: str) -> bool:
         """Return whether a peer may have this node dial the address."""
-        if is_loopback(addr):
-            return self._takes_loopback
-        return not is_private(addr) or self._takes_private or _subnet(addr) in self._subnets
+        if is_relayed(addr):
+            # the daemon dials a relay that is not connected
+            return relay_of(addr) in self._connected or self.takes(place_of_relay(addr))
+        ip = address_of(addr)
+        if ip is None or ip4_inside(ip) is not None:  # no host announces an IPv4 address in this form
+            return False
+        kind, is_near = kind_of(ip), local_network_of(ip) in self._subnets
+        return (
+            kind == "public"
+            or (kind == "loopback" and self._takes_loopback)
+            or (kind == "private" and (self._takes_private or is_near))
+            or (kind == "link-local" and ip.version == 4 and is_near)  # of IPv6 a zone would have to be told
+        )
+
+    def told_daemon(self, addr: str) -> str:
+        """Return a relayed address as the daemon is given it: only the relay's id if its place is not worth a dial."""
+        is_worth = self.takes(place_of_relay(addr))
+        return addr if is_worth else f"/p2p/{relay_of(addr)}/p2p-circuit"
 
     def worth_dialling(self, addrs: Iterable[str]) -> tuple[str, ...]:
         """Return the direct addresses among `addrs` that this node dials."""
-        return tuple(addr for addr in dialable(addrs) if not is_relayed(addr) and self.takes(addr))
+        return tuple(addr for addr in self.worth_knowing(addrs) if not is_relayed(addr))
 
     def worth_knowing(self, addrs: Iterable[str]) -> tuple[str, ...]:
         """Return those that this node dials, also through relays."""
-        return tuple(addr for addr in dialable(addrs) if is_relayed(addr) or self.takes(addr))
+        return tuple(filter(self.takes, dialable(addrs)))
 
 
 def to_announce(direct: Iterable[str], relayed: Iterable[str]) -> tuple[str, ...]:
@@ -51,6 +86,5 @@ def _rank(addr: str) -> int:
     return 1 if is_relayed(addr) else 2 if is_private(addr) else 0
 
 
-def _subnet(addr: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
-    ip = ip_of(addr)
-    return None if ip is None else ipaddress.ip_network((ip, _SUBNET_BITS[ip.version]), strict=False)
+def _ips(addrs: Iterable[str]) -> list[IpAddress]:
+    return [ip for addr in addrs if (ip := address_of(addr)) is not None]

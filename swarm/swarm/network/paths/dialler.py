@@ -1,7 +1,7 @@
 """Connects this node to a peer over the best path that there is: directly, by an introduction, or through a relay.
 
 A daemon that holds any connection to a peer makes no other one, and so the order matters. What a peer announces is a
-hint, and may be anybody's address: `dial_policy` says what is worth a dial.
+hint, and may be anybody's address, and so may the relay in it: `dial_policy` says what is worth a dial.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from swarm.network.libp2p.daemon_control import ControlError
-from swarm.network.libp2p.host import Host
-from swarm.network.multiaddr import dialable, is_private, is_relayed, relay_of
+from swarm.network.libp2p.host import Connect, Host
+from swarm.network.multiaddr import is_private, is_relayed, place_of_relay, relay_of
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm.network.paths.introductions import Introductions
 
@@ -26,6 +26,20 @@ lost. An address that the peer has lost does not answer, and libp2p would wait f
 MAX_RELAYS = 2
 """Relays of a peer that are asked for an introduction, one after the other."""
 
+_NOWHERE = "no addresses"
+"""What the daemon says of a peer of which it knows no address."""
+
+
+def judged(connect: Connect, policy: DialPolicy) -> Connect:
+    """Return `connect` for addresses that came from peers: it raises ControlError if none of them is worth a dial."""
+
+    async def dial(peer_id: str, addrs: Sequence[str]) -> None:
+        if not (worth := policy.worth_knowing(addrs)):
+            raise ControlError(_NOWHERE)
+        await connect(peer_id, worth)
+
+    return dial
+
 
 class Dialler:
     def __init__(self, host: Host, introductions: Introductions, policy: Callable[[], DialPolicy]) -> None:
@@ -35,9 +49,11 @@ class Dialler:
 
     async def connect(self, peer_id: str, addrs: Sequence[str]) -> None:
         """Raises ControlError with the failures of the last way that was tried, or OSError if the daemon has ended."""
-        direct = self._policy().worth_dialling(addrs)
-        relayed = [addr for addr in dialable(addrs) if is_relayed(addr)]
-        failure = ControlError("no addresses")
+        policy = self._policy()
+        worth = policy.worth_knowing(addrs)
+        direct = [addr for addr in worth if not is_relayed(addr)]
+        relayed = [addr for addr in worth if is_relayed(addr)]
+        failure = ControlError(_NOWHERE)
         if direct:
             try:
                 async with asyncio.timeout(_patience_s(direct) if relayed else None):
@@ -50,7 +66,7 @@ class Dialler:
             if await self._introductions.connect(peer_id, relay, relay_addrs):
                 return None
         if relayed:
-            return await self._host.control.connect(peer_id, relayed)
+            return await self._host.control.connect(peer_id, tuple(dict.fromkeys(map(policy.told_daemon, relayed))))
         raise failure
 
 
@@ -62,5 +78,5 @@ def _relays(relayed: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Return the relays that addresses lead through, with what leads to each relay."""
     found: dict[str, list[str]] = {}
     for addr in relayed:
-        found.setdefault(relay_of(addr), []).append(addr.partition("/p2p/")[0])
+        found.setdefault(relay_of(addr), []).append(place_of_relay(addr))
     return list(found.items())[:MAX_RELAYS]

@@ -40,6 +40,7 @@ class DirectPaths:
         """`asked` returns the peers to ask for this node's addresses; `on_change` is told what to announce."""
         self._host = host
         self._is_auto = options.relay == "auto"
+        self._named = _named(options)
         self._given = _given(options)
         self._listen = options.listen
         self._announced = options.announce
@@ -48,6 +49,8 @@ class DirectPaths:
         self._asked = asked
         self._tell = on_change
         self._direct: tuple[str, ...] = ()
+        self._known: object = None
+        self._policy: DialPolicy
         self.may_relay = True
         """Whether this node's owner lends its link now. Asked where relaying follows from this node's addresses."""
 
@@ -73,9 +76,7 @@ class DirectPaths:
             carried=self._introductions.carried,
             on_change=self.update,
         )
-        self._upgrades = Upgrades(
-            self._host, self.policy, replace, lambda: bool(places) and not self.own.is_behind_symmetric_nat
-        )
+        self._upgrades = Upgrades(self._host, replace, lambda: bool(places) and not self.own.is_behind_symmetric_nat)
         await self._introductions.serve()
         await self.own.serve()
         await self.own.refresh()
@@ -83,7 +84,13 @@ class DirectPaths:
         tasks.create_task(self._upgrades.run(), name="upgrade paths")
 
     def policy(self) -> DialPolicy:
-        return DialPolicy(own=self.own.daemons, given=self._given, met=self._met())
+        """Return the policy for what is known now. It is made anew only once that has changed."""
+        known = self.own.daemons, self._host.connected, frozenset(self._introductions.carried)
+        if known != self._known:
+            connected = frozenset(peer_id for peer_id, kind in self._host.path_kinds().items() if kind != "relayed")
+            self._policy = DialPolicy(own=self.own.daemons, given=self._named, met=self._met(), connected=connected)
+        self._known = known  # these very objects, which are compared at once the next time
+        return self._policy
 
     def _met(self) -> list[str]:
         """Where the peers are that are connected."""
@@ -103,7 +110,12 @@ class DirectPaths:
         self._tell(self.own.to_announce())
 
 
+def _named(options: Libp2pOptions) -> tuple[str, ...]:
+    """Return the addresses that the operator named."""
+    return tuple(parse_peer_addr(each).addr for each in options.peers)
+
+
 def _given(options: Libp2pOptions) -> tuple[str, ...]:
     """Return the addresses that the operator named, or that this node remembers."""
-    named = (parse_peer_addr(each).addr for each in (*options.peers, *options.relays))
-    return (*named, *(addr for contact in options.remembered for addr in contact.addrs))
+    relays = (parse_peer_addr(each).addr for each in options.relays)
+    return (*_named(options), *relays, *(addr for contact in options.remembered for addr in contact.addrs))

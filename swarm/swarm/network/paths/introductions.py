@@ -7,7 +7,7 @@ makes no difference who asked, and two who ask at once do not disturb each other
 
 What is refused: a relay introduces only peers that hold a reservation with it, and passes on no address but those at
 which it sees the asker or that share their IP (in a network behind one NAT also private ones). A node acts only on the
-word of relays that it chose, on few addresses, and not often.
+word of relays that it chose, on few addresses, and not often: what a relay names as a peer's may be anybody's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from swarm_protocol.path_messages import Introduction, PathAnswer
 
 from swarm.network.interface import NotServed
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host, PathKind
-from swarm.network.multiaddr import dialable, ip_of, is_private, is_relayed, tcp_place
+from swarm.network.multiaddr import dialable, ip_of, is_private, is_tcp_by_ip, tcp_place
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm.network.paths.opener import ListenPlace, NotALibp2pHost, open_path
 
@@ -42,10 +42,15 @@ ATTEMPT_S = 4.0
 """Time from the answer to a connection. It takes one round trip, and a second more where a SYN is dropped."""
 
 POLL_S = 0.02
-"""Time between two looks whether the peer has connected itself."""
+MAX_POLL_S = 0.2
+"""Time between two looks whether the peer has connected itself; it grows by half."""
 
 MAX_ADDRS = 3
-"""Addresses of a peer to which this node sends something."""
+"""Addresses of a peer to which this node sends something: of each IP version at ports of one public IP, and of one
+private IP, which a neighbour has."""
+
+MAX_ATTEMPTS = 32
+"""Attempts at the same time, whoever asked for them. Each is six SYNs to each address at most."""
 
 RETRY_S = 30.0
 """Time after a failed attempt in which a pair is not introduced again: where NATs do not allow a connection, they still
@@ -97,6 +102,8 @@ class Introductions:
             return False
         attempt = self._attempts.get(peer_id)
         if attempt is None:
+            if self._is_busy():
+                return False
             request = Introduction(peer_id=peer_id, addrs=self._shared_addrs())
             try:
                 async with asyncio.timeout(ANSWER_S):
@@ -151,10 +158,15 @@ class Introductions:
         if relay not in self._here.own_relays() or not self._told.takes(relay):
             return REFUSED
         if not await self._is_direct(request.peer_id):
+            if request.peer_id not in self._attempts and self._is_busy():
+                return REFUSED
             self._begin(request.peer_id, self._usable(request.addrs))
         return PathAnswer(agreed=True, addrs=self._shared_addrs()).to_bytes()
 
     # --- both ---------------------------------------------------------------------------------------------------------
+
+    def _is_busy(self) -> bool:
+        return len(self._attempts) >= MAX_ATTEMPTS
 
     def _begin(self, peer_id: str, addrs: Sequence[str]) -> asyncio.Task[None] | None:
         """Play this node's part in reaching `peer_id`; one attempt at a time. None: there is nothing to try."""
@@ -171,16 +183,16 @@ class Introductions:
             if opens
             else [self._tasks.create_task(self._dial(peer_id, addrs))]
         )
+        pause_s = POLL_S
         try:
             async with asyncio.timeout(ATTEMPT_S):
-                while not await self._is_direct(peer_id):
-                    if all(act.done() for act in acts) and not opens:
-                        await asyncio.sleep(POLL_S)  # the other side may still dial
-                    await asyncio.sleep(POLL_S)
+                while not await self._is_direct(peer_id):  # the other side may dial, too
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(1.5 * pause_s, MAX_POLL_S)
             self._host.introduced[peer_id] = await self._kind(peer_id)
             self._failed.pop(peer_id, None)
         except TimeoutError:
-            self._failed[peer_id] = asyncio.get_running_loop().time() + RETRY_S
+            self._note_failure(peer_id)
             logger.info("no direct path to %s through %s", peer_id, ", ".join(addrs))
         except PeerUnreachable:
             pass  # the daemon has ended; the unary connection tells why
@@ -190,9 +202,14 @@ class Introductions:
                 if peer_id not in self.carried:
                     act.cancel()
 
+    def _note_failure(self, peer_id: str) -> None:
+        now = asyncio.get_running_loop().time()
+        self._failed = {each: until for each, until in self._failed.items() if until > now}
+        self._failed[peer_id] = now + RETRY_S
+
     async def _kind(self, peer_id: str) -> PathKind:
         """Return "dialled back" for a connection of which one end can be dialled by anyone, else "punched"."""
-        public = [addr for addr in self._host.known_addrs(peer_id) if tcp_place_by_ip(addr) and not is_private(addr)]
+        public = [addr for addr in self._host.known_addrs(peer_id) if is_tcp_by_ip(addr) and not is_private(addr)]
         can_be_dialled = self._here.is_public() or any(addr in public for addr in await self._seen(peer_id))
         return "dialled back" if can_be_dialled and peer_id not in self.carried else "punched"
 
@@ -231,10 +248,17 @@ class Introductions:
 
     def _shared_addrs(self) -> Addrs:
         """This node's own addresses, for a peer that shares its network, or its IP with a forwarded port."""
-        return tuple(addr for addr in self._here.own_addrs() if tcp_place_by_ip(addr))[:MAX_ADDRS]
+        return _direct(self._here.own_addrs())[:MAX_ADDRS]
 
     def _usable(self, addrs: Iterable[str]) -> tuple[str, ...]:
-        return tuple(addr for addr in self._here.policy().worth_dialling(addrs) if tcp_place_by_ip(addr))[:MAX_ADDRS]
+        """Return the addresses that this node takes, and of these one IP of each version and kind."""
+        ips: dict[object, object] = {}
+        found = []
+        for addr in _direct(self._here.policy().worth_dialling(addrs)):
+            ip = ip_of(addr)
+            if ip is not None and ips.setdefault((ip.version, is_private(addr)), ip) == ip:
+                found.append(addr)
+        return tuple(found[:MAX_ADDRS])
 
 
 class RateLimit:
@@ -253,12 +277,8 @@ class RateLimit:
         return True
 
 
-def tcp_place_by_ip(addr: str) -> bool:
-    return ip_of(addr) is not None and not is_relayed(addr) and tcp_place(addr) is not None
-
-
 def _direct(addrs: Iterable[str]) -> tuple[str, ...]:
-    return tuple(addr for addr in addrs if tcp_place_by_ip(addr))
+    return tuple(filter(is_tcp_by_ip, addrs))
 
 
 def _ips(addrs: Iterable[str]) -> set[object]:

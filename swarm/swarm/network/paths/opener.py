@@ -23,7 +23,8 @@ OPEN_S = 4.0
 """Time for a peer's dial to meet ours: its relay has to tell it, and a SYN that was dropped is sent again after 1 s."""
 
 REFUSED_PAUSE_S = 0.1
-"""Pause after a NAT or a machine refused the connection: the peer's own SYN may be on its way."""
+"""Pause after a NAT or a machine refused the connection: the peer's own SYN may be on its way. It doubles each time, so
+that six SYNs at most go to a machine that never asked for any."""
 
 FIRST_BYTES_S = 2.0
 """Time for the first bytes of the other side, once a connection is open."""
@@ -94,6 +95,7 @@ async def open_path(here: ListenPlace, there: tuple[str, int], opened: Callable[
 
 async def _connect(bind: tuple[str, int], there: tuple[str, int]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     loop = asyncio.get_running_loop()
+    pause_s = REFUSED_PAUSE_S
     async with asyncio.timeout(OPEN_S):
         while True:
             sock = socket.socket(socket.AF_INET6 if ":" in there[0] else socket.AF_INET)
@@ -106,7 +108,8 @@ async def _connect(bind: tuple[str, int], there: tuple[str, int]) -> tuple[async
                 return await asyncio.open_connection(sock=sock)
             except ConnectionRefusedError:
                 sock.close()
-                await asyncio.sleep(REFUSED_PAUSE_S)
+                await asyncio.sleep(pause_s)
+                pause_s *= 2
             except BaseException:
                 sock.close()
                 raise

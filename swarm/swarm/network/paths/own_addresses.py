@@ -25,10 +25,10 @@ from swarm.network.interface import NotServed
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.libp2p.path_watch import source_addresses
-from swarm.network.multiaddr import dialable, ip_of, is_loopback, is_private
+from swarm.network.multiaddr import dialable, ip_of, is_loopback, is_private, is_tcp_by_ip
 from swarm.network.paths.dial_back_limit import DialBackLimit
 from swarm.network.paths.dial_policy import to_announce
-from swarm.network.paths.introductions import REFUSED, tcp_place_by_ip
+from swarm.network.paths.introductions import REFUSED
 from swarm.network.paths.opener import ListenPlace
 
 logger = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ class OwnAddresses:
         if self._announced:
             return [addr for addr in self._announced if not is_loopback(addr)]
         ips = {ip_of(addr): addr for addr in self._seen_at}
-        own = [addr for addr in self.daemons if tcp_place_by_ip(addr) and ip_of(addr) in ips]
+        own = [addr for addr in self.daemons if is_tcp_by_ip(addr) and ip_of(addr) in ips]
         forwarded = [
             f"/ip{ip.version}/{ip}/tcp/{self._listen_places[ip.version].bind[1]}"
             for ip in ips
@@ -208,12 +208,12 @@ class OwnAddresses:
         return [
             peer_id
             for peer_id in self._asked()
-            if peer_id not in self._carried and any(map(tcp_place_by_ip, connected.get(peer_id, ())))
+            if peer_id not in self._carried and any(map(is_tcp_by_ip, connected.get(peer_id, ())))
         ][:NUM_ASKED]
 
     async def _ask_seen(self, peer_id: str) -> tuple[str, ...]:
         answer = await self._ask(peer_id, OBSERVE, b"")
-        return tuple(filter(tcp_place_by_ip, dialable(answer.addrs))) if answer else ()
+        return tuple(filter(is_tcp_by_ip, dialable(answer.addrs))) if answer else ()
 
     async def _ask(self, peer_id: str, method: str, request: bytes) -> PathAnswer | None:
         try:
@@ -237,7 +237,7 @@ class OwnAddresses:
         except PeerViolation:
             return REFUSED
         ips = {ip_of(addr) for addr in await self._seen(peer_id)}
-        usable = [addr for addr in dialable(claims) if tcp_place_by_ip(addr) and ip_of(addr) in ips][:MAX_DIALS]
+        usable = [addr for addr in dialable(claims) if is_tcp_by_ip(addr) and ip_of(addr) in ips][:MAX_DIALS]
         is_neighbour = bool(ips & {ip_of(addr) for addr in self._seen_at}) and not any(map(is_private, usable))
         # behind one NAT a dial says nothing of what others can do
         if not usable or is_neighbour or not self._limit.takes(peer_id):
@@ -256,7 +256,7 @@ class OwnAddresses:
         """Return the addresses at which this node sees a peer, none where only relays do."""
         if peer_id in self._carried:
             return ()
-        return tuple(filter(tcp_place_by_ip, (await self._host.connected_peers()).get(peer_id, ())))[:NUM_ASKED]
+        return tuple(filter(is_tcp_by_ip, (await self._host.connected_peers()).get(peer_id, ())))[:NUM_ASKED]
 
 
 async def _dial_each(peer_id: str, addrs: Sequence[str]) -> list[str]:

@@ -3,20 +3,21 @@
 A pair ends on a relay because an attempt failed, or because an address was not known yet. A daemon that holds a relayed
 connection makes no other, so an attempt means to give that connection up: streams are resumed on the next one, which
 costs them a pause of some seconds where there is still no direct path. So attempts are few, unless there is news: the
-peer announces an address that was not tried, or an own address has changed. `run` is a task of the network.
+peer announces an address that was not tried, or an own address has changed. A peer that announces ever new ones is soon
+not heeded any more. `run` is a task of the network.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from swarm_protocol.errors import PeerError
 
 from swarm.network.libp2p.host import Host
-from swarm.network.paths.dial_policy import DialPolicy
+from swarm.network.multiaddr import is_relayed
 
 logger = logging.getLogger(__name__)
 
@@ -34,26 +35,34 @@ TURN_S = 20.0
 
 ATTEMPT_S = 15.0
 
+MAX_AT_ONCE = 8
+"""Attempts at the same time. Others wait for the next look."""
+
+FORGET_S = 600.0
+"""Time for which attempts are remembered of a peer that is not connected: leaving is no way to be tried anew."""
+
+MAX_TRIED = 32
+"""Addresses of a peer that are remembered as tried: four times what it can announce at once. Others are no news."""
+
 
 @dataclass(slots=True)
 class _Relayed:
     due_at: float
     pause_s: float
-    tried: frozenset[str]  # direct addresses of the peer that the last attempt knew
+    tried: frozenset[str]  # direct addresses of the peer that attempts have known
+    seen_at: float
 
 
 class Upgrades:
     def __init__(
         self,
         host: Host,
-        policy: Callable[[], DialPolicy],
         replace: Callable[[str], Awaitable[None]],
         may_be_introduced: Callable[[], bool],
     ) -> None:
         """`replace` gives a peer's connection up and reaches it anew. It raises PeerError if that leads nowhere. Where
         this node can open no NAT (`may_be_introduced`), only news are a reason to try."""
         self._host = host
-        self._policy = policy
         self._replace = replace
         self._may_be_introduced = may_be_introduced
         self._relayed: dict[str, _Relayed] = {}
@@ -67,31 +76,44 @@ class Upgrades:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            for peer_id in self._due():
-                await self._try(peer_id)
+            async with asyncio.TaskGroup() as attempts:
+                for peer_id in self._due()[:MAX_AT_ONCE]:
+                    attempts.create_task(self._try(peer_id))
 
     def _due(self) -> list[str]:
+        """Look at the connections, and return the peers to try, who has waited longest first."""
         now = asyncio.get_running_loop().time()
-        found: dict[str, _Relayed] = {}
-        for peer_id, kind in self._host.path_kinds().items():
-            if kind == "relayed":
-                turn_s = TURN_S if self._host.peer_id > peer_id else 0.0
-                known = frozenset(self._direct(peer_id))
-                found[peer_id] = self._relayed.get(peer_id) or _Relayed(now + FIRST_S + turn_s, FIRST_S, known)
-        self._relayed = found
+        kinds = self._host.path_kinds()
+        known = {
+            peer_id: each
+            for peer_id, each in self._relayed.items()
+            if peer_id not in kinds and each.seen_at > now - FORGET_S
+        }
+        relayed = [peer_id for peer_id, kind in kinds.items() if kind == "relayed"]
+        for peer_id in relayed:
+            turn_s = TURN_S if self._host.peer_id > peer_id else 0.0
+            each = self._relayed.get(peer_id)
+            known[peer_id] = each or _Relayed(now + FIRST_S + turn_s, FIRST_S, self._direct(peer_id), now)
+            known[peer_id].seen_at = now
+        self._relayed = known
         is_able = self._may_be_introduced()
-        return [
+        due = [
             peer_id
-            for peer_id, each in found.items()
-            if (is_able and each.due_at <= now) or not each.tried.issuperset(self._direct(peer_id))
+            for peer_id in relayed
+            if (is_able and known[peer_id].due_at <= now) or self._has_news(peer_id, known[peer_id])
         ]
+        return sorted(due, key=lambda peer_id: known[peer_id].due_at)
 
-    def _direct(self, peer_id: str) -> Sequence[str]:
-        return self._policy().worth_dialling(self._host.known_addrs(peer_id))
+    def _has_news(self, peer_id: str, each: _Relayed) -> bool:
+        return len(each.tried) < MAX_TRIED and not each.tried.issuperset(self._direct(peer_id))
+
+    def _direct(self, peer_id: str) -> frozenset[str]:
+        return frozenset(addr for addr in self._host.known_addrs(peer_id) if not is_relayed(addr))
 
     async def _try(self, peer_id: str) -> None:
         each = self._relayed[peer_id]
-        each.tried |= frozenset(self._direct(peer_id))
+        if len(each.tried) < MAX_TRIED:
+            each.tried |= self._direct(peer_id)
         each.pause_s = min(each.pause_s * GROWTH, MAX_S)
         each.due_at = asyncio.get_running_loop().time() + each.pause_s
         try:

@@ -8,7 +8,6 @@ once it has answered at such an address, and has given a reservation.
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,13 +15,11 @@ from functools import lru_cache
 
 from swarm_protocol.dht_messages import Contact
 
-from swarm.network.multiaddr import PeerAddr, is_loopback, is_private
+from swarm.network.ip_kinds import kind_of, provider_network_of
+from swarm.network.multiaddr import PeerAddr, ip_of, is_loopback, is_private, is_relayed
 
 MAX_RELAY_ADDRS = 2
 """Addresses of one relay that are dialled and announced, such as one of IPv4 and one of IPv6."""
-
-_NETWORK_BITS = {4: 16, 6: 32}
-"""What one provider has as a rule, so that relays in different networks hardly fail together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +32,16 @@ class RelayCandidate:
 
     @property
     def networks(self) -> frozenset[str]:
-        """The networks that its public addresses are in; without any it stands for itself."""
-        return frozenset(filter(None, map(_network_of, self.addrs))) or frozenset((self.peer_id,))
+        """The networks that its public addresses are in; without any it stands for itself. Relays in different ones
+        hardly fail together."""
+        ips = (ip_of(addr) for addr in self.addrs if is_public(addr))
+        return frozenset(str(provider_network_of(ip)) for ip in ips if ip) or frozenset((self.peer_id,))
 
 
 def is_public(addr: str) -> bool:
     """Return whether an address names its host by a public IP address, and leads there without a relay."""
-    return _network_of(addr) is not None and "/p2p-circuit" not in addr
+    ip = ip_of(addr)
+    return ip is not None and kind_of(ip) == "public" and not is_relayed(addr)
 
 
 def candidates(
@@ -53,7 +53,7 @@ def candidates(
     for addr in given:
         named.setdefault(addr.peer_id, []).append(addr.addr)
     for peer_id, addrs in named.items():
-        direct = [addr for addr in addrs if "/p2p-circuit" not in addr]
+        direct = [addr for addr in addrs if not is_relayed(addr)]
         if direct:
             found[peer_id] = RelayCandidate(peer_id=peer_id, addrs=_best(direct), is_given=True)
     for contact in sorted(known, key=lambda contact: _rank(own_peer_id, contact.peer_id)):
@@ -78,16 +78,3 @@ def _best(addrs: Iterable[str]) -> tuple[str, ...]:
 @lru_cache(maxsize=4096)
 def _rank(own_peer_id: str, peer_id: str) -> bytes:
     return hashlib.sha256(f"{own_peer_id} {peer_id}".encode()).digest()
-
-
-@lru_cache(maxsize=4096)
-def _network_of(addr: str) -> str | None:
-    """The network of a public IP address; None for names, private addresses and invalid text."""
-    _, version, host, *_ = (*addr.split("/", 3), "", "", "")
-    if version not in ("ip4", "ip6") or is_private(addr):
-        return None
-    try:
-        ip = ipaddress.ip_address(host)
-    except ValueError:
-        return None
-    return str(ipaddress.ip_network((ip, _NETWORK_BITS[ip.version]), strict=False))

@@ -27,7 +27,7 @@ from swarm_protocol.proto import p2pd_pb2
 
 from swarm.network.libp2p.daemon_control import BACKLOG, ControlError, read_delimited, read_message
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host, RawStream
-from swarm.network.multiaddr import addr_text, peer_id_bytes, peer_id_text
+from swarm.network.multiaddr import addr_text, is_relayed, peer_id_bytes, peer_id_text
 from swarm.network.relay.circuit_messages import (
     HOP,
     MAX_MESSAGE_BYTES,
@@ -179,7 +179,7 @@ class Relay:
         if self._num_requests[peer_id] > self._limits.circuits_per_peer + 1:
             raise CircuitRefused(CircuitStatus.RESOURCE_LIMIT_EXCEEDED)
         try:
-            if "/p2p-circuit" in addr_text(addr):
+            if is_relayed(addr_text(addr)):
                 raise CircuitRefused(CircuitStatus.PERMISSION_DENIED)  # no relay behind a relay
             target = parse_hop_request(await read_delimited(reader, MAX_MESSAGE_BYTES))
             return None if target is None else peer_id_text(target)

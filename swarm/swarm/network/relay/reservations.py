@@ -18,6 +18,7 @@ from swarm_protocol.errors import PeerError, PeerRefused, PeerTimeout, PeerUnrea
 from swarm.network.interface import NotServed
 from swarm.network.libp2p.daemon_control import read_delimited
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host, RawStream
+from swarm.network.multiaddr import is_relayed
 from swarm.network.relay.candidates import RelayCandidate
 from swarm.network.relay.circuit_messages import HOP, MAX_MESSAGE_BYTES, check_hop_accepted, reserve_request
 
@@ -226,7 +227,7 @@ class Reservations:
         """Close connections that lead to a relay through others, between two small calls: it gives no place over them,
         and the daemon makes no direct connection beside them."""
         addrs = (await self._host.connected_peers()).get(peer_id, ())
-        if addrs and all("/p2p-circuit" in addr for addr in addrs):
+        if addrs and all(map(is_relayed, addrs)):
             while self._host.num_calls(peer_id):  # noqa: ASYNC110 - a call ends at many places
                 await asyncio.sleep(CALL_POLL_S)
             await self._drop(peer_id)

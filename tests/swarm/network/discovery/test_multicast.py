@@ -10,7 +10,7 @@ import pytest
 from support.memory_lan import segment, subnets
 from swarm.network.discovery import multicast
 from swarm.network.discovery.multicast import MulticastLink, Segment
-from swarm.network.discovery.own_networks import Address
+from swarm.network.ip_kinds import IpAddress
 
 LOOPBACK = Segment(
     interface="lo", source=ipaddress.IPv4Address("127.0.0.1"), subnets=subnets("127.0.0.1/8", interface="lo")
@@ -31,11 +31,11 @@ def test_socket_hears_only_the_hosts_of_its_segment(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(multicast, "_open_socket", open_socket)
 
-    async def main() -> list[tuple[Segment, Address, bytes]]:
-        heard: list[tuple[Segment, Address, bytes]] = []
+    async def main() -> list[tuple[Segment, IpAddress, bytes]]:
+        heard: list[tuple[Segment, IpAddress, bytes]] = []
         has_heard = asyncio.Event()
 
-        def take(of: Segment, sender: Address, packet: bytes) -> None:
+        def take(of: Segment, sender: IpAddress, packet: bytes) -> None:
             heard.append((of, sender, packet))
             has_heard.set()
 

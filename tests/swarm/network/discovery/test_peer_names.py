@@ -13,14 +13,15 @@ import pytest
 from support.name_server import NameServer, Zone
 from swarm.network.discovery import own_networks, peer_names
 from swarm.network.discovery.dns_lookup import DnsLookup
-from swarm.network.discovery.own_networks import Kind, kind_of, kinds_to_dial
+from swarm.network.discovery.own_networks import kinds_to_dial
 from swarm.network.discovery.peer_names import MAX_ADDRS, MAX_LOOKUPS, GivenPeers, Resolved, check_peer, resolve
+from swarm.network.ip_kinds import IpKind
 from swarm.network.multiaddr import PeerAddr
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 
 PEER, OTHER = (Identity(bytes([number] * 32)).peer_id for number in (1, 2))
-PUBLIC: frozenset[Kind] = frozenset({"public"})
+PUBLIC: frozenset[IpKind] = frozenset({"public"})
 TIMEOUT_S = 2.0
 
 
@@ -29,7 +30,7 @@ def found_at(
     zone: Zone,
     tmp_path: Path,
     *,
-    kinds: frozenset[Kind] = PUBLIC,
+    kinds: frozenset[IpKind] = PUBLIC,
     hosts: str = "",
     timeout_s: float = TIMEOUT_S,
     **faults: list[str],
@@ -203,7 +204,7 @@ def test_ipv6_is_judged_likewise(address: str, tmp_path: Path) -> None:
 
 
 def test_ipv6_link_local_address_is_refused_whatever_the_machine_has(tmp_path: Path) -> None:
-    every: frozenset[Kind] = frozenset({"public", "private", "link-local", "loopback"})
+    every: frozenset[IpKind] = frozenset({"public", "private", "link-local", "loopback"})
     zone = {
         "seed.test AAAA": ["fe80::7"],
         "_dnsaddr.zone.test TXT": [f"dnsaddr=/ip6/fe80::7%eth0/tcp/1/p2p/{PEER}"],
@@ -228,7 +229,6 @@ def test_kinds_to_dial_follow_the_networks_that_the_node_is_in() -> None:
     assert kinds_to_dial(local, [server]) == {"public", "loopback"}
     assert kinds_to_dial(everywhere, [ip_address("fe80::5")]) == {"public"}, "169.254.169.254 is of no local network"
     assert kinds_to_dial(everywhere, [ip_address("169.254.7.7")]) == {"public", "link-local"}
-    assert kind_of(ip_address("172.32.0.1")) == kind_of(ip_address("2001:4860::1")) == "public"
 
 
 def test_localhost_written_by_the_user_is_this_machine_but_not_in_a_record(tmp_path: Path) -> None:

@@ -23,9 +23,10 @@ from swarm.network.libp2p.libp2p_network import (
     Libp2pNetwork,
     Libp2pOptions,
 )
-from swarm.network.libp2p.network_entry import NetworkEntry
+from swarm.network.libp2p.network_entry import NetworkEntry, check_identity_is_free
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.multiaddr import parse_peer_addr
+from swarm.network.paths.dial_policy import DialPolicy
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.errors import ConfigError, StartError, SwarmError
 from swarm_protocol.identity import Identity
@@ -364,6 +365,49 @@ def test_start_with_only_remembered_peers_that_are_gone_fails_unless_it_may_be_t
         assert error.message == "none of the peers that this node remembers (1) could be reached"
         async with await libp2p_node(tmp_path / "a", remembered=remembered, may_be_first=True) as first:
             assert first.entry == NetworkEntry()
+
+    asyncio.run(main())
+
+
+def test_addresses_that_a_remembered_peer_has_announced_are_dialled_only_where_its_network_can_be(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        knocks: list[object] = []
+
+        async def knocked(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            knocks.append(writer.get_extra_info("peername"))
+            writer.close()
+
+        service = await asyncio.start_server(knocked, "127.0.0.1", 0)
+        place = f"/ip4/127.0.0.1/tcp/{service.sockets[0].getsockname()[1]}"
+        announced = (place, f"{place}/p2p/{Identity(bytes(31) + b'1').peer_id}/p2p-circuit")
+        options: dict[str, Any] = {
+            "listen": ("/ip4/0.0.0.0/tcp/0",),
+            "remembered": (Contact(peer_id=STRANGER, addrs=announced),),
+            "relay": "use",
+            "relays": (f"{place}/p2p/{STRANGER}",),
+        }
+        error = await failure(tmp_path / "a", **options)
+        assert error.message == "none of the peers that this node remembers (1) could be reached"
+        async with await libp2p_node(tmp_path / "a", **options, may_be_first=True) as first:
+            assert await first.addrs()
+        assert knocks == []
+        service.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("identities_are_free")
+def test_search_for_a_copy_dials_no_address_that_a_peer_may_not_have_dialled(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            await libp2p_node(tmp_path / "seed") as seed,
+            await libp2p_node(tmp_path / "a", peers=await seed.addrs()) as a,
+        ):
+            given = [parse_peer_addr((await seed.addrs())[0])]
+            elsewhere = DialPolicy(own=("/ip4/44.1.1.1/tcp/1",), given=())
+            await check_identity_is_free(given, a.peer_id, "test", elsewhere)
 
     asyncio.run(main())
 

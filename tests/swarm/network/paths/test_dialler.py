@@ -12,7 +12,7 @@ from swarm.network.libp2p.daemon_control import ControlError
 from swarm.network.libp2p.host import Host
 from swarm.network.paths import dialler
 from swarm.network.paths.dial_policy import DialPolicy
-from swarm.network.paths.dialler import Dialler
+from swarm.network.paths.dialler import Dialler, judged
 from swarm.network.paths.introductions import Introductions
 from swarm.testing import virtual_time
 from swarm_protocol.identity import Identity
@@ -31,7 +31,7 @@ class World:
         self._reached, self._silent, self._introduces = set(reached), set(silent), set(introduces)
         host = SimpleNamespace(control=SimpleNamespace(connect=self._dial))
         introductions = SimpleNamespace(connect=self._introduce)
-        policy = DialPolicy(own=("/ip4/192.168.1.2/tcp/4001",), given=(FAR,))
+        policy = DialPolicy(own=("/ip4/192.168.1.2/tcp/4001",), given=(FAR,), connected={OTHER_RELAY})
         self.dialler = Dialler(cast(Host, host), cast(Introductions, introductions), lambda: policy)
 
     async def _dial(self, _peer_id: str, addrs: Sequence[str]) -> None:
@@ -97,7 +97,35 @@ def test_address_where_nobody_answers_delays_a_relayed_peer_no_longer_than_it_mu
     run(case, silent=[addr], reached=[CIRCUIT])
 
 
-@pytest.mark.parametrize("addrs", [(), (FOREIGN_LAN,), ("/nonsense",)])
+def test_relay_at_a_place_of_the_peers_choice_is_named_to_the_daemon_only_if_it_is_connected_and_by_its_id() -> None:
+    async def case(world: World) -> None:
+        named = tuple(f"{FOREIGN_LAN}/p2p/{relay}/p2p-circuit" for relay in (RELAY, OTHER_RELAY))
+        await world.dialler.connect(PEER, named)
+        assert world.log == [
+            ("introduce", (OTHER_RELAY, (FOREIGN_LAN,))),
+            ("dial", (f"/p2p/{OTHER_RELAY}/p2p-circuit",)),
+        ]
+
+    run(case, reached=[f"/p2p/{OTHER_RELAY}/p2p-circuit"])
+
+
+def test_judged_dial_leaves_out_what_the_policy_does_not_take() -> None:
+    async def main() -> None:
+        dialled = []
+
+        async def connect(peer_id: str, addrs: Sequence[str]) -> None:
+            dialled.append((peer_id, tuple(addrs)))
+
+        dial = judged(connect, DialPolicy(own=(FAR,), given=()))
+        await dial(PEER, (FOREIGN_LAN, FAR, f"{FOREIGN_LAN}/p2p/{RELAY}/p2p-circuit"))
+        with pytest.raises(ControlError, match="no addresses"):
+            await dial(PEER, (FOREIGN_LAN,))
+        assert dialled == [(PEER, (FAR,))]
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("addrs", [(), (FOREIGN_LAN,), ("/nonsense",), (f"{FOREIGN_LAN}/p2p/{RELAY}/p2p-circuit",)])
 def test_peer_without_an_address_that_is_worth_a_dial_is_not_dialled(addrs: tuple[str, ...]) -> None:
     async def case(world: World) -> None:
         with pytest.raises(ControlError, match="no addresses"):

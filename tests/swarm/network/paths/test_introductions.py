@@ -227,6 +227,59 @@ def test_peer_acts_on_the_word_of_its_relays_only_and_not_too_often() -> None:
     run(case)
 
 
+def test_relay_has_nothing_sent_to_more_than_one_public_ip_of_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = let_syns_meet(monkeypatch)
+    ip6 = "/ip6/2a00:1450::1/tcp/4001"
+
+    async def case(world: World) -> None:
+        addrs = (NAT_1, VICTIM, "/ip4/44.0.0.1/tcp/22", ip6, ip6.replace("::1", "::2"))
+        message = Introduction(peer_id=LESSER, addrs=addrs).to_bytes()
+        assert PathAnswer.from_bytes(await world.relay.call(GREATER, f"net/{INTRODUCED}", message)).agreed
+        await asyncio.sleep(1)
+        assert {host for host, _ in opened} == {"44.0.0.1"}, "this node has no listener of IPv6"
+        assert world.of[GREATER]._usable(addrs) == (NAT_1, "/ip4/44.0.0.1/tcp/22", ip6)
+        assert world.of[GREATER]._usable((NAT_1, LAN_1, VICTIM)) == (NAT_1, LAN_1)
+
+    run(case)
+
+
+def test_attempts_at_the_same_time_are_bounded_whoever_asks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = let_syns_meet(monkeypatch)
+    monkeypatch.setattr(introductions, "MAX_ATTEMPTS", 2)
+
+    async def case(world: World) -> None:
+        strangers = [FakeHost(world._hosts, f"{LESSER[:-1]}{i}", [VICTIM], []).peer_id for i in range(1, 5)]
+
+        async def introduced(peer_id: str) -> bool:
+            message = Introduction(peer_id=peer_id, addrs=(VICTIM,)).to_bytes()
+            return PathAnswer.from_bytes(await world.relay.call(GREATER, f"net/{INTRODUCED}", message)).agreed
+
+        assert [await introduced(each) for each in strangers] == [True, True, False, False]
+        assert await introduced(strangers[0]), "an attempt that is under way is joined"
+        assert not await world.of[GREATER].connect(LESSER, RELAY, ())
+        await asyncio.sleep(introductions.ATTEMPT_S + 0.1)
+        assert len(opened) == 2
+        assert await introduced(strangers[2])
+
+    run(case)
+
+
+def test_failures_are_forgotten_once_they_do_not_hold_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(introductions, "ATTEMPT_S", 0.1)
+
+    async def case(world: World) -> None:
+        at = world.of[LESSER]
+        for peer_id in (GREATER, OTHER):
+            FakeHost(world._hosts, peer_id, [VICTIM], [])
+            attempt = at._begin(peer_id, (VICTIM,))
+            assert attempt is not None
+            await attempt
+            assert list(at._failed) == [peer_id]
+            await asyncio.sleep(introductions.RETRY_S)
+
+    run(case)
+
+
 def test_private_addresses_of_another_network_are_not_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = let_syns_meet(monkeypatch)
 

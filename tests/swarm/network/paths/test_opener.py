@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import uvloop
 from support.free_ports import free_port
 from swarm.network.paths import opener
 from swarm.network.paths.opener import ListenPlace, NotALibp2pHost, listen_places, open_path
+from swarm.testing import virtual_time
 
 GREETING = b"\x13/multistream/1.0.0\n"
 PROPOSAL = b"\x07/noise\n"
@@ -125,6 +127,24 @@ def test_opener_gives_up_where_nobody_answers_and_where_nothing_is_said(monkeypa
         server.close()
 
     run(case())
+
+
+def test_machine_that_refuses_gets_few_syns(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent_at: list[float] = []
+
+    async def refuse(sock: socket.socket, _address: object) -> None:
+        sent_at.append(asyncio.get_running_loop().time())
+        raise ConnectionRefusedError
+
+    async def case() -> None:
+        monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", refuse)
+        with pytest.raises(TimeoutError):
+            await open_path(here(0), ("127.0.0.1", 1), pytest.fail)
+
+    virtual_time.run(case())
+    pauses = [after - before for before, after in pairwise(sent_at)]
+    assert len(sent_at) == 6
+    assert pauses == pytest.approx([opener.REFUSED_PAUSE_S * 2**i for i in range(5)])
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from itertools import pairwise
 from typing import Any, cast
@@ -10,12 +11,12 @@ from typing import Any, cast
 import pytest
 from swarm.network.libp2p.host import Host
 from swarm.network.paths import upgrades
-from swarm.network.paths.dial_policy import DialPolicy
 from swarm.network.paths.upgrades import Upgrades
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerUnreachable
 
-FAR, LAN = "/ip4/44.7.7.7/tcp/4001", "/ip4/192.168.9.9/tcp/4001"
+FAR = "/ip4/44.7.7.7/tcp/4001"
+CIRCUIT = f"{FAR}/p2p/relay/p2p-circuit"
 
 
 class World:
@@ -26,8 +27,8 @@ class World:
         self.kinds = {"b": "relayed"}
         self.known: dict[str, tuple[str, ...]] = {}
         self.tried_at: list[float] = []
-        policy = DialPolicy(own=("/ip4/192.168.1.2/tcp/1",), given=(FAR,))
-        self.upgrades = Upgrades(cast(Host, self), lambda: policy, self._replace, lambda: is_able)
+        self.pause_s = 0.0
+        self.upgrades = Upgrades(cast(Host, self), self._replace, lambda: is_able)
         self.leads_nowhere = True
 
     def path_kinds(self) -> dict[str, str]:
@@ -38,6 +39,7 @@ class World:
 
     async def _replace(self, peer_id: str) -> None:
         self.tried_at.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(self.pause_s)
         if self.leads_nowhere:
             raise PeerUnreachable("it is away", peer_id=peer_id)
         self.kinds[peer_id] = "punched"
@@ -71,14 +73,43 @@ def test_attempts_are_ever_rarer_and_the_two_sides_take_turns(peer_id: str, turn
 def test_direct_address_that_a_peer_announces_is_tried_at_once_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def case(world: World) -> None:
         await asyncio.sleep(10)
-        world.known["b"] = (LAN,)
+        world.known["b"] = (CIRCUIT,)
         await asyncio.sleep(10)
-        assert world.tried_at == [], "a private address of another network is no news"
-        world.known["b"] = (LAN, FAR)
+        assert world.tried_at == [], "another relay is no news"
+        world.known["b"] = (CIRCUIT, FAR)
         await asyncio.sleep(50)
         assert len(world.tried_at) == 1
 
     run(case, is_able=False)
+
+
+def test_peer_that_announces_ever_new_addresses_is_soon_not_heeded_even_if_it_leaves_and_comes_back() -> None:
+    async def case(world: World) -> None:
+        for number in range(200):
+            world.known["b"] = tuple(f"/ip4/44.7.{number}.{last}/tcp/1" for last in range(8))
+            if number % 2:
+                del world.kinds["b"]
+            await asyncio.sleep(upgrades.LOOK_S)
+            world.kinds["b"] = "relayed"
+            await asyncio.sleep(upgrades.LOOK_S)
+        assert len(world.tried_at) <= upgrades.MAX_TRIED / 8
+        assert len(world.upgrades._relayed["b"].tried) <= upgrades.MAX_TRIED
+        del world.kinds["b"]
+        await asyncio.sleep(upgrades.FORGET_S + 2 * upgrades.LOOK_S)
+        assert not world.upgrades._relayed
+
+    run(case, is_able=False)
+
+
+def test_several_peers_are_tried_at_once_but_not_all_of_many() -> None:
+    async def case(world: World) -> None:
+        world.pause_s = upgrades.ATTEMPT_S
+        world.kinds = {f"b{number}": "relayed" for number in range(20)}
+        await asyncio.sleep(upgrades.FIRST_S + 3 * (upgrades.LOOK_S + upgrades.ATTEMPT_S))
+        began = Counter(world.tried_at)
+        assert list(began.values()) == [upgrades.MAX_AT_ONCE, upgrades.MAX_AT_ONCE, 4]
+
+    run(case)
 
 
 def test_connection_that_became_direct_is_left_alone() -> None:

@@ -1,0 +1,62 @@
+"""What the direct paths of a node have in common: the policy for what its peers announce."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from swarm.network.libp2p.host import Libp2pOptions
+from swarm.network.paths.direct_paths import DirectPaths
+from swarm_protocol.dht_messages import Contact
+from swarm_protocol.identity import Identity
+
+PEER, RELAY, NEIGHBOUR = (Identity(bytes([i]) * 32).peer_id for i in (1, 2, 3))
+FAR, LAN, OTHER_LAN = "/ip4/44.7.7.7/tcp/4001", "/ip4/192.168.1.9/tcp/4001", "/ip4/10.0.0.9/tcp/4001"
+
+
+def paths(tmp_path: Path, *, connected: dict[str, tuple[str, ...]], **options: Any) -> DirectPaths:
+    host: Any = SimpleNamespace(connected=connected)
+    host.path_kinds = lambda: {
+        peer_id: "relayed" if all("p2p-circuit" in addr for addr in addrs) else "direct"
+        for peer_id, addrs in host.connected.items()
+    }
+    rest: Any = None
+    found = DirectPaths(
+        host,
+        Libp2pOptions(identity_path=tmp_path, network_id="test", **options),
+        rest,
+        rest,
+        asked=lambda: (),
+        on_change=lambda _addrs: None,
+    )
+    found.own = SimpleNamespace(daemons=(FAR,))  # type: ignore[assignment]
+    found._introductions = SimpleNamespace(carried=set())  # type: ignore[assignment]
+    return found
+
+
+def test_policy_is_made_once_for_what_is_known_and_again_when_that_changes(tmp_path: Path) -> None:
+    here = paths(tmp_path, connected={})
+    first = here.policy()
+    assert here.policy() is first
+    here._host.connected = {NEIGHBOUR: (LAN,)}
+    second = here.policy()
+    assert not first.takes(LAN)
+    assert second.takes(LAN)
+    assert here.policy() is second
+    here._introductions.carried.add(NEIGHBOUR)  # the address at which the daemon sees it is this process's own
+    assert not here.policy().takes(LAN)
+
+
+def test_addresses_that_are_only_remembered_open_no_private_network(tmp_path: Path) -> None:
+    remembered = (Contact(peer_id=PEER, addrs=(OTHER_LAN,)),)
+    known = paths(tmp_path, connected={}, remembered=remembered, relays=(f"{OTHER_LAN}/p2p/{PEER}",))
+    assert not known.policy().takes(OTHER_LAN)
+    assert paths(tmp_path, connected={}, peers=(f"{OTHER_LAN}/p2p/{PEER}",)).policy().takes(OTHER_LAN)
+
+
+def test_relay_counts_as_connected_only_if_it_is_so_without_a_relay(tmp_path: Path) -> None:
+    circuit = f"{OTHER_LAN}/p2p/{RELAY}/p2p-circuit"
+    assert paths(tmp_path, connected={RELAY: (FAR,)}).policy().takes(circuit)
+    through_another = {RELAY: (f"{FAR}/p2p/{PEER}/p2p-circuit",)}
+    assert not paths(tmp_path, connected=through_another).policy().takes(circuit)

@@ -52,7 +52,7 @@ class NetworkSnapshot:
 
 MAX_MODELS = 32
 MAX_RUNS = 24
-"""So many fit into the views that Membership remembers; each run also costs calls to its members."""
+"""Maximum runs in one snapshot: Membership remembers that many views, and each run costs calls to its members."""
 
 MAX_LISTINGS = 8
 """Models and runs that one poll asks for. Each is a lookup of eight keys."""

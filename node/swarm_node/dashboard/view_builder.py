@@ -33,7 +33,7 @@ from swarm_node.network_snapshot import NetworkSnapshot
 
 MONTH_S = 30 * 86400.0
 STEP_BYTES = 2**20
-"""Of the bytes of a path that are shown."""
+"""The bytes of a path are shown in whole multiples of this, so that views change rarely."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from swarm_node.node import FirstTokenWait
 
 WINDOW_S = 300.0
 MAX_WAITS = 2000
-"""Enough for a 95th percentile; at seven requests a second they are all of the window."""
+"""Number of the latest waits that are kept. They cover the whole window up to seven requests a second."""
 
 Trace = dict[str, Any]
 

@@ -218,16 +218,16 @@ class ModelList(BaseModel):
 
 
 class ModelHealth(BaseModel):
-    """Which blocks of a model nobody serves."""
+    """Health of one model: `missing_blocks` are the ranges of blocks that no server announces."""
 
     id: str
     num_blocks: int
     missing_blocks: list[tuple[int, int]]
-    age_s: float = Field(description="since the server counted on that was heard of least recently was: 30 s is usual")
+    age_s: float = Field(description="age in seconds of the oldest server record that this is based on; 30 s is usual")
 
 
 class GatewayHealth(BaseModel):
-    """Whether some model is served whole, and how many requests run."""
+    """Health of the gateway: `status` is ok once at least one model is fully served."""
 
     status: str
     detail: str

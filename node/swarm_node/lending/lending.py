@@ -58,7 +58,7 @@ class Lending:
         self._month.update(self._traffic.total_bytes, at)
 
     def save(self) -> None:
-        """Blocks."""
+        """Write the count to the file. Blocks."""
         self._month.save()
 
     def break_at(self, at: float) -> Break | None:

@@ -18,7 +18,7 @@ LOOK_S = 5.0
 """How often it is looked whether a break begins or ends."""
 
 FORCED_S = 0.5
-"""As when the node leaves: time for work that had its grace period and returns by itself."""
+"""Time for work that is told to end at once, after its grace period; the same as when the node leaves."""
 
 
 async def run_in_shifts(node: Node, role: NodeRole, lending: Lending, on_shift: Callable[[bool], None]) -> None:

@@ -24,27 +24,27 @@ from swarm_protocol.records import RoundReport
 SlowKind: TypeAlias = Literal["sender", "receiver", "link"]
 
 MIN_MEMBERS = 3
-"""Of two nobody can say which of their links is the slow one."""
+"""With two members, nobody can tell which of their links is the slow one."""
 
 MIN_SLOWDOWN = 2.5
-"""What is not as much slower than usual is no trouble worth a line."""
+"""A link is named only if it is at least this many times slower than usual."""
 
 NUM_DEVIATIONS = 5.0
-"""How far from the median a transfer time must be, in standard deviations of its logarithm, by the median absolute
-deviation: equal links with noise of any usual shape stay within."""
+"""A transfer time is slow if it is this many standard deviations of its logarithm from the median. The deviation is
+estimated by the median absolute deviation. Equal links with noise of any usual shape stay within."""
 
 MAD_TO_SIGMA = 1.4826
 MIN_SIGMA = 0.15
 """The deviation of few cells can be small by chance."""
 
 ALL_OF_THEM = 0.75
-"""Of a sender's or receiver's links at least so many are slow; the others may be slow for both their ends' reasons."""
+"""A sender or a receiver is named if at least this share of its links is slow. Otherwise single links are named."""
 
 FAST_BYTES_PER_S = 12.5e6
-"""100 Mbit/s: a link that carries as much is not named, however much faster the others are."""
+"""100 Mbit/s. A link that carries as much is not named, even if the others are much faster."""
 
 NUM_CONFIRMATIONS = 4
-"""Collectives in a row in which the same stands out before it is named."""
+"""A link is named once it was slow in this many collectives in a row."""
 
 NEAR_STEPS = 2
 """Reports of steps so far apart are compared: members come to a step, and publish their reports, one by one."""

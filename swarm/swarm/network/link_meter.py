@@ -31,10 +31,10 @@ MIN_SAMPLE_S = 0.01
 """A shorter transfer goes on: clocks of event loops tick in milliseconds, and buffers on the way empty at once."""
 
 MAX_GAP_S = 0.005
-"""What follows a message within this time belongs to the same transfer."""
+"""Messages with a shorter gap belong to the same transfer."""
 
 NUM_SAMPLES = 8
-"""Of which the median counts: one transfer beside others, or on a busy machine, changes nothing."""
+"""The rate is the median of this many samples, so that one transfer on a busy machine does not change it."""
 
 NUM_ANSWERS = 3
 KEPT_S = 600.0

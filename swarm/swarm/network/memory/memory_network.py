@@ -41,7 +41,8 @@ DETECTION_S = 1.0
 """Time until a peer that vanished silently, or a cut route, is noticed."""
 
 NUM_ROUND_TRIPS_TO_RESUME = 6
-"""Until a stream goes on over another path: for TCP, libp2p's encryption and multiplexer, and the request itself."""
+"""A stream goes on over another path after this many round trips: TCP, libp2p's encryption and multiplexer, the
+request itself."""
 
 logger = logging.getLogger(__name__)
 

@@ -40,9 +40,9 @@ class Shown:
 def shown(open_lab: OpenLab) -> Iterator[Shown]:
     with open_lab() as nodes:
         seed = nodes.seed()
-        [public] = nodes.talkers("open1", peers=seed.public)
-        # two public peers have to see a symmetric NAT before it shows
-        peers = (*seed.public, *public.public)
+        # three public peers have to see a symmetric NAT before it shows
+        public, second = nodes.talkers("open1", "open2", peers=seed.public)
+        peers = (*seed.public, *public.public, *second.public)
         here, home2, symmetric = nodes.talkers("home1", "home2", "sym1", peers=peers)
         doctors = [nodes.start(host, "doctor", *NETWORK, peers=peers, port=4002) for host in MEANINGS]
         examined = {doctor.host: _reachability(doctor) for doctor in doctors}

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 from swarm_protocol import limits
@@ -25,10 +24,18 @@ from swarm.network.interface import NotServed
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.libp2p.path_watch import source_addresses
-from swarm.network.multiaddr import dialable, ip_of, is_loopback, is_private, is_tcp_by_ip
+from swarm.network.multiaddr import dialable, ip_of, is_loopback, is_private, is_tcp_by_ip, tcp_place
 from swarm.network.paths.dial_back_limit import DialBackLimit
 from swarm.network.paths.dial_policy import to_announce
 from swarm.network.paths.introductions import REFUSED
+from swarm.network.paths.observations import (
+    NUM_AGREEING,
+    are_decided,
+    choose_observers,
+    places_reached,
+    places_seen,
+    shows_symmetric_nat,
+)
 from swarm.network.paths.opener import ListenPlace
 
 logger = logging.getLogger(__name__)
@@ -38,9 +45,6 @@ DIAL_BACK = "paths/dial_back"
 
 NUM_ASKED = 4
 """Peers that are asked at most, for one measurement."""
-
-NUM_CONFIRMATIONS = 2
-"""Peers that have to reach an address, where there are as many to ask."""
 
 ASK_S = 6.0
 DIAL_S = 2.0
@@ -69,7 +73,8 @@ class OwnAddresses:
         carried: Collection[str],
         on_change: Callable[[], None],
     ) -> None:
-        """`announced` are addresses that the operator vouches for, `asked` the peers to ask, the best ones first;
+        """`announced` are addresses that the operator vouches for. Names among them are told, and as peers look no
+        names up, so are the addresses at which they find this node. `asked` are the peers to ask, the best ones first;
         `relayed` returns the addresses through relays; `carried` are peers of which this node sees a wrong address."""
         self.reachability: Reachability = "unknown"
         self.measured = asyncio.Event()
@@ -79,6 +84,7 @@ class OwnAddresses:
         self._host = host
         self._prefix = prefix
         self._announced = tuple(announced)
+        self._named_ports = [place[1] for addr in announced if not ip_of(addr) and (place := tcp_place(addr))]
         self._listen_places = listen_places
         self._asked = asked
         self._relayed = relayed
@@ -86,6 +92,8 @@ class OwnAddresses:
         self._on_change = on_change
         self._confirmed: tuple[str, ...] = ()
         self._seen_at: tuple[str, ...] = ()  # where peers see this node
+        self.is_behind_symmetric_nat = False
+        """Whether a NAT gives this node another port for each peer."""
         self._num_looks = 0
         self._was_asked = False  # whether any peer has tried to reach this node
         self._turn = asyncio.Lock()
@@ -106,11 +114,6 @@ class OwnAddresses:
         ]
         return tuple(dict.fromkeys((*self._announced, *self._confirmed, *own)))
 
-    @property
-    def is_behind_symmetric_nat(self) -> bool:
-        """Whether two peers see this node at different ports of one IP."""
-        return len(set(self._seen_at)) > len({ip_of(addr) for addr in self._seen_at})
-
     def to_announce(self) -> tuple[str, ...]:
         """What others are told: direct addresses and those through relays."""
         return to_announce(self.direct, self._relayed())
@@ -123,9 +126,8 @@ class OwnAddresses:
         """Ask peers at which IP they see this node. Raises PeerUnreachable if the daemon cannot be asked."""
         await self.refresh()
         seen = [addrs for addrs in await asyncio.gather(*map(self._ask_seen, await self._direct_peers())) if addrs]
-        counts = Counter(ip for addrs in seen for ip in {ip_of(addr) for addr in addrs})  # a peer counts once
-        needed = min(NUM_CONFIRMATIONS, len(seen))
-        self._seen_at = tuple(addr for addrs in seen for addr in addrs if counts[ip_of(addr)] >= needed)
+        self._seen_at = places_seen(seen)
+        self.is_behind_symmetric_nat = shows_symmetric_nat(seen)
         self._on_change()
 
     async def run(self) -> None:
@@ -171,14 +173,15 @@ class OwnAddresses:
 
     def _candidates(self) -> list[str]:
         """Return addresses at which others may reach this node, the likeliest first."""
-        if self._announced:
-            return [addr for addr in self._announced if not is_loopback(addr)]
+        if vouched := [addr for addr in self._announced if ip_of(addr)]:
+            return [addr for addr in vouched if not is_loopback(addr)]
         ips = {ip_of(addr): addr for addr in self._seen_at}
         own = [addr for addr in self.daemons if is_tcp_by_ip(addr) and ip_of(addr) in ips]
         forwarded = [
-            f"/ip{ip.version}/{ip}/tcp/{self._listen_places[ip.version].bind[1]}"
+            f"/ip{ip.version}/{ip}/tcp/{port}"
             for ip in ips
             if ip is not None and ip.version in self._listen_places
+            for port in (*self._named_ports, self._listen_places[ip.version].bind[1])
         ]
         found = dict.fromkeys((*own, *forwarded, *ips.values()))
         return [addr for addr in found if not is_loopback(addr)]
@@ -186,30 +189,37 @@ class OwnAddresses:
     async def _confirm(self) -> None:
         candidates = self._candidates() if self._listen_places else []
         request = PathAddrs(addrs=tuple(candidates[: limits.MAX_CONTACT_ADDRS])).to_bytes()
-        confirmations: Counter[str] = Counter()
-        num_answers = 0
+        answers: list[list[str]] = []
         peers = await self._direct_peers() if candidates else []
-        while peers and num_answers < NUM_CONFIRMATIONS:
-            asked, peers = peers[: NUM_CONFIRMATIONS - num_answers], peers[NUM_CONFIRMATIONS - num_answers :]
+        while peers and not are_decided(answers):
+            asked, peers = peers[:NUM_AGREEING], peers[NUM_AGREEING:]
             for answer in await asyncio.gather(*(self._ask(peer_id, DIAL_BACK, request) for peer_id in asked)):
                 if answer is not None:
-                    num_answers += 1
-                    confirmations.update(addr for addr in answer.addrs if addr in candidates)
-        if num_answers:
+                    answers.append([addr for addr in answer.addrs if addr in candidates])
+        if answers:
             self._was_asked = True
-            self._confirmed = tuple(addr for addr in candidates if confirmations[addr] == num_answers)
-            self.is_open = any(addr in (*self._announced, *self.daemons) for addr in self._confirmed)
+            self._confirmed = places_reached(answers, candidates)
+            self.is_open = any(map(self._is_vouched_for, self._confirmed))
             logger.info("this node is seen at %s, and reached at %s", self._seen_at, self._confirmed)
         self.reachability = "public" if self._confirmed else "relay" if self._relayed() else "unknown"
         self._on_change()
 
+    def _is_vouched_for(self, addr: str) -> bool:
+        """Return whether no NAT's memory stands behind an address that was reached: it is one of this machine's, or one
+        that the operator announced, perhaps by a name."""
+        place = tcp_place(addr)
+        return addr in (*self._announced, *self.daemons) or (place is not None and place[1] in self._named_ports)
+
     async def _direct_peers(self) -> list[str]:
         connected = await self._host.connected_peers()
-        return [
-            peer_id
+        ips = {
+            peer_id: ip
             for peer_id in self._asked()
-            if peer_id not in self._carried and any(map(is_tcp_by_ip, connected.get(peer_id, ())))
-        ][:NUM_ASKED]
+            if peer_id not in self._carried
+            for addr in filter(is_tcp_by_ip, connected.get(peer_id, ()))
+            if (ip := ip_of(addr)) is not None
+        }
+        return choose_observers(ips, NUM_ASKED)
 
     async def _ask_seen(self, peer_id: str) -> tuple[str, ...]:
         answer = await self._ask(peer_id, OBSERVE, b"")

@@ -24,6 +24,7 @@ from swarm_protocol.path_messages import PathAddrs, PathAnswer
 NODE, *PEERS = (Identity(bytes([i]) * 32).peer_id for i in range(1, 7))
 NAT, LAN, HERE = "/ip4/44.0.0.1/tcp/4001", "/ip4/192.168.1.2/tcp/4001", "/ip4/127.0.0.1/tcp/4001"
 MAPPED = "/ip4/44.0.0.1/tcp/55555"
+NAMES = ("/dns4/seed.example/tcp/4001", "/dns4/seed.example/tcp/5001")
 VICTIM = "/ip4/44.9.9.9/tcp/4001"
 CIRCUIT = f"/ip4/44.1.1.1/tcp/4001/p2p/{PEERS[0]}/p2p-circuit"
 PLACES = {4: ListenPlace(bind=("0.0.0.0", 4001), reach=("127.0.0.1", 4001))}
@@ -136,7 +137,7 @@ def test_node_behind_a_nat_announces_relays_and_its_lan(monkeypatch: pytest.Monk
 
 
 def test_address_that_only_one_of_two_peers_reaches_is_not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = [[NAT], []]
+    answers = [[NAT], [], []]
 
     async def dial_each(_peer_id: str, _addrs: Sequence[str]) -> list[str]:
         return answers.pop()
@@ -167,12 +168,27 @@ def test_one_liar_of_three_does_not_change_where_a_node_believes_to_be(monkeypat
     run(case)
 
 
-def test_liar_that_names_an_ip_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    let_in(monkeypatch)
+@pytest.mark.parametrize("lie", ["nothing was reached", "another port", "another IP"])
+def test_liar_that_is_asked_first_does_not_hide_a_node_or_give_it_a_symmetric_nat(
+    monkeypatch: pytest.MonkeyPatch, lie: str
+) -> None:
+    let_in(monkeypatch, NAT)
 
     async def case(world: World) -> None:
-        world.peers[0].peers[NODE] = (VICTIM, VICTIM.replace("4001", "4002"))
+        liar = world.peers[0]
+        if lie == "nothing was reached":
+
+            async def deny(_peer_id: str, _data: bytes) -> bytes:
+                return PathAnswer(agreed=True).to_bytes()
+
+            await liar.serve(f"net/{DIAL_BACK}", deny)
+        elif lie == "another port":
+            liar.peers[NODE] = (MAPPED,)
+        else:
+            liar.peers[NODE] = (VICTIM, VICTIM.replace("4001", "4002"))
         await world.measure()
+        assert world.own.reachability == "public"
+        assert NAT in world.own.to_announce()
         assert not world.own.is_behind_symmetric_nat
 
     run(case)
@@ -183,11 +199,28 @@ def test_ports_that_differ_from_peer_to_peer_tell_of_a_symmetric_nat(monkeypatch
 
     async def case(world: World) -> None:
         assert not world.own.is_behind_symmetric_nat
-        world.peers[1].peers[NODE] = (MAPPED,)
+        for number, peer in enumerate(world.peers):
+            peer.peers[NODE] = (f"/ip4/44.0.0.1/tcp/{51000 + number}",)
         await world.measure()
         assert world.own.is_behind_symmetric_nat
 
     run(case)
+
+
+@pytest.mark.parametrize(("port", "is_open"), [(4001, True), (5001, True), (4002, False)])
+def test_node_that_announces_a_name_also_announces_where_peers_reach_it(
+    monkeypatch: pytest.MonkeyPatch, port: int, is_open: bool
+) -> None:
+    place = f"/ip4/44.0.0.1/tcp/{port}"
+    let_in(monkeypatch, place)
+
+    async def case(world: World) -> None:
+        await world.measure()
+        assert world.own.reachability == "public"
+        assert world.own.to_announce() == (*NAMES, place)
+        assert world.own.is_open is is_open
+
+    run(case, seen_at=place if port == 4002 else MAPPED, own=NAMES, announced=NAMES)
 
 
 def test_network_on_one_machine_announces_loopback_and_asks_for_no_dial(monkeypatch: pytest.MonkeyPatch) -> None:

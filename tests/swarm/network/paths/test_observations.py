@@ -1,0 +1,79 @@
+"""What a node concludes from what peers say of it, one of whom may lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ipaddress import ip_address
+
+import pytest
+from swarm.network.paths.observations import (
+    are_decided,
+    choose_observers,
+    places_reached,
+    places_seen,
+    shows_symmetric_nat,
+)
+
+NAT, OTHER = "/ip4/44.0.0.1/tcp/4001", "/ip6/2a00::1/tcp/4001"
+PORTS = [f"/ip4/44.0.0.1/tcp/{port}" for port in (51001, 51002, 51003, 51004)]
+VICTIM = "/ip4/44.9.9.9/tcp/4001"
+
+
+@pytest.mark.parametrize(
+    ("seen", "is_symmetric"),
+    [
+        ([], False),
+        ([[PORTS[0]]], False),
+        ([[PORTS[0]], [PORTS[1]]], False),  # one of the two may lie
+        ([[PORTS[0]], [PORTS[1]], [PORTS[2]]], True),
+        ([[NAT], [NAT], [PORTS[0]]], False),
+        ([[NAT], [NAT], PORTS], False),
+        ([[PORTS[0]], PORTS[1:]], False),  # one who names many ports is one
+        ([[PORTS[0]], [PORTS[1]], [VICTIM]], False),
+        ([[PORTS[0], OTHER], [PORTS[1], OTHER], [PORTS[2], OTHER]], True),
+        ([[NAT], [NAT], [PORTS[0]], [PORTS[1]]], False),
+    ],
+)
+def test_nat_is_symmetric_if_three_see_it_and_no_two_agree(seen: Sequence[Sequence[str]], is_symmetric: bool) -> None:
+    assert shows_symmetric_nat(seen) is is_symmetric
+
+
+@pytest.mark.parametrize(
+    ("seen", "counting"),
+    [
+        ([], ()),
+        ([[NAT, OTHER]], (NAT, OTHER)),
+        ([[NAT], [VICTIM]], ()),
+        ([[NAT], [VICTIM, VICTIM.replace("4001", "4002")], [PORTS[0]]], (NAT, PORTS[0])),
+    ],
+)
+def test_ip_counts_that_two_peers_name_or_the_only_one(
+    seen: Sequence[Sequence[str]], counting: tuple[str, ...]
+) -> None:
+    assert places_seen(seen) == counting
+
+
+@pytest.mark.parametrize(
+    ("answers", "is_decided", "found"),
+    [
+        ([], False, ()),
+        ([[NAT]], False, (NAT,)),
+        ([[NAT], []], False, ()),
+        ([[NAT], [], [NAT]], True, (NAT,)),
+        ([[NAT], [], []], True, ()),
+        ([[NAT, NAT], []], False, ()),
+        ([[NAT, OTHER], [NAT]], True, (NAT,)),
+    ],
+)
+def test_address_is_reached_if_two_say_so_and_one_who_denies_it_makes_others_be_asked(
+    answers: Sequence[Sequence[str]], is_decided: bool, found: tuple[str, ...]
+) -> None:
+    assert are_decided(answers) is is_decided
+    assert places_reached(answers, (NAT, OTHER)) == found
+
+
+def test_observers_are_of_different_networks_and_of_one_machine_only_one() -> None:
+    ips = ["44.1.0.1", "44.1.0.1", "44.1.0.2", "44.2.0.1", "2a00:1::1", "2a00:1::2", "2a00:1:2::1", "10.0.0.1"]
+    peers = {f"p{number}": ip_address(ip) for number, ip in enumerate(ips)}
+    assert choose_observers(peers, 10) == ["p0", "p3", "p4", "p7", "p2", "p6"]
+    assert choose_observers(peers, 2) == ["p0", "p3"]

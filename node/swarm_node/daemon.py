@@ -29,6 +29,7 @@ from swarm_node import control, diagnostics, interrupts
 from swarm_node.control import ControlHandlers
 from swarm_node.events.emitter import Emitter
 from swarm_node.lending.lending import Lending, keep_counting
+from swarm_node.lending.link_use import LinkUse, keep_sampling
 from swarm_node.lending.monthly_traffic import MonthlyTraffic
 from swarm_node.lending.shifts import run_in_shifts
 from swarm_node.machine import hardware, reachability
@@ -147,6 +148,7 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
     limits = _limits(config)
     traffic = Traffic(limits)
     lending = Lending(config.hours, config.monthly_traffic, MonthlyTraffic(home.traffic, time.time()), traffic)
+    use = LinkUse(traffic)
     async with _on_network(config, home, role, traffic) as network, Membership(network) as membership:
         node = Node(
             config=config,
@@ -160,6 +162,7 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
             steps=steps,
             limits=limits,
             lending=lending,
+            link_use=use,
             role=role.name,
             peer_paths=network.peer_paths,
             relay_counts=network.relaying,
@@ -176,6 +179,7 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
                 raise await network.wait_failed()
 
             watches = [
+                tasks.create_task(keep_sampling(use), name="measure the use of the link"),
                 tasks.create_task(_keep_announced(node, network), name="announce"),
                 tasks.create_task(failed(), name="watch libp2p"),
             ]

@@ -55,6 +55,14 @@ def decimal_size(num_bytes: float) -> str:
     return f"{digits(num_bytes / 1e3)} kB"
 
 
+def bit_rate(bytes_per_s: float) -> str:
+    """`18.4 Mbit/s`, in powers of 1000."""
+    for unit_bits, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s")):
+        if bytes_per_s * 8 >= unit_bits * 0.9995:
+            return f"{digits(bytes_per_s * 8 / unit_bits)} {unit}"
+    return f"{digits(bytes_per_s * 8 / 1e3)} kbit/s"
+
+
 PAUSES = {"hours": "outside its hours", "budget": "its monthly traffic is nearly used up"}
 """Why a node lends nothing, by the `pause` of its record or status."""
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from abc import ABC, abstractmethod
@@ -17,7 +18,7 @@ from swarm.network.membership import Membership
 from swarm.network.relay.relay import RelayCounts
 from swarm.network.traffic import NO_LIMITS, PeerPath, TrafficLimits
 from swarm_protocol import limits, records
-from swarm_protocol.control_messages import ServingStatus, StatusReply, TrainingStatus
+from swarm_protocol.control_messages import MAX_HOURS, LimitStatus, ServingStatus, StatusReply, TrainingStatus
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord, Reachability
 from swarm_protocol.version import software_version
@@ -25,6 +26,7 @@ from swarm_protocol.version import software_version
 from swarm_node import connections
 from swarm_node.events.emitter import Emitter
 from swarm_node.lending.lending import Break, Lending
+from swarm_node.lending.link_use import LinkUse
 from swarm_node.machine.hardware import Hardware, resident_bytes
 from swarm_node.metrics.metric_registry import Registry
 from swarm_node.metrics.otel_traces import NO_TRACES, Traces
@@ -117,6 +119,7 @@ class Node:
     steps: StartupSteps
     limits: TrafficLimits = NO_LIMITS
     lending: Lending | None = None
+    link_use: LinkUse | None = None
     role: RoleName = ""
     reachability: Reachability = "unknown"
     activity: Activity = field(default_factory=Activity)
@@ -193,4 +196,16 @@ class Node:
             paths=connections.count_paths(paths),
             peers=await connections.list_peers(paths, self.membership, self.names),
             relaying=connections.relay_status(self.relay_counts()),
+            limits=self._limit_status(),
+        )
+
+    def _limit_status(self) -> LimitStatus:
+        config, now_s = self.config, asyncio.get_running_loop().time()
+        up_bytes_per_s, down_bytes_per_s = self.link_use.bytes_per_s(now_s) if self.link_use else (0.0, 0.0)
+        return LimitStatus(
+            max_upload_bytes_per_s=config.max_upload,
+            max_download_bytes_per_s=config.max_download,
+            upload_bytes_per_s=up_bytes_per_s,
+            download_bytes_per_s=down_bytes_per_s,
+            hours=tuple(dict.fromkeys(map(str, config.hours)))[:MAX_HOURS],
         )

@@ -22,8 +22,11 @@ MAX_COUNT = 2**32 - 1
 Count: TypeAlias = Annotated[int, whole(MAX_COUNT)]
 Seconds: TypeAlias = Annotated[float, number(limits.MAX_TIME_S)]
 _MAX_WAITS_CHARS = 200
+_MAX_HOURS_CHARS = 32
 TrafficBytes: TypeAlias = Annotated[int, whole(limits.MAX_TRAFFIC_BYTES)]
 MAX_SLOW_LINKS = 8
+MAX_HOURS = 64
+HoursLine: TypeAlias = Annotated[str, one_line(_MAX_HOURS_CHARS, empty=False)]
 SlowLinkLine: TypeAlias = Annotated[str, one_line(_MAX_WAITS_CHARS, empty=False)]
 
 
@@ -90,11 +93,24 @@ class RelayStatus(Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LimitStatus(Checked):
+    """What the owner lends of the link and of the day, and what the node uses of the link: bytes per second over the
+    last seconds, with what the wire adds. A limit of 0 is none; without `hours`, such as 22:00-07:00, it always lends.
+    """
+
+    max_upload_bytes_per_s: TrafficBytes = 0
+    max_download_bytes_per_s: TrafficBytes = 0
+    upload_bytes_per_s: Annotated[float, number(limits.MAX_TRAFFIC_BYTES)] = 0.0
+    download_bytes_per_s: Annotated[float, number(limits.MAX_TRAFFIC_BYTES)] = 0.0
+    hours: Annotated[tuple[HoursLine, ...], distinct(MAX_HOURS)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatusReply(wire.WireMessage):
     """`num_peers` counts the live nodes that it sees, itself included. `pause` and `lends_again_at` are those of its
     record. `month_bytes` is its traffic in this calendar month, of `month_budget_bytes`; both are 0 without a budget.
     `paths` counts all connected peers, None if its version does not say; `peers` are those with the most bytes.
-    `relaying` is None while it does not relay.
+    `relaying` is None while it does not relay, and `limits` if its version does not say.
     """
 
     PROTO = control_pb2.StatusReply
@@ -120,6 +136,7 @@ class StatusReply(wire.WireMessage):
     paths: PathCounts | None = None
     peers: Annotated[tuple[PeerStatus, ...], distinct(limits.MAX_CONTROL_PEERS)] = ()
     relaying: RelayStatus | None = None
+    limits: LimitStatus | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,8 +22,10 @@ from swarm_node.formatting import duration
 from swarm_node.storage.home import Home
 from swarm_protocol import limits
 from swarm_protocol.control_messages import (
+    MAX_HOURS,
     LeaveReply,
     LeaveRequest,
+    LimitStatus,
     PeerStatus,
     RelayStatus,
     ServingStatus,
@@ -171,6 +173,36 @@ def test_status_of_a_node_without_peers_and_of_an_older_daemon() -> None:
     assert "peers" not in this_node.text(REPLY)
 
 
+def test_status_tells_each_limit_and_what_is_used_of_it() -> None:
+    assert "load" not in this_node.text(REPLY), "an older daemon does not say"
+    use = LimitStatus(upload_bytes_per_s=153_000.0, download_bytes_per_s=0.0)
+    free = this_node.text(replace(REPLY, limits=use)).splitlines()
+    assert "upload     1.22 Mbit/s now, no limit" in free
+    assert "download   0 kbit/s now, no limit" in free
+    assert not [line for line in free if line.startswith(("traffic", "hours"))]
+    limited = replace(
+        REPLY,
+        limits=replace(
+            use,
+            max_upload_bytes_per_s=2_500_000,
+            max_download_bytes_per_s=12_500,
+            hours=("22:00-07:00", "12:00-13:00"),
+        ),
+        month_bytes=412 * 10**9,
+        month_budget_bytes=500 * 10**9,
+    )
+    lines = this_node.text(limited).splitlines()
+    for line in (
+        "upload     1.22 Mbit/s now, at most 20 Mbit/s",
+        "download   0 kbit/s now, at most 100 kbit/s",
+        "traffic    412 GB of 500 GB used in this month",
+        "hours      22:00-07:00, 12:00-13:00, lending now",
+    ):
+        assert line in lines
+    paused = this_node.text(replace(limited, pause="hours", state="paused"))
+    assert "hours      22:00-07:00, 12:00-13:00\n" in paused
+
+
 def test_status_tells_what_a_relay_carries_and_refuses() -> None:
     assert "relaying" not in this_node.text(REPLY)
     relaying = RelayStatus(
@@ -201,7 +233,16 @@ def test_status_at_every_bound_fits_the_control_socket() -> None:
         for number in range(limits.MAX_CONTROL_PEERS)
     )
     addrs = tuple(f"/dns4/{number:02}{'a' * (limits.MAX_ADDR_BYTES - 8)}" for number in range(limits.MAX_CONTROL_ADDRS))
-    reply = replace(REPLY, addrs=addrs, peers=peers)
+    hours = tuple(f"{number // 60:02}:{number % 60:02}-24:00" for number in range(MAX_HOURS))
+    most = limits.MAX_TRAFFIC_BYTES
+    link = LimitStatus(
+        max_upload_bytes_per_s=most,
+        max_download_bytes_per_s=most,
+        upload_bytes_per_s=float(most),
+        download_bytes_per_s=float(most),
+        hours=hours,
+    )
+    reply = replace(REPLY, addrs=addrs, peers=peers, limits=link)
     assert StatusReply.from_bytes(reply.to_bytes()) == reply
     with pytest.raises(ValueError, match="peers"):
         replace(REPLY, peers=(*peers, PEERS[0]))
@@ -227,6 +268,6 @@ def test_status_tells_of_breaks_of_the_month_and_of_slow_links() -> None:
     assert StatusReply.from_bytes(paused.to_bytes()) == paused
     shown = this_node.text(paused)
     assert "; outside its hours: lends again at 22:00" in shown
-    assert "412 GB of 500 GB in this month" in shown
+    assert "412 GB of 500 GB used in this month" in shown
     assert "links      a sends slowly\n           b, too" in shown
     assert "lends again" not in this_node.text(REPLY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from swarm_protocol.control_messages import (
     LeaveReply,
     LeaveRequest,
+    LimitStatus,
     PeerStatus,
     RelayStatus,
     ServingStatus,
@@ -39,6 +40,9 @@ EXAMPLES: tuple[object, ...] = (
         serving=ServingStatus(model="stdlib-1m", start=0, end=2, num_sessions=1, tokens_per_s=30.0),
         memory_bytes=2**30,
         relaying=RelayStatus(num_reservations=3, num_circuits=2, relayed_bytes=10**9, num_refused=4, throttled_s=1.5),
+        limits=LimitStatus(
+            max_upload_bytes_per_s=2_500_000, upload_bytes_per_s=153_000.5, hours=("22:00-07:00", "12:00-13:00")
+        ),
         paths=PathCounts(direct=1, dialled_back=1),
         peers=(
             PeerStatus(

@@ -17,6 +17,7 @@ from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import (
     PAUSES,
+    bit_rate,
     clean,
     decimal_size,
     duration,
@@ -103,9 +104,14 @@ def text(reply: StatusReply) -> str:
     lines = {
         "node": f"{reply.name}  {reply.peer_id}",
         "state": f"{reply.state}, up {duration(reply.uptime_s)}{_pause(reply)}",
-        "traffic": f"{decimal_size(reply.month_bytes)} of {decimal_size(reply.month_budget_bytes)} in this month"
+        "upload": _use(reply.limits.upload_bytes_per_s, reply.limits.max_upload_bytes_per_s) if reply.limits else "",
+        "download": _use(reply.limits.download_bytes_per_s, reply.limits.max_download_bytes_per_s)
+        if reply.limits
+        else "",
+        "traffic": f"{decimal_size(reply.month_bytes)} of {decimal_size(reply.month_budget_bytes)} used in this month"
         if reply.month_budget_bytes
         else "",
+        "hours": _hours(reply) if reply.limits else "",
         "training": _training(reply.training) if reply.training else "",
         "links": "\n           ".join(reply.training.slow_links) if reply.training else "",
         "serving": f"blocks {serving.start}:{serving.end} of {serving.model}, {serving.num_sessions} sessions, "
@@ -126,6 +132,17 @@ def _pause(reply: StatusReply) -> str:
     if not reply.pause:
         return ""
     return f"; {PAUSES[reply.pause]}: {lends_again(reply.lends_again_at, time.time())}"
+
+
+def _use(bytes_per_s: float, max_bytes_per_s: int) -> str:
+    limit = f"at most {bit_rate(max_bytes_per_s)}" if max_bytes_per_s else "no limit"
+    return f"{bit_rate(bytes_per_s)} now, {limit}"
+
+
+def _hours(reply: StatusReply) -> str:
+    """Say in which hours the node lends; empty if always. In a break the state says when it lends again."""
+    hours = ", ".join(reply.limits.hours) if reply.limits else ""
+    return f"{hours}{'' if reply.pause else ', lending now'}" if hours else ""
 
 
 def _peers(reply: StatusReply) -> Iterator[str]:

@@ -404,6 +404,8 @@ EVENTS: Mapping[str, EventSpec] = {
         peers="list: of the 64 connected peers with the most bytes peer_id, name, path, rtt_ms (null: not measured), "
         "sent_bytes, received_bytes",
         relaying="object?: num_reservations, num_circuits, relayed_bytes, num_refused, throttled_s; null: no relay",
+        limits="object?: max_upload_bytes_per_s and max_download_bytes_per_s (0: no limit), upload_bytes_per_s and "
+        "download_bytes_per_s (used over the last seconds), hours (such as 22:00-07:00; empty: always)",
     ),
     "overview": _event(
         "What `top` prints: the swarm at a glance.", overview="object: what a dashboard answers at /api/v1/overview"

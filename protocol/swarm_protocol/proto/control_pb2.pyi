@@ -75,8 +75,22 @@ class RelayStatus(_message.Message):
     throttled_s: float
     def __init__(self, num_reservations: _Optional[int] = ..., num_circuits: _Optional[int] = ..., relayed_bytes: _Optional[int] = ..., num_refused: _Optional[int] = ..., throttled_s: _Optional[float] = ...) -> None: ...
 
+class LimitStatus(_message.Message):
+    __slots__ = ("max_upload_bytes_per_s", "max_download_bytes_per_s", "upload_bytes_per_s", "download_bytes_per_s", "hours")
+    MAX_UPLOAD_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_DOWNLOAD_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    DOWNLOAD_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    HOURS_FIELD_NUMBER: _ClassVar[int]
+    max_upload_bytes_per_s: int
+    max_download_bytes_per_s: int
+    upload_bytes_per_s: float
+    download_bytes_per_s: float
+    hours: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, max_upload_bytes_per_s: _Optional[int] = ..., max_download_bytes_per_s: _Optional[int] = ..., upload_bytes_per_s: _Optional[float] = ..., download_bytes_per_s: _Optional[float] = ..., hours: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class StatusReply(_message.Message):
-    __slots__ = ("peer_id", "name", "version", "pid", "uptime_s", "network_id", "addrs", "reachability", "num_peers", "state", "training", "serving", "memory_bytes", "pause", "lends_again_at", "month_bytes", "month_budget_bytes", "paths", "peers", "relaying")
+    __slots__ = ("peer_id", "name", "version", "pid", "uptime_s", "network_id", "addrs", "reachability", "num_peers", "state", "training", "serving", "memory_bytes", "pause", "lends_again_at", "month_bytes", "month_budget_bytes", "paths", "peers", "relaying", "limits")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +111,7 @@ class StatusReply(_message.Message):
     PATHS_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     RELAYING_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     name: str
     version: str
@@ -117,7 +132,8 @@ class StatusReply(_message.Message):
     paths: _records_pb2.PathCounts
     peers: _containers.RepeatedCompositeFieldContainer[PeerStatus]
     relaying: RelayStatus
-    def __init__(self, peer_id: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., network_id: _Optional[str] = ..., addrs: _Optional[_Iterable[str]] = ..., reachability: _Optional[str] = ..., num_peers: _Optional[int] = ..., state: _Optional[str] = ..., training: _Optional[_Union[TrainingStatus, _Mapping]] = ..., serving: _Optional[_Union[ServingStatus, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., pause: _Optional[str] = ..., lends_again_at: _Optional[float] = ..., month_bytes: _Optional[int] = ..., month_budget_bytes: _Optional[int] = ..., paths: _Optional[_Union[_records_pb2.PathCounts, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., relaying: _Optional[_Union[RelayStatus, _Mapping]] = ...) -> None: ...
+    limits: LimitStatus
+    def __init__(self, peer_id: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., network_id: _Optional[str] = ..., addrs: _Optional[_Iterable[str]] = ..., reachability: _Optional[str] = ..., num_peers: _Optional[int] = ..., state: _Optional[str] = ..., training: _Optional[_Union[TrainingStatus, _Mapping]] = ..., serving: _Optional[_Union[ServingStatus, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., pause: _Optional[str] = ..., lends_again_at: _Optional[float] = ..., month_bytes: _Optional[int] = ..., month_budget_bytes: _Optional[int] = ..., paths: _Optional[_Union[_records_pb2.PathCounts, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., relaying: _Optional[_Union[RelayStatus, _Mapping]] = ..., limits: _Optional[_Union[LimitStatus, _Mapping]] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("drain",)

@@ -88,9 +88,19 @@ class Traffic:
         self._peers: dict[str, _PeerBytes] = {}  # the one that exchanged something last is at the end
 
     @property
+    def up_bytes(self) -> int:
+        """Return all payload bytes that were sent, those that were relayed for others included."""
+        return sum(self.sent_bytes.values()) + self._relayed_bytes
+
+    @property
+    def down_bytes(self) -> int:
+        """Return all payload bytes that were received, likewise."""
+        return sum(self.received_bytes.values()) + self._relayed_bytes
+
+    @property
     def total_bytes(self) -> int:
         """Return all payload bytes, both ways. What is relayed for others comes in and goes out."""
-        return sum(self.sent_bytes.values()) + sum(self.received_bytes.values()) + 2 * self._relayed_bytes
+        return self.up_bytes + self.down_bytes
 
     @property
     def num_connected(self) -> dict[PathKind, int]:

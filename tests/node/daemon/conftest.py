@@ -101,10 +101,11 @@ def seed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seed]:
 
 @pytest.fixture(scope="session")
 def member(seed: Seed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """One node that has joined through the seed and stands by, for all tests that leave it alone."""
+    """One node that has joined through the seed, with limits, and stands by, for all tests that leave it alone."""
     home = tmp_path_factory.mktemp("member") / "home"
     join = ("join", "--take", "nothing", "--network-id", "tests", "--device", "cpu", "--probe", "off")
-    node = Node(*join, "--peers", seed.addr, home=home)
+    limits = ("--max-upload", "20mbit", "--monthly-traffic", "500GB", "--hours", "00:00-24:00")
+    node = Node(*join, *limits, "--peers", seed.addr, home=home)
     try:
         node.wait_for("ready")
         yield node

@@ -61,6 +61,15 @@ def test_start_in_a_home_that_is_taken_names_the_daemon(seed: Seed) -> None:
     assert seed.node.process.poll() is None
 
 
+def test_status_tells_the_limits_and_what_is_used_of_them(member: Node, run_here: RunHere) -> None:
+    [status] = run_here("status", "--home", member.home).events
+    limits = cast(Any, status["limits"])
+    assert (limits["max_upload_bytes_per_s"], limits["max_download_bytes_per_s"]) == (2_500_000, 0)
+    assert limits["hours"] == ["00:00-24:00"]
+    assert limits["upload_bytes_per_s"] >= 0
+    assert status["month_budget_bytes"] == 500 * 10**9
+
+
 def test_join_without_work_stands_by(member: Node, run_here: RunHere) -> None:
     steps = [event["title"] for event in member.events if event["event"] == "step"]
     assert steps == ["hardware", "network", "peers", "reachability"]

@@ -1,0 +1,50 @@
+"""The rates at which a node sends and receives of late."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from swarm.network.allowance import OVERHEAD
+from swarm.network.traffic import Traffic
+from swarm.testing import virtual_time
+from swarm_node.lending.link_use import NUM_SAMPLES, SAMPLE_S, LinkUse, keep_sampling
+
+
+def test_use_is_what_passed_since_the_oldest_sample_with_what_the_wire_adds() -> None:
+    traffic = Traffic()
+    use = LinkUse(traffic)
+    traffic.sent_in_turn("peer", 10**9)
+    assert use.bytes_per_s(5.0) == (0.0, 0.0)
+    use.sample(5.0)
+    assert use.bytes_per_s(5.0) == (0.0, 0.0)
+    traffic.sent_in_turn("peer", 3_000)
+    traffic.received_in_turn("peer", 1_000)
+    assert use.bytes_per_s(7.0) == pytest.approx((1_500 * OVERHEAD, 500 * OVERHEAD))
+
+
+def test_what_is_relayed_comes_in_and_goes_out() -> None:
+    async def main() -> None:
+        traffic = Traffic()
+        use = LinkUse(traffic)
+        use.sample(0.0)
+        traffic.relayed(1_000)
+        assert use.bytes_per_s(1.0) == pytest.approx((1_000 * OVERHEAD, 1_000 * OVERHEAD))
+
+    asyncio.run(main())
+
+
+def test_use_of_long_ago_is_forgotten() -> None:
+    async def main() -> tuple[float, float]:
+        traffic = Traffic()
+        use = LinkUse(traffic)
+        sampling = asyncio.create_task(keep_sampling(use))
+        await asyncio.sleep(SAMPLE_S / 2)
+        traffic.sent_in_turn("peer", 10**6)
+        loop = asyncio.get_running_loop()
+        assert use.bytes_per_s(loop.time())[0] > 0
+        await asyncio.sleep(NUM_SAMPLES * SAMPLE_S)
+        sampling.cancel()
+        return use.bytes_per_s(loop.time())
+
+    assert virtual_time.run(main()) == (0.0, 0.0)

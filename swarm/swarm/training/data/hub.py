@@ -9,6 +9,7 @@ the library reads it, and `check_builder` checks what the library made of it bef
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +36,9 @@ CARD_FILES = ("README.md", ".huggingface.yaml")
 KINDS = ("arrow", "csv", "json", "parquet", "text")
 """Kinds of files that runs train on. Others can refer to further files, as HDF5 does, or hold no text."""
 _PLACES = ("data_files", "data_dir")
+
+OLDEST_LIBRARY = (5, 2)
+"""The oldest version of `datasets` that is used, as the extra `data` says."""
 
 ANSWER_S = 10.0
 """The longest that a hub may take to name the newest commit of a data set."""
@@ -75,6 +79,16 @@ def check_builder(name: str, builder: Any, base: str) -> None:
         for file in files:
             if not str(file).startswith(base) or not is_inside(str(file).removeprefix(base)):
                 raise _outside(name, str(file))
+
+
+def check_library(version: str) -> None:
+    """Raises ConfigError for a `datasets` older than the one that the extra asks for: what an old one does with a
+    repository, such as running its code, no check of a card prevents."""
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST_LIBRARY:
+        oldest = ".".join(map(str, OLDEST_LIBRARY))
+        raise ConfigError(
+            f"the datasets library is version {version}, older than {oldest}", remedy="pip install 'swarm-node[data]'"
+        )
 
 
 def _outside(name: str, path: str) -> ConfigError:
@@ -145,8 +159,9 @@ class HubSource:
     def _rows(self) -> Any:
         """Return the split, in the library's cache. Raises ConfigError for a card that names files outside its
         repository."""
-        from datasets import load_dataset_builder  # noqa: PLC0415
+        from datasets import __version__, load_dataset_builder  # noqa: PLC0415
 
+        check_library(__version__)
         check_card(self.name, self._card())
         try:
             builder = load_dataset_builder(self.hub_id, self.config or None, revision=self.commit)

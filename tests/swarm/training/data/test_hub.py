@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from support.local_data_hub import COMMIT, DATA_SET, TOKENIZER, DataHub, local_d
 from support.text_models import byte_tokenizer
 from swarm.training.data import hub
 from swarm.training.data.corpus import load_corpus
-from swarm.training.data.hub import HubSource, bring_tokenizer, check_builder
+from swarm.training.data.hub import OLDEST_LIBRARY, HubSource, bring_tokenizer, check_builder, check_library
 from swarm.training.data.local_data import LocalData
 from swarm.training.data.tokenizer import TOKENIZER_FILES, TokenizerFiles
 from swarm.training.run.run_config import DataConfig
@@ -221,3 +222,24 @@ def test_passages_without_the_datasets_library_names_the_extra(monkeypatch: pyte
     with pytest.raises(ConfigError) as caught:
         next(source.passages())
     assert "swarm-node[data]" in caught.value.remedy
+
+
+@pytest.mark.parametrize("version", ["2.14.5", "5.1.9"])
+def test_passages_with_an_old_datasets_library_are_refused_before_anything_is_asked(
+    data_hub: DataHub, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    """Old versions run code of the repository."""
+    monkeypatch.setattr("datasets.__version__", version)
+    source = HubSource(hub_id=DATA_SET, split="train", text_key="text", commit=COMMIT)
+    with pytest.raises(ConfigError, match=f"version {version}, older than 5.2") as caught:
+        next(source.passages())
+    assert "swarm-node[data]" in caught.value.remedy
+    assert not data_hub.asked
+
+
+def test_oldest_datasets_library_is_the_one_that_the_extra_asks_for() -> None:
+    oldest = ".".join(map(str, OLDEST_LIBRARY))
+    project = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())["project"]
+    assert f"datasets>={oldest}" in project["optional-dependencies"]["data"]
+    for version in (f"{oldest}.0", f"{oldest}rc1", "10.0"):
+        check_library(version)

@@ -250,6 +250,14 @@ def test_models_say_in_words_which_blocks_nobody_serves(client: TestClient, sour
     assert "block 79: nobody" in client.get(f"/models/{source.overview().models[1].name}").text
 
 
+def test_an_overview_of_a_swarm_that_only_trains_tells_what_it_trains() -> None:
+    source = example_source(12)
+    source.change(tokens_per_s=None, training_tokens_per_s=8300.0)
+    text = " ".join(re.sub(r"<[^>]+>", " ", opened(source).get("/").text).split())
+    assert "Tokens answered – not known a second, over all models" in text
+    assert f"Tokens trained {wording.number(8300.0)} a second, over all runs" in text
+
+
 def test_an_empty_swarm_says_what_to_do_next() -> None:
     source = example_source(0)
     client = opened(source)
@@ -350,18 +358,18 @@ def test_node_that_has_a_break_says_when_it_lends_again(source: ExampleSource, c
     assert wording.situation(breaks).endswith("2 lend nothing now; the first lends again on 24 Nov 22:00 UTC.")
     detail = source.node_details[some.peer_id]
     source.node_details[some.peer_id] = detail.model_copy(update={"node": paused})
-    text = client.get(f"/nodes/{some.peer_id}").text
+    text = opened(source).get(f"/nodes/{some.peer_id}").text  # not from the client, which keeps a page for a second
     assert "It lends nothing now: it is outside its hours; it lends again on 24 Nov 22:00 UTC." in text
     source.node_details[some.peer_id] = detail
     other = next(node for node in source.nodes() if node.state == "alive" and node.peer_id != some.peer_id)
     assert "It lends nothing now" not in client.get(f"/nodes/{other.peer_id}").text
 
 
-def test_run_names_its_slow_links(source: ExampleSource, client: TestClient) -> None:
+def test_run_names_its_slow_links(source: ExampleSource) -> None:
     run_id = source.overview().runs[0].run
     detail = source.run_details[run_id]
     slow = detail.run.model_copy(update={"slow_links": ("<b>attic</b> sends 7.2 times slower",)})
     source.run_details[run_id] = detail.model_copy(update={"run": slow})
-    text = client.get(f"/runs/{run_id}").text
+    text = opened(source).get(f"/runs/{run_id}").text
     assert "Slow link: <bdi>&lt;b&gt;attic&lt;/b&gt; sends 7.2 times slower</bdi>." in text
     source.run_details[run_id] = detail

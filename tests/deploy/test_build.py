@@ -123,6 +123,38 @@ def test_without_buildah_it_says_what_to_install(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (2, "deploy/build: there is no buildah: apt-get install buildah\n")
 
 
+BUILDAH = """\
+#!/bin/bash
+case $1 in mount) echo {root} ;; esac
+echo "$@" >> {told}
+"""
+
+
+@pytest.mark.parametrize(("num_bytes", "code"), [(1_900_000_000, 0), (2_000_000_000, 2)])
+def test_a_cpu_image_of_two_gigabytes_or_more_fails_before_the_demo(tmp_path: Path, num_bytes: int, code: int) -> None:
+    """A buildah that builds nothing, and an image of one file without contents."""
+    root, told, programs = tmp_path / "root", tmp_path / "told", tmp_path / "bin"
+    packages = root / "opt" / "swarm" / "lib" / "python3.11" / "site-packages"
+    for folder in (packages, root / "usr" / "lib", programs):
+        folder.mkdir(parents=True)
+    with (packages / "libtorch_cpu.so").open("wb") as file:
+        file.truncate(num_bytes)
+    (programs / "buildah").write_text(BUILDAH.format(root=root, told=told))
+    (programs / "buildah").chmod(0o755)
+    done = subprocess.run(
+        ["/bin/bash", SCRIPT],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+        env={"PATH": f"{programs}:/usr/bin:/bin"},
+    )
+    assert done.returncode == code, done.stderr
+    assert ("and 2000000000 are allowed" in done.stderr) == bool(code)
+    ran = [line.split()[0] for line in told.read_text().splitlines()]
+    assert ran == ["build", "from", "mount", *([] if code else ["run"]), "rm"]
+
+
 @pytest.mark.parametrize("script", [SCRIPT, WITHOUT_TESTS], ids=lambda script: script.name)
 def test_the_scripts_can_be_run_and_shellcheck_finds_nothing(script: Path) -> None:
     assert os.access(script, os.X_OK)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from support.training_swarm import AUTHOR, WINDOW_TOKENS, Swarm, SyntheticInner
+from support.training_swarm import AUTHOR, WINDOW_TOKENS, Swarm, SyntheticInner, certified
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
 from swarm.training.member.trainer_events import OuterStep
@@ -20,6 +20,7 @@ from swarm.training.run.run_config import DataConfig, InnerConfig, RunConfig
 from swarm.training.run.run_file import write_run
 from swarm.training.run.run_model import check_model
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.checkpoint import Checkpoint, save_checkpoint
 from swarm.training.state.replica_state import ReplicaState
 from swarm_node import cli
@@ -41,6 +42,7 @@ CONFIG = RunConfig(
     inner=InnerConfig(batch_windows=2),
 )
 NUM_VALUES = check_model(CONFIG)
+ADMITTED = Identity(b"admitted".ljust(32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,20 @@ def test_export_of_a_kept_step_is_that_state_as_a_model(
 
 def test_export_of_what_nothing_certifies_says_so(run: SignedRun, capsys: pytest.CaptureFixture[str]) -> None:
     keep(run, [Committed(ReplicaState.initial(torch.zeros(NUM_VALUES)), b"")])
+    assert cli.run(["run", "export", "--json"]) == 0
+    warning, _ = events(capsys)
+    assert "nothing proves that the run's members committed outer step 0" in str(warning["message"])
+
+
+def test_export_counts_no_signers_that_the_run_does_not_admit(
+    run: SignedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The strangers' certificate is of another state: were it counted, the export would be refused for that."""
+    monkeypatch.setattr(run_export, "time", SimpleNamespace(time=lambda: 1.75e9))
+    closed = replace(CONFIG, admission=tuple(sorted((run.peer_id, ADMITTED.peer_id))))
+    run = write_run(Path("run.toml"), closed, AUTHOR)
+    strangers = [RunSignatures(identity=Identity(bytes([n]) * 32), network_id="test", run=run.run_id) for n in (1, 2)]
+    keep(run, [Committed(ReplicaState.initial(torch.zeros(NUM_VALUES)), certified(strangers, 3, 1.75e9))])
     assert cli.run(["run", "export", "--json"]) == 0
     warning, _ = events(capsys)
     assert "nothing proves that the run's members committed outer step 0" in str(warning["message"])

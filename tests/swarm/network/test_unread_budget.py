@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.network_worlds import eventually, libp2p_node
 from swarm.network import framing
+from swarm.network.interface import Stream
 from swarm.network.unread_budget import HOST_BYTES, PEER_BYTES, UnreadBudget
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused
@@ -77,6 +84,49 @@ def test_budget_under_any_events_is_kept_and_counts_what_is_held(events: list[tu
     assert budget.num_bytes == 0
     assert not budget._held
     assert not budget._by_peer
+
+
+def test_streams_of_one_key_that_nobody_reads_share_the_budget_of_their_host(tmp_path: Path) -> None:
+    """Each is within its own window; together they took a seed to 832 MiB. Another key's stream goes on."""
+    num_bytes = framing.WINDOW_BYTES // 2
+
+    async def hang(_peer_id: str, _stream: Stream) -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            host = await stack.enter_async_context(await libp2p_node(tmp_path / "host"))
+            greedy, honest = [
+                await stack.enter_async_context(await libp2p_node(tmp_path / name, peers=await host.addrs()))
+                for name in ("greedy", "honest")
+            ]
+            budget = host._host.unread = UnreadBudget(max_peer_bytes=3 * num_bytes)
+            await host.serve_stream("hang", hang)
+
+            async def holds(least_bytes: int) -> None:
+                async def is_so() -> bool:
+                    return budget.num_bytes >= least_bytes
+
+                await eventually(is_so)
+
+            beside = await stack.enter_async_context(honest.stream(host.peer_id, "hang", timeout_s=10))
+            await beside.send(bytes(num_bytes))
+            await holds(num_bytes)
+            for number in (2, 3):
+                kept = await stack.enter_async_context(greedy.stream(host.peer_id, "hang", timeout_s=10))
+                await kept.send(bytes(num_bytes))
+                await holds(number * num_bytes)
+            beyond = await stack.enter_async_context(greedy.stream(host.peer_id, "hang", timeout_s=10))
+            await beyond.send(bytes(num_bytes))  # within its window, so that it need not wait
+            with pytest.raises(PeerRefused, match="bytes of this peer wait to be read here"):
+                await beyond.receive()
+            assert budget.num_refused == 1
+            assert 3 * num_bytes <= budget.num_bytes < 3.1 * num_bytes
+            before = budget.num_bytes
+            await beside.send(bytes(1000))
+            await holds(before + 1000)
+
+    asyncio.run(main())
 
 
 def test_budgets_let_in_the_largest_message_and_the_windows_of_a_group() -> None:

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import torch
 from support.round_scripts import PEERS
-from support.training_swarm import Member, Swarm, SyntheticInner, assert_equal_steps, config
+from support.training_swarm import Member, SpoiledCodec, Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.testing import virtual_time
+from swarm.training.member.run_member import RunMember
 from swarm.training.member.trainer_events import OuterStep, RoundAborted
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_cost import warnings_of
+from swarm.training.state.state_sync import RunContext
 from swarm_protocol.errors import ConfigError
 from torch import Tensor
 
 NUM_STEPS = 5
 ATTACKS = {"huge": 1e4, "sign-flipped": -30.0}
 """By how much the liar multiplies what it has learned. Nothing in that is malformed."""
+NAN = torch.tensor([math.nan]).numpy().tobytes()
 ROBUST = ("median", "trimmed_mean", "geometric_median", "centered_clip", "multi_krum")
 
 
@@ -133,7 +137,35 @@ def test_run_whose_aggregator_needs_more_than_are_left_falls_back_by_the_rule_of
     virtual_time.run(main())
 
 
+def test_run_of_which_one_contribution_is_refused_takes_its_steps_without_it() -> None:
+    """Five members is all that multi-Krum needs, and the part's owners refuse what one of them sends."""
+
+    class Refused(RunMember):
+        async def _open_context(self) -> RunContext:
+            return replace(await super()._open_context(), codec=SpoiledCodec(lambda data: NAN + data[len(NAN) :]))
+
+    async def main() -> None:
+        run = config(min_group=2, outer_steps=3, aggregator="multi_krum", fallback="centered_clip")
+        honest = [f"m{index}" for index in range(4)]
+        async with Swarm(run) as swarm:
+            for name in honest:
+                await swarm.join(name)
+            refused = await swarm.join("refused", kind=Refused)
+            members = await swarm.finish(*honest)
+        assert_equal_steps(members, 3)
+        assert set(members[0].of(OuterStep)[-1].group) == {each.peer_id for each in members}
+        reasons = [event.reason for member in members for event in member.of(RoundAborted)]
+        assert any(refused.peer_id[-6:] in reason for reason in reasons), reasons
+
+    virtual_time.run(main())
+
+
 # --- choosing one in the run's config ---
+
+
+def test_default_aggregator_is_one_that_a_liar_does_not_ruin() -> None:
+    assert RunConfig(name="run").aggregator in ROBUST
+    assert RunConfig(name="run").fallback in ROBUST
 
 
 @pytest.mark.parametrize(("num_contributors", "name"), [(5, "multi_krum"), (4, "median"), (1, "median")])

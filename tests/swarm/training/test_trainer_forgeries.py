@@ -7,7 +7,7 @@ import logging
 from dataclasses import replace
 
 import pytest
-from support.training_swarm import Member, Swarm, assert_equal_steps, certified, config
+from support.training_swarm import Member, Swarm, assert_equal_steps, certified, config, identity_of
 from swarm.network.interface import Stream
 from swarm.network.memory.memory_network import MemoryNetwork
 from swarm.testing import virtual_time
@@ -132,6 +132,27 @@ def test_certificate_of_strangers_who_are_enough_for_a_group_overtakes_nobody() 
             assert await overtaken(context, network.peer_id, forged[-1]) is None
             assert_equal_steps(await swarm.finish("m0", "m1"), NUM_STEPS)
             assert not member.of(RoundAborted)
+            await network.close()
+
+    virtual_time.run(main(), compute_s=_slow)
+
+
+def test_newcomer_to_a_closed_run_counts_no_certificate_of_strangers() -> None:
+    admitted = tuple(sorted(identity_of(name).peer_id for name in ("m0", "m1", "newcomer")))
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS, admission=admitted)) as swarm:
+            member, stranger, network = await swarm_at_work(swarm)
+            signers = [stranger, RunSignatures(identity=Identity(b"o" * 32), network_id="test", run=swarm.run.run_id)]
+            forged = certified(signers, NUM_STEPS, network.now())
+            newcomer = await swarm.join("newcomer")
+            while newcomer.trainer._service is None:
+                await asyncio.sleep(0.01)
+            context = newcomer.trainer._service._context
+            assert (await context.check(member.trainer.certificate)).outer_step
+            with pytest.raises(PeerViolation, match="does not admit"):
+                await context.check(forged)
+            assert_equal_steps(await swarm.finish("m0", "m1"), NUM_STEPS)
             await network.close()
 
     virtual_time.run(main(), compute_s=_slow)

@@ -78,6 +78,14 @@ def test_sampler_answer_is_the_same_when_servers_are_killed(boxes: Any, llama_di
     virtual_time.run(scenario())
 
 
+@pytest.mark.parametrize("cut", [{"min_p": 1.0}, {"top_k": 1}, {"top_p": 1e-9}], ids=",".join)
+def test_cut_to_the_likeliest_token_reaches_the_server_that_draws(boxes: Any, llama_dir: Path, cut: Any) -> None:
+    drawn = {"temperature": 2.0, "seed": 3}
+    greedy = undisturbed(boxes, llama_dir)
+    assert undisturbed(boxes, llama_dir, **drawn) != greedy
+    assert undisturbed(boxes, llama_dir, **drawn, **cut) == greedy
+
+
 def test_sampler_answer_is_the_same_when_the_server_that_draws_leaves(boxes: Any, llama_dir: Path) -> None:
     """Its cache is handed over; what else follows from the tokens, the client tells its heir."""
     settings = SETTINGS["all, drawn"]
@@ -113,6 +121,27 @@ def test_repetition_penalty_gives_transformers_own_tokens(boxes: Any, llama_dir:
         )
     expected = out[0, len(prompt) :].tolist()
     assert undisturbed(boxes, llama_dir, prompt=prompt, repetition_penalty=1.4, ignore_eos=True) == expected
+
+
+@pytest.mark.parametrize(("presence", "frequency"), [(2.0, 0.0), (0.0, 1.0)])
+def test_penalties_of_the_answers_tokens_give_those_of_openais_formula(
+    boxes: Any, llama_dir: Path, tokenize: Any, presence: float, frequency: float
+) -> None:
+    prompt = tokenize("def add(a, b):\n    return")
+    penalties = {"presence_penalty": presence, "frequency_penalty": frequency}
+    plain, expected = (_penalized(llama_dir, prompt, *each) for each in ((0.0, 0.0), (presence, frequency)))
+    assert expected != plain
+    assert undisturbed(boxes, llama_dir, prompt=prompt, ignore_eos=True, **penalties) == expected
+
+
+def _penalized(directory: Path, prompt: list[int], presence: float, frequency: float) -> list[int]:
+    model, tokens = AutoModelForCausalLM.from_pretrained(directory), list[int]()
+    with torch.inference_mode():
+        for _ in range(16):
+            logits_V = model(torch.tensor([prompt + tokens])).logits[0, -1]
+            counts_V = torch.bincount(torch.tensor(tokens, dtype=torch.int64), minlength=len(logits_V))
+            tokens.append(int((logits_V - presence * (counts_V > 0) - frequency * counts_V).argmax()))
+    return tokens
 
 
 def test_grammar_answer_ends_where_the_grammar_does(boxes: Any, llama_dir: Path) -> None:

@@ -8,13 +8,14 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from support.training_swarm import Swarm, config
+from support.training_swarm import Swarm, certified, config
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
 from swarm.training.member.observer import CommittedStep, Observer
 from swarm.training.member.trainer_events import OuterStep
 from swarm.training.run.methods import Methods
 from swarm.training.run.vote import Succession
+from swarm.training.state.certificate import RunSignatures
 from swarm_protocol.errors import PeerViolation, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
@@ -165,6 +166,33 @@ def test_observer_sees_later_steps_beside_many_that_claim_to_be_further_and_do_n
             return [step.outer_step for step in steps]
 
     assert virtual_time.run(main())[-1:] == [8]
+
+
+def test_observer_of_a_closed_run_believes_no_certificate_with_a_stranger() -> None:
+    """A peer that is admitted shows it, and has signed it together with one that is not."""
+    liar, stranger = Identity(b"l" * 32), Identity(b"s" * 32)
+
+    async def main(admission: tuple[str, ...]) -> list[int]:
+        async with Swarm(config(outer_steps=3, min_group=2, admission=admission)) as swarm:
+            network = swarm.internet.network(liar)
+            run = swarm.run.run_id
+            signers = [RunSignatures(identity=each, network_id="test", run=run) for each in (liar, stranger)]
+            forged = certified(signers, 3, network.now())
+
+            async def lie(_peer: str, _request: bytes) -> bytes:
+                return Standing(outer_step=3, state_digest=bytes(32), certificate=forged).to_bytes()
+
+            await network.serve(Methods(run).standing, lie)
+            record = TrainerRecord(run=run, outer_step=3, digest=bytes(32), state="training")
+            async with observing(swarm) as observer:
+                try:
+                    return [step.outer_step for step in await observer.look({liar.peer_id: record})]
+                finally:
+                    await network.close()
+
+    assert virtual_time.run(main(())) == [3], "an open run has nobody else to compare it with"
+    with pytest.raises(PeerViolation, match="does not admit"):
+        virtual_time.run(main(tuple(sorted((liar.peer_id, WATCHER.peer_id)))))
 
 
 def test_observer_of_a_closed_run_sees_no_strangers() -> None:

@@ -221,9 +221,20 @@ def is_single_block(spans: tuple[tuple[int, int], ...]) -> bool:
     return sum(end - start for start, end in spans) == 1
 
 
+ENDING_CHARS = 8
+
+
 def ending(peer_id: str) -> str:
-    """Return what stands for the name of a node that is not known."""
-    return f"…{peer_id[-8:]}"
+    """Return what stands for the name of a node that is not known, and tells nodes with the same name apart."""
+    return f"…{peer_id[-ENDING_CHARS:]}"
+
+
+def name_cell(name: str, width: int) -> str:
+    """Return `name` made `clean` for `width` cells; of one that ends with `ending`, what is before that is cut."""
+    head, mark, end = name.rpartition(" …")
+    if not mark or len(end) != ENDING_CHARS or width <= len(mark) + ENDING_CHARS:
+        return clean(name, width)
+    return clean(head, width - len(mark) - ENDING_CHARS) + mark + clean(end, ENDING_CHARS)
 
 
 def plural(count: int, what: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from support.plain_records import node_record
 from swarm_node.dashboard.view_builder import counted, node_view
-from swarm_node.formatting import REACHES, path_counts, reach, round_trip
+from swarm_node.formatting import REACHES, name_cell, path_counts, reach, round_trip
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/1"
 PRIVATE = ["/ip4/10.1.2.3/tcp/1", "/ip4/172.31.0.1/udp/1/quic-v1", "/ip6/fd00::7/tcp/1", "/ip4/100.64.0.9/tcp/1"]
@@ -53,3 +53,10 @@ def test_dashboard_counts_what_only_its_machine_reaches_apart_from_public_nodes(
     assert view.reachability == "this machine only"
     _, by_reachability = counted([view])
     assert by_reachability == {**dict.fromkeys(REACHES, 0), "this machine only": 1}
+
+
+def test_name_cell_cuts_a_name_before_what_tells_it_from_others() -> None:
+    assert name_cell("vm …JoWQrV1z", 24) == "vm …JoWQrV1z"
+    assert name_cell("a-rather-long-host-name …JoWQrV1z", 24) == "a-rather-long… …JoWQrV1z"
+    assert name_cell("a-rather-long-host-name-without", 24) == "a-rather-long-host-name…"
+    assert name_cell("vm …JoWQrV1z", 6) == "vm …J…"

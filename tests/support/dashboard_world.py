@@ -146,13 +146,13 @@ class World:
     """The dashboard's own paths, to be set by a test."""
     peers: dict[str, tuple[MemoryNetwork, Membership, AsyncExitStack]] = field(default_factory=dict)
 
-    async def join(self, name: str, *records: Record, **changes: object) -> str:
-        """A node of that name that announces `records`, too. Its peer id."""
+    async def join(self, name: str, *records: Record, called: str = "", **changes: object) -> str:
+        """A node of that name, or `called` otherwise by its record, that announces `records`, too. Its peer id."""
         own = AsyncExitStack()
         network = self.internet.network(Identity(name.encode().ljust(32, b".")[:32]))
         own.push_async_callback(network.close)
         membership = await own.enter_async_context(Membership(network))
-        membership.announce(node_record(name, **changes))
+        membership.announce(node_record(called or name, **changes))
         for record in records:
             membership.announce(record)
         self.peers[name] = network, membership, own

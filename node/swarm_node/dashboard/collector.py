@@ -35,7 +35,14 @@ from swarm_node.dashboard.run_views import (
     num_parameters,
     remembered_view,
 )
-from swarm_node.dashboard.view_builder import ChangeLog, SnapshotViews, ViewBuilder, series_samples, uptime_share
+from swarm_node.dashboard.view_builder import (
+    ChangeLog,
+    SnapshotViews,
+    ViewBuilder,
+    series_samples,
+    unique_names,
+    uptime_share,
+)
 from swarm_node.dashboard.views import (
     ChangeEvent,
     ContributorView,
@@ -100,8 +107,9 @@ class Collector:
         self._recalling: asyncio.Task[None] | None = None
         self._snapshot = NetworkSnapshot(at=network.now(), nodes=Listed(records={}, ages_s={}), models={}, runs={})
         self._builder = ViewBuilder(about, peers)
-        self._views = self._builder.build(self._snapshot, ())
+        self._views = self._builder.build(self._snapshot, (), {})
         self._nodes: dict[str, NodeView] = {}
+        self._own_names: dict[str, str] = {}  # as their records say, by peer id
         self._overview = self._views.overview
         self._publish("the network has not been looked at yet")
 
@@ -136,11 +144,14 @@ class Collector:
             self._publish("the dashboard failed to look at the network; its log says why")
 
     async def _take(self, snapshot: NetworkSnapshot, problems: tuple[str, ...], tasks: asyncio.TaskGroup) -> None:
-        names = {peer_id: shown(record.name) for peer_id, record in snapshot.nodes.records.items()}
+        # of nodes that are gone, too: one that came back with another key has the same name as before
+        self._own_names |= {peer_id: record.name for peer_id, record in snapshot.nodes.records.items()}
+        names = unique_names(self._own_names)
         self._runs.take(tasks, snapshot.runs, names, snapshot.at)
         facts = tuple(run.facts for run in self._runs.runs.values())
-        views = await asyncio.to_thread(self._builder.build, snapshot, facts)
-        self._keep_gone(views, snapshot.at)
+        views = await asyncio.to_thread(self._builder.build, snapshot, facts, names)
+        self._keep_gone(views, snapshot.at, names)
+        self._own_names = {peer_id: self._own_names[peer_id] for peer_id in self._nodes}
         self._snapshot, self._views = snapshot, views
         self._record(views, snapshot.at)
         if self._recalling is None or self._recalling.done():
@@ -149,7 +160,7 @@ class Collector:
             logger.warning("the dashboard's picture is older than it should be: %s", problem)
         self._publish("; ".join(map(shown, problems)))
 
-    def _keep_gone(self, views: SnapshotViews, at: float) -> None:
+    def _keep_gone(self, views: SnapshotViews, at: float, names: Mapping[str, str]) -> None:
         """Keep the nodes that were there before, and are not any more."""
         for peer_id in self._views.nodes.keys() - views.nodes.keys():
             view = self._views.nodes[peer_id].model_copy(update={"state": "gone", "from_here": None})
@@ -161,7 +172,10 @@ class Collector:
         }
         while len(self._gone) > MAX_GONE:
             del self._gone[next(iter(self._gone))]
-        gone = (view.model_copy(update={"age_s": max(0.0, at - heard_at)}) for view, heard_at in self._gone.values())
+        gone = (
+            view.model_copy(update={"age_s": max(0.0, at - heard_at), "name": names[peer_id]})
+            for peer_id, (view, heard_at) in self._gone.items()
+        )
         listed = sorted((*views.nodes.values(), *gone), key=lambda node: (node.name, node.peer_id))
         self._nodes = {node.peer_id: node for node in listed}
 

@@ -6,6 +6,7 @@ held; a node that was there when the dashboard started has not come.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,8 +29,12 @@ from swarm_node.dashboard.views import (
     RunView,
     ServerView,
 )
-from swarm_node.formatting import REACHES, reach, shown
+from swarm_node.formatting import REACHES, ending, reach, shown
 from swarm_node.network_snapshot import NetworkSnapshot
+
+MAX_SHARED_NAME_CHARS = 36
+"""Of a name that is followed by the end of a peer id: pages show 48 characters."""
+_LIKE_ENDING = re.compile(r"…\S*$")
 
 MONTH_S = 30 * 86400.0
 STEP_BYTES = 2**20
@@ -59,9 +64,9 @@ class ViewBuilder:
         self._nodes = RecordMemo(node_view)
         self._servers: dict[str, RecordMemo[ServeRecord, ServerView]] = {}
 
-    def build(self, snapshot: NetworkSnapshot, facts: tuple[RunFacts, ...]) -> SnapshotViews:
-        nodes = node_views(snapshot, self._nodes)
-        names = {peer_id: node.name for peer_id, node in nodes.items()}
+    def build(self, snapshot: NetworkSnapshot, facts: tuple[RunFacts, ...], names: Mapping[str, str]) -> SnapshotViews:
+        """Build the views. `names` has the `unique_names` of all nodes of the snapshot."""
+        nodes = node_views(snapshot, names, self._nodes)
         self._servers = {model: self._servers.get(model) or RecordMemo(server_view) for model in snapshot.models}
         found = {
             model: model_detail(model, listed, names, snapshot.rtts_ms, self._servers[model])
@@ -142,11 +147,14 @@ def node_view(peer_id: str, record: NodeRecord) -> NodeView:
     )
 
 
-def node_views(snapshot: NetworkSnapshot, memo: RecordMemo[NodeRecord, NodeView]) -> dict[str, NodeView]:
+def node_views(
+    snapshot: NetworkSnapshot, names: Mapping[str, str], memo: RecordMemo[NodeRecord, NodeView]
+) -> dict[str, NodeView]:
     """`memo` keeps the `node_view` of each record."""
     return {
         peer_id: view.model_copy(
             update={
+                "name": names[peer_id],
                 # nobody has started tomorrow, whatever their clock says
                 "started_at": min(view.started_at, snapshot.at),
                 "age_s": snapshot.nodes.age_s(peer_id),
@@ -154,6 +162,20 @@ def node_views(snapshot: NetworkSnapshot, memo: RecordMemo[NodeRecord, NodeView]
             }
         )
         for peer_id, view in memo.views(snapshot.nodes.records).items()
+    }
+
+
+def unique_names(names: Mapping[str, str]) -> dict[str, str]:
+    """Return the names of nodes as they are shown, by peer id: where several nodes have the same name, and where a name
+    ends like a peer id, each is followed by the end of its own peer id.
+    """
+    cleaned = {peer_id: shown(name) for peer_id, name in names.items()}
+    counts = Counter(cleaned.values())
+    return {
+        peer_id: f"{shown(name, max_chars=MAX_SHARED_NAME_CHARS)} {ending(peer_id)}"
+        if counts[name] > 1 or _LIKE_ENDING.search(name)
+        else name
+        for peer_id, name in cleaned.items()
     }
 
 

@@ -40,7 +40,8 @@ class PathView(View):
 
 
 class NodeView(View):
-    """One node, as its newest signed record says; `from_here` is what the node that looks knows itself.
+    """One node, as its newest signed record says; `from_here` is what the node that looks knows itself. Where several
+    nodes have the same name, `name` ends with the end of the peer id.
 
     Speeds are tokens a second of a probe, None: not measured.
     """

@@ -20,7 +20,7 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Static, TabbedContent, TabPane
 
 from swarm_node.dashboard.views import ViewSource
-from swarm_node.formatting import UNKNOWN, clean, rate, round_trip, size
+from swarm_node.formatting import UNKNOWN, clean, name_cell, rate, round_trip, size
 from swarm_node.interrupts import EXIT_INTERRUPTED
 from swarm_node.top import rendering
 
@@ -46,7 +46,7 @@ COLUMNS: Mapping[str, Mapping[str, Callable[[Any], Text]]] = {
     },
     "nodes": {
         "state": lambda node: Text(*rendering.state("paused" if node.pause and node.state == "alive" else node.state)),
-        "node": lambda node: Text(clean(node.name, 24)),
+        "node": lambda node: Text(name_cell(node.name, 24)),
         "reached": lambda node: Text(node.reachability),
         "from here": lambda node: Text(node.from_here.kind if node.from_here else UNKNOWN),
         "round trip": lambda node: Text(round_trip(node.from_here.rtt_ms) if node.from_here else UNKNOWN),

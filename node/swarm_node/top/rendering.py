@@ -30,6 +30,7 @@ from swarm_node.formatting import (
     count,
     duration,
     lends_again,
+    name_cell,
     path_counts,
     plural,
     rate,
@@ -185,7 +186,7 @@ def model(view: ModelDetail, width: int) -> Iterator[Line]:
         servers = f"{plural(other.num_servers, 'server')}, {whole}"
         yield _fitted(Text(f"also under this name: revision {clean(other.revision, 64)}, {servers}", "yellow"), width)
     for chain in view.chains:
-        hops = " → ".join(f"{clean(span.name, NAME_CELLS)} {span.start}:{span.end}" for span in chain.spans)
+        hops = " → ".join(f"{name_cell(span.name, NAME_CELLS)} {span.start}:{span.end}" for span in chain.spans)
         assumed = f" ({chain.assumed_ms:.0f} ms assumed)" if chain.assumed_ms else ""
         yield _fitted(Text(f"chain {chain.ms_per_token:.0f} ms a token{assumed}: {hops}"), width)
 
@@ -227,7 +228,7 @@ def run(view: RunDetail, width: int) -> Iterator[Line]:
     if view.refusals:
         yield _title("REFUSED")
     for refusal in view.refusals[:20]:
-        line = f"step {refusal.outer_step}: {clean(refusal.name, NAME_CELLS)}: {clean(refusal.reason, width)}"
+        line = f"step {refusal.outer_step}: {name_cell(refusal.name, NAME_CELLS)}: {clean(refusal.reason, width)}"
         yield _fitted(Text(line, "yellow"), width)
 
 
@@ -285,7 +286,7 @@ def _title(text: str) -> Line:
 
 def _name(text: str) -> str:
     """Padded to a column."""
-    shown = clean(text, NAME_CELLS)
+    shown = name_cell(text, NAME_CELLS)
     return shown + " " * (NAME_CELLS - Text(shown).cell_len)
 
 

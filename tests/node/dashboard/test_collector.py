@@ -15,7 +15,7 @@ from swarm.network.traffic import PeerPath
 from swarm.testing import virtual_time
 from swarm_node.dashboard.collector import checkpoints, daemon_collector
 from swarm_node.dashboard.history.facts import HistoryError
-from swarm_node.dashboard.view_builder import ViewBuilder
+from swarm_node.dashboard.view_builder import ViewBuilder, unique_names
 from swarm_node.dashboard.views import ModelView, PathView
 from swarm_node.settings.config import Config
 from swarm_node.storage.home import Home
@@ -180,6 +180,39 @@ async def test_node_that_falls_silent_is_gone_when_its_record_expires(found: Wor
     await asyncio.sleep(limits.RECORD_LIFETIME_S + 5)
     assert found.collector.overview().num_nodes == 0
     assert found.collector.overview().happenings[0].words == "alder is gone: it says nothing any more"
+
+
+@in_a_world
+async def test_nodes_of_one_name_are_told_apart_also_from_those_that_are_gone(found: World) -> None:
+    first = await found.join("first", serve_record(), called="vm")
+    await found.join("birch")
+    await found.looks(2)
+    assert [node.name for node in found.collector.nodes()] == ["birch", "vm"]
+    await asyncio.sleep(SETTLED_S)
+    second = await found.join("second", serve_record(), called="vm")
+    await found.looks(2)
+    both = {f"vm …{first[-8:]}", f"vm …{second[-8:]}"}
+    assert {node.name for node in found.collector.nodes()} == {"birch", *both}
+    model = found.collector.model("tiny")
+    assert model is not None
+    assert {server.name for server in model.servers} == both
+    assert {span.name for chain in model.chains for span in chain.spans} == both
+    assert f"vm …{second[-8:]} joined" in {each.words for each in found.collector.overview().happenings}
+    await found.peers["first"][0].close()
+    await asyncio.sleep(limits.RECORD_LIFETIME_S + 5)
+    states = {node.name: node.state for node in found.collector.nodes()}
+    assert states == {"birch": "alive", f"vm …{first[-8:]}": "gone", f"vm …{second[-8:]}": "alive"}
+
+
+def test_name_that_ends_like_a_peer_id_and_a_long_one_cannot_pass_for_another() -> None:
+    ids = [f"12D3Koo{letter * 12}" for letter in "abcd"]
+    names = unique_names(dict(zip(ids, ["vm", "vm …bbbbbbbb", "n" * 64, "n" * 64], strict=True)))
+    assert list(names.values()) == [
+        "vm",
+        "vm …bbbbbbbb …bbbbbbbb",
+        f"{'n' * 35}… …cccccccc",
+        f"{'n' * 35}… …dddddddd",
+    ]
 
 
 @in_a_world

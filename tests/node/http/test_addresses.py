@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -11,10 +15,14 @@ from node.gateway.scripted_client import ScriptedClient
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 from support.node_settings import resolve
+from swarm_node.dashboard import role
+from swarm_node.dashboard.role import DashboardRole
 from swarm_node.gateway.app import GatewayOptions, create_app
+from swarm_node.gateway.role import GatewayRole
 from swarm_node.http.addresses import KnownHosts, TrustedProxies
 from swarm_node.http.rate_limit import Rates
 from swarm_node.http.server import listen, serving
+from swarm_node.shutdown import Shutdown
 from swarm_protocol.errors import ConfigError
 
 
@@ -154,6 +162,49 @@ def test_gateway_behind_a_proxy_limits_each_visitor_alone(trusted: list[str], st
             return [(await client.get(f"{url}/v1/models", headers={X: visitor})).status_code for visitor in visitors]
 
     assert asyncio.run(main()) == statuses
+
+
+class Echo:
+    """Answers with the address that it is asked from, in place of a gateway or a dashboard."""
+
+    state = SimpleNamespace(live=SimpleNamespace(close=lambda: None))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await PlainTextResponse(scope["client"][0])(scope, receive, send)
+
+
+@asynccontextmanager
+async def no_collector(_node: object) -> AsyncIterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("kind", [GatewayRole, DashboardRole])
+def test_what_gateways_and_dashboards_serve_is_behind_the_checks(
+    kind: type[GatewayRole | DashboardRole], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = resolve({"trusted_proxies": ["127.0.0.1"], "port": "0"}, env={}, file=None)
+    monkeypatch.setattr(role, "daemon_collector", no_collector)
+    monkeypatch.setattr(role, "create_dashboard", lambda *_, **__: Echo())
+
+    async def main() -> None:
+        urls = asyncio.Queue[str]()
+        node: Any = SimpleNamespace(
+            config=config,
+            activity=SimpleNamespace(state=""),
+            steps=SimpleNamespace(done=lambda *_: None),
+            emitter=SimpleNamespace(emit=lambda _event, url: urls.put_nowait(url)),
+            shutdown=Shutdown(),
+        )
+        part = kind(config)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(part._serve(node, Echo()) if isinstance(part, GatewayRole) else part.run(node))
+            url = await urls.get()
+            async with httpx.AsyncClient() as client:
+                assert (await client.get(url, headers={X: "198.51.100.1"})).text == "198.51.100.1"
+                assert (await client.get(url, headers={"host": "evil.example"})).status_code == 421
+            node.shutdown.request("enough")
+
+    asyncio.run(main())
 
 
 def test_trusted_proxies_are_addresses_and_networks() -> None:

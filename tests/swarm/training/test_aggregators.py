@@ -182,6 +182,8 @@ def test_aggregator_of_a_round_follows_from_how_many_contribute(num_contributors
         ({"min_group": 3, "max_group": 3}, ["takes no more"]),
         ({"min_group": 3, "admission": PEERS[:3]}, ["admits no more"]),
         ({"min_group": 3, "admission": PEERS}, []),
+        ({"min_group": 3, "majority_after_s": 0.0}, ["a third of its members"]),
+        ({"min_group": 1, "majority_after_s": 0.0}, []),
         ({"min_group": 5, "aggregator": "multi_krum"}, []),
         ({"min_group": 5, "aggregator": "multi_krum", "fallback": ""}, ["needs 5 contributions"]),
     ],

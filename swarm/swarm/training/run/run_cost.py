@@ -66,6 +66,9 @@ def warnings_of(config: RunConfig) -> list[tuple[str, str]]:
         found.append((f"{needs}, and the run admits no more: it stops when one is lost", "admit more, or need fewer"))
     elif config.max_group == config.min_group:
         found.append((f"{needs}, and takes no more: it waits for another one when one is lost", "raise max_group"))
+    if not config.majority_after_s:
+        message = "majority_after_s is 0: the run stops for good when more than a third of its members are lost at once"
+        found.append((message, "set the seconds after which a majority is enough, such as 60"))
     if not config.fallback and fewest > 1:
         message = f"{config.aggregator} needs {fewest} contributions: with one fewer a round takes no step"
         found.append((message, f'set fallback = "{DEFAULT_AGGREGATOR}"'))

@@ -127,6 +127,7 @@ class RunFollower:
             del self.runs[oldest.run_id]
 
     def _take_records(self, run: FollowedRun, trainers: Listed[TrainerRecord], names: Names, at: float) -> None:
+        trainers = _admitted(run.file, trainers)
         run.trainers, run.seen_at = trainers, at
         run.since = {peer_id: run.since.get(peer_id, at) for peer_id in active(trainers.records)}
         if run.file is not None and active(trainers.records):
@@ -248,6 +249,14 @@ class RunFollower:
                 step=view,
             )
         )
+
+
+def _admitted(file: SignedRun | None, trainers: Listed[TrainerRecord]) -> Listed[TrainerRecord]:
+    """Return the trainers that the run admits: anyone can announce that it trains it."""
+    if file is None or not file.config.admission:
+        return trainers
+    records = {peer_id: trainers.records[peer_id] for peer_id in file.config.admission if peer_id in trainers.records}
+    return Listed(records=records, ages_s=trainers.ages_s)
 
 
 def _take_validation(run: FollowedRun, peer_id: str, report: ValidationReport) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from support.dashboard_world import World, node_record, trainer_record, world
-from support.training_swarm import Swarm, SyntheticInner, config
+from support.training_swarm import Swarm, SyntheticInner, config, identity_of
 from swarm.network.interface import Network
 from swarm.network.link_diagnosis import SlowLink
 from swarm.testing import virtual_time
@@ -124,6 +124,29 @@ def test_finished_run_is_finished_also_if_its_members_left_before_they_were_aske
                     "step 3 is the last whose proof was seen here."
                 )
             assert detail.run.num_members == 0
+
+    virtual_time.run(main(), real_timeout_s=600)
+
+
+def test_closed_run_is_shown_without_the_strangers_that_say_they_train_it() -> None:
+    """They say that it is finished, and are more than its members."""
+    admitted = tuple(sorted(identity_of(name).peer_id for name in ("a", "b")))
+
+    async def main() -> None:
+        async with (
+            Swarm(config(outer_steps=100, min_group=2, admission=admitted)) as swarm,
+            world(fetching(swarm.run, []), swarm.internet) as found,
+        ):
+            run = swarm.run.run_id
+            for name in ("a", "b"):
+                member = await swarm.join(name, inner=SyntheticInner(virtual_step_s=1.5))
+                member.trainer._membership.announce(node_record(name))
+            for name in ("alder", "birch", "cedar"):
+                await found.join(name, replace(trainer_record(100, state="finished"), run=run))
+            await asyncio.sleep(60)
+            detail = await detail_of(found, run)
+            assert (detail.run.state, detail.run.num_members) == ("training", 2)
+            assert {each.peer_id for each in detail.contributors} == set(admitted)
 
     virtual_time.run(main(), real_timeout_s=600)
 

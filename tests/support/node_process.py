@@ -99,7 +99,7 @@ class Node:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(15)
+                self.process.wait(START_S)
             self.process.kill()
         self.process.wait()
         self._reader.join()

@@ -51,6 +51,8 @@ ALL_IP4, ALL_IP6 = ("/ip4/0.0.0.0/tcp/0",), ("/ip6/::/tcp/0",)
 
 FIRST_SAVE_S = 1.0
 SAVE_S = 60.0
+"""Pause between two saves: it doubles from the first. A new node meets most others in its first seconds, and remembers
+them if it is killed then."""
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +195,8 @@ def _nobody_to_ask() -> ConfigError:
 
 @asynccontextmanager
 async def remembering(home: Home, network: Libp2pNetwork) -> AsyncIterator[None]:
-    """Remember the peers of `network`: soon, again every minute, and when the context is left."""
+    """Remember the peers of `network`: soon, then ever more rarely, down to once a minute, and when the context is
+    left."""
 
     left = asyncio.Event()
 
@@ -214,7 +217,7 @@ async def remembering(home: Home, network: Libp2pNetwork) -> AsyncIterator[None]
                     await left.wait()
                     return
             await save()
-            pause_s = SAVE_S
+            pause_s = min(2 * pause_s, SAVE_S)
 
     keeper = asyncio.create_task(keep(), name="remember peers")
     try:

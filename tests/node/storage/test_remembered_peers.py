@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import pytest
 from support.memory_lan import subnets
-from support.network_worlds import eventually
 from support.node_settings import resolve
 from swarm.network.paths import dial_policy
+from swarm.testing import virtual_time
 from swarm_node.storage import remembered_peers
 from swarm_node.storage.home import Home
 from swarm_node.storage.remembered_peers import (
@@ -183,8 +183,7 @@ class Network:
         return self.contacts
 
 
-def test_peers_are_kept_soon_and_when_the_node_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered_peers, "FIRST_SAVE_S", 0.0)
+def test_peers_are_kept_soon_and_when_the_node_leaves(tmp_path: Path) -> None:
     home = Home(tmp_path)
 
     def kept_peers() -> list[str]:
@@ -194,12 +193,18 @@ def test_peers_are_kept_soon_and_when_the_node_leaves(tmp_path: Path, monkeypatc
         network = Network()
         network.contacts = (Contact(peer_id=peer(1), addrs=(ADDR,)),)
         async with remembered_peers.remembering(home, cast("Any", network)):
-            await eventually(lambda: asyncio.to_thread(home.peers.exists))
+            await asyncio.sleep(2 * remembered_peers.FIRST_SAVE_S)
             assert kept_peers() == [peer(1)]
             network.contacts = (*network.contacts, Contact(peer_id=peer(2), addrs=(ADDR,)))
-        assert kept_peers() == [peer(1), peer(2)]
+            await asyncio.sleep(2 * remembered_peers.FIRST_SAVE_S)
+            assert kept_peers() == [peer(1), peer(2)], "it was met a moment after the first save"
+            await asyncio.sleep(2 * remembered_peers.SAVE_S)
+            network.contacts = (*network.contacts, Contact(peer_id=peer(3), addrs=(ADDR,)))
+            await asyncio.sleep(remembered_peers.SAVE_S / 2)
+            assert len(kept_peers()) == 2, "a node that has been there for a while saves once a minute"
+        assert kept_peers() == [peer(1), peer(2), peer(3)]
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 LOCAL = f"/ip4/127.0.0.1/tcp/4001/p2p/{peer(1)}"

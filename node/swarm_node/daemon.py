@@ -250,7 +250,8 @@ async def _arrive(node: Node, network: Libp2pNetwork) -> None:
     entry = network.entry
     addrs = await network.addrs()
     node.steps.done(
-        "network", f"{node.network.network_id}, listening on {', '.join(addrs) or 'nothing: through relays only'}"
+        "network",
+        f"{node.network.network_id}, listening on {', '.join(addrs) or 'no address: reached through relays only'}",
     )
     await _look_around(node)
     way_in = _way_in("remembered peers", entry.remembered) or _way_in("nodes of the local network", entry.nearby)

@@ -165,7 +165,7 @@ def test_status_lists_the_peers_with_the_most_bytes_and_counts_all() -> None:
     ]  # fmt: skip
     assert lines[first + 2].split() == ["…jXSEDigi", "relayed", "–", "0.1", "kB", "sent", "0", "kB", "received"]
     assert lines[first + 1].index("sent") == lines[first + 2].index("sent")
-    assert lines[first + 17] == "and 1,003 peers that exchanged less"
+    assert lines[first + 17] == "and 1,003 more peers with less traffic"
 
 
 def test_status_of_a_node_without_peers_and_of_an_older_daemon() -> None:

@@ -62,7 +62,7 @@ WRONG = [
     (("run", "sing"), "→ see swarm-node run --help"),
     (("join", "--bogus"), "--bogus"),
     (("demo", "--nodes", "many"), "'--nodes'"),
-    (("join",), "no peer to join through is named, and none is remembered from earlier days → give --peers"),
+    (("join",), "no peer to join through is named, and this home remembers none → give --peers"),
     (("join", "--peers", "seed.example:4001"), "is malformed: it does not start with / → write it like /ip4/"),
     (("join", "--peers", "/ip4/1.2.3.4/tcp/99999/p2p/x"), "--peers: address"),
     (("join", "--peers", "--run", "x.toml"), "--peers has no value: --run follows it → give it a value"),
@@ -70,7 +70,7 @@ WRONG = [
         ("seed", "--listen", "localhost"),
         "--listen: address 'localhost' is malformed: it does not start with / → write it like /ip4/0.0.0.0/tcp/4001",
     ),
-    ((*JOIN, "--run", "missing.toml"), "missing.toml is not there → give --run the file that"),
+    ((*JOIN, "--run", "missing.toml"), "missing.toml does not exist → give --run the file that"),
     ((*JOIN, "--run", "my-run"), "12 hexadecimal digits, such as my-run-0123456789ab"),
     (("run", "watch", "my-run", "--peers", PEER), "12 hexadecimal digits, such as my-run-0123456789ab"),
     ((*JOIN, "--run", "x", "--model", "y"), "a node either trains or serves → give --run or --model"),
@@ -80,7 +80,7 @@ WRONG = [
     ((*JOIN, "--model", "."), "holds no config.json → give --model the directory"),
     ((*JOIN, "--model", "model", "--blocks", "8:2"), "'8:2' is not a span START:END"),
     ((*JOIN, "--model", "model", "--max-memory", "lots"), "'lots' is not a size such as 6GiB or 500MB → write --max"),
-    ((*JOIN, "--blocks", "0:2"), "there is nothing to serve, so --blocks means nothing → give --model"),
+    ((*JOIN, "--blocks", "0:2"), "there is nothing to serve, so --blocks has no effect → give --model"),
     ((*JOIN, "--device", "tpu"), "'tpu' is not one of auto, cpu, cuda, mps → write --device auto"),
     ((*JOIN, "--network-id", "no good"), "is not a network id"),
     ((*JOIN, "--config", "missing.toml"), "there is no config file missing.toml → check --config"),
@@ -92,16 +92,16 @@ WRONG = [
     (("drain",), "no daemon is running"),
     (("identity",), "there is no identity in"),
     (("run", "sign", "unsigned.toml"), "there is no identity in"),
-    (("run", "show", "missing.toml"), "missing.toml cannot be read: it is not there → check the path, or write one"),
+    (("run", "show", "missing.toml"), "missing.toml cannot be read: it does not exist → check the path, or write one"),
     (("run", "sign", "unsigned.toml", "--identity", "missing.key"), "no identity file missing.key → check --identity"),
     (
         ("run", "resume", "open-0123456789ab", "--peers", PEER),
         "open-0123456789ab is a run's id → name the run's signed file",
     ),
     (("run", "show", "model"), "model cannot be read: it is a directory → name a run file"),
-    (("run", "show", "/dev/null"), "/dev/null cannot be read: it is no file → name a run file"),
-    (("run", "watch", "unsigned.toml"), "no peer to look through is named → give --peers"),
-    (("run", "watch", "missing.toml", "--peers", PEER), "missing.toml cannot be read: it is not there"),
+    (("run", "show", "/dev/null"), "/dev/null cannot be read: it is not a file → name a run file"),
+    (("run", "watch", "unsigned.toml"), "no peer is named → give --peers"),
+    (("run", "watch", "missing.toml", "--peers", PEER), "missing.toml cannot be read: it does not exist"),
     (("run", "export", "open-0123456789ab", "--out", "model", "--peers", PEER), "model exists already → move it away"),
     (("models", "check", "/nowhere"), "there is no such directory → give the directory of config.json"),
     (("models", "check", "nowhere"), "nowhere is not a Hugging Face model directory: there is no such directory"),
@@ -111,7 +111,7 @@ WRONG = [
     ),
     (("plan",), "--model MODEL is missing"),
     (("plan", "--model", "/nowhere", "--nodes", "nodes.toml"), "there is no such directory"),
-    (("plan", "--model", "model", "--nodes", "missing.toml"), "missing.toml: it is no file → give --nodes"),
+    (("plan", "--model", "model", "--nodes", "missing.toml"), "missing.toml: it is not a file → give --nodes"),
     (("top",), "no swarm to look at is named → give --url"),
     (("top", "--url", "localhost"), "'localhost' is not an address such as http://127.0.0.1:8000 → write --url"),
     (("top", "--url", "http://127.0.0.1:1", "--peers", PEER), "--url and --peers are both given"),
@@ -164,7 +164,7 @@ def test_unknown_variable_suggests_by_its_own_part(
     assert "environment variable SWARM_PEER → did you mean SWARM_PEERS?" in said(capsys, "status")[1]
     monkeypatch.delenv("SWARM_PEER")
     monkeypatch.setenv("SWARM_QQQ", "1")
-    assert "→ known are SWARM_HOME, SWARM_NAME" in said(capsys, "status")[1]
+    assert "→ use one of SWARM_HOME, SWARM_NAME" in said(capsys, "status")[1]
 
 
 def test_dashboard_that_does_not_answer_is_a_line_and_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:

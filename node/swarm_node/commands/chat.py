@@ -113,7 +113,7 @@ class Chat:
 
     def converse(self) -> None:
         """Answer questions until the input ends. Ctrl-C stops an answer; at the prompt it raises KeyboardInterrupt."""
-        self._emitter.say(f"Ctrl-C stops an answer, Ctrl-D ends, {ANEW} begins anew")
+        self._emitter.say(f"Ctrl-C stops an answer, Ctrl-D ends the chat, {ANEW} starts a new conversation")
         for question in _questions():
             if question.strip() == ANEW:
                 self._conversation.said.clear()
@@ -178,9 +178,11 @@ def _piped() -> str:
         text = sys.stdin.read(MAX_INPUT_CHARS + 1)
         text.encode()  # where the locale is C, bytes that are no text are read as surrogates
     except UnicodeError as error:
-        raise ConfigError("the question on standard input is not text in UTF-8", remedy="convert it first") from error
+        raise ConfigError(
+            "the question on standard input is not text in UTF-8", remedy="convert it to UTF-8 first"
+        ) from error
     if not text.strip():
-        raise ConfigError("there is no question on standard input", remedy="write one, or start it in a terminal")
+        raise ConfigError("there is no question on standard input", remedy="pipe one in, or chat in a terminal")
     if len(text) > MAX_INPUT_CHARS:
         raise ConfigError(f"the question has over {MAX_INPUT_CHARS} characters", remedy="shorten it")
     return text.rstrip("\n")
@@ -189,7 +191,7 @@ def _piped() -> str:
 def _conversation_of(flags: Flags) -> Conversation:
     model = flags.options["model"]
     if not model:
-        raise ConfigError("MODEL is missing", remedy="see swarm-node models for those that are served")
+        raise ConfigError("MODEL is missing", remedy="name one of those that swarm-node models lists")
     temperature = _parsed(flags.options, "temperature", number(0, 2))
     return Conversation(
         model=model,

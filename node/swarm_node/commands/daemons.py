@@ -70,24 +70,24 @@ def _check_work(config: Config) -> None:
     if config.run and config.model:
         raise ConfigError("a node either trains or serves", remedy="give --run or --model; --then-serve does both")
     if config.then_serve and not config.run:
-        raise ConfigError("--then-serve needs --run", remedy="to serve a model that is there, give --model DIR")
+        raise ConfigError("--then-serve needs --run", remedy="to serve an existing model, give --model DIR")
     if "take" in config.origins and (config.run or config.model):
-        raise ConfigError("--take is for a node that is told neither --run nor --model", remedy="leave it out")
+        raise ConfigError("--take cannot be combined with --run or --model", remedy="leave it out")
     is_free = not (config.run or config.model)
     limits = ("dtype", "blocks") if is_free and config.take in {"any", "models"} else SERVING
     limited = [name for name in limits if name in config.origins]
     if limited and not (config.model or config.then_serve):
         raise ConfigError(
-            f"there is nothing to serve, so {config.origin(limited[0])} means nothing",
+            f"there is nothing to serve, so {config.origin(limited[0])} has no effect",
             remedy="give --model DIR, or --run RUN with --then-serve",
         )
     named = [name for name in TRAINING if name in config.origins]
     if named and not config.run and not (is_free and config.take in {"any", "runs"}):
         raise ConfigError(
-            f"there is nothing to train, so {config.origin(named[0])} means nothing", remedy="give --run RUN, too"
+            f"there is nothing to train, so {config.origin(named[0])} has no effect", remedy="give --run RUN, too"
         )
     if isinstance(config.run, Path) and not config.run.is_file():
-        found = "is a directory and no run file" if config.run.is_dir() else "is not there"
+        found = "is a directory, not a run file" if config.run.is_dir() else "does not exist"
         raise ConfigError(
             f"{config.run} {found}",
             remedy=f"give --run the file that the run's author signed, such as run.toml, or {RUN_ID_FORM}",
@@ -102,7 +102,7 @@ def _check_data(config: Config) -> None:
     missing = [(option, path) for option, path in named.items() if path is not None and not path.exists()]
     if missing and not _keeps_tokens_of(config):
         option, path = missing[0]
-        raise ConfigError(f"{path} is not there", remedy=f"give {option} a path that is")
+        raise ConfigError(f"{path} does not exist", remedy=f"give {option} an existing path")
 
 
 def _keeps_tokens_of(config: Config) -> bool:

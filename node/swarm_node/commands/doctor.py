@@ -206,7 +206,7 @@ async def check_network(config: Config) -> Iterable[Finding]:
     known = tuple(each.contact for each in remembered_peers.remembered(config))
     if not (config.peers or known or config.finds_local_peers):
         remedy = "give --peers the address of a seed"
-        return [*findings, Finding("seeds", "warn", "no seed was named, so none was asked", remedy)]
+        return [*findings, Finding("seeds", "warn", "no seed is given, so none was contacted", remedy)]
     try:
         async with visiting(config, listen=listen, announce=config.announce, remembered=known, relay=config.relay) as (
             network,
@@ -265,6 +265,6 @@ async def _look_around(config: Config, network: Libp2pNetwork, membership: Membe
         Finding(
             "seeds", "ok", f"joined {config.network_id}, which has {plural(num_nodes, 'node')}, {_way_in(network)}"
         ),
-        Finding("clock", "ok", f"within {limits.MAX_CLOCK_SKEW_S:.0f} s of the seeds'"),
+        Finding("clock", "ok", f"within {limits.MAX_CLOCK_SKEW_S:.0f} s of the seeds' clocks"),
         reached,
     ]

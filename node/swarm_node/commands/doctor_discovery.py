@@ -44,13 +44,13 @@ async def check_local_network(config: Config) -> list[Finding]:
 
     segments = segments_of(own_subnets())
     if not segments:
-        return [Finding("local network", "ok", "not looked for: this machine is in no private network")]
+        return [Finding("local network", "ok", "not searched: this machine is not in a private network")]
     link = await MulticastLink.open(segments, lambda _segment, _sender, _packet: None)
     opened = {each.interface for each in link.segments}
     link.close()
     if closed := {each.interface for each in segments} - opened:
         message = f"multicast cannot be used on {', '.join(sorted(closed))}"
-        return [Finding("local network", "warn", message, "free UDP port 5353, or do without by --no-mdns")]
+        return [Finding("local network", "warn", message, "free UDP port 5353, or turn this search off with --no-mdns")]
     discovery = LocalDiscovery(config.network_id, Identity.generate().peer_id, lambda _subnets: ())
     running = asyncio.create_task(discovery.run())
     found = await discovery.first(timeout_s=LISTEN_S)

@@ -44,7 +44,9 @@ def run(flags: Flags) -> int:
         raise ConfigError(f"{missing} is missing", remedy="see swarm-node plan --help")
     check_model(config)
     if not path.is_file():
-        raise ConfigError(f"cannot read {path}: it is no file", remedy="give --nodes a TOML file with a [[nodes]] each")
+        raise ConfigError(
+            f"cannot read {path}: it is not a file", remedy="give --nodes a TOML file with a [[nodes]] each"
+        )
     # torch takes seconds to import: what is refused above is refused at once
     with uncollected():
         from swarm.serving.server.capability import planned_needs  # noqa: PLC0415
@@ -134,7 +136,7 @@ def read_nodes(path: Path, num_blocks: int) -> list[PlannedNode]:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", remedy="check --nodes") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path} is no TOML: {error}", remedy=f"write {_SHORTEST}") from error
+        raise ConfigError(f"{path} is not valid TOML: {error}", remedy=f"write {_SHORTEST}") from error
     _refuse_unknown(table, ("nodes",), str(path))
     entries = table.get("nodes")
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
@@ -145,7 +147,7 @@ def read_nodes(path: Path, num_blocks: int) -> list[PlannedNode]:
     names = [node.name for node in nodes]
     for node in nodes:
         if names.count(node.name) > 1 or node.name == CLIENT:
-            what = f"{path} has two nodes, or the client, under the name {node.name!r}"
+            what = f"{path} names two nodes, or a node and the client, {node.name!r}"
             raise ConfigError(what, remedy="rename one")
         _refuse_unknown(node.rtt_ms, (*names, CLIENT), f"rtt of {node.name} in {path}")
     return nodes
@@ -182,7 +184,7 @@ def _node(entry: Mapping[str, Any], where: str, num_blocks: int) -> PlannedNode:
     relayed, rtts = entry.get("relayed", False), entry.get("rtt", {})
     if not isinstance(relayed, bool) or not isinstance(rtts, dict):
         raise ConfigError(
-            f"relayed or rtt of {where} is of the wrong kind", remedy="write relayed = true, rtt = { attic = 1.2 }"
+            f"relayed or rtt of {where} has the wrong type", remedy="write relayed = true, rtt = { attic = 1.2 }"
         )
     rtt_ms = {other: number(f"rtt.{other}", rtt, limits.MAX_RTT_MS) for other, rtt in rtts.items()}
     return PlannedNode(
@@ -203,5 +205,5 @@ def _refuse_unknown(given: Mapping[str, Any], known: Sequence[str], where: str) 
             listed = ", ".join(known[:10])
             raise ConfigError(
                 f"{where} has the unknown key {key!r}",
-                remedy=f"did you mean {close[0]}?" if close else f"known are {listed}",
+                remedy=f"did you mean {close[0]}?" if close else f"use one of {listed}",
             )

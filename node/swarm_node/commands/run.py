@@ -55,7 +55,7 @@ def init(flags: Flags) -> int:
         config = _starting_from(config, start, flags.home())
     new_run_file(path, config)
     emitter.emit("run_written", path=str(path))
-    emitter.say(f"then: swarm-node run sign {shlex.quote(str(path))}")
+    emitter.say(f"next: swarm-node run sign {shlex.quote(str(path))}")
     return 0
 
 
@@ -78,7 +78,7 @@ def sign(flags: Flags) -> int:
         for problem in error.problems:
             emitter.emit("run_problem", problem=problem)
         which = "one setting is" if len(error.problems) == 1 else f"{len(error.problems)} settings are"
-        message = f"{path} cannot be signed: {which} impossible"
+        message = f"{path} cannot be signed: {which} invalid"
         raise ConfigError(message, remedy="correct what is listed above") from error
     interrupts.raise_in_command()
     pins = data_pins(config, settings, emitter, pin=flags.options["pin"], unpinned=flags.options["unpinned"])
@@ -143,7 +143,7 @@ def _starting_from(config: RunConfig, checkpoint: str, home: Path) -> RunConfig:
     try:
         named = parse_model(checkpoint)
     except ValueError as error:
-        raise UsageError(f"--start: {checkpoint[:80]!r} {error}", remedy="name a directory or OWNER/NAME") from error
+        raise UsageError(f"--start: {checkpoint[:80]!r} {error}", remedy="give a directory or OWNER/NAME") from error
     source = find_source(named, Home(home), lambda *_: None)
     files = open_model(source.directory)
     start = StartConfig(checkpoint=LOCAL)
@@ -164,9 +164,7 @@ def _with_peers(flags: Flags) -> Config:
     """Return the settings, which have to name a peer. Raises ConfigError."""
     config = flags.resolve()
     if not config.peers:
-        raise ConfigError(
-            "no peer to look through is named", remedy="give --peers the address of a seed, or of any node of the run"
-        )
+        raise ConfigError("no peer is named", remedy="give --peers the address of a seed, or of any node of the run")
     return config
 
 
@@ -177,9 +175,9 @@ def _existing(flags: Flags) -> Path:
         if isinstance(parse_run(str(path)), RunId):
             raise ConfigError(f"{path} is a run's id", remedy="name the run's signed file: this command needs it")
         remedy = f"check the path, or write one: swarm-node run init {path}"
-        raise ConfigError(f"{path} cannot be read: it is not there", remedy=remedy)
+        raise ConfigError(f"{path} cannot be read: it does not exist", remedy=remedy)
     if not path.is_file():
-        found = "a directory" if path.is_dir() else "no file"
+        found = "a directory" if path.is_dir() else "not a file"
         raise ConfigError(f"{path} cannot be read: it is {found}", remedy="name a run file, such as run.toml")
     return path
 
@@ -188,7 +186,7 @@ def _file_or_id(flags: Flags) -> Path | RunId:
     named = flags.options["path"]
     which = parse_run(str(named)) if named else None
     if isinstance(which, Path) and not which.exists():
-        raise ConfigError(f"{named} cannot be read: it is not there", remedy=f"name the run's file, or {RUN_ID_FORM}")
+        raise ConfigError(f"{named} cannot be read: it does not exist", remedy=f"name the run's file, or {RUN_ID_FORM}")
     return which if isinstance(which, RunId) else _existing(flags)
 
 
@@ -247,16 +245,16 @@ def _lines(found: InspectedRun, cost: Cost) -> Iterator[str]:
     config, run = found.config, found.run
     if run is None:
         yield f"run        {config.name}"
-        yield f"signature  does not hold: {found.problem}"
+        yield f"signature  not valid: {found.problem}"
     else:
         signed = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(run.issued_at))
         yield f"run        {run.run_id}"
-        yield f"signature  holds: {run.peer_id}, {signed}"
+        yield f"signature  valid: {run.peer_id}, {signed}"
     yield f"model      {config.model.get('model_type')}, {cost.num_parameters:,} parameters"
     optimizer, unit = f" ({config.inner.optimizer})", "tokens"
     if is_module_run(config):
         optimizer, unit = "", "samples"
-        yield "data       its author's own, as is the inner optimizer"
+        yield "data       read by the author's own module, which also has the inner optimizer"
     else:
         yield f"data       {described_data(config)}, {_pinned(config.data.digest, config.data.revision)}"
     if config.start.checkpoint:
@@ -272,10 +270,10 @@ def _lines(found: InspectedRun, cost: Cost) -> Iterator[str]:
     if config.cluster_size > 1:
         followers = f"{config.cluster_size - 1} more trainers" if config.cluster_size > 2 else "one more trainer"
         yield f"clusters   each member brings the work of {followers}: {config.max_trainers} can train"
-    yield f"{unit:<10} {cost.member_tokens:,} a member and outer step; {least:,} to {most:,} a round"
-    head = f", and up to {size(cost.head_bytes)} a head" if config.cluster_size > 1 else ""
-    yield f"traffic    up to {size(cost.member_bytes)} a member and outer step, as {config.codec}{head}"
-    yield f"memory     {size(cost.memory_bytes)} a member on a CPU, and what activations take"
+    yield f"{unit:<10} {cost.member_tokens:,} for each member and outer step; {least:,} to {most:,} for each round"
+    head = f", and up to {size(cost.head_bytes)} for each head" if config.cluster_size > 1 else ""
+    yield f"traffic    up to {size(cost.member_bytes)} for each member and outer step, as {config.codec}{head}"
+    yield f"memory     {size(cost.memory_bytes)} for each member on a CPU, and the activations on top"
 
 
 def _pinned(digest: str, revision: str = "") -> str:

@@ -72,11 +72,11 @@ def _from_home(
     if outer_step is not None and outer_step not in steps:
         raise ConfigError(
             f"{home.path} keeps no checkpoint of outer step {outer_step}, only of {_listed(steps)}",
-            remedy="choose one of these; join with --keep-every N keeps more of those to come",
+            remedy="choose one of these; a node that joins with --keep-every N keeps more in future",
         )
     checkpoint = load_newest(folder) if outer_step is None else load_step(folder, outer_step)
     if checkpoint is None:
-        raise ConfigError(f"no checkpoint in {folder} is whole", remedy="name a node of the network with --peers")
+        raise ConfigError(f"every checkpoint in {folder} is damaged", remedy="name a node of the network with --peers")
     _check_certificate(run, checkpoint, config, emitter)
     return run, checkpoint.state
 
@@ -117,7 +117,7 @@ async def newest_state(
         newest = situation.proof.outer_step
         if outer_step not in (None, newest):
             raise ConfigError(
-                f"the run's members hold outer step {newest} alone, and not {outer_step}",
+                f"the run's members only hold outer step {newest}, not {outer_step}",
                 remedy="leave out --peers to look into the checkpoints of this home, or name another home with --home",
             )
         try:

@@ -45,7 +45,7 @@ def data_pins(run: RunConfig, config: Config, emitter: Emitter, *, pin: bool, un
         remedy = f"sign with {' and '.join(missing)} to pin it"
         if not run.data.digest:
             raise ConfigError(
-                f"the data ({described_data(run)}) is not pinned: each member would train on what it has",
+                f"the data ({described_data(run)}) is not pinned: members could train on different data",
                 remedy=f"{remedy}, or with --unpinned if that is what you want",
             )
         _tell_kept(run, emitter, remedy)
@@ -89,13 +89,13 @@ def _kept_digest(run: RunConfig, commits: PinnedValues, emitter: Emitter) -> str
     if all(getattr(run.data, key) == commit for (_, key), commit in commits.items()):
         _tell_kept(run, emitter, remedy)
         return digest
-    message = "the data's digest is taken out: it need not be of the commits that are signed now"
+    message = "the data's digest is removed: it may not belong to the commits that are signed now"
     emitter.emit("warning", message=message, remedy=remedy)
     return ""
 
 
 def _tell_kept(run: RunConfig, emitter: Emitter, remedy: str) -> None:
-    message = f"the data ({described_data(run)}) was not looked at: it stays pinned to {run.data.digest[:12]}"
+    message = f"the data ({described_data(run)}) was not read: it stays pinned to {run.data.digest[:12]}"
     emitter.emit("warning", message=message, remedy=remedy)
 
 
@@ -112,15 +112,15 @@ def start_pins(run: RunConfig, config: Config, emitter: Emitter) -> PinnedValues
         remedy = "sign with --start DIR to pin it"
         if not run.start.digest:
             raise ConfigError("the checkpoint that the run starts from is not pinned", remedy=remedy)
-        message = f"the checkpoint was not looked at: it stays pinned to {run.start.digest[:12]}"
+        message = f"the checkpoint was not read: it stays pinned to {run.start.digest[:12]}"
         emitter.emit("warning", message=message, remedy=remedy)
         return {}
     found = pin_of(run, checkpoint_source(run, config, emitter))
     if found.differing:
         emitter.emit(
             "warning",
-            message=f"[model] computes something else than the checkpoint: they differ in {', '.join(found.differing)}",
-            remedy="copy these from the checkpoint's config.json, unless you want it so",
+            message=f"[model] differs from the checkpoint in {', '.join(found.differing)}",
+            remedy="copy these from the checkpoint's config.json, unless the difference is intended",
         )
     return {("start", "revision"): found.revision, ("start", "digest"): found.digest}
 

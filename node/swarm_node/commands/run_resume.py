@@ -60,9 +60,11 @@ def read_members(path: Path) -> tuple[str, ...]:
         try:
             check_peer_id(peer)
         except ValueError as error:
-            raise ConfigError(f"{path} has a line that is no peer id: {peer[:80]!r}", remedy="correct it") from error
+            raise ConfigError(f"{path} has a line that is not a peer id: {peer[:80]!r}", remedy="correct it") from error
     if not peers:
-        raise ConfigError(f"{path} names nobody", remedy="write the peer ids of those who go on, one on each line")
+        raise ConfigError(
+            f"{path} has no peer id", remedy="write the peer ids of the members that continue, one on each line"
+        )
     return peers
 
 
@@ -97,9 +99,9 @@ async def _order(
     taken = sorted(peer for peer, refusal in answers.items() if not refusal)
     for peer, refusal in answers.items():
         if refusal and peer in situation.holders:
-            emitter.emit("warning", message=f"{short(peer)} did not take the order: {refusal}", remedy="")
+            emitter.emit("warning", message=f"{short(peer)} refused the order: {refusal}", remedy="")
     if not taken:
-        raise PeerUnreachable("no member took the resume order", remedy="try again when one of them is at work")
+        raise PeerUnreachable("no member accepted the resume order", remedy="try again when a member is running")
     emitter.emit("resume_delivered", run=run.run_id, outer_step=proof.outer_step, peers=taken)
 
 

@@ -168,13 +168,15 @@ class RunWatcher:
 
     def _complain(self, error: SwarmError) -> None:
         if error.message not in self._complaints:
-            self._emitter.emit("warning", message=f"cannot see where the run is: {error.message}", remedy=error.remedy)
+            self._emitter.emit(
+                "warning", message=f"the run's progress cannot be seen: {error.message}", remedy=error.remedy
+            )
         self._complaints.append(error.message)
 
     def _no_member_error(self) -> PeerTimeout:
         step, last = self._observer.outer_step, self._run.config.outer_steps
         if step:
-            message = f"nobody trains {self._run.run_id} any more: it stands at outer step {step} of {last}"
+            message = f"no member trains {self._run.run_id} any more: it is at outer step {step} of {last}"
         else:
-            message = f"nobody trains {self._run.run_id} on this network"
+            message = f"no member trains {self._run.run_id} in this network"
         return PeerTimeout(message, remedy="check --peers and --network-id, or join it: swarm-node join --run RUN")

@@ -79,7 +79,7 @@ def _leave(flags: Flags, *, is_drain: bool) -> int:
     until = time.monotonic() + reply.seconds + MARGIN_S
     while home.owner() == reply.pid:
         if time.monotonic() > until:
-            raise PeerTimeout(f"the daemon (pid {reply.pid}) is still there", remedy=f"end it: kill -9 {reply.pid}")
+            raise PeerTimeout(f"the daemon (pid {reply.pid}) is still running", remedy=f"end it: kill -9 {reply.pid}")
         time.sleep(POLL_S)
     emitter.emit("left", pid=reply.pid)
     return 0
@@ -157,7 +157,7 @@ def _peers(reply: StatusReply) -> Iterator[str]:
         moved = f"{sent:>8} sent  {received:>8} received"
         yield f"{ending(peer.peer_id)}  {how}  {moved}  {clean(peer.name, MAX_NAME_CELLS)}".rstrip()
     if (more := sum(counts.values()) - min(len(reply.peers), MAX_SHOWN_PEERS)) > 0:
-        yield f"and {plural(more, 'peer')} that exchanged less"
+        yield f"and {plural(more, 'more peer')} with less traffic"
 
 
 def _relaying(relay: RelayStatus) -> str:

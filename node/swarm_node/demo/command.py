@@ -42,18 +42,25 @@ def demo(
     *,
     nodes: Annotated[int, typer.Option(metavar="N", help="Volunteers to start.")] = NUM_NODES,
     outer_steps: Annotated[int, typer.Option(metavar="N", help="Outer steps to train.")] = OUTER_STEPS,
-    interval_steps: Annotated[int, typer.Option(metavar="N", help="Inner steps in each.")] = INTERVAL_STEPS,
+    interval_steps: Annotated[
+        int, typer.Option(metavar="N", help="Inner steps between two outer steps.")
+    ] = INTERVAL_STEPS,
     min_tokens: Annotated[
-        int, typer.Option(metavar="N", help="Length of the completion, or more until the killed node is missed.")
+        int,
+        typer.Option(
+            metavar="N", help="Minimum length of the completion, which goes on until the killed node is noticed."
+        ),
     ] = MIN_NEW_TOKENS,
-    prompt: Annotated[str, typer.Option(metavar="TEXT", help="What to complete.")] = PROMPT,
-    temperature: Annotated[float, typer.Option(metavar="T", help="0: always the likeliest byte.")] = TEMPERATURE,
+    prompt: Annotated[str, typer.Option(metavar="TEXT", help="Text to complete.")] = PROMPT,
+    temperature: Annotated[
+        float, typer.Option(metavar="T", help="Sampling temperature; 0: always the likeliest byte.")
+    ] = TEMPERATURE,
     keep: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep everything, the trained model too, in DIR.")
+        Path | None, typer.Option(metavar="DIR", help="Keep all files, including the trained model, in DIR.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print events as JSON lines on stdout.")] = False,
 ) -> int:
-    """See it all on this machine: train together, serve together, kill a node on the way."""
+    """Try everything on this machine: train a model together, serve it together, and kill a node in between."""
     # torch, rich and openai take seconds to import: --help should not wait for them
     from rich.console import Console  # noqa: PLC0415
 

@@ -371,7 +371,7 @@ def _spelled(name: str, origin: str) -> str:
 
 def _unknown(what: str, name: str, known: Sequence[str], spelled: Callable[[str], str] = str) -> ConfigError:
     close = difflib.get_close_matches(name, known, n=1)
-    remedy = f"did you mean {spelled(close[0])}?" if close else f"known are {', '.join(map(spelled, known))}"
+    remedy = f"did you mean {spelled(close[0])}?" if close else f"use one of {', '.join(map(spelled, known))}"
     return ConfigError(f"unknown {what}", remedy=remedy)
 
 

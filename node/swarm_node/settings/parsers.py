@@ -55,7 +55,7 @@ def parse_path(text: str) -> Path:
     try:
         return Path(text).expanduser().absolute()
     except RuntimeError:
-        raise ValueError("is not a path: whose home that is, nobody knows") from None
+        raise ValueError("is not a path: there is no user of that name") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,7 +187,7 @@ def _remembered_addrs(config: Config) -> tuple[str, ...]:
 
 def _nobody_to_ask() -> ConfigError:
     return ConfigError(
-        "no peer to join through is named, and none is remembered from earlier days",
+        "no peer to join through is named, and this home remembers none",
         remedy="give --peers the address that a seed printed; swarm-node seed starts a network, "
         "swarm-node demo shows it all on this machine",
     )

@@ -56,7 +56,7 @@ def test_join_does_without_data_that_is_gone_if_the_tokens_that_the_run_pins_are
     run = tmp_path / "run.toml"
     told = resolve({"home": str(tmp_path), "run": str(run), "data": "/no/such"}, env={})
     run.write_text('[data]\ndigest = "another"\n')
-    with pytest.raises(ConfigError, match="/no/such is not there"):
+    with pytest.raises(ConfigError, match="/no/such does not exist"):
         _check_work(told)
     run.write_text(f'[data]\ndigest = "{digest}"\n')
     _check_work(told)

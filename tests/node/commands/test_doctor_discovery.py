@@ -50,7 +50,7 @@ def test_local_peers_are_looked_for_where_a_node_would(tmp_path: Path, monkeypat
     assert findings_of(config(tmp_path)) == []
     assert findings_of(config(tmp_path, listen=beyond, mdns=False)) == []
     monkeypatch.setattr(doctor_discovery, "own_subnets", lambda: subnets("203.0.113.1/24"))
-    assert "no private network" in findings_of(config(tmp_path, listen=beyond))[0].message
+    assert "not in a private network" in findings_of(config(tmp_path, listen=beyond))[0].message
 
 
 def test_local_peers_that_answer_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

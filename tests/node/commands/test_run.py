@@ -66,7 +66,7 @@ def test_sign_pins_the_data_and_show_says_what_it_costs(author: Identity, capsys
     assert signed["group_tokens"] == [2 * 10240, 16 * 8 * 10240]
     assert Path("run.toml").read_text().startswith("# mine\n")
     assert cli.run(["run", "show"]) == 0
-    assert "signature  holds: " + author.peer_id in capsys.readouterr().out
+    assert "signature  valid: " + author.peer_id in capsys.readouterr().out
     assert cli.run(["run", "sign", "--unpinned", "--json"]) == 0
     Path("run.toml").write_text(Path("run.toml").read_text().replace("tiny", "tidy"))
     capsys.readouterr()
@@ -103,7 +103,7 @@ def test_sign_again_without_the_data_leaves_its_pin_and_says_so(
     Path("run.toml").write_text(f'{TINY}[data]\nsource = "files"\ndigest = "{"ab" * 32}"\n')
     assert cli.run(["run", "sign", "--json"]) == 0
     warning, _ = events(capsys)
-    assert "was not looked at: it stays pinned to abababababab" in str(warning["message"])
+    assert "was not read: it stays pinned to abababababab" in str(warning["message"])
     assert load_run(Path("run.toml")).config.data.digest == "ab" * 32
 
 
@@ -137,7 +137,7 @@ def test_show_of_a_module_s_run_names_no_data_and_no_optimizer_of_the_file_s(
     write_run(Path("run.toml"), run, author)
     assert cli.run(["run", "show"]) == 0
     out = capsys.readouterr().out
-    assert "data       its author's own" in out
+    assert "data       read by the author's own module" in out
     assert "samples    80 a member" in out
     assert "python-stdlib" not in out
     assert "adamw" not in out
@@ -156,7 +156,7 @@ def test_sign_says_each_impossible_value_in_a_line(author: Identity, capsys: pyt
     err = capsys.readouterr().err.splitlines()
     assert [line.split(" = ")[0].strip() for line in err[:3]] == ["outer_steps", "codec", "inner.beta1"]
     assert err[3:] == [
-        "error: run.toml cannot be signed: 3 settings are impossible",
+        "error: run.toml cannot be signed: 3 settings are invalid",
         "  → correct what is listed above",
     ]
     assert Path("run.toml").read_text() == text
@@ -208,7 +208,7 @@ def test_sign_without_an_identity_says_how_to_get_one(capsys: pytest.CaptureFixt
 
 def test_watch_needs_a_peer_and_a_signed_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert cli.run(["run", "watch"]) == 1
-    assert "no peer to look through" in capsys.readouterr().err
+    assert "no peer is named" in capsys.readouterr().err
     Path("run.toml").write_text(TINY)
     addr = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer_id}"
     assert cli.run(["run", "watch", "--peers", addr]) == 1
@@ -241,12 +241,12 @@ def test_run_that_starts_from_a_checkpoint_is_made_signed_and_shown(
     )
     assert cli.run(["run", "sign", "further.toml", "--unpinned", "--json"]) == 0
     warning, _ = events(capsys)
-    assert "the checkpoint was not looked at: it stays pinned" in str(warning["message"])
+    assert "the checkpoint was not read: it stays pinned" in str(warning["message"])
     text = Path("further.toml").read_text()
     Path("further.toml").write_text(text.replace("rms_norm_eps = 1e-06", "rms_norm_eps = 0.01"))
     assert cli.run(signing) == 0
     warning, _ = events(capsys)
-    assert "they differ in rms_norm_eps" in str(warning["message"])
+    assert "differs from the checkpoint in rms_norm_eps" in str(warning["message"])
 
 
 def test_init_from_a_checkpoint_of_the_hub_names_its_commit(
@@ -275,7 +275,7 @@ def test_sign_of_data_on_the_hub_pins_its_commits_without_bringing_it(
         assert cli.run(["run", "sign", "--json"]) == 0
         assert not any("resolve" in path for path in hub.asked)
     warning, signed = events(capsys)
-    assert "the data's digest is taken out" in str(warning["message"])
+    assert "the data's digest is removed" in str(warning["message"])
     data = load_run(Path("run.toml")).config.data
     assert (data.revision, data.tokenizer_revision, data.digest) == (COMMIT, COMMIT, "")
     assert signed["data_revision"] == COMMIT
@@ -301,5 +301,5 @@ def test_sign_of_a_commit_keeps_the_digest_of_its_tokens_and_says_so(
     )
     assert cli.run(["run", "sign", "--json"]) == 0
     warning, _ = events(capsys)
-    assert "was not looked at: it stays pinned to abababababab" in str(warning["message"])
+    assert "was not read: it stays pinned to abababababab" in str(warning["message"])
     assert load_run(Path("run.toml")).config.data.digest == "ab" * 32

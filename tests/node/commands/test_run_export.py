@@ -166,7 +166,7 @@ def test_newest_state_comes_from_the_members_while_they_train(run: SignedRun) ->
                 digests = {event.step: event.digest for event in member.of(OuterStep)}
                 assert state.outer_step >= 2
                 assert state.manifest().digest().hex() == digests[state.outer_step]
-                with pytest.raises(ConfigError, match=r"members hold outer step \d alone, and not 1"):
+                with pytest.raises(ConfigError, match=r"members only hold outer step \d, not 1"):
                     await newest_state(network, membership, run, NUM_VALUES, 1)
             await network.close()
 

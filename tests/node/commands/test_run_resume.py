@@ -123,7 +123,7 @@ def test_resume_that_no_member_takes_is_an_error() -> None:
             swarm.kill("m2")
             swarm.kill("m3")
             emitter = Emitter(json=False, out=io.StringIO(), err=io.StringIO())
-            with pytest.raises(PeerUnreachable, match="no member took the resume order"):
+            with pytest.raises(PeerUnreachable, match="no member accepted the resume order"):
                 await run_resume._order(network, swarm.run, AUTHOR, (), situation, emitter, is_certain=True)
             await network.close()
 
@@ -139,8 +139,8 @@ def test_members_file_names_peers_and_may_have_comments(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"# nobody\n", "names nobody"),
-        (b"somebody\n", "no peer id: 'somebody'"),
+        (b"# nobody\n", "has no peer id"),
+        (b"somebody\n", "not a peer id: 'somebody'"),
         (b"\xff\n", "cannot be read"),
         (None, "cannot be read"),
     ],

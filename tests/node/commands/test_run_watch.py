@@ -94,7 +94,7 @@ def test_watching_is_told_of_no_measurement_of_a_step_that_was_not_committed() -
 
 
 def test_watching_nobody_ends_with_one_line() -> None:
-    with pytest.raises(PeerTimeout, match=f"nobody trains {RUN.run_id} on this network"):
+    with pytest.raises(PeerTimeout, match=f"no member trains {RUN.run_id} in this network"):
         told(Scripted(({}, [])))
 
 
@@ -105,7 +105,7 @@ def test_watching_before_the_first_member_has_started_waits_for_it() -> None:
 
 def test_watching_a_run_that_everybody_leaves_says_where_it_stands() -> None:
     observer = Scripted(({"a": member()}, [step(1)]), ({}, []))
-    with pytest.raises(PeerTimeout, match="any more: it stands at outer step 1 of 2"):
+    with pytest.raises(PeerTimeout, match="any more: it is at outer step 1 of 2"):
         told(observer)
     assert [event["event"] for event in observer.told] == ["members", "committed", "members"]  # type: ignore[attr-defined]
 
@@ -123,7 +123,7 @@ def test_watching_members_that_do_not_answer_says_so_once() -> None:
     silent = ({"a": member()}, PeerTimeout("no answer"))
     events = told(Scripted(silent, silent, silent, ({"a": member()}, [step(2)])))
     warnings = [event["message"] for event in events if event["event"] == "warning"]
-    assert warnings == ["cannot see where the run is: no answer"]
+    assert warnings == ["the run's progress cannot be seen: no answer"]
 
 
 def test_watching_a_run_whose_last_members_have_just_left_ends_well_with_what_they_said() -> None:
@@ -147,7 +147,7 @@ def test_watching_a_run_that_only_some_say_is_finished_does_not_end_well(other: 
     observer = Scripted(
         ({"a": done}, PeerTimeout("silent")), ({"a": done, "b": other}, PeerTimeout("silent")), ({}, [])
     )
-    with pytest.raises(PeerTimeout, match="nobody trains"):
+    with pytest.raises(PeerTimeout, match="no member trains"):
         told(observer)
 
 

@@ -23,24 +23,27 @@ JOIN = ("join", "--take", "nothing", "--network-id", "tests", "--probe", "off", 
     [
         (
             ("join",),
-            "no peer to join through is named, and none is remembered from earlier days → give --peers the address",
+            "no peer to join through is named, and this home remembers none → give --peers the address",
         ),
         (
             ("join", "--peers", NOBODY, "--run", "/no/run.toml"),
-            "/no/run.toml is not there → give --run the file that",
+            "/no/run.toml does not exist → give --run the file that",
         ),
-        (("join", "--run", "/tmp"), "/tmp is a directory and no run file → give --run the file that"),
+        (("join", "--run", "/tmp"), "/tmp is a directory, not a run file → give --run the file that"),
         (("join", "--model", "/no/model"), "there is no such directory → give --model the directory that"),
         (("demo", "--keep", "/proc/x"), "choose another directory with --keep"),
         (
             ("gateway",),
-            "no peer to join through is named, and none is remembered from earlier days → give --peers the address",
+            "no peer to join through is named, and this home remembers none → give --peers the address",
         ),
         (("join", "--peers", NOBODY, "--then-serve"), "--then-serve needs --run"),
         (("join", "--peers", NOBODY, "--blocks", "0:2"), "there is nothing to serve"),
         (("join", "--peers", NOBODY, "--take", "models", "--data", "/tmp"), "there is nothing to train, so --data"),
         (("join", "--peers", NOBODY, "--take", "runs", "--max-blocks", "2"), "there is nothing to serve"),
-        (("join", "--peers", NOBODY, "--take", "runs", "--model", "a/b"), "--take is for a node that is told neither"),
+        (
+            ("join", "--peers", NOBODY, "--take", "runs", "--model", "a/b"),
+            "--take cannot be combined with --run or --model",
+        ),
         (("status",), "no daemon is running"),
         (("drain",), "no daemon is running"),
         (("stop",), "no daemon is running"),
@@ -161,6 +164,6 @@ def test_join_with_data_that_is_not_there_says_so_before_anything_of_the_network
     run = tmp_path / "run.toml"
     run.write_text("")
     answer = run_here("join", "--run", run, option, "/no/such", "--home", tmp_path / "home")
-    assert f"/no/such is not there → give {option} a path that is" in answer.error
+    assert f"/no/such does not exist → give {option} an existing path" in answer.error
     assert answer.code == 1
     assert not (tmp_path / "home").exists()

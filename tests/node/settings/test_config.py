@@ -133,7 +133,7 @@ def test_resolve_unknown_environment_variable_is_refused_with_a_suggestion(varia
         ("metrics", "localhost:99999", "is not HOST:PORT"),
         ("otlp", "collector:4318", "is not an address such as"),
         ("max_memory", "9" * 400, "is not a size"),
-        ("home", "~no-such-user/node", "whose home that is"),
+        ("home", "~no-such-user/node", "there is no user of that name"),
     ],
 )
 def test_resolve_bad_flag_names_flag_and_fault(flag: str, value: str | list[str], expected: str) -> None:

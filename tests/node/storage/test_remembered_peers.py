@@ -154,7 +154,7 @@ def test_peer_that_relays_comes_first_and_one_from_the_future_ages() -> None:
 
 def test_node_that_remembers_nobody_needs_a_peer(tmp_path: Path) -> None:
     config = resolve({"home": str(tmp_path), "network_id": "net"}, env={})
-    with pytest.raises(ConfigError, match="no peer to join through is named, and none is remembered"):
+    with pytest.raises(ConfigError, match="no peer to join through is named, and this home remembers none"):
         remembered_peers.check_can_join(config)
     write(tmp_path / "peers.json", "net", (entry(1, first_seen=0.0, last_seen=4e9),))
     remembered_peers.check_can_join(config)

@@ -138,7 +138,7 @@ def test_show_of_a_module_s_run_names_no_data_and_no_optimizer_of_the_file_s(
     assert cli.run(["run", "show"]) == 0
     out = capsys.readouterr().out
     assert "data       read by the author's own module" in out
-    assert "samples    80 a member" in out
+    assert "samples    80 for each member" in out
     assert "python-stdlib" not in out
     assert "adamw" not in out
 

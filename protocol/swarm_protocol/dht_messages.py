@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, TypeAlias
 
 from swarm_protocol import limits, wire
-from swarm_protocol.checks import Addr, Checked, Digest, check_count, distinct, up_to, whole
+from swarm_protocol.checks import Checked, Digest, check_addr, check_count, distinct, up_to, whole
 from swarm_protocol.identity import PeerId
 from swarm_protocol.proto import dht_pb2
 
@@ -20,12 +21,21 @@ _FIELD_BYTES = 6  # what protobuf writes before one, at most
 MAX_STORED_BYTES = limits.MAX_RECORD_BYTES + limits.MAX_ENVELOPE_OVERHEAD_BYTES
 
 
+@lru_cache(maxsize=2**12)
 def place_of(name: str) -> bytes:
     """Return the DHT id of a record's subject or a peer id. It is a hash of the name, so nobody can choose it."""
     return hashlib.sha256(name.encode()).digest()
 
 
-Addrs: TypeAlias = Annotated[tuple[Addr, ...], distinct(limits.MAX_CONTACT_ADDRS)]
+@lru_cache(maxsize=2**12)
+def check_addrs(addrs: tuple[str, ...], field: str) -> None:
+    """Check a node's addresses, which it tells with each request and each answer. Raises ValueError."""
+    check_count(addrs, field, max_items=limits.MAX_CONTACT_ADDRS)
+    for addr in addrs:
+        check_addr(addr, field)
+
+
+Addrs: TypeAlias = Annotated[tuple[str, ...], check_addrs]
 
 
 def check_record(record: object, _field: str) -> None:
@@ -77,7 +87,7 @@ class Found(Checked):
     peers: tuple[Contact, ...] = ()
 
     def __post_init__(self) -> None:
-        check_count(tuple(peer.peer_id for peer in self.peers), "peers", max_items=limits.MAX_FOUND_PEERS)
+        check_count(tuple([peer.peer_id for peer in self.peers]), "peers", max_items=limits.MAX_FOUND_PEERS)
 
     @property
     def num_bytes(self) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Annotated
 
 from swarm_protocol import limits
@@ -245,17 +246,23 @@ def unseal_record(data: bytes, *, network_id: str, key: str, now: float) -> Enve
     return envelope
 
 
+@lru_cache(maxsize=2**11)
+def _record_of(kind: str, payload: bytes) -> Record:
+    """Decode a record once for all who read it in this process: roles, pages, and the nodes of a simulation."""
+    return _KINDS[kind].from_bytes(payload)
+
+
 def read_record(envelope: Envelope) -> Record:
     """Return the record that a verified envelope carries.
 
     Raises PeerViolation if it is malformed, or not under one of the few keys where its signer may publish it: so nobody
     shows up under another's model, or in every key of a tree.
     """
-    record_type = _KINDS.get(envelope.subject.partition("#")[0].split("/", 1)[0])
-    if record_type is None:
+    kind = envelope.subject.partition("#")[0].split("/", 1)[0]
+    if kind not in _KINDS:
         raise PeerViolation(f"no records are kept under {envelope.subject!r}", peer_id=envelope.peer_id)
     try:
-        record = record_type.from_bytes(envelope.payload)
+        record = _record_of(kind, envelope.payload)
     except PeerViolation as violation:
         violation.peer_id = envelope.peer_id
         raise

@@ -120,7 +120,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._now_s = START_S
         self._real_deadline_s = time.monotonic() + real_timeout_s
         self._compute_s = compute_s
-        self._jobs: list[_Job] = []
+        self._jobs: set[_Job] = set()
+        self._due: list[tuple[int, _Job]] = []  # a heap of the jobs that are not held back, with when they came
+        self._num_jobs = itertools.count()
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._num_timers = itertools.count()
         self._failed: list[asyncio.Task[Any]] = []
@@ -149,14 +151,16 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        job = _Job(self.create_future())
+        job = _Job(next(self._num_jobs), self.create_future())
         if self._inline_jobs:
             job.running = _done(job.work, func, args)
         else:
             job.running = (executor or self._threads).submit(job.work, func, args)
-        self._jobs.append(job)
+        self._jobs.add(job)
         if self._compute_s and (cost_s := self._compute_s(_innermost(func, args))):
-            self._postpone(job, cost_s)
+            self.call_later(cost_s, self._fall_due, job)
+        else:
+            self._fall_due(job)
         if not self._inline_jobs:
             job.running.add_done_callback(lambda _: self._wake())
         return job.result
@@ -222,11 +226,13 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._forget_cancelled()
         if not self._inline_jobs and (events := self._sockets.select(0)):
             return events
-        if job := next((job for job in self._jobs if job.due), None):
+        if self._due:
+            _, job = self._due[0]
             if not job.running.done():
                 return self._sockets.select(self._real_deadline_s - time.monotonic())
+            heapq.heappop(self._due)
             if job.cost_s:
-                self._postpone(job, job.cost_s)
+                self.call_later(job.cost_s, self._fall_due, job)
                 job.cost_s = 0.0
             else:
                 self._jobs.remove(job)
@@ -237,9 +243,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             self._now_s = max(self._now_s, self._timers[0][0])
         return []
 
-    def _postpone(self, job: _Job, cost_s: float) -> None:
-        job.due = False
-        self.call_later(cost_s, job.fall_due)
+    def _fall_due(self, job: _Job) -> None:
+        heapq.heappush(self._due, (job.number, job))
 
     def _wake(self) -> None:
         if not self.is_closed():
@@ -256,14 +261,15 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """One executor job: its thread's future, and the loop's, which hears of it when the job is due and done.
+    """One executor job: its thread's future, and the loop's, which hears of it when the job is due and done. `number`
+    counts the jobs in the order in which they were submitted.
 
     `cost_s` is what it has charged itself, and not yet been held back for.
     """
 
+    number: int
     result: asyncio.Future[Any]
     running: Future[Any] = field(default_factory=Future)
-    due: bool = True
     cost_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -276,9 +282,6 @@ class _Job:
             return func(*args)
         finally:
             _this_thread.job = None
-
-    def fall_due(self) -> None:
-        self.due = True
 
     def deliver(self) -> None:
         if self.result.done():

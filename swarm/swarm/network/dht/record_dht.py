@@ -190,8 +190,8 @@ class RecordDht:
 
     def contacts(self) -> tuple[Contact, ...]:
         """Everyone in the routing table who said where to dial it."""
-        found = ((peer_id, self._book.of(peer_id)) for peer_id in self._table.peers)
-        return tuple(Contact(peer_id=peer_id, addrs=addrs) for peer_id, addrs in found if addrs)
+        found = map(self._book.contact, self._table.peers)
+        return tuple(contact for contact in found if contact.addrs)
 
     @property
     def counts(self) -> DhtCounts:
@@ -432,10 +432,7 @@ class RecordDht:
             return
         search.answered.add(peer_id)
         for key, each in zip(request.keys, found, strict=False):
-            named = each.peers[:WIDTH]
-            for contact in named:
-                search.note(contact.peer_id, contact.addrs)
-            search.meet([contact.peer_id for contact in named], suspects, named_by=peer_id)
+            search.hear(each.peers[:WIDTH], suspects, named_by=peer_id)
             await self._take_in(search, key, each.records)
         search.left_out(peer_id, request.keys[len(found) :])
 
@@ -525,7 +522,7 @@ class RecordDht:
 
     def _found(self, asker: str, key: bytes, asked: FindRequest) -> Found:
         others = [peer_id for peer_id in self._table.nearest(to_id(key), WIDTH + 1) if peer_id != asker]
-        peers = tuple([contact_of(peer_id=peer_id, addrs=self._book.of(peer_id)) for peer_id in others[:WIDTH]])
+        peers = tuple([self._book.contact(peer_id) for peer_id in others[:WIDTH]])
         records = () if asked.only_peers else self._storage.get(key)
         if 0 < asked.max_records < len(records):
             records = tuple(self._chance.sample(records, asked.max_records))
@@ -540,29 +537,36 @@ def _is_held(answers: Sequence[StoreResponse | None]) -> bool:
 
 class AddressBook:
     def __init__(self) -> None:
-        self._addrs: OrderedDict[str, tuple[str, ...]] = OrderedDict()
+        self._contacts: OrderedDict[str, Contact] = OrderedDict()
         self._gone: set[str] = set()
 
     def learn(self, peer_id: str, addrs: Iterable[str]) -> None:
         """Take `addrs` from `peer_id` itself, in place of those that it gave before. Nothing if none can be dialled."""
-        usable = dialable(addrs)[: limits.MAX_CONTACT_ADDRS]
-        if not usable:
-            return
-        self._addrs[peer_id] = usable
-        self._addrs.move_to_end(peer_id)
-        if len(self._addrs) > MAX_PEERS:
-            self._addrs.popitem(last=False)
+        known = self._contacts.get(peer_id)
+        if known is None or known.addrs != addrs:
+            usable = dialable(addrs)[: limits.MAX_CONTACT_ADDRS]
+            if not usable:
+                return
+            self._contacts[peer_id] = contact_of(peer_id=peer_id, addrs=usable)
+        self._contacts.move_to_end(peer_id)
+        if len(self._contacts) > MAX_PEERS:
+            self._contacts.popitem(last=False)
 
     def forget_all_but(self, peers: Container[str]) -> None:
         """Forget who is not one of `peers`, and was not the last time either: who was lost just now may be dialled."""
-        gone = {peer_id for peer_id in self._addrs if peer_id not in peers}
+        gone = {peer_id for peer_id in self._contacts if peer_id not in peers}
         for peer_id in gone & self._gone:
-            del self._addrs[peer_id]
+            del self._contacts[peer_id]
         self._gone = gone
 
     def __len__(self) -> int:
-        return len(self._addrs)
+        return len(self._contacts)
 
     def of(self, peer_id: str) -> tuple[str, ...]:
         """The addresses that `peer_id` gave last; none if it is not known."""
-        return self._addrs.get(peer_id, ())
+        known = self._contacts.get(peer_id)
+        return known.addrs if known is not None else ()
+
+    def contact(self, peer_id: str) -> Contact:
+        """Return `peer_id` as this node names it to others."""
+        return self._contacts.get(peer_id) or contact_of(peer_id=peer_id)

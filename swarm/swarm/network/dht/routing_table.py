@@ -24,7 +24,7 @@ from functools import lru_cache
 from itertools import islice
 
 from swarm_protocol import limits
-from swarm_protocol.dht_messages import place_of
+from swarm_protocol.dht_messages import Contact, place_of
 from swarm_protocol.envelope import Envelope
 
 from swarm.network.multiaddr import dialable
@@ -106,7 +106,10 @@ class RoutingTable:
         distance = node_id_of(peer_id) ^ self._own_id
         if not distance:
             return
-        bucket = self._buckets.setdefault(distance.bit_length(), _Bucket())
+        bits = distance.bit_length()
+        bucket = self._buckets.get(bits)
+        if bucket is None:
+            bucket = self._buckets[bits] = _Bucket()
         if peer_id in bucket.members or len(bucket.members) < BUCKET_SIZE:
             bucket.members[peer_id] = now_s
             bucket.members.move_to_end(peer_id)
@@ -163,8 +166,11 @@ class RoutingTable:
         own = (key ^ self._own_id).bit_length()
         found: list[str] = []
         for group in self._groups(own):
-            members = [peer_id for bits in group for peer_id in self._buckets[bits].members]
-            found += sorted(members, key=lambda peer_id: node_id_of(peer_id) ^ key)
+            members = [
+                (node_id_of(peer_id) ^ key, peer_id) for bits in group for peer_id in self._buckets[bits].members
+            ]
+            members.sort()
+            found += [peer_id for _, peer_id in members]
             if len(found) >= count:
                 break
         return found[:count]
@@ -248,12 +254,13 @@ class NodeLookup:
                 for key, ranked in self._ranked.items():
                     insort(ranked, _placed(peer_id, key))
 
-    def note(self, peer_id: str, addrs: Iterable[str]) -> None:
-        """A node names `addrs` for `peer_id`. They are tried beside those that others named."""
-        known = self._addrs.get(peer_id, ())
-        if addrs == known:
-            return
-        self._addrs[peer_id] = tuple(dict.fromkeys((*known, *dialable(addrs))))[:MAX_ADDRS]
+    def hear(self, named: Sequence[Contact], suspects: Container[str], *, named_by: str) -> None:
+        """A node names these peers: `meet` them. Their addresses are tried beside those that others named."""
+        for contact in named:
+            known = self._addrs.get(contact.peer_id, ())
+            if contact.addrs != known:
+                self._addrs[contact.peer_id] = tuple(dict.fromkeys((*known, *dialable(contact.addrs))))[:MAX_ADDRS]
+        self.meet([contact.peer_id for contact in named], suspects, named_by=named_by)
 
     def addrs_of(self, peer_id: str) -> tuple[str, ...]:
         """Return the addresses that nodes have named for `peer_id` so far."""

@@ -9,37 +9,36 @@ from swarm_protocol.identity import Identity
 
 RELAY = Identity(bytes(32)).peer_id
 CIRCUIT = f"/ip4/192.0.2.8/tcp/4001/p2p/{RELAY}/p2p-circuit"
+A, B, C = (Identity(bytes([number]) * 32).peer_id for number in (1, 2, 3))
 NEAR, FAR = "/ip4/127.0.0.1/tcp/4001", "/ip4/192.0.2.7/tcp/4001"
 
 
 def test_book_keeps_what_a_peer_said_last_of_what_can_be_dialled() -> None:
     book = AddressBook()
-    book.learn(
-        "a", (NEAR, CIRCUIT, "/unix/tmp/x", "/ip4/1.2.3/tcp/1", f"{FAR}/p2p/{RELAY}", "/ip4/192.0.2.7/tcp/99999")
-    )
-    assert book.of("a") == (NEAR, CIRCUIT)
-    book.learn("a", ("/nothing",))
-    assert book.of("a") == (NEAR, CIRCUIT)
-    book.learn("a", (FAR,))
-    assert book.of("a") == (FAR,)
-    assert book.of("b") == ()
+    book.learn(A, (NEAR, CIRCUIT, "/unix/tmp/x", "/ip4/1.2.3/tcp/1", f"{FAR}/p2p/{RELAY}", "/ip4/192.0.2.7/tcp/99999"))
+    assert book.of(A) == (NEAR, CIRCUIT)
+    book.learn(A, ("/nothing",))
+    assert book.of(A) == (NEAR, CIRCUIT)
+    book.learn(A, (FAR,))
+    assert book.of(A) == (FAR,)
+    assert book.of(B) == ()
 
 
 def test_book_that_is_full_forgets_who_was_heard_of_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_dht, "MAX_PEERS", 2)
     book = AddressBook()
-    for peer_id in ("a", "b", "a", "c"):
+    for peer_id in (A, B, A, C):
         book.learn(peer_id, (FAR,))
-    assert [book.of(peer_id) for peer_id in "abc"] == [(FAR,), (), (FAR,)]
+    assert [book.of(peer_id) for peer_id in (A, B, C)] == [(FAR,), (), (FAR,)]
 
 
 def test_book_forgets_who_was_gone_twice() -> None:
     book = AddressBook()
-    for peer_id in "abc":
+    for peer_id in (A, B, C):
         book.learn(peer_id, (FAR,))
-    book.forget_all_but("ab")
-    assert book.of("c") == (FAR,)  # it may come back
-    book.forget_all_but("ac")
-    book.forget_all_but("ac")
-    assert [book.of(peer_id) for peer_id in "abc"] == [(FAR,), (), (FAR,)]
+    book.forget_all_but((A, B))
+    assert book.of(C) == (FAR,)  # it may come back
+    book.forget_all_but((A, C))
+    book.forget_all_but((A, C))
+    assert [book.of(peer_id) for peer_id in (A, B, C)] == [(FAR,), (), (FAR,)]
     assert len(book) == 2

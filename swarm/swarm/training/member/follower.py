@@ -33,6 +33,9 @@ SILENT_S = 4 * ALIVE_S
 WELCOME_S = 2 * CALL_TIMEOUT_S
 """How long a follower waits for a head that is not at its step yet."""
 RETRY_S = 1.0
+MAX_RETRY_S = 15.0
+"""While no head has room, the pause before all are asked again doubles up to this: in a run that is nearly full, or
+grows fast, hundreds may ask for a place."""
 
 
 class StepFollower:
@@ -70,7 +73,7 @@ class StepFollower:
 
     async def run(self) -> None:
         """Follow until the work is brought to a head that is then gone; usually until cancelled."""
-        is_told = False
+        is_told, pause_s = False, RETRY_S
         while not self._has_brought:
             is_full = True
             for head in self._setup.clusters.heads_of(self._setup.me):
@@ -80,7 +83,8 @@ class StepFollower:
             if is_full and not is_told and self._setup.me not in self._setup.leased:
                 is_told = True
                 self._on_full()
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(MAX_RETRY_S, 2 * pause_s) if is_full else RETRY_S
 
     async def _follow(self, head: str) -> bool:
         """Follow `head` until it is gone. Return whether it has no room."""

@@ -15,7 +15,7 @@ from support.round_scripts import setup
 from swarm.network.interface import Stream
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
-from swarm.training.member.follower import RETRY_S, SILENT_S, WELCOME_S, StepFollower
+from swarm.training.member.follower import MAX_RETRY_S, SILENT_S, WELCOME_S, StepFollower
 from swarm.training.member.interval_loop import IntervalOffer
 from swarm.training.run.methods import Methods
 from swarm.training.state.clusters import Clusters
@@ -186,7 +186,7 @@ def test_follower_whose_head_takes_the_work_and_is_gone_brings_it_to_no_other() 
 
 
 @pytest.mark.parametrize("has_lease", [False, True])
-def test_follower_without_a_place_says_so_once_and_asks_again(has_lease: bool) -> None:
+def test_follower_without_a_place_says_so_once_and_asks_again_less_and_less_often(has_lease: bool) -> None:
     """One that has a lease, where rounds overlap, has its place back in the next step."""
     num_asked = 0
 
@@ -197,8 +197,8 @@ def test_follower_without_a_place_says_so_once_and_asks_again(has_lease: bool) -
 
     async def main() -> None:
         scene = Scene(leased=(ME.peer_id,) if has_lease else ())
-        await scene.play(counting, full, seconds=10 * RETRY_S)
+        await scene.play(counting, full, seconds=6 * MAX_RETRY_S)
         assert scene.told == ([] if has_lease else ["full"])
-        assert 5 <= num_asked <= 12
+        assert 6 <= num_asked <= 10
 
     virtual_time.run(main())

@@ -18,6 +18,7 @@ Figures = dict[str, object]
 
 ANSWERED = "share answered"
 COVERED = "share of minutes with all blocks served"
+IN_WORK = "share in work of the trainers that came three intervals ago"
 UTILIZATION = "utilization (share of their time in intervals)"
 
 FIDELITY = (
@@ -26,8 +27,8 @@ FIDELITY = (
     "Connections are there at once and stay: dialling, encryption and punching take no time. A relayed pair takes the "
     "relay's way and 1 MB/s. Peers are dialled by their id; that their addresses are known is assumed.",
     "Computing passes time and computes nothing. An answer takes the time that the router expects of its chain. "
-    "Weights come at the rate of the server's downlink. The vector's transfer passes as time before the round, which "
-    "reduces a small one.",
+    "Weights come at the rate of the server's downlink. The vectors' transfers pass as time before the round, which "
+    "reduces small ones: two times of a vector, and those of its cluster for a head.",
 )
 
 
@@ -129,10 +130,16 @@ def _serving(scenario: Scenario, measured: Measurements) -> Figures:
 def _training(scenario: Scenario, measured: Measurements) -> Figures:
     counts, samples = measured.counts, measured.samples
     trainers = [sample["trainers"] for sample in samples]
+    in_work, waiting, refused = (
+        spread([sample[f"trainers_{name}"] for sample in samples]) for name in ("in_work", "waiting", "refused")
+    )
     trainer_s = sum(trainers) / len(trainers) * scenario.minutes * 60 if trainers else 0.0
     return {
         "trainers": spread(trainers),
-        "share of the trainers that are in work": spread([sample["share_in_work"] for sample in samples]),
+        "trainers in work": in_work,
+        "trainers that wait for their first round": waiting,
+        "trainers that the run has no place for": refused,
+        IN_WORK: spread([sample["share_in_work"] for sample in samples]),
         UTILIZATION: share(counts["training s"], trainer_s),
         "seconds until a first round, besides the interval": spread(measured.find_group_s),
         "rounds committed": round(counts["rounds"]),

@@ -109,9 +109,11 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """The runs that nodes with the role "train" join, each with about `members` of them."""
+    """The runs that nodes with the role "train" join: as many as give each a place. A round has at most `members`, and
+    each of these brings the work of a cluster of `cluster_size` trainers: `max_group` and `cluster_size` of a run."""
 
     members: int = _number(16, 1, limits.MAX_GROUP_MEMBERS)
+    cluster_size: int = _number(8, 1, limits.MAX_GROUP_MEMBERS)
     million_parameters: float = _number(100.0, 0, 1e6, above=True)
     interval_minutes: float = _number(10.0, 0, 1440, above=True)
 
@@ -216,7 +218,15 @@ def _check(scenario: Scenario) -> None:
         raise _wrong('there is role = "gateway" without a [model]', "say which model clients ask for")
     if (scenario.churn.model == "trace") != bool(scenario.churn.trace):
         raise _wrong('trace and model = "trace" of [churn] belong together', "give both or neither")
+    _check_places(scenario.training)
     _check_plan(scenario, scenario.plan)
+
+
+def _check_places(training: Training | None) -> None:
+    num_places = training.members * training.cluster_size if training is not None else 0
+    if num_places > limits.MAX_TRAINERS:
+        what = f"members times cluster_size of [training] is {num_places}"
+        raise _wrong(what, f"use at most {limits.MAX_TRAINERS} in all")
 
 
 def _check_plan(scenario: Scenario, plan: Plan | None) -> None:

@@ -14,10 +14,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from swarm_protocol import limits
-from swarm_protocol.envelope import Envelope, seal_record
+from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable
 from swarm_protocol.identity import SIGNATURE_BYTES, Identity
 
+from swarm.network.dht.own_records import OwnRecords
 from swarm.network.dht.record_dht import RecordDht
 from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.interface import NotServed, Stream, StreamHandler, UnaryHandler, too_long
@@ -26,9 +27,6 @@ from swarm.network.memory.memory_network import EPOCH_S, MemoryNetwork
 from swarm.simulation.simulated_host import SimulatedHost
 
 NETWORK_ID = "simulated"
-MIN_ISSUE_STEP_S = 0.002
-"""As on the real network: of two records of one key the later one counts."""
-
 KEPT_RECORDS = 1 << 18
 """Newest records whose envelopes are kept: all that can be stored of 10,000 nodes in five minutes."""
 
@@ -58,6 +56,18 @@ class _Signer(Identity):
         return hashlib.sha512(message).digest()[:SIGNATURE_BYTES]
 
 
+class _SharingDht(RecordDht):
+    """Hands each record to all nodes before it is stored with some."""
+
+    def __init__(self, host: SimulatedHost, prefix: str, records: SharedRecords) -> None:
+        super().__init__(host, prefix, records)
+        self._shared = records
+
+    async def store(self, envelope: Envelope) -> bool:
+        self._shared.add(envelope, envelope.to_bytes())
+        return await super().store(envelope)
+
+
 class SimulatedNetwork:
     """Implements `Network`. `streams` is this node's place on the memory network; without it there are no streams."""
 
@@ -65,12 +75,12 @@ class SimulatedNetwork:
         self, seed: bytes, host: SimulatedHost, records: SharedRecords, streams: MemoryNetwork | None = None
     ) -> None:
         self._signer = _Signer(seed)
-        self._records = records
+        self._shared = records
         self._streams = streams
         self.links = LinkMeter()
-        self._published: dict[str, Envelope] = {}
         self.host = host
         self.dht: RecordDht
+        self._own_records: OwnRecords
 
     @classmethod
     async def join(
@@ -85,7 +95,8 @@ class SimulatedNetwork:
     ) -> SimulatedNetwork:
         """Meet the peers `entries` and the nodes nearest to this one, as a real node does when it starts."""
         network = cls(seed, host, records, streams)
-        network.dht = await RecordDht.create(host, "dht/", records)
+        network.dht = dht = await _SharingDht.create(host, "dht/", records)
+        network._own_records = OwnRecords(dht, network._signer, NETWORK_ID, records.now, on_copy=lambda: None)
         network.dht.own_addrs = (addr,)
         await asyncio.gather(*(network.dht.ping(peer_id) for peer_id in entries))
         await network.dht.refresh()
@@ -100,7 +111,7 @@ class SimulatedNetwork:
         return NETWORK_ID
 
     def now(self) -> float:
-        return self._records.now()
+        return self._shared.now()
 
     async def call(
         self, peer_id: str, method: str, request: bytes, *, timeout_s: float, max_bytes: int = limits.MAX_MESSAGE_BYTES
@@ -137,29 +148,10 @@ class SimulatedNetwork:
     async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
         if not self.host.is_up:
             raise PeerUnreachable("this node has left", peer_id=self.peer_id)  # and says no goodbye
-        previous = self._published.get(key)
-        envelope = seal_record(
-            self._signer,
-            network_id=NETWORK_ID,
-            key=key,
-            payload=payload,
-            issued_at=max(self.now(), previous.issued_at + MIN_ISSUE_STEP_S if previous else 0.0),
-            lifetime_s=lifetime_s,
-        )
-        self._published[key] = envelope
-        self._records.add(envelope, envelope.to_bytes())
-        return await self.dht.store(envelope)
+        return await self._own_records.publish(key, payload, lifetime_s=lifetime_s)
 
     async def lookup(self, keys: Sequence[str], *, timeout_s: float, max_records: int = 0) -> list[Envelope]:
-        found, answered = await self.dht.find(keys, timeout_s=timeout_s, max_records=max_records)
-        if not answered:
-            raise PeerTimeout(f"no peer answered a lookup within {timeout_s:g} s")
-        now = self.now()
-        records = {(each.subject, each.peer_id): each for each in found if each.expires_at > now}
-        for key in keys:
-            if (own := self._published.get(key)) is not None and own.expires_at > now:
-                records[key, self.peer_id] = own
-        return list(records.values())
+        return await self._own_records.lookup(keys, timeout_s=timeout_s, max_records=max_records)
 
     async def addrs(self) -> tuple[str, ...]:
         return tuple(f"{addr}/p2p/{self.peer_id}" for addr in self.dht.own_addrs)

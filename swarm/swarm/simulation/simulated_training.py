@@ -1,7 +1,7 @@
 """Trainers of a simulation: real members of real runs (`RunMember`), with a vector of a few thousand values.
 
-Groups, votes, certificates, reductions and state transfers are the real code. The inner steps only pass time. So does
-the vector's way to the others and back, before the round begins: what is reduced then is a small one.
+Groups, clusters, votes, certificates, reductions and state transfers are the real code. The inner steps only pass time.
+So does the vectors' way to the others and back, before the round begins: what is reduced then is a small one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from swarm_protocol.errors import PeerTimeout, SwarmError
@@ -27,7 +28,7 @@ from swarm.testing import virtual_time
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.inner.interval import TrainingSetup
 from swarm.training.member.run_member import RunMember, RunMemberOptions
-from swarm.training.member.trainer_events import IntervalDone, OuterStep, RoundAborted, TrainingEvent
+from swarm.training.member.trainer_events import ContributionLate, IntervalDone, OuterStep, RoundAborted, TrainingEvent
 from swarm.training.run.run_config import DataConfig, InnerConfig, RunConfig
 from swarm.training.run.signed_run import SignedRun
 
@@ -41,10 +42,17 @@ NUM_LOOKED_AT = 3
 """Runs whose trainers a newcomer counts; it joins the smallest."""
 
 ROOM = 0.8
-"""Members of a run at the start, as a share of its places: some come back before others have left."""
+"""Trainers of a run at the start, as a share of its places: some come back before others have left."""
 
 IN_WORK = 3
 """Intervals within which a trainer in work has contributed: one that began late, one that was lost, and one more."""
+
+RUN_IS_FULL = "the run is full"
+"""How the reason begins that a trainer gets for which no head has room."""
+
+Situation: TypeAlias = Literal["in_work", "waiting", "refused"]
+"""A trainer is in work if it has contributed within the last IN_WORK intervals. Of the others those are refused to whom
+the run has said last that it has no place."""
 
 _WINDOW_TOKENS, _BATCH_WINDOWS = 4, 2
 _AUTHOR = Identity(b"simulated author".ljust(32))
@@ -52,7 +60,7 @@ _AUTHOR = Identity(b"simulated author".ljust(32))
 
 def _runs_of(training: Training, num_trainers: float) -> list[SignedRun]:
     """As many runs as these trainers need."""
-    num_runs = max(1, round(num_trainers / max(1.0, ROOM * training.members)))
+    num_runs = max(1, round(num_trainers / max(1.0, ROOM * training.members * training.cluster_size)))
     return [_run(f"run-{number}", training) for number in range(num_runs)]
 
 
@@ -63,6 +71,7 @@ def _run(name: str, training: Training) -> SignedRun:
         interval_steps=NUM_STEPS,
         min_group=min(2, training.members),
         max_group=training.members,
+        cluster_size=training.cluster_size,
         aggregator="mean",
         fallback="",
         validation_interval=0,
@@ -73,9 +82,10 @@ def _run(name: str, training: Training) -> SignedRun:
 
 
 class TimedInner:
-    """An inner loop whose steps only take time. Implements `interval.Inner`."""
+    """An inner loop whose steps only take time. Implements `interval.Inner`. `transfer_s` returns the seconds for which
+    the vectors of the coming round take this trainer's link."""
 
-    def __init__(self, step_s: float, transfer_s: float) -> None:
+    def __init__(self, step_s: float, transfer_s: Callable[[], float]) -> None:
         self._step_s = step_s
         self._transfer_s = transfer_s
         self._trained_s = 0.0
@@ -111,7 +121,7 @@ class TimedInner:
         )
 
     def flat(self, where: slice = slice(None)) -> Tensor:
-        virtual_time.charge(self._transfer_s)
+        virtual_time.charge(self._transfer_s())
         return self._theta_N[where].clone()
 
     def validate(self, theta_N: Tensor, num_batches: int) -> float:  # noqa: ARG002
@@ -134,6 +144,7 @@ class TrainingWorld:
         self._places: dict[str, Place] = {}
         self._internet = MemoryInternet(scenario.seed, self._link)
         self._trainers: set[_Trainer] = set()
+        self._committed: set[str] = set()
 
     def _link(self, a: str, b: str) -> LinkModel:
         return self._links.between(self._places[a], self._places[b])
@@ -165,10 +176,11 @@ class TrainingWorld:
             membership=membership,
             kind=kind,
             step_s=self._training.interval_minutes * 60 / NUM_STEPS,
-            transfer_s=2e6
+            vector_s=1e6
             * self._training.million_parameters
             / min(network.host.up.bytes_per_s, network.host.down.bytes_per_s),
             runs=self._runs,
+            committed=self._committed,
             measured=measured,
         )
         self._trainers.add(trainer)
@@ -178,12 +190,22 @@ class TrainingWorld:
             self._trainers.discard(trainer)
             await network.close()
 
+    def situations(self) -> dict[Situation, int]:
+        """Return how many trainers are in work, waiting and refused."""
+        since, counts = self._since_s(), dict.fromkeys(get_args(Situation), 0)
+        for trainer in self._trainers:
+            counts[trainer.situation(since)] += 1
+        return counts
+
     def share_in_work(self) -> float:
-        """Return the share of the trainers that have contributed to a round within the last IN_WORK intervals, of those
-        that have been there for as long. 1 while there is none."""
-        since = asyncio.get_running_loop().time() - IN_WORK * self._training.interval_minutes * 60
+        """Return the share of the trainers that are in work, of those that have been there for IN_WORK intervals. 1
+        while there is none."""
+        since = self._since_s()
         settled = [trainer for trainer in self._trainers if trainer.began_at < since]
-        return sum(trainer.contributed_at >= since for trainer in settled) / len(settled) if settled else 1.0
+        return sum(each.situation(since) == "in_work" for each in settled) / len(settled) if settled else 1.0
+
+    def _since_s(self) -> float:
+        return asyncio.get_running_loop().time() - IN_WORK * self._training.interval_minutes * 60
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -195,23 +217,35 @@ class _Trainer:
     membership: Membership
     kind: NodeClass
     step_s: float
-    transfer_s: float
-    """Of its slices to their owners, and of the results of its part to all others, at a byte a value (int8)."""
+    vector_s: float
+    """Seconds in which its link carries a vector, at a byte a value (int8)."""
     runs: Sequence[SignedRun]
+    committed: set[str]
+    """The digests of the states that rounds have led to, of all trainers."""
     measured: Measurements
     began_at: float = 0.0
     contributed_at: float = 0.0
+    is_refused: bool = False
     sought_at: float | None = None
-    last_interval_s: float = 0.0
+    last_interval: IntervalDone | None = None
+    """The last one whose contribution is not lost."""
+    member: RunMember | None = None
+
+    def situation(self, since_s: float) -> Situation:
+        """Return what this trainer is at. Contributions before `since_s` do not count."""
+        if self.contributed_at >= since_s:
+            return "in_work"
+        return "refused" if self.is_refused else "waiting"
 
     async def run(self) -> None:
         """Find a run and train until cancelled."""
         self.began_at = self.sought_at = asyncio.get_running_loop().time()
-        run, inner = await self._smallest_run(), TimedInner(self.step_s, self.transfer_s)
+        run = await self._smallest_run()
+        inner = TimedInner(self.step_s, lambda: self._transfer_s(run.config))
         setup = TrainingSetup(inner=inner, theta_N=torch.zeros(NUM_VALUES), bounds=(0, NUM_VALUES))
         options = RunMemberOptions(setup=setup, clock=inner.clock)
         while True:
-            member = RunMember(
+            member = self.member = RunMember(
                 self.network, self.membership, self.identity, run, on_event=self._on_event, options=options
             )
             try:
@@ -233,20 +267,32 @@ class _Trainer:
             found.append((sum(each.state != "leaving" for each in trainers.values()), index))
         return self.runs[min(found)[1] if found else chance.randrange(len(self.runs))]
 
+    def _transfer_s(self, config: RunConfig) -> float:
+        """Return the seconds that a vector takes from here and its result back. A head carries those of its cluster,
+        too, which is taken to be full."""
+        state = self.member.state if self.member else None
+        is_head = state is not None and self.network.peer_id in state.roster
+        return 2 * self.vector_s * (config.cluster_size if is_head else 1)
+
     def _on_event(self, event: TrainingEvent) -> None:
-        measured, me = self.measured, self.network.peer_id
+        measured = self.measured
         if isinstance(event, IntervalDone):
-            self.last_interval_s = event.seconds
+            self.last_interval = event
             measured.count("training s", event.seconds)
+        elif isinstance(event, ContributionLate):
+            self.last_interval = None
+        elif isinstance(event, RoundAborted) and event.reason.startswith(RUN_IS_FULL):
+            self.is_refused = True
         elif isinstance(event, RoundAborted):
             measured.count("attempts failed")
-        elif isinstance(event, OuterStep) and me in event.group:
+        elif isinstance(event, OuterStep) and (done := self.last_interval) is not None and done.step == event.step:
+            now_s = self.contributed_at = asyncio.get_running_loop().time()
+            self.is_refused = False
             if self.sought_at is not None:
-                seconds = asyncio.get_running_loop().time() - self.sought_at - self.last_interval_s
-                measured.take(measured.find_group_s, seconds)
+                measured.take(measured.find_group_s, now_s - self.sought_at - done.seconds)
                 self.sought_at = None
-            self.contributed_at = asyncio.get_running_loop().time()
             measured.take(measured.round_s, event.round_s)
             measured.count("contributions")
-            measured.count("committed tokens", self.kind.training_tokens_per_s * self.last_interval_s)
-            measured.count("rounds", 1 / len(event.group))
+            measured.count("committed tokens", self.kind.training_tokens_per_s * done.seconds)
+            measured.count("rounds", event.digest not in self.committed)
+            self.committed.add(event.digest)

@@ -90,7 +90,7 @@ def simulate(
     """
     thresholds = gc.get_threshold()
     # millions of objects stay, and to look through them again and again takes as long as all else
-    gc.set_threshold(100_000, 50, 100)
+    gc.set_threshold(1_000_000, 20, 1000)
     try:
         return virtual_time.run(World(scenario, on_minute).run(), real_timeout_s=real_limit_s, inline_jobs=True)
     finally:
@@ -298,6 +298,7 @@ class World:
             sample["trainers"] = sum(node.kind.role == "train" for node in self.nodes.values())
             assert self._training is not None
             sample["share_in_work"] = self._training.share_in_work()
+            sample |= {f"trainers_{name}": number for name, number in self._training.situations().items()}
             sample["committed_tokens"] = self.measured.counts["committed tokens"]
         return sample
 

@@ -78,6 +78,11 @@ def test_scenario_holds_what_its_file_says() -> None:
             "give one of the two",
         ),
         ('[[classes]]\nrole = "gateway"', "without a [model]", "say which model"),
+        (
+            '[training]\nmembers = 256\ncluster_size = 17\n[[classes]]\nrole = "train"\n',
+            "members times cluster_size of [training] is 4352",
+            "at most 4096 in all",
+        ),
     ],
 )
 def test_scenario_with_a_mistake_is_refused_by_its_key(text: str, message: str, remedy: str) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from swarm.serving.server import span_volunteer
-from swarm.simulation import simulated_serving
-from swarm.simulation.report import Report
+from swarm.simulation import simulated_serving, simulated_training
+from swarm.simulation.report import IN_WORK, Report
 from swarm.simulation.scenario import Churn, Model, Nat, NodeClass, Scenario, Training
 from swarm.simulation.world import simulate
 from swarm_protocol import limits
@@ -103,9 +103,42 @@ def test_trainers_form_a_group_and_commit_rounds() -> None:
     )
     training = figures(report, "Training")
     assert training["rounds committed"] >= 3
-    assert training["share of the trainers that are in work"]["min"] == 1
+    assert training[IN_WORK]["min"] == 1
     assert training["utilization (share of their time in intervals)"] > 0.5
     assert training["tokens/s committed"] > 0
+
+
+def test_40_trainers_of_one_run_are_all_in_work_in_clusters() -> None:
+    report = simulate(
+        Scenario(
+            nodes=40,
+            minutes=1.5,
+            warm_up_minutes=2,
+            probes_per_minute=0,
+            training=Training(members=5, cluster_size=10, million_parameters=1, interval_minutes=0.5),
+            classes=(NodeClass(role="train"),),
+        )
+    )
+    training, last = figures(report, "Training"), report.samples[-1]
+    assert [last[f"trainers_{name}"] for name in ("in_work", "waiting", "refused")] == [40, 0, 0]
+    assert training[IN_WORK]["min"] == 1
+    assert training["contributions"] >= 40 * (training["rounds committed"] - 1)
+
+
+def test_trainers_beyond_the_places_of_a_run_are_counted_as_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulated_training, "ROOM", 2.0)  # one run for twice as many as it has places
+    report = simulate(
+        Scenario(
+            nodes=6,
+            minutes=3,
+            warm_up_minutes=2,
+            probes_per_minute=0,
+            training=Training(members=2, cluster_size=2, million_parameters=1, interval_minutes=0.5),
+            classes=(NodeClass(role="train"),),
+        )
+    )
+    last = report.samples[-1]
+    assert [last[f"trainers_{name}"] for name in ("in_work", "waiting", "refused")] == [4, 0, 2]
 
 
 @pytest.mark.parametrize("name", ["SETTLE_S", "WATCH_S", "LINKS_WITHIN_S"])

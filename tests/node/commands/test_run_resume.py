@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.training_swarm import AUTHOR, Swarm, config
+from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
 from swarm.training.member.resume import survey
 from swarm.training.member.trainer_events import OuterStep, RunResumed
+from swarm.training.run.run_file import write_run
+from swarm_node import cli
 from swarm_node.commands import run_resume
 from swarm_node.commands.run_resume import read_members
 from swarm_node.events.emitter import Emitter
@@ -71,6 +77,8 @@ def test_resume_tells_who_would_go_on_and_signs_nothing_unless_it_is_told_to() -
             planned, ended = await resume(swarm, is_certain=False)
             assert (planned["event"], planned["roster"], planned["left_out"]) == ("resume_planned", living, gone)
             assert ended["event"] == "resume_not_signed"
+            planned, _ = await resume(swarm, is_certain=False, named=tuple(living[:1]))
+            assert (planned["roster"], planned["left_out"]) == (living[:1], sorted([*gone, living[1]]))
             await asyncio.sleep(5.0)
             assert not any(member.of(RunResumed) for member in swarm.members.values())
             planned, delivered = await resume(swarm, is_certain=True)
@@ -128,6 +136,38 @@ def test_resume_that_no_member_takes_is_an_error() -> None:
             await network.close()
 
     virtual_time.run(main(), compute_s=_cost)
+
+
+@pytest.mark.parametrize("certain", [[], ["--yes"]], ids=["asked", "certain"])
+def test_resume_is_a_command_that_signs_with_the_authors_key(
+    certain: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run.toml", config(min_group=2, outer_steps=NUM_STEPS), AUTHOR)
+    AUTHOR.save(tmp_path / "author.key")
+    resumed = list[bool]()
+
+    @asynccontextmanager
+    async def visiting(_config: object) -> AsyncIterator[tuple[Network, Membership]]:
+        async with Swarm(run.config) as swarm:
+            swarm.run = run
+            await waiting_run(swarm)
+            network = swarm.internet.network(ONLOOKER)
+            async with Membership(network) as membership:
+                yield network, membership
+            await network.close()
+            if certain:
+                await swarm.finish()
+            resumed.append(any(member.of(RunResumed) for member in swarm.members.values()))
+
+    monkeypatch.setattr(run_resume, "visiting", visiting)
+    monkeypatch.setattr(
+        run_resume, "asyncio", SimpleNamespace(run=lambda main: virtual_time.run(main, compute_s=_cost))
+    )
+    options = ["--peers", f"/ip4/127.0.0.1/tcp/9/p2p/{PEERS[0]}", "--identity", str(tmp_path / "author.key"), "--json"]
+    assert cli.run(["run", "resume", str(tmp_path / "run.toml"), *options, *certain]) == 0
+    told = [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()]
+    assert told == ["resume_planned", "resume_delivered" if certain else "resume_not_signed"]
+    assert resumed == [bool(certain)]
 
 
 def test_members_file_names_peers_and_may_have_comments(tmp_path: Path) -> None:

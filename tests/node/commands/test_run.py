@@ -11,6 +11,7 @@ from support.local_data_hub import DATA_SET, TOKENIZER, local_data_hub
 from support.local_hub import COMMIT, MODEL, local_hub
 from support.tiny_models import FAMILIES, write_model
 from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_cost import PARAMETER_BYTES, PROGRAM_BYTES
 from swarm.training.run.run_file import load_run, read_config, write_run
 from swarm.training.run.run_model import module_run
 from swarm_node import cli
@@ -64,9 +65,12 @@ def test_sign_pins_the_data_and_show_says_what_it_costs(author: Identity, capsys
     assert (signed["signed_by"], signed["run"]) == (author.peer_id, run.run_id)
     assert signed["data_digest"] == run.config.data.digest != ""
     assert signed["group_tokens"] == [2 * 10240, 16 * 8 * 10240]
+    assert signed["memory_bytes"] == PROGRAM_BYTES + PARAMETER_BYTES * int(str(signed["parameters"]))
     assert Path("run.toml").read_text().startswith("# mine\n")
     assert cli.run(["run", "show"]) == 0
-    assert "signature  valid: " + author.peer_id in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "signature  valid: " + author.peer_id in shown
+    assert "\nmemory     500 MiB a member on a CPU" in shown
     assert cli.run(["run", "sign", "--unpinned", "--json"]) == 0
     Path("run.toml").write_text(Path("run.toml").read_text().replace("tiny", "tidy"))
     capsys.readouterr()

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.faults import Fault, FaultScript
 from support.training_swarm import Swarm
 from swarm.testing import virtual_time
 from swarm.training.data.corpus import Corpus
@@ -16,22 +17,26 @@ from swarm.training.inner.interval import TrainingSetup
 from swarm.training.inner.one_device import OneDevice, next_token_loss
 from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_cost import PARAMETER_BYTES
 from swarm.training.run.run_model import build_model, initial_theta
 from swarm.training.state.replica_state import ReplicaState
 from torch import Tensor, nn
 
 
-def vectors(num_values: int) -> int:
-    """The number of tensors' storages that hold a value, or one more, for each parameter of the model."""
-    sizes = {4 * num_values, 4 * (num_values + 1)}
-    storages = set()
+def storages() -> dict[int, int]:
+    """The bytes of all tensors' storages, by address."""
+    found = {}
     for each in gc.get_objects():
         # packed and compiled tensors have no storage, or sizes that are symbols
         if type(each) in {Tensor, nn.Parameter} and each.layout is torch.strided and not each.is_mkldnn:
             with suppress(NotImplementedError, RuntimeError):
-                if each.untyped_storage().nbytes() in sizes:
-                    storages.add(each.untyped_storage().data_ptr())
-    return len(storages)
+                found[each.untyped_storage().data_ptr()] = each.untyped_storage().nbytes()
+    return found
+
+
+def vectors(num_values: int) -> int:
+    """The number of tensors' storages that hold a value, or one more, for each parameter of the model."""
+    return sum(num_bytes in {4 * num_values, 4 * (num_values + 1)} for num_bytes in storages().values())
 
 
 @pytest.mark.parametrize("resumes", [False, True])
@@ -61,6 +66,34 @@ def test_member_between_intervals_keeps_its_weights_and_the_committed_state_alon
         assert virtual_time.run(main()) - before == 2 * 3
     finally:
         gc.enable()
+
+
+def test_member_in_a_round_holds_no_more_than_run_show_says(tiny_run: RunConfig, tiny_corpus: Corpus) -> None:
+    """Of these bytes four are results in int8, which are no tensors."""
+    run = replace(tiny_run, outer_steps=4, interval_steps=2, min_group=2)
+    num_values, names, seen = Layout.of(build_model(run.model)).num_values, ("a", "b"), list[int]()
+    phases = ("interval", "round.reduced", "round.proposed", "round.committed", "round.applied")
+
+    def look(_who: str) -> None:
+        gc.collect()
+        seen.append(sum(storages().values()))
+
+    script = FaultScript([Fault(who=who, phase=phase, what=look, nth=3) for who in names for phase in phases])
+
+    async def main() -> None:
+        async with Swarm(run, script) as swarm:
+            for name in names:
+                inner = InnerLoop(run, build_model(run.model), tiny_corpus)
+                await swarm.join(name, setup=TrainingSetup(inner=inner, theta_N=initial_theta(run)))
+            del inner
+            await swarm.finish()
+            script.assert_all_fired()
+
+    gc.collect()
+    before = sum(storages().values())
+    virtual_time.run(main())
+    assert len(seen) == len(names) * len(phases)
+    assert (max(seen) - before) / len(names) / num_values <= PARAMETER_BYTES - 4
 
 
 def test_gradient_has_memory_during_an_interval_only(tiny_run: RunConfig, tiny_corpus: Corpus) -> None:

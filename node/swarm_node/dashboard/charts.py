@@ -142,14 +142,15 @@ def columns(replicas: Sequence[int]) -> tuple[BarSegment, ...]:
 
 
 def presence(times: Iterable[tuple[float, float | None]], *, now: float, seconds: float) -> tuple[BarSegment, ...]:
-    """Return the segments of the newest `seconds` in which a node was there."""
+    """Return the segments of the newest `seconds` in which a node was there, each wide enough to be seen."""
     begin = now - seconds
     segments: list[BarSegment] = []
     for since, until in times:
         left = min(max((since - begin) / seconds, 0.0), 1.0) * WIDTH
         right = min(max(((now if until is None else until) - begin) / seconds, 0.0), 1.0) * WIDTH
         if right > left:
-            segments.append(BarSegment(x=left, width=max(right - left, 0.3), kind="good"))
+            width = max(right - left, 0.3)
+            segments.append(BarSegment(x=min(left, WIDTH - width), width=width, kind="good"))
     return tuple(segments)
 
 

@@ -235,22 +235,23 @@ def _state(facts: RunFacts, members: Trainers, outer_step: int) -> Literal["trai
 
 
 def _words(facts: RunFacts, state: str, members: Trainers, outer_step: int) -> str:
-    of = f" of {facts.file.config.outer_steps}" if facts.file else ""
+    of = f" of {facts.file.config.outer_steps:,}" if facts.file else ""
     if facts.end is not None:
         seen = f"; step {facts.steps[-1].outer_step} is the last whose proof was seen here" if facts.steps else ""
         said = f"{plural(facts.end.num_members, 'member')} {'says' if facts.end.num_members == 1 else 'say'}"
-        return f"Finished: {said} that outer step {outer_step}{of} is committed{seen}."
+        return f"Finished: {said} that outer step {outer_step:,}{of} is committed{seen}."
     if state == "finished":
-        return f"Finished: outer step {outer_step}{of} is committed."
+        return f"Finished: outer step {outer_step:,}{of} is committed."
     if state == "gone":
-        return f"Nobody trains it any more: it stands at outer step {outer_step}{of}."
+        return f"Nobody trains it any more: it is at outer step {outer_step:,}{of}."
     if state == "waiting":
         need = f" of the {facts.file.config.min_group} that it needs" if facts.file else ""
         ready = sum(record.state == "training" for record in members.values())
         joining = len(members) - ready
         more = f", {joining} joining" if joining else ""
         return f"It waits for members: {ready}{need} {'is' if ready == 1 else 'are'} there{more}."
-    return f"Training: outer step {outer_step}{of} is committed, {plural(len(members), 'member')}."
+    done = f"outer step {outer_step:,}{of} is committed" if outer_step else "no outer step is committed yet"
+    return f"Training: {done}, {plural(len(members), 'member')}."
 
 
 def _projected_end(facts: RunFacts, at: float) -> float | None:

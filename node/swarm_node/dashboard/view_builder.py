@@ -278,7 +278,7 @@ class ChangeLog:
         before, self._models = self._models, dict(health)
         for name, now in health.items():
             if now != before.get(name):
-                yield ChangeEvent(at=at, kind="model", peer_id=None, words=f"{name} is {now}: {models[name].words}")
+                yield ChangeEvent(at=at, kind="model", peer_id=None, words=f"{name} is {now}. {models[name].words}")
         for name in sorted(before.keys() - health.keys()):
             yield ChangeEvent(at=at, kind="model", peer_id=None, words=f"{name} is served by nobody any more")
 

@@ -161,7 +161,7 @@ def _run_lines(run: RunView, width: int) -> Iterator[Line]:
 def _agreement(run: RunView) -> str:
     """Return how many members are at the newest committed step, and how many of them hold the same state."""
     if not run.num_at_step:
-        return "no digest yet"
+        return "no member at this step now" if run.digest else "no digest yet"
     agree = f"{run.num_agreeing} of {run.num_at_step}"
     return f"{agree} agree" if run.num_agreeing == run.num_at_step else f"only {agree} AGREE"
 
@@ -212,7 +212,7 @@ def run(view: RunDetail, width: int) -> Iterator[Line]:
     yield Text.assemble(("loss ", "dim"), (sparkline(losses, max(1, width - 5)), "cyan"))
     if shown.projected_end is not None:
         yield Text(f"expected to end at {moment(shown.projected_end)}")
-    yield Text(f"{_agreement(shown)} on {clean(shown.digest[:12], 12) or UNKNOWN}")
+    yield Text(f"state {clean(shown.digest[:12], 12) or UNKNOWN}: {_agreement(shown)}")
     for line in shown.slow_links:
         yield _fitted(Text(f"slow link: {clean(line, width)}", "yellow"), width)
     yield _title("STEPS")

@@ -259,8 +259,8 @@ async def test_model_is_incomplete_then_thin_then_whole(found: World) -> None:
     await found.join("elm", serve_record(0, 4))
     await asyncio.sleep(5)
     assert (the_model(found).health, the_model(found).weakest_replicas) == ("whole", 2)
-    kinds = [(each.kind, each.words.split(":")[0]) for each in found.collector.overview().happenings]
-    assert ("model", "tiny is whole") in kinds
+    kinds = [(each.kind, each.words) for each in found.collector.overview().happenings]
+    assert ("model", f"tiny is whole. {the_model(found).words}") in kinds
 
 
 @in_a_world

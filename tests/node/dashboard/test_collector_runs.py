@@ -282,6 +282,15 @@ def facts(*steps: StepView, states: tuple[str, ...] = ("training",)) -> RunFacts
     )
 
 
+def test_run_without_a_committed_step_says_so() -> None:
+    fresh = {name: trainer_record(0, digest=b"") for name in ("first", "second")}
+    view = run_view(replace(facts(), trainers=Listed(records=fresh, ages_s={})), 0.0)
+    assert view.words == "Training: no outer step is committed yet, 2 members."
+    assert run_view(facts(step(99), states=("training", "training")), 0.0).words == (
+        "Training: outer step 99 of 100 is committed, 2 members."
+    )
+
+
 def test_run_with_too_few_members_waits() -> None:
     assert run_view(facts(step(99), states=("finished",)), 0.0).state == "training", "the last step is not proved yet"
     assert run_view(facts(step(100), states=("finished",)), 0.0).state == "finished"

@@ -112,6 +112,24 @@ def test_every_page_is_quiet_accessible_narrow_and_light(browser: Browser, swarm
     context.close()
 
 
+ROWS_OF_NUMBERS = """Array.from(document.querySelectorAll("td.num"), cell => {
+    const range = document.createRange();
+    range.selectNodeContents(cell);
+    return new Set(Array.from(range.getClientRects(), box => Math.round(box.bottom))).size;
+})"""
+
+
+def test_numbers_keep_their_unit_on_their_line_on_a_phone(browser: Browser, swarms: Swarms) -> None:
+    source, served = swarms["small"]
+    context = browser.new_context(viewport=PHONE)
+    page = context.new_page()
+    page.goto(f"{served.url}/runs/{quote(source.overview().runs[0].run)}")
+    lines = page.evaluate(ROWS_OF_NUMBERS)
+    context.close()
+    assert len(lines) > 20
+    assert max(lines) == 1
+
+
 def test_pages_on_a_desk_in_the_light_are_accessible_too(page: Page, swarms: Swarms) -> None:
     source, served = swarms["small"]
     for path in paths_of(source):

@@ -145,6 +145,8 @@ def test_columns_show_a_block_without_a_server_over_the_whole_height() -> None:
 def test_presence_is_drawn_as_far_as_the_bar_goes() -> None:
     drawn = charts.presence([(-900.0, 50.0), (90.0, None), (200.0, 300.0)], now=100.0, seconds=100.0)
     assert [(part.x, part.width) for part in drawn] == [(0, 50), (90, 10)]
+    [short] = charts.presence([(99.99, None)], now=100.0, seconds=100.0)
+    assert (short.x, short.width) == (pytest.approx(99.7), 0.3), "one that has just come is seen inside the bar"
 
 
 def test_neighbouring_blocks_with_as_many_servers_are_said_together() -> None:

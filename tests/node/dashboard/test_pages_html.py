@@ -116,6 +116,15 @@ def test_nodes_are_found_by_name_and_filtered_by_state(client: TestClient, sourc
     assert source.node_details[fastest].node.decode_tokens_per_s == 78.0
 
 
+def test_end_of_a_peer_id_in_a_name_is_not_broken_over_two_lines() -> None:
+    source = example_source(1)
+    [node] = source.nodes()
+    named = node.model_copy(update={"name": "vm …JoWQrV1z"})
+    source.node_details[node.peer_id] = source.node_details[node.peer_id].model_copy(update={"node": named})
+    with opened(source) as client:
+        assert '<bdi>vm <span class="nowrap">…JoWQrV1z</span></bdi>' in client.get("/nodes").text
+
+
 def test_a_node_shows_the_path_from_here_and_its_own_counts(client: TestClient, source: ExampleSource) -> None:
     shown = {kind: _reached(source, kind) for kind in PATH_KINDS}
     for kind, node in shown.items():

@@ -149,6 +149,18 @@ def test_picture_of_a_time_that_no_calendar_holds() -> None:
     assert rendering.moment(1e300) == "1970-01-01 00:00:00 UTC"
 
 
+def test_state_that_no_member_holds_any_more_is_not_called_unknown() -> None:
+    source = swarm(8)
+    run = asyncio.run(source.run(source.overview().runs[0].run))
+    assert run is not None
+    assert f"\nstate {run.run.digest[:12]}: 5 of 5 agree\n" in rendering.run(run, 100).plain
+    gone = run.run.model_copy(update={"num_at_step": 0, "num_agreeing": 0})
+    text = rendering.run(run.model_copy(update={"run": gone}), 100).plain
+    assert f"\nstate {run.run.digest[:12]}: no member at this step now\n" in text
+    unknown = gone.model_copy(update={"digest": ""})
+    assert "\nstate –: no digest yet\n" in rendering.run(run.model_copy(update={"run": unknown}), 100).plain
+
+
 def test_node_with_a_break_and_run_with_a_slow_link_say_so() -> None:
     source = swarm(8)
     detail = asyncio.run(source.node(source.nodes()[0].peer_id))

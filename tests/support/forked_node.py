@@ -17,6 +17,11 @@ from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import IO, Any
 
+from swarm_node.diagnostics import quieten_imports
+
+# as a started program does before it imports transformers: else that shows a bar for what an export writes, whose lock
+# is a named semaphore that nobody removes when the node ends
+quieten_imports()
 # one for all tests: Python has one such process at most, which imports what was named when it started
 FORKING = multiprocessing.get_context("forkserver")
 FORKING.set_forkserver_preload(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import psutil
 import pytest
 from safetensors import safe_open
 from support.exposed_metrics import scraped
+from support.forked_node import FORKING
 from support.local_hub import local_hub
 from support.node_process import Node, wait_until
 from support.tiny_models import FAMILIES, write_model
@@ -25,6 +27,7 @@ from swarm.training.run.run_file import load_run, write_run
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.checkpoint import load_newest
 from swarm_protocol.identity import Identity
+from transformers.utils.logging import is_progress_bar_enabled
 
 from .conftest import RunHere, Seed, StartNode, run_node
 
@@ -32,6 +35,11 @@ JOIN = ("join", "--network-id", "tests", "--probe", "off", "--device", "cpu", "-
 HELP = ("join", "--network-id", "helping", "--probe", "off", "--device", "cpu", "--threads", "1")
 DEFAULT_DATA = DataConfig()
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 2}
+
+
+def test_forked_nodes_have_imported_what_a_started_one_does_as_quietly() -> None:
+    with ProcessPoolExecutor(1, mp_context=FORKING) as pool:
+        assert not pool.submit(is_progress_bar_enabled).result(), "a bar leaves a named semaphore behind"
 
 
 def written_run(folder: Path, *, outer_steps: int, num_nodes: int = 2, data: DataConfig = DEFAULT_DATA) -> Path:

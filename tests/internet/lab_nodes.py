@@ -18,6 +18,7 @@ from support.node_process import Node
 
 NETWORK = ("--network-id", "lab")
 JOIN = ("join", *NETWORK, "--probe", "off", "--device", "cpu", "--threads", "1")
+LISTEN = ("--listen", "/ip4/0.0.0.0/tcp/{port}")
 START_S = 60.0
 
 
@@ -95,10 +96,20 @@ class LabNodes:
         node = self.start(host, "seed", *NETWORK, peers=peers)
         return self.wait_ready(node)
 
-    def talkers(self, *hosts: str, peers: Sequence[str], options: Sequence[str] = (), home: str = "") -> list[LabNode]:
+    def talkers(
+        self,
+        *hosts: str,
+        peers: Sequence[str],
+        options: Sequence[str] = (),
+        home: str = "",
+        listen: Sequence[str] = LISTEN,
+    ) -> list[LabNode]:
         """Start a talker on each of `hosts`, at the same time."""
         stand_by = (*JOIN, "--take", "nothing", *options)
-        nodes = [self.start(host, *stand_by, peers=peers, home=home, begin_with=talker.begin) for host in hosts]
+        nodes = [
+            self.start(host, *stand_by, peers=peers, home=home, listen=listen, begin_with=talker.begin)
+            for host in hosts
+        ]
         for node in nodes:
             self.wait_ready(node)
             while node.wait_for("step", START_S)["title"] != "standing by":
@@ -112,11 +123,17 @@ class LabNodes:
         peers: Sequence[str] = (),
         port: int = PORT,
         home: str = "",
+        listen: Sequence[str] = LISTEN,
         begin_with: Any = namespaces.enter,
     ) -> LabNode:
-        """Start a node that listens on `port`; `home`: in the home of that name, where another one was before."""
+        """Start a node that listens on `port`, or where it does by itself if `listen` is empty.
+
+        `home`: in the home of that name, where another one was before.
+        """
         node = LabNode(
-            *(*arguments, "--listen", f"/ip4/0.0.0.0/tcp/{port}", *(("--peers", *peers) if peers else ())),
+            *arguments,
+            *(each.format(port=port) for each in listen),
+            *(("--peers", *peers) if peers else ()),
             home=self._folder / (home or f"{host}-{len(self._nodes)}"),
             host=host,
             port=port,

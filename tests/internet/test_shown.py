@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 from internet.conftest import OpenLab
-from internet.lab_nodes import NETWORK, LabNode
+from internet.lab_nodes import NETWORK, LabNode, LabNodes
 from support.node_process import wait_until
 from swarm_node.control import ControlClient
 from swarm_node.storage.home import Home
@@ -69,6 +69,17 @@ def _reachability(doctor: LabNode) -> str:
     doctor.wait_end()
     [finding] = [event for event in doctor.events if event.get("check") == "reachability"]
     return f"{finding['message']}; {finding['remedy']}"
+
+
+def test_nodes_that_are_told_only_their_peers_find_a_direct_path_through_their_nats(nodes: LabNodes) -> None:
+    here, other = nodes.talkers("home1", "home2", peers=nodes.seed().public, listen=())
+    call = here.tell("call", peer=other.peer_id, num=NUM_CALLS, pause_s=0.05, num_bytes=CALL_BYTES)
+    assert call.result()["failures"] == []
+
+    def paths() -> dict[str, str]:
+        return {peer.peer_id: peer.path for peer in ControlClient(Home(here.home)).status().peers}
+
+    wait_until(lambda: paths().get(other.peer_id) == "punched", "it is punched", LOOKED_S)
 
 
 @pytest.mark.parametrize("host", MEANINGS)

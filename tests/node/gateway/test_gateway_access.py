@@ -54,11 +54,14 @@ def test_key_lets_in_and_its_absence_or_another_does_not(tmp_path: Path) -> None
             assert error.value.response.headers["www-authenticate"] == "Bearer"
         url = str(openai.base_url)
         assert (await openai._client.get(f"{url}models")).json()["error"]["code"] == "missing_api_key"
+        described = (await openai._client.get(url.replace("/v1/", "/openapi.json"))).json()["paths"]
         statuses = {
-            path: (await openai._client.get(url.replace("/v1/", path))).status_code
-            for path in ("/health", "/openapi.json", "/metrics")
+            path: (await openai._client.request(method, url.replace("/v1/", path), json={})).status_code
+            for path, methods in described.items()
+            for method in methods
         }
-        assert statuses == {"/health": 200, "/openapi.json": 200, "/metrics": 401}
+        assert {path for path, status in statuses.items() if status != 401} == {"/health"}
+        assert {"/metrics", "/tokenize", "/detokenize", "/v1/embeddings", "/v1/traces/{trace_id}"} <= statuses.keys()
 
     keys = _ring(tmp_path, f"# friends\nanne {ANNE}  # of old\n\n")
     converse(ScriptedClient(), conversation, GatewayOptions(keys=keys))

@@ -48,7 +48,9 @@ class Dialler:
         self._policy = policy
 
     async def connect(self, peer_id: str, addrs: Sequence[str]) -> None:
-        """Raises ControlError with the failures of the last way that was tried, or OSError if the daemon has ended."""
+        """Connect to a peer by the best way that works. Raises ControlError with the failures of the last way that was
+        tried, OSError or IncompleteReadError if the daemon cannot be asked, and PeerUnreachable if its connections
+        cannot be."""
         policy = self._policy()
         worth = policy.worth_knowing(addrs)
         direct = [addr for addr in worth if not is_relayed(addr)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,6 +17,9 @@ from swarm_node.node import Activity, FirstTokenWait, Node, RoleName
 from swarm_node.roles.helper import StandbyRole
 from swarm_node.roles.seed import SeedRole
 from swarm_node.roles.volunteer import VolunteerRole
+from swarm_node.settings.config import Config
+from swarm_protocol.control_messages import TrainingStatus
+from swarm_protocol.identity import peer_id_of
 from swarm_protocol.records import NodeRecord, PathCounts, PathKind
 
 
@@ -22,19 +27,34 @@ async def no_addrs() -> tuple[str, ...]:
     return ()
 
 
-def record_of(activity: Activity, role: RoleName, **more: Any) -> NodeRecord:
-    announced: list[NodeRecord] = []
+async def no_round_trips(*_: object, **__: object) -> dict[str, float]:
+    return {}
+
+
+def node_with(activity: Activity, role: RoleName, announced: list[NodeRecord], **more: Any) -> Node:
     hardware = Hardware.of("cpu", "cpu", lambda: (2**40, 2**50), Speeds())
     parts: dict[str, Any] = {
-        "config": SimpleNamespace(name="a node"),
+        "config": Config(home=Path("/nowhere"), name="a node"),
         "shutdown": SimpleNamespace(leaving=asyncio.Event()),
         "hardware": hardware,
-        "network": SimpleNamespace(addrs=no_addrs),
-        "membership": SimpleNamespace(announce=announced.append),
+        "network": SimpleNamespace(addrs=no_addrs, peer_id=peer_id_of(bytes(32)), network_id="net"),
+        "membership": SimpleNamespace(announce=announced.append, rtts_ms=no_round_trips),
     }
     unused = dict.fromkeys(("home", "identity", "emitter", "steps"), cast(Any, None))
-    asyncio.run(Node(**parts, **unused, activity=activity, role=role, **more).announce())
+    return Node(**parts, **unused, activity=activity, role=role, **more)
+
+
+def record_of(activity: Activity, role: RoleName, **more: Any) -> NodeRecord:
+    announced: list[NodeRecord] = []
+    asyncio.run(node_with(activity, role, announced, **more).announce())
     return announced[0]
+
+
+def test_status_of_a_trainer_asks_it_for_whom_it_waits() -> None:
+    training = TrainingStatus(run="r", outer_step=1, num_outer_steps=2, tokens_per_s=533.0)
+    activity = Activity(training=training, waits=lambda shown: replace(shown, waits_for="5Z1T2a", waits_s=75.0))
+    reply = asyncio.run(node_with(activity, "volunteer", []).status())
+    assert reply.training == replace(training, waits_for="5Z1T2a", waits_s=75.0)
 
 
 @pytest.mark.parametrize("role", ["seed", "gateway", "volunteer", ""])

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from node.gateway.scripted_client import ScriptedClient
 from support.node_settings import resolve
-from swarm_node.gateway import http_limits
+from swarm_node.gateway import http_limits, role
 from swarm_node.gateway.role import GatewayRole, options, pins
 from swarm_node.http.rate_limit import Rates
+from swarm_node.metrics.metric_registry import Registry
+from swarm_node.metrics.otel_traces import NO_TRACES
+from swarm_node.node import Activity
 from swarm_node.settings.config import Config
+from swarm_node.shutdown import Shutdown
+from swarm_node.storage.home import Home
+from swarm_node.storage.used_models import used_in
 from swarm_protocol.errors import ConfigError, StartError
 
 
@@ -50,11 +60,11 @@ def test_host_that_is_none_is_told() -> None:
 
 
 def test_port_is_bound_with_the_role_before_there_is_a_node() -> None:
-    role = GatewayRole(_config(port=0))
-    host, port = role._listener.getsockname()
+    bound = GatewayRole(_config(port=0))
+    host, port = bound._listener.getsockname()
     with socket.create_connection((host, port), timeout=5), pytest.raises(StartError, match=f"port {port}"):
         GatewayRole(_config(port=port))
-    role._listener.close()
+    bound._listener.close()
 
 
 def test_pins_are_one_for_each_model() -> None:
@@ -62,6 +72,48 @@ def test_pins_are_one_for_each_model() -> None:
     assert pins(given) == {"tiny": "1a2b3c4d", "org/big": "5c819ed1" * 4}
     with pytest.raises(ConfigError, match="pinned twice"):
         pins(resolve({"pin_model": ["tiny@1a2b3c4d", "tiny@1a2b3c4e"]}, env={}))
+
+
+def test_gateway_asks_with_its_pins_and_with_what_its_home_has_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    class Client(ScriptedClient):
+        async def warm_up(self) -> None: ...
+
+        async def aclose(self) -> None: ...
+
+    def connected(**given: Any) -> Client:
+        asked.append(given)
+        return Client()
+
+    monkeypatch.setattr(role, "AsyncClient", connected)
+    config = resolve({"pin_model": ["tiny@1a2b3c4d"], "port": "0", "dashboard": "false"}, env={})
+
+    async def main() -> None:
+        node: Any = SimpleNamespace(
+            config=config,
+            home=Home(tmp_path),
+            network=SimpleNamespace(network_id="net"),
+            membership=None,
+            metrics=Registry(),
+            traces=NO_TRACES,
+            activity=Activity(),
+            steps=SimpleNamespace(done=lambda *_: None),
+            emitter=SimpleNamespace(emit=lambda *_, **__: None),
+            shutdown=Shutdown(),
+        )
+        node.shutdown.request("enough")
+        await GatewayRole(config).run(node)
+
+    used_in(Home(tmp_path).revisions, "net").add("tiny", "r")
+    asyncio.run(main())
+    [given] = asked
+    assert given["pins"] == {"tiny": "1a2b3c4d"}
+    assert list(given["used"].of("tiny")) == ["r"]
+    given["used"].add("other", "s")
+    assert list(used_in(Home(tmp_path).revisions, "net").of("other")) == ["s"]
 
 
 @pytest.mark.parametrize("text", ["tiny", "tiny@main", "tiny@1a2b3c4", "@1a2b3c4d5e", "tiny@1A2B3C4D5E"])

@@ -76,6 +76,25 @@ def test_status_names_a_few_of_those_that_the_run_waits_for(waiting: Waiting | N
     assert (status.waits_for, status.waits_s) == (waits_for, waiting.seconds if waiting else 0.0)
 
 
+def test_status_is_told_for_whom_the_trainer_waits_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing() -> None: ...
+
+    async def made() -> Any:
+        return SimpleNamespace(waiting=Waiting(peers=PEERS[:1], seconds=3.0), close=nothing)
+
+    async def main() -> None:
+        training = training_of(Emitted())
+        training._node.metrics = Registry()
+        training._node.config = cast(Any, SimpleNamespace(name="attic", tensorboard=None))
+        training._node.network = cast(Any, SimpleNamespace(peer_id="me"))
+        training._saving = cast(Any, SimpleNamespace(finish=nothing))
+        monkeypatch.setattr(training, "_make_trainer", made)
+        async with training.taking_part():
+            assert training._node.activity.waits(SHOWN).waits_for == "000000"
+
+    asyncio.run(main())
+
+
 RUN = SignedRun(config=RunConfig(name="x", outer_steps=9), peer_id="author", issued_at=1, signature=b"")
 DIGEST = "ab" * 32
 RESUMED = RunResumed(step=4, digest=DIGEST, roster=("a", "b"), sequence=7)

@@ -53,12 +53,12 @@ class SignedRun:
     issued_at: int
     signature: bytes
     text: str = field(default="", repr=False, compare=False)
+    run_id: str = field(init=False, repr=False, compare=False)
+    """The run's name and a digest of its settings, its author and the time of signing: no two runs share it."""
 
-    @property
-    def run_id(self) -> str:
-        """The run's name and a digest of its settings, its author and the time of signing: no two runs share it."""
+    def __post_init__(self) -> None:
         content = _signed_bytes(self.config.identifying_mapping(), self.peer_id, self.issued_at)
-        return f"{self.config.name}-{hashlib.sha256(content).hexdigest()[:12]}"
+        object.__setattr__(self, "run_id", f"{self.config.name}-{hashlib.sha256(content).hexdigest()[:12]}")
 
 
 def read_run(data: bytes, where: str) -> SignedRun:

@@ -28,7 +28,8 @@ FIDELITY = (
     "relay's way and 1 MB/s. Peers are dialled by their id; that their addresses are known is assumed.",
     "Computing passes time and computes nothing. An answer takes the time that the router expects of its chain. "
     "Weights come at the rate of the server's downlink. The vectors' transfers pass as time before the round, which "
-    "reduces small ones: two times of a vector, and those of its cluster for a head.",
+    "reduces small ones: two times of a vector, and those of its cluster for a head. As many trainers as a round has "
+    "begin a run; the others join after its first step.",
 )
 
 

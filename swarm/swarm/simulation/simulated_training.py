@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -58,13 +60,48 @@ _WINDOW_TOKENS, _BATCH_WINDOWS = 4, 2
 _AUTHOR = Identity(b"simulated author".ljust(32))
 
 
-def _runs_of(training: Training, num_trainers: float) -> list[SignedRun]:
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Run:
+    """A run and its trainers: those that take part, and those that wait until it `has_begun`, with its first step. It
+    is begun by as many as a round has, since each trainer asks each other one again and again while a first group
+    forms."""
+
+    signed: SignedRun
+    has_begun: bool = False
+    num_trainers: int = 0
+    num_waiting: int = 0
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def begin(self) -> None:
+        """The first step is taken."""
+        self.has_begun = True
+        self._changed.set()
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """Wait for the time to join, and count one more trainer within."""
+        self.num_waiting += 1
+        try:
+            while not self.has_begun and self.num_trainers >= self.signed.config.max_group:
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            self.num_waiting -= 1
+        self.num_trainers += 1
+        try:
+            yield
+        finally:
+            self.num_trainers -= 1
+            self._changed.set()
+
+
+def _runs_of(training: Training, num_trainers: float) -> list[_Run]:
     """As many runs as these trainers need."""
     num_runs = max(1, round(num_trainers / max(1.0, ROOM * training.members * training.cluster_size)))
-    return [_run(f"run-{number}", training) for number in range(num_runs)]
+    return [_Run(signed=_signed_run(f"run-{number}", training)) for number in range(num_runs)]
 
 
-def _run(name: str, training: Training) -> SignedRun:
+def _signed_run(name: str, training: Training) -> SignedRun:
     config = RunConfig(
         name=name,
         outer_steps=10_000_000,
@@ -219,7 +256,7 @@ class _Trainer:
     step_s: float
     vector_s: float
     """Seconds in which its link carries a vector, at a byte a value (int8)."""
-    runs: Sequence[SignedRun]
+    runs: Sequence[_Run]
     committed: set[str]
     """The digests of the states that rounds have led to, of all trainers."""
     measured: Measurements
@@ -241,12 +278,21 @@ class _Trainer:
         """Find a run and train until cancelled."""
         self.began_at = self.sought_at = asyncio.get_running_loop().time()
         run = await self._smallest_run()
-        inner = TimedInner(self.step_s, lambda: self._transfer_s(run.config))
+        async with run.place():
+            await self._train(run)
+
+    async def _train(self, run: _Run) -> None:
+        inner = TimedInner(self.step_s, lambda: self._transfer_s(run.signed.config))
         setup = TrainingSetup(inner=inner, theta_N=torch.zeros(NUM_VALUES), bounds=(0, NUM_VALUES))
         options = RunMemberOptions(setup=setup, clock=inner.clock)
         while True:
             member = self.member = RunMember(
-                self.network, self.membership, self.identity, run, on_event=self._on_event, options=options
+                self.network,
+                self.membership,
+                self.identity,
+                run.signed,
+                on_event=partial(self._on_event, run),
+                options=options,
             )
             try:
                 await member.run()
@@ -256,15 +302,16 @@ class _Trainer:
             finally:
                 await member.close()
 
-    async def _smallest_run(self) -> SignedRun:
+    async def _smallest_run(self) -> _Run:
         chance = random.Random(self.network.peer_id)
         found: list[tuple[int, int]] = []
         for index in chance.sample(range(len(self.runs)), min(NUM_LOOKED_AT, len(self.runs))):
+            run = self.runs[index]
             try:
-                trainers = await self.membership.some_trainers(self.runs[index].run_id)
+                trainers = await self.membership.some_trainers(run.signed.run_id)
             except PeerTimeout:
                 continue
-            found.append((sum(each.state != "leaving" for each in trainers.values()), index))
+            found.append((run.num_waiting + sum(each.state != "leaving" for each in trainers.values()), index))
         return self.runs[min(found)[1] if found else chance.randrange(len(self.runs))]
 
     def _transfer_s(self, config: RunConfig) -> float:
@@ -274,7 +321,7 @@ class _Trainer:
         is_head = state is not None and self.network.peer_id in state.roster
         return 2 * self.vector_s * (config.cluster_size if is_head else 1)
 
-    def _on_event(self, event: TrainingEvent) -> None:
+    def _on_event(self, run: _Run, event: TrainingEvent) -> None:
         measured = self.measured
         if isinstance(event, IntervalDone):
             self.last_interval = event
@@ -286,6 +333,7 @@ class _Trainer:
         elif isinstance(event, RoundAborted):
             measured.count("attempts failed")
         elif isinstance(event, OuterStep) and (done := self.last_interval) is not None and done.step == event.step:
+            run.begin()
             now_s = self.contributed_at = asyncio.get_running_loop().time()
             self.is_refused = False
             if self.sought_at is not None:

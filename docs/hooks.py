@@ -115,8 +115,8 @@ def settings_page() -> str:
         "# Settings\n",
         "A setting can be given in `config.toml` in the node's home (or the file that `--config` or `SWARM_CONFIG`",
         "names), in the environment, or as an option. Later ones win, in this order. An unknown name is an error.",
-        "Lists are TOML lists in the file, and separated by commas or spaces elsewhere. This page is made from the",
-        "program.\n",
+        "Lists are TOML lists in the file, and separated by commas or spaces elsewhere. For every limit, 0 is no",
+        "limit. An empty value is an error; an empty variable counts as unset. This page is made from the program.\n",
         "| in the file | in the environment | option | default | meaning |",
         "|---|---|---|---|---|",
     ]

@@ -79,6 +79,18 @@ def test_bring_from_the_hub_comes_at_the_signed_commit_once(
         assert num_weight_bytes(hub) == sent > 0
 
 
+def test_bring_at_a_commit_that_the_hub_does_not_have_takes_no_other_one(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with local_hub(checkpoint, tmp_path / "hub") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        source = copy_at(None, tmp_path)
+        run = pinned(run_of(checkpoint, StartConfig(checkpoint=MODEL)), source)
+        other = replace(run, start=replace(run.start, revision=COMMIT[::-1]))
+        with pytest.raises(ConfigError, match="revision"):
+            bringing(other, source)()
+
+
 def test_bring_from_the_hub_downloads_nothing_that_does_not_fit(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

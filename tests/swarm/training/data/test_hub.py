@@ -157,6 +157,15 @@ def test_find_at_a_revision_that_the_hub_does_not_have_is_refused(data_hub: Data
         HubSource.find(DATA_SET, "", "train", "text", "v9")
 
 
+@pytest.mark.parametrize("key", ["revision", "tokenizer_revision"])
+def test_load_takes_data_set_and_tokenizer_at_the_revisions_that_the_run_names(
+    data_hub: DataHub, tmp_path: Path, key: str
+) -> None:
+    run, local = replace(RUN, **{key: "v9"}), LocalData(cache=tmp_path / "cache")
+    with pytest.raises(ConfigError, match="has no such revision on the hub"):
+        load_corpus(run, seed=0, vocab_size=257, local=local)
+
+
 def test_tokenizer_comes_at_the_signed_commit(data_hub: DataHub) -> None:
     TokenizerFiles.find(TOKENIZER, None, COMMIT)
     assert not any("/revision/main" in path for path in data_hub.asked)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.local_data_hub import DATA_SET, TOKENIZER, local_data_hub
 from support.local_hub import COMMIT, MODEL, local_hub
+from support.text_models import byte_tokenizer
 from support.tiny_models import FAMILIES, write_model
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_cost import PARAMETER_BYTES, PROGRAM_BYTES
@@ -132,6 +133,17 @@ def test_sign_again_with_other_data_pins_that(author: Identity, capsys: pytest.C
     Path("mine.txt").unlink()
     assert cli.run(["run", "sign", "--data", "mine.txt"]) != 0
     assert "mine.txt" in capsys.readouterr().err
+
+
+def test_sign_takes_a_tokenizer_s_directory_or_its_file(author: Identity) -> None:
+    Path("run.toml").write_text(f'{TINY}[data]\nsource = "files"\ntokenizer = "local"\n')
+    Path("mine.txt").write_text("one two " * 1000)
+    byte_tokenizer().save_pretrained("words")
+    digests = []
+    for tokenizer in ("words", "words/tokenizer.json"):
+        assert cli.run(["run", "sign", "--data", "mine.txt", "--tokenizer", tokenizer]) == 0
+        digests.append(load_run(Path("run.toml")).config.data.digest)
+    assert digests[0] == digests[1] != ""
 
 
 def test_show_of_a_module_s_run_names_no_data_and_no_optimizer_of_the_file_s(

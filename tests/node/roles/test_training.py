@@ -8,12 +8,14 @@ import json
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 import torch
+from support.node_settings import resolve
 from swarm.network.link_diagnosis import LinkWatch, SlowLink
 from swarm.testing import virtual_time
+from swarm.training.data.local_data import LocalData
 from swarm.training.member.trainer_events import Admitted, ContributionLate, RunResumed, Waiting
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun
@@ -21,10 +23,13 @@ from swarm.training.state.replica_state import ReplicaState
 from swarm_node.events.emitter import Emitter
 from swarm_node.metrics.metric_registry import Registry
 from swarm_node.node import Activity
+from swarm_node.roles import training as roles_training
 from swarm_node.roles.training import LINKS_S, RunTraining
 from swarm_node.roles.training_files import PendingCheckpoint
+from swarm_node.shutdown import Shutdown
 from swarm_node.storage.home import Home
 from swarm_protocol.control_messages import TrainingStatus
+from swarm_protocol.errors import ConfigError
 
 PEERS = tuple(f"12D3KooW{number:06d}" for number in range(70))
 SHOWN = TrainingStatus(run="r", outer_step=1, num_outer_steps=2, tokens_per_s=533.0)
@@ -168,3 +173,24 @@ def test_slow_link_is_told_once_while_it_lasts_and_is_in_the_status() -> None:
         assert status.slow_links == (words,)
 
     virtual_time.run(main())
+
+
+def test_members_own_data_and_tokenizer_are_those_of_its_training_and_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    books, words = tmp_path / "books", tmp_path / "words.json"
+    seen: list[object] = []
+
+    def prepared(_run: object, _options: object, data: LocalData, _start: object) -> NoReturn:
+        seen.append((data.path, data.tokenizer))
+        raise ConfigError("enough")
+
+    training = make_training(tmp_path, io.StringIO(), [])
+    training._node.config = resolve({"home": str(tmp_path), "data": str(books), "tokenizer": str(words)}, env={})
+    training._node.hardware, training._node.shift = cast("Any", SimpleNamespace(device="cpu")), Shutdown()
+    monkeypatch.setattr(roles_training, "prepare", prepared)
+    monkeypatch.setattr(roles_training, "export_hf", lambda *_, tokenizer: seen.append(tokenizer))
+    with pytest.raises(ConfigError, match="enough"):
+        training._prepare(None)
+    training._export(ReplicaState.initial(torch.zeros(2)), DIGEST)
+    assert seen == [(books, words), words]

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from support.node_settings import resolve
 from swarm.testing import virtual_time
 from swarm.training.member.observer import CommittedStep
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import write_run
 from swarm.training.run.run_model import module_run
 from swarm.training.run.signed_run import SignedRun
+from swarm_node.commands import run_watch
 from swarm_node.commands.run_watch import RunWatcher
 from swarm_node.events.emitter import Emitter
 from swarm_node.roles.volunteer import VolunteerRole, schedule_of
@@ -117,6 +120,19 @@ def test_watching_a_run_that_waits_says_for_whom_and_since_when() -> None:
     watching = RunWatcher(observer, RUN, Emitter(json=True, out=io.StringIO(), err=err))  # type: ignore[arg-type]
     virtual_time.run(watching.until_finished())
     assert "\nwaiting for 1 more member (a step needs 2) for 20 s\n" in err.getvalue()
+
+
+def test_watching_writes_the_curves_of_what_it_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @asynccontextmanager
+    async def visiting(_config: Config) -> AsyncIterator[tuple[None, None]]:
+        yield None, None
+
+    monkeypatch.setattr(run_watch, "visiting", visiting)
+    monkeypatch.setattr(run_watch, "Observer", lambda *_: Scripted(({"a": member()}, [step(2)])))
+    config = resolve({"home": str(tmp_path), "tensorboard": str(tmp_path)}, env={})
+    emitter = Emitter(json=True, out=io.StringIO(), err=io.StringIO())
+    virtual_time.run(run_watch._watch(RUN, config, emitter))
+    assert list((tmp_path / RUN.run_id / "watch").iterdir())
 
 
 def test_watching_members_that_do_not_answer_says_so_once() -> None:

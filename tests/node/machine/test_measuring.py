@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.node_settings import resolve
 from swarm.testing import virtual_time
+from swarm_node import daemon
+from swarm_node.events.emitter import Emitter
 from swarm_node.machine import measuring, probe
 from swarm_node.machine.hardware import Hardware, Speeds
-from swarm_node.node import Activity
+from swarm_node.node import Activity, Node
+from swarm_node.roles.seed import SeedRole
 from swarm_node.shutdown import Shutdown
+from swarm_node.storage.home import Home
 from swarm_protocol.control_messages import ServingStatus, TrainingStatus
+from swarm_protocol.identity import Identity
 
 SLOW = Speeds(prefill_tokens_per_s=60.0, decode_tokens_per_s=42.0, training_tokens_per_s=5000.0)
 FAST = Speeds(prefill_tokens_per_s=9000.0, decode_tokens_per_s=1890.0, training_tokens_per_s=4000.0)
@@ -97,3 +104,35 @@ def test_a_process_that_fails_is_no_measurement(tmp_path: Path, caplog: pytest.L
     node.config.threads = -1
     assert asyncio.run(measuring.measured_apart(node)) is None
     assert "could not be measured again: RuntimeError" in caplog.text
+
+
+class Looks(SeedRole):
+    """A role that computes, alone in its network, and ends once its node has arrived."""
+
+    computes = True
+
+    async def run(self, node: Node) -> None:
+        await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize(("probe_flag", "num_measured"), [("auto", 1), ("off", 0)])
+def test_daemon_measures_again_unless_it_is_told_not_to(
+    probe_flag: str, num_measured: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[Node] = []
+
+    async def measuring_node(node: Node) -> None:
+        measured.append(node)
+
+    async def machine(*_: object) -> Hardware:
+        return Hardware.of("cpu", "any", lambda: (1, 1), SLOW)
+
+    monkeypatch.setattr(daemon, "keep_measuring", measuring_node)
+    monkeypatch.setattr(daemon, "_machine", machine)
+    home = Home(tmp_path / "home")
+    home.create()
+    Identity.generate().save(home.identity)
+    config = resolve({"home": str(home.path), "probe": probe_flag, "network_id": "net", "mdns": "false"}, env={})
+    emitter = Emitter(json=True, out=io.StringIO(), err=io.StringIO())
+    asyncio.run(daemon._live(config, home, emitter, Looks(config), Shutdown()))
+    assert len(measured) == num_measured

@@ -2,7 +2,8 @@
 
 `PartitionWatch.run` is a task: it notices that this node is cut off, or that its seeds are, and dials them. Two groups
 that lost their common seed thus meet there again. Seeds that are missed for good cost a dial every few seconds, and
-their names are looked up again, as they may have moved.
+their names are looked up again, as they may have moved. A second task looks after the routing table: silent members
+take seconds there, which the way back into the network must not wait for.
 """
 
 from __future__ import annotations
@@ -56,19 +57,30 @@ class PartitionWatch:
         self._known.update((contact.peer_id, contact.addrs) for contact in known)
 
     async def run(self) -> None:
-        pause_s = back_off_s = MIN_PAUSE_S
+        """Watch until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._tend(), name="tend the routing table")
+            await self._keep_joined()
+
+    async def _tend(self) -> None:
+        """Check the members of the routing table, and the seeds."""
         loop = asyncio.get_running_loop()
         refresh_at = loop.time() + REFRESH_S
+        while True:
+            await asyncio.sleep(CHECK_S)
+            await self._dht.make_room()
+            if loop.time() >= refresh_at:
+                refresh_at = loop.time() + REFRESH_S
+                await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in self._met))
+                await self._dht.tend()
+
+    async def _keep_joined(self) -> None:
+        pause_s = back_off_s = MIN_PAUSE_S
         trouble = ""
         while True:
             await asyncio.sleep(pause_s)
             try:
                 cut_off = await self._heal()
-                await self._dht.make_room()
-                if loop.time() >= refresh_at:
-                    refresh_at = loop.time() + REFRESH_S
-                    await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in self._met))
-                    await self._dht.tend()
                 trouble = ""
             except PeerUnreachable as error:  # if the daemon has ended, the unary connection ends this task, too
                 if error.message != trouble:
@@ -79,7 +91,7 @@ class PartitionWatch:
             pause_s = back_off_s if cut_off else CHECK_S
 
     async def _heal(self) -> bool:
-        """True while somebody is missing whom we keep trying to reach."""
+        """Dial who is missing. Return whether somebody still is."""
         connected = await self._host.look()
         for contact in self._dht.contacts():
             self._known[contact.peer_id] = contact.addrs

@@ -40,7 +40,10 @@ class Control:
 
 
 class Dht:
-    """A routing table with the seed in it."""
+    """A routing table with the seed in it. A look at its members takes as long as they are silent."""
+
+    def __init__(self, silent_s: float = 0.0) -> None:
+        self._silent_s = silent_s
 
     def peers(self) -> tuple[str, ...]:
         return (SEED,)
@@ -55,7 +58,8 @@ class Dht:
 
     async def tend(self) -> None: ...
 
-    async def make_room(self) -> None: ...
+    async def make_room(self) -> None:
+        await asyncio.sleep(self._silent_s)
 
 
 def test_lack_of_open_files_is_told_once_and_the_seed_is_dialled_when_it_is_over(
@@ -92,6 +96,38 @@ def test_lack_of_open_files_is_told_once_and_the_seed_is_dialled_when_it_is_over
         assert dialled == [SEED]
         assert healed == [True]
         assert caplog.text.count("Too many open files") == 1
+        running.cancel()
+        await asyncio.wait((running,))
+
+    virtual_time.run(main())
+
+
+def test_silent_members_of_the_routing_table_do_not_delay_the_way_back_into_the_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    control, dialled_at = Control(), []
+
+    async def connect(_host: object, _peer_id: str, _addrs: Sequence[str], _network_id: str) -> None:
+        dialled_at.append(asyncio.get_running_loop().time())
+        control.connections = {SEED: (SEED_ADDR,)}
+
+    async def on_healed() -> None: ...
+
+    monkeypatch.setattr(partition_watch, "connect", connect)
+
+    async def main() -> None:
+        host = Host(MagicMock(), cast("Any", control), MagicMock(), NODE)
+        given = GivenPeers([f"{SEED_ADDR}/p2p/{SEED}"], own_peer_id=NODE, listen=())
+        await given.look_up()
+        watch = PartitionWatch(host, cast("Any", Dht(silent_s=100.0)), given, "test", on_healed)
+        control.connections = {SEED: (SEED_ADDR,)}
+        watch.begin([SEED], [])
+        running = asyncio.create_task(watch.run())
+        await asyncio.sleep(2 * CHECK_S)
+        control.connections = {}
+        lost_at = asyncio.get_running_loop().time()
+        await asyncio.sleep(100.0)
+        assert dialled_at[0] - lost_at <= CHECK_S + 0.1
         running.cancel()
         await asyncio.wait((running,))
 

@@ -59,6 +59,10 @@ NUM_REPLICAS = 5
 """Records outlive this many less one simultaneous deaths, until their owner refreshes them."""
 
 NUM_PARALLEL_CALLS = 16
+NUM_PARALLEL_CHECKS = 8
+"""Calls that check members of the routing table. Silent members, which a stranger can provide, thus leave half of all
+calls to searches."""
+
 SMALL_BYTES = 4096
 """The time of a longer answer says more of the bandwidth than of the way."""
 
@@ -172,6 +176,7 @@ class RecordDht:
         self._num_tended = 0
         self._num_refused = 0
         self._calls = asyncio.Semaphore(NUM_PARALLEL_CALLS)
+        self._checks = asyncio.Semaphore(NUM_PARALLEL_CHECKS)
         self.on_answer: Callable[[str, float], None] = lambda _peer_id, _seconds: None
         """Told of each small answer to a call, and after how many seconds it came: peers answer these calls at once."""
         self._chance = random.Random(host.peer_id)
@@ -224,7 +229,7 @@ class RecordDht:
         loop = asyncio.get_running_loop()
         until = loop.time() + MAKE_ROOM_S
         while loop.time() < until and (peers := self._table.crowded(loop.time())):
-            await asyncio.gather(*map(self.ping, peers))
+            await self._check(peers)
 
     async def tend(self) -> None:
         """Look who of the routing table has gone, forget records that are due to be dropped, and `refresh`. Once a
@@ -233,11 +238,20 @@ class RecordDht:
         self._storage.clear_due()
         turn, self._num_tended = self._num_tended, self._num_tended + 1
         heard_before_s = asyncio.get_running_loop().time() - DOUBT_S
-        await asyncio.gather(*(self.ping(peer_id) for peer_id in self._table.doubtful(turn, heard_before_s)))
+        await self._check(self._table.doubtful(turn, heard_before_s))
         if turn % SEARCH_EVERY == 0:
             self._book.forget_all_but(frozenset(self._table.peers))
         if turn < NUM_FIRST_SEARCHES or turn % SEARCH_EVERY == 0:
             await self.refresh()
+
+    async def _check(self, members: Sequence[str]) -> None:
+        """Ping members of the routing table, which loses those that do not answer."""
+
+        async def check(peer_id: str) -> None:
+            async with self._checks:
+                await self.ping(peer_id)
+
+        await asyncio.gather(*map(check, members))
 
     async def store(self, envelope: Envelope) -> bool:
         """Place `envelope` with the nodes nearest to its key. False: most of them did not take it, or none is there.

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, cast
 
+import pytest
 from swarm.network.dht import record_dht
 from swarm.network.dht.record_dht import RPC_TIMEOUT_S, SEARCH_TIMEOUT_S, RecordDht
 from swarm.network.dht.record_storage import RecordValidator
@@ -251,6 +252,27 @@ def test_newcomer_is_found_though_the_node_it_joined_by_is_full_of_those_that_we
         for _ in range(3 * BUCKET_SIZE):
             await asyncio.gather(newcomer.ping(HONEST.peer_id), asker.ping(HONEST.peer_id), seed.make_room())
         assert [addrs async for addrs in asker.find_addrs(far[-1].peer_id)] == [newcomer.own_addrs]
+
+    virtual_time.run(main())
+
+
+def test_silent_members_that_are_checked_leave_calls_to_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        world = World()
+        asker, honest = await world.node(ASKER), await world.node(HONEST)
+        honest._storage.store(record(HONEST), record(HONEST).to_bytes())
+        assert await asker.ping(HONEST.peer_id)
+        silent = [numbered(number).peer_id for number in range(2 * record_dht.NUM_PARALLEL_CALLS)]
+        monkeypatch.setattr(asker._table, "crowded", lambda _now_s: silent)
+        checking = asyncio.create_task(asker.make_room())
+        await asyncio.sleep(0.1)
+        assert silent[0] in world.hosts[ASKER.peer_id].dialled
+        begin = asyncio.get_running_loop().time()
+        found, _ = await asker.find([KEY], timeout_s=5)
+        assert [each.peer_id for each in found] == [HONEST.peer_id]
+        assert asyncio.get_running_loop().time() == begin, "the search waited for silent members"
+        await checking
+        assert set(silent) <= world.hosts[ASKER.peer_id].dialled.keys()
 
     virtual_time.run(main())
 

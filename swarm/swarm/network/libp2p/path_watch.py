@@ -43,6 +43,9 @@ MAX_ECHO_S = 16.0
 FORGIVEN_S = 600.0
 """Time after which a peer has ECHO_S again."""
 
+RELAY_S = MAX_ECHO_S + HOLD_S
+"""Time for the check of a relay with its path's replacement, for which the checks of paths through it wait."""
+
 KEEP_ALIVE_S = 13.0
 """Time without an echo from a peer that keeps this node reachable. With a tick and an echo that is late it stays below
 15 s, half of what the most forgetful NATs remember."""
@@ -105,13 +108,15 @@ class PathWatch:
                 if stream.acknowledge():
                     heard.add(stream.peer_id)
         self._heard_at = {
-            peer_id: now if peer_id in heard else self._heard_at.get(peer_id, now) for peer_id in limits_s
+            peer_id: now if peer_id in heard else self._heard_at.get(peer_id, now)
+            for peer_id in {*limits_s, *self._asking}  # a call that begins during a check is no sign of the peer
         }
         return limits_s
 
     def _ask(self, tasks: asyncio.TaskGroup, peer_id: str) -> asyncio.Task[bool]:
         """Return the check of the path to a peer that is under way, or one that begins now."""
         if peer_id not in self._asking:
+            self._heard_at.setdefault(peer_id, asyncio.get_running_loop().time())
             self._asking[peer_id] = tasks.create_task(self._check(tasks, peer_id))
         return self._asking[peer_id]
 
@@ -124,10 +129,9 @@ class PathWatch:
             if peer_id in connected and not await self._is_heard(peer_id):
                 self._be_patient(peer_id)
                 self._has_lost_one = True  # the other paths may have gone with it
-                if relays:  # a dial over a dead path to a relay fails, and the daemon repeats none for 5 s
-                    await asyncio.wait(relays)
+                are_relays_given_up = await _are_given_up(relays)
                 is_given_up = True
-                if not relays or not all(relay.result() for relay in relays):  # else its path is closed with theirs
+                if not are_relays_given_up:  # else its path is closed with theirs
                     await self.reconnector.drop(peer_id, behind=await self._peers_behind(peer_id))
                 async with asyncio.timeout(HOLD_S):
                     await self.reconnector.reach(peer_id)
@@ -173,6 +177,19 @@ def _relays(addrs: Sequence[str]) -> set[str]:
     """Return the relays through which a peer's connections lead; none if one of them is direct."""
     relays = {relay_of(addr) for addr in addrs}
     return set() if "" in relays else relays
+
+
+async def _are_given_up(relays: Collection[asyncio.Task[bool]]) -> bool:
+    """Wait for the checks of a peer's relays, and return whether the paths to all of them were given up. False if it
+    has none.
+
+    A dial over a dead path to a relay fails, and the daemon repeats none for 5 s. The wait is bounded, as relays can
+    pretend to lead through each other.
+    """
+    if not relays:
+        return False
+    done, _ = await asyncio.wait(relays, timeout=RELAY_S)
+    return all(relay in done and relay.result() for relay in relays)
 
 
 async def _echo(host: Host, peer_id: str) -> None:

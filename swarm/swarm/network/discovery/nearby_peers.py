@@ -52,6 +52,7 @@ class NearbyPeers:
         """Take in what was said from an address. If all places are taken by claims that were right, it is dropped."""
         key = (source, contact.peer_id)
         if (known := self._claims.get(key)) is not None:
+            known.was_reached &= known.contact == contact  # at other addresses it has proved nothing yet
             known.contact, known.heard_at = contact, now
             self._claims.move_to_end(key)
         elif self._make_room(source):

@@ -67,3 +67,13 @@ def test_peer_that_moves_is_known_where_it_is_now() -> None:
     nearby.note(source(1), contact(1), 0.0)
     nearby.note(source(1), contact(1, host=2), 1.0)
     assert nearby.contacts == (contact(1, host=2),)
+
+
+def test_source_that_repeats_a_claim_that_was_right_and_then_lies_keeps_no_place_by_it() -> None:
+    nearby = NearbyPeers()
+    for number in range(1, MAX_CLAIMS + 1):
+        nearby.note(source(number), contact(200 - number), 0.0)
+        nearby.reached(contact(200 - number))
+        nearby.note(source(number), contact(200 - number, host=99), 1.0)
+    nearby.note(source(250), contact(1), 2.0)
+    assert contact(1) in nearby.contacts

@@ -24,6 +24,7 @@ import random
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Protocol, TypeVar, cast
 
 from swarm_protocol import limits
@@ -217,7 +218,7 @@ class RecordDht:
             check_peer_id(peer_id)
         except ValueError:
             return False
-        return await self._find(peer_id, FindRequest(addrs=self.own_addrs), addrs) is not None
+        return await self._find(peer_id, 0, FindRequest(addrs=self.own_addrs).to_bytes(), addrs) is not None
 
     async def refresh(self) -> None:
         """Meet the nodes nearest to this one: who has searched for itself can be found by all others."""
@@ -406,11 +407,14 @@ class RecordDht:
         running: set[asyncio.Task[None]] = set()
         ended = asyncio.Event()
 
+        @cache
+        def request_for(*wanted: bytes) -> tuple[FindRequest, bytes]:
+            request = FindRequest(keys=wanted, only_peers=only_peers, addrs=self.own_addrs, max_records=max_records)
+            return request, request.to_bytes()
+
         async def ask(peer_id: str, wanted: Sequence[bytes]) -> None:
-            request = FindRequest(
-                keys=tuple(wanted), only_peers=only_peers, addrs=self.own_addrs, max_records=max_records
-            )
-            await self._ask(search, suspects, peer_id, request)
+            request, data = request_for(*wanted)
+            await self._ask(search, suspects, peer_id, request.keys, data)
             running.discard(cast("asyncio.Task[None]", asyncio.current_task()))
             ended.set()
 
@@ -435,20 +439,23 @@ class RecordDht:
         if late is not None:
             late.cancel()
 
-    async def _ask(self, search: NodeLookup, suspects: Container[str], peer_id: str, request: FindRequest) -> None:
+    async def _ask(
+        self, search: NodeLookup, suspects: Container[str], peer_id: str, keys: Sequence[bytes], request: bytes
+    ) -> None:
+        """Ask for the `keys` of the encoded `request`."""
         try:
-            found = await self._find(peer_id, request, search.addrs_of(peer_id))
+            found = await self._find(peer_id, len(keys), request, search.addrs_of(peer_id))
         except asyncio.CancelledError:
-            search.left_out(peer_id, request.keys)
+            search.left_out(peer_id, keys)
             raise
         if found is None:
             search.drop(peer_id)
             return
         search.answered.add(peer_id)
-        for key, each in zip(request.keys, found, strict=False):
+        for key, each in zip(keys, found, strict=False):
             search.hear(each.peers[:WIDTH], suspects, named_by=peer_id)
             await self._take_in(search, key, each.records)
-        search.left_out(peer_id, request.keys[len(found) :])
+        search.left_out(peer_id, keys[len(found) :])
 
     async def _take_in(self, search: NodeLookup, place: bytes, records: Sequence[bytes]) -> None:
         """Those of `records` that are valid and belong to `place`. The rest is no harm to what else is there."""
@@ -459,17 +466,19 @@ class RecordDht:
             if index % _CHECKED_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
-    async def _find(self, peer_id: str, request: FindRequest, hints: Sequence[str] = ()) -> tuple[Found, ...] | None:
-        """Ask for the first keys of `request`. None means no answer. `hints` are addresses of the peer that others
-        named."""
+    async def _find(
+        self, peer_id: str, num_keys: int, request: bytes, hints: Sequence[str] = ()
+    ) -> tuple[Found, ...] | None:
+        """Ask for the first of the `num_keys` keys of the encoded `request`. None means no answer. `hints` are
+        addresses of the peer that others named."""
 
         def decode(answer: bytes) -> FindResponse:
             response = FindResponse.from_bytes(answer)
-            if not min(1, len(request.keys)) <= len(response.found) <= len(request.keys):
-                raise PeerViolation(f"{len(response.found)} answers to {len(request.keys)} keys", peer_id=peer_id)
+            if not min(1, num_keys) <= len(response.found) <= num_keys:
+                raise PeerViolation(f"{len(response.found)} answers to {num_keys} keys", peer_id=peer_id)
             return response
 
-        response = await self._call(peer_id, "find", request.to_bytes(), decode, hints)
+        response = await self._call(peer_id, "find", request, decode, hints)
         if response is None:
             return None
         self._learn(peer_id, response.addrs)

@@ -324,7 +324,7 @@ class _Trainer:
     def _on_event(self, run: _Run, event: TrainingEvent) -> None:
         measured = self.measured
         if isinstance(event, IntervalDone):
-            self.last_interval = event
+            self.last_interval, self.is_refused = event, False
             measured.count("training s", event.seconds)
         elif isinstance(event, ContributionLate):
             self.last_interval = None
@@ -335,7 +335,6 @@ class _Trainer:
         elif isinstance(event, OuterStep) and (done := self.last_interval) is not None and done.step == event.step:
             run.begin()
             now_s = self.contributed_at = asyncio.get_running_loop().time()
-            self.is_refused = False
             if self.sought_at is not None:
                 measured.take(measured.find_group_s, now_s - self.sought_at - done.seconds)
                 self.sought_at = None

@@ -6,6 +6,8 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,13 +15,13 @@ from support.training_swarm import NUM_VALUES, Swarm, SyntheticInner, assert_equ
 from swarm.network.interface import EndOfStream, Stream
 from swarm.network.memory.memory_network import MemoryNetwork
 from swarm.testing import virtual_time
-from swarm.training.member.cluster_head import ALIVE_S
+from swarm.training.member.cluster_head import ALIVE_S, ClusterHead
 from swarm.training.member.trainer_events import OuterStep
 from swarm.training.run.methods import Methods
 from swarm.training.state.clusters import draw_clusters
 from swarm_compression import get_codec
 from swarm_protocol.errors import PeerViolation
-from swarm_protocol.training_messages import FollowerWork, FollowReply, FollowRequest
+from swarm_protocol.training_messages import Contribution, FollowerWork, FollowReply, FollowRequest
 
 STEP_S = 0.4
 INTERVAL_S = 5 * STEP_S
@@ -196,3 +198,23 @@ def test_head_says_that_it_is_there_while_the_step_lasts() -> None:
                     await stream.receive()
 
     virtual_time.run(main())
+
+
+@pytest.mark.parametrize(("aggregator", "is_moved"), [("centered_clip", False), ("mean", True)])
+def test_cluster_is_put_together_as_the_run_says(aggregator: str, is_moved: bool) -> None:
+    """Nothing in the liar's numbers is malformed."""
+    codec, own_F = get_codec("int8"), torch.ones(NUM_VALUES)
+    sent = {identity_of(f"follower {n}").peer_id: codec.encode(own_F + 0.01 * n) for n in range(4)}
+    sent[identity_of("liar").peer_id] = codec.encode(-1e4 * own_F)
+    head = ClusterHead.__new__(ClusterHead)
+    head._context = cast(
+        "Any", SimpleNamespace(codec=codec, replica=SimpleNamespace(config=config(aggregator=aggregator)))
+    )
+    head._setup, head._frames = cast("Any", SimpleNamespace(num_values=NUM_VALUES)), [slice(0, NUM_VALUES)]
+    members = [
+        Contribution(peer_id=peer, num_tokens=TOKENS, num_samples=10)
+        for peer in sorted([*sent, identity_of("me").peer_id])
+    ]
+    seats = {peer: SimpleNamespace(frames=[frame]) for peer, frame in sent.items()}
+    delta_F, _ = head._aggregated(members, own_F, cast("Any", seats))
+    assert (float((delta_F - own_F).abs().max()) > 1.0) is is_moved

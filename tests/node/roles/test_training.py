@@ -13,12 +13,17 @@ from typing import Any, NoReturn, cast
 import pytest
 import torch
 from support.node_settings import resolve
+from support.round_scripts import ready
 from swarm.network.link_diagnosis import LinkWatch, SlowLink
+from swarm.network.traffic import NO_LIMITS
 from swarm.testing import virtual_time
 from swarm.training.data.local_data import LocalData
+from swarm.training.member.run_member import RunMemberOptions
 from swarm.training.member.trainer_events import Admitted, ContributionLate, RunResumed, Waiting
+from swarm.training.round.promise import Promise, PromiseFile
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.checkpoint import Checkpoint, save_checkpoint
 from swarm.training.state.replica_state import ReplicaState
 from swarm_node.events.emitter import Emitter
 from swarm_node.metrics.metric_registry import Registry
@@ -194,3 +199,26 @@ def test_members_own_data_and_tokenizer_are_those_of_its_training_and_of_the_mod
         training._prepare(None)
     training._export(ReplicaState.initial(torch.zeros(2)), DIGEST)
     assert seen == [(books, words), words]
+
+
+def test_member_that_is_started_again_has_its_state_its_certificate_and_its_promises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its promises it could vote twice for one step, and a run have two histories."""
+    training = make_training(tmp_path, io.StringIO(), [])
+    node, folder = training._node, tmp_path / "checkpoints" / RUN.run_id
+    node.network = node.membership = node.identity = cast("Any", None)
+    node.limits = NO_LIMITS
+    state = ReplicaState.initial(torch.ones(2))
+    save_checkpoint(folder, Checkpoint(state=state, inner={}, certificate=b"proof"), keep=1)
+    setup = SimpleNamespace(theta_N=torch.zeros(2))
+    monkeypatch.setattr(training, "_prepare", lambda _resumed: setup)
+    monkeypatch.setattr(roles_training, "RunMember", lambda *_, options, **__: options)
+    options: RunMemberOptions = cast("Any", asyncio.run(training._make_trainer()))
+    assert options.state is not None
+    assert options.state.manifest() == state.manifest()
+    assert options.certificate == b"proof"
+    assert options.promises is not None
+    promise = Promise(report=ready(1), first_attempt=7)
+    options.promises.write(promise)
+    assert PromiseFile(folder / "votes").read() == promise

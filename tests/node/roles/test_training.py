@@ -222,3 +222,16 @@ def test_member_that_is_started_again_has_its_state_its_certificate_and_its_prom
     promise = Promise(report=ready(1), first_attempt=7)
     options.promises.write(promise)
     assert PromiseFile(folder / "votes").read() == promise
+
+
+def test_checkpoints_are_kept_as_the_node_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[Path, int, int]] = []
+
+    def writer(folder: Path, *, keep: int, keep_every: int, **_: object) -> None:
+        written.append((folder, keep, keep_every))
+
+    node = make_training(tmp_path, io.StringIO(), [])._node
+    node.config = resolve({"home": str(tmp_path), "keep_checkpoints": "5", "keep_every": "3"}, env={})
+    monkeypatch.setattr(roles_training, "CheckpointWriter", writer)
+    RunTraining(node, RUN)
+    assert written == [(tmp_path / "checkpoints" / RUN.run_id, 5, 3)]

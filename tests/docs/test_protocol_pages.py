@@ -106,7 +106,8 @@ def test_paths_page_names_every_method_and_bound() -> None:
         assert f"| `{method}` |" in page
     for said in (
         f"at most {own_addresses.DIAL_S:.0f} seconds",
-        f"peers that dial {dial_back_limit.MAX_WAITING} others already",
+        f"refuses when {dial_back_limit.MAX_WAITING} already wait or when an asker has waited for "
+        f"{own_addresses.TURN_S:.0f} seconds",
         f"at most {dial_back_limit.MAX_PER_PEER} times in {dial_back_limit.PERIOD_S:.0f} seconds",
         f"all askers together at most {dial_back_limit.MAX_PER_PERIOD} times",
         f"for {introductions.RETRY_S:.0f} seconds",

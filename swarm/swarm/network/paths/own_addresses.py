@@ -51,6 +51,9 @@ DIAL_S = 2.0
 """Time for the dials of one IP version: twice across the world, and a SYN that was lost."""
 MAX_DIALS = 4
 """Addresses that are dialled back for one question."""
+TURN_S = ASK_S - 2 * DIAL_S
+"""Time that a peer waits for its turn to be dialled back. An answer after a longer wait would be too late for it, and
+peers that take long to be dialled would have all others refused."""
 LOOK_S = 3.0
 """Time between two looks at the machine's own addresses, which cost nothing."""
 OBSERVE_EVERY = 20
@@ -253,8 +256,11 @@ class OwnAddresses:
         if not usable or is_neighbour or not self._limit.takes(peer_id):
             return REFUSED
         try:
-            async with self._turn:
+            async with asyncio.timeout(TURN_S) as waiting, self._turn:
+                waiting.reschedule(None)
                 reached = await _dial_each(peer_id, usable)
+        except TimeoutError:
+            return REFUSED
         except StartError as error:
             logger.warning("cannot dial back: %s", error)
             return REFUSED

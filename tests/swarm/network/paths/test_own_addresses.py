@@ -15,7 +15,7 @@ from swarm.network.libp2p.host import Host, translate
 from swarm.network.paths import own_addresses
 from swarm.network.paths.dial_back_limit import MAX_PER_PEER, MAX_PER_PERIOD, MAX_WAITING, PERIOD_S
 from swarm.network.paths.opener import ListenPlace
-from swarm.network.paths.own_addresses import DIAL_BACK, OBSERVE, RETRY_S, OwnAddresses
+from swarm.network.paths.own_addresses import ASK_S, DIAL_BACK, DIAL_S, OBSERVE, RETRY_S, TURN_S, OwnAddresses
 from swarm.testing import virtual_time
 from swarm_protocol.errors import StartError
 from swarm_protocol.identity import Identity
@@ -394,6 +394,32 @@ def test_dial_back_of_many_at_once_is_bounded_and_a_failure_is_a_refusal(monkeyp
         assert await ask_first_peer(late) == PathAnswer()
         may_go.set()
         assert await asyncio.gather(*first) == [PathAnswer()] * MAX_WAITING
+
+    run(case)
+
+
+def test_peers_that_take_long_to_be_dialled_do_not_have_all_others_wait_in_vain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dialled = []
+
+    async def dial_each(peer_id: str, addrs: Sequence[str]) -> list[str]:
+        dialled.append(peer_id)
+        await asyncio.sleep(DIAL_S)
+        return list(addrs)
+
+    monkeypatch.setattr(own_addresses, "_dial_each", dial_each)
+
+    async def case(world: World) -> None:
+        *slow, other = askers(world, 9)
+        first = [asyncio.create_task(ask_first_peer(each)) for each in slow]
+        await asyncio.sleep(TURN_S + 0.1)
+        assert sum(each.done() for each in first) >= len(slow) - 2, "they are refused once they have waited too long"
+        began_at = asyncio.get_running_loop().time()
+        assert (await ask_first_peer(other)).agreed
+        assert asyncio.get_running_loop().time() - began_at <= ASK_S
+        await asyncio.gather(*first)
+        assert len(dialled) <= 3
 
     run(case)
 

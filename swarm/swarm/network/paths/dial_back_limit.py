@@ -19,6 +19,8 @@ MAX_PER_PERIOD = 60
 
 
 class DialBackLimit:
+    """Decides which peers are dialled back now."""
+
     def __init__(self) -> None:
         self._waiting: set[str] = set()
         self._taken: deque[tuple[float, str]] = deque()  # within the last period: when, and for whom
@@ -37,5 +39,5 @@ class DialBackLimit:
         return True
 
     def done(self, peer_id: str) -> None:
-        """The dial back that began for a peer has ended."""
+        """Note that the dial back for a peer has ended."""
         self._waiting.discard(peer_id)

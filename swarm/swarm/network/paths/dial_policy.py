@@ -23,6 +23,8 @@ _LOOPBACK = "/ip4/127.0.0.1"
 
 
 class DialPolicy:
+    """Judges addresses by what is known of this node's networks and connections at one moment."""
+
     def __init__(
         self,
         *,
@@ -72,7 +74,7 @@ class DialPolicy:
         return tuple(addr for addr in self.worth_knowing(addrs) if not is_relayed(addr))
 
     def worth_knowing(self, addrs: Iterable[str]) -> tuple[str, ...]:
-        """Return those that this node dials, also through relays."""
+        """Return those of `addrs` that this node dials, also through relays."""
         return tuple(filter(self.takes, dialable(addrs)))
 
 

@@ -42,6 +42,8 @@ def judged(connect: Connect, policy: DialPolicy) -> Connect:
 
 
 class Dialler:
+    """Connects to peers. `policy` returns what holds now."""
+
     def __init__(self, host: Host, introductions: Introductions, policy: Callable[[], DialPolicy]) -> None:
         self._host = host
         self._introductions = introductions

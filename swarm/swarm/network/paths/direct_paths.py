@@ -89,16 +89,17 @@ class DirectPaths:
         if known != self._known:
             connected = frozenset(peer_id for peer_id, kind in self._host.path_kinds().items() if kind != "relayed")
             self._policy = DialPolicy(own=self.own.daemons, given=self._named, met=self._met(), connected=connected)
-        self._known = known  # these very objects, which are compared at once the next time
+        self._known = known  # the same objects, so that the next comparison ends at once
         return self._policy
 
     def _met(self) -> list[str]:
-        """Where the peers are that are connected."""
+        """Return the addresses of the connected peers."""
         carried = self._introductions.carried
         return [addr for peer_id, addrs in self._host.connected.items() if peer_id not in carried for addr in addrs]
 
     def update(self) -> None:
-        """Heed that this node's addresses, or those of its relays, may have changed."""
+        """Act on what may have changed of this node's addresses and relays: use relays or serve as one, try peers
+        again, and announce."""
         if self._is_auto:
             is_local = all(map(is_loopback, (*self._given, *self._met())))
             self._reservations.wanted = not (self.own.is_open or is_local)

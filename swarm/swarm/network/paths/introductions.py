@@ -95,7 +95,7 @@ class Introductions:
         self._failed.clear()
 
     async def connect(self, peer_id: str, relay: str, relay_addrs: Sequence[str]) -> bool:
-        """Have `relay` introduce this node to `peer_id`; whether a direct connection came of it."""
+        """Have `relay` introduce this node to `peer_id`. Return whether there is a direct connection then."""
         if not self._here.listen_places:
             return False  # this node's dials come from a new port each, which the peer's NAT cannot be opened for
         if self._failed.get(peer_id, 0.0) > asyncio.get_running_loop().time():
@@ -169,7 +169,8 @@ class Introductions:
         return len(self._attempts) >= MAX_ATTEMPTS
 
     def _begin(self, peer_id: str, addrs: Sequence[str]) -> asyncio.Task[None] | None:
-        """Play this node's part in reaching `peer_id`; one attempt at a time. None: there is nothing to try."""
+        """Begin this node's part in reaching `peer_id`, or join the attempt that is under way. Return None if there is
+        no address to try."""
         if not addrs:
             return None
         if peer_id not in self._attempts:
@@ -262,7 +263,7 @@ class Introductions:
 
 
 class RateLimit:
-    """At most MAX_BURST times within BURST_S for each peer."""
+    """Allows what a peer asks for at most MAX_BURST times within BURST_S."""
 
     def __init__(self) -> None:
         self._times: dict[str, deque[float]] = {}

@@ -116,7 +116,7 @@ async def _connect(bind: tuple[str, int], there: tuple[str, int]) -> tuple[async
 
 
 async def _proposal(reader: asyncio.StreamReader) -> bytes:
-    """The dialler's next bytes, or none from a listener, which waits for ours."""
+    """Return the next bytes of a dialler, or none of a listener, which waits for ours."""
     with suppress(TimeoutError):
         async with asyncio.timeout(PROPOSAL_S):
             return await reader.read(1 << 16)

@@ -118,7 +118,7 @@ class OwnAddresses:
         return tuple(dict.fromkeys((*self._announced, *self._confirmed, *own)))
 
     def to_announce(self) -> tuple[str, ...]:
-        """What others are told: direct addresses and those through relays."""
+        """Return what others are told: direct addresses and those through relays."""
         return to_announce(self.direct, self._relayed())
 
     async def refresh(self) -> None:

@@ -60,8 +60,8 @@ class Upgrades:
         replace: Callable[[str], Awaitable[None]],
         may_be_introduced: Callable[[], bool],
     ) -> None:
-        """`replace` gives a peer's connection up and reaches it anew. It raises PeerError if that leads nowhere. Where
-        this node can open no NAT (`may_be_introduced`), only news are a reason to try."""
+        """`replace` gives a peer's connection up and reaches it anew. It raises PeerError if that leads nowhere. While
+        this node can open no NAT, `may_be_introduced` returns False, and only new addresses are a reason to try."""
         self._host = host
         self._replace = replace
         self._may_be_introduced = may_be_introduced
@@ -81,7 +81,7 @@ class Upgrades:
                     attempts.create_task(self._try(peer_id))
 
     def _due(self) -> list[str]:
-        """Look at the connections, and return the peers to try, who has waited longest first."""
+        """Look at the connections, and return the peers to try, with the one that has waited longest first."""
         now = asyncio.get_running_loop().time()
         kinds = self._host.path_kinds()
         known = {

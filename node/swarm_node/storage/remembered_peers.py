@@ -150,7 +150,8 @@ def choose_listen(config: Config) -> Config:
     """
     if "listen" in config.origins:
         return config
-    beyond = [addr for addr in config.peers or _remembered_addrs(config) if not _is_on_this_machine(addr)]
+    known = config.peers or [addr for each in remembered(config) for addr in each.addrs]
+    beyond = [addr for addr in known if not _is_on_this_machine(addr)]
     if not beyond:
         return config
     has_ip6 = any(ip is not None and ip.version == 6 for ip in map(ip_of, beyond))
@@ -179,10 +180,6 @@ def check_can_join(config: Config) -> None:
     """Refuse to join without any peer, given, remembered or to be looked for nearby. Raises ConfigError."""
     if not config.peers and not config.finds_local_peers and not remembered(config):
         raise _nobody_to_ask()
-
-
-def _remembered_addrs(config: Config) -> tuple[str, ...]:
-    return tuple(f"{addr}/p2p/{each.peer_id}" for each in remembered(config) for addr in each.addrs)
 
 
 def _nobody_to_ask() -> ConfigError:

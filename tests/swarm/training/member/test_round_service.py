@@ -11,13 +11,15 @@ from support.round_scripts import COORDINATOR, STEP, ready
 from swarm.testing import virtual_time
 from swarm.training.member.round_driver import POLL_S
 from swarm.training.member.round_service import RoundService
+from swarm.training.run.methods import Methods
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.training_messages import ReadyReply
 
 
 def make_service(outer_step: int) -> RoundService:
     replica = SimpleNamespace(outer_step=outer_step, proof=None, order=None)
-    return RoundService(cast(Any, SimpleNamespace(replica=replica)))
+    network = SimpleNamespace(release=lambda *_: None)
+    return RoundService(cast(Any, SimpleNamespace(replica=replica, network=network, methods=Methods("run"))))
 
 
 def test_report_that_waits_for_a_step_is_refused_at_once_when_the_service_closes() -> None:

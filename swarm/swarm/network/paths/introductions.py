@@ -170,10 +170,12 @@ class Introductions:
 
     def _begin(self, peer_id: str, addrs: Sequence[str]) -> asyncio.Task[None] | None:
         """Begin this node's part in reaching `peer_id`, or join the attempt that is under way. Return None if there is
-        no address to try."""
+        no address to try, or if too many attempts are under way."""
         if not addrs:
             return None
         if peer_id not in self._attempts:
+            if self._is_busy():
+                return None
             self._attempts[peer_id] = self._tasks.create_task(self._attempt(peer_id, addrs))
         return self._attempts[peer_id]
 

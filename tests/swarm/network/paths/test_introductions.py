@@ -264,6 +264,23 @@ def test_attempts_at_the_same_time_are_bounded_whoever_asks_for_them(monkeypatch
     run(case)
 
 
+def test_attempts_of_a_node_that_asks_for_many_at_once_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = let_syns_meet(monkeypatch)
+    monkeypatch.setattr(introductions, "MAX_ATTEMPTS", 2)
+
+    async def introduce(_asker: str, _data: bytes) -> bytes:
+        await asyncio.sleep(0.5)
+        return PathAnswer(agreed=True, addrs=(VICTIM,)).to_bytes()
+
+    async def case(world: World) -> None:
+        strangers = [FakeHost(world._hosts, f"{LESSER[:-1]}{i}", [VICTIM], []).peer_id for i in range(1, 5)]
+        await world.relay.serve(f"net/{INTRODUCE}", introduce)
+        await asyncio.gather(*(world.of[GREATER].connect(each, RELAY, ()) for each in strangers))
+        assert len(opened) == 2
+
+    run(case)
+
+
 def test_failures_are_forgotten_once_they_do_not_hold_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(introductions, "ATTEMPT_S", 0.1)
 

@@ -25,6 +25,9 @@ _WIRE = {"fp32": (torch.float32, "<i4"), "fp16": (torch.float16, "<i2"), "bf16":
 
 _BITS = {"<i4": torch.int32, "<i2": torch.int16}
 
+CUT_VALUES = 256
+"""Encoded vectors can be cut at multiples of this many values: the blocks of all codecs end there."""
+
 
 class CodecError(ValueError):
     """A vector that cannot be encoded, or bytes that no encoder wrote."""
@@ -44,6 +47,14 @@ class Codec(ABC):
     @abstractmethod
     def encoded_bytes(self, num_values: int) -> int:
         """Return the exact size of an encoded vector: it depends on nothing but `num_values`."""
+
+    def pieces(self, data: Data, num_values: int, start: int, stop: int) -> tuple[memoryview, ...]:
+        """Return the pieces of `data`, an encoded vector, that are together the encoding of its values [start, stop).
+        `start` is a multiple of CUT_VALUES, and so is `stop`, unless it is the vector's end. Raises CodecError if the
+        size is wrong."""
+        view = check_size(data, num_values, self.encoded_bytes(num_values))
+        value_bytes = self.encoded_bytes(1)
+        return (view[start * value_bytes : stop * value_bytes],)
 
     @property
     def is_quick(self) -> bool:

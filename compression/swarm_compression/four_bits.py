@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_compression.codec import Codec, CodecError
+from swarm_compression.codec import Codec, CodecError, Data, check_size
 
 BLOCK_VALUES = 64
 MIN_ABSMAX = 2.0**-100
@@ -73,6 +73,11 @@ class FourBitCodec(Codec):
 
     def encoded_bytes(self, num_values: int) -> int:
         return 2 * _num_blocks(num_values) + (num_values + 1) // 2
+
+    def pieces(self, data: Data, num_values: int, start: int, stop: int) -> tuple[memoryview, ...]:
+        view = check_size(data, num_values, self.encoded_bytes(num_values))
+        codes = view[2 * _num_blocks(num_values) :]
+        return view[2 * (start // BLOCK_VALUES) : 2 * _num_blocks(stop)], codes[start // 2 : (stop + 1) // 2]
 
     def _write(self, x_N: Tensor, wire: NDArray[np.uint8]) -> None:
         values_N = x_N.cpu().numpy()

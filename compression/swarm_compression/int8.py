@@ -57,6 +57,11 @@ class Int8Codec(Codec):
     def encoded_bytes(self, num_values: int) -> int:
         return num_values + 4 * _num_blocks(num_values)
 
+    def pieces(self, data: Data, num_values: int, start: int, stop: int) -> tuple[memoryview, ...]:
+        view = check_size(data, num_values, self.encoded_bytes(num_values))
+        codes = view[4 * _num_blocks(num_values) :]
+        return view[4 * (start // BLOCK_VALUES) : 4 * _num_blocks(stop)], codes[start:stop]
+
     def combine(
         self, encoded: Sequence[Data], weights: Sequence[float], num_values: int, buffer: bytearray | memoryview
     ) -> None:

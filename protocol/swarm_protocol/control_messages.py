@@ -27,7 +27,8 @@ TrafficBytes: TypeAlias = Annotated[int, whole(limits.MAX_TRAFFIC_BYTES)]
 MAX_SLOW_LINKS = 8
 MAX_HOURS = 64
 HoursLine: TypeAlias = Annotated[str, one_line(_MAX_HOURS_CHARS, empty=False)]
-SlowLinkLine: TypeAlias = Annotated[str, one_line(_MAX_WAITS_CHARS, empty=False)]
+MAX_CONVICTED_LINES = 8
+RunLine: TypeAlias = Annotated[str, one_line(_MAX_WAITS_CHARS, empty=False)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,8 @@ class StatusRequest(wire.WireMessage):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingStatus(Checked):
     """`loss` is of this node's last interval, None before the first. Since its interval ended, `waits_s` ago, it
-    `waits_for` that, in words; empty: it trains. `slow_links` are lines that name slow links of the run."""
+    `waits_for` that, in words; empty: it trains. `slow_links` are lines that name slow links of the run, and
+    `convicted` lines that name members whom evidence convicts of a lie, and say which."""
 
     run: Name
     outer_step: OuterStep
@@ -50,7 +52,8 @@ class TrainingStatus(Checked):
     tokens_per_s: TokensPerS = 0.0
     waits_for: Annotated[str, one_line(_MAX_WAITS_CHARS)] = ""
     waits_s: Seconds = 0.0
-    slow_links: Annotated[tuple[SlowLinkLine, ...], distinct(MAX_SLOW_LINKS)] = ()
+    slow_links: Annotated[tuple[RunLine, ...], distinct(MAX_SLOW_LINKS)] = ()
+    convicted: Annotated[tuple[RunLine, ...], distinct(MAX_CONVICTED_LINES)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

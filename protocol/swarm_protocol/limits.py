@@ -35,8 +35,8 @@ MAX_RETRY_AFTER_S = 3600.0
 
 # --- signed envelopes ----------------------------------------------------------------------------------------------
 
-# A signed group of 256 members, with some 200 bytes each for id, weight and parts, fits four times.
-MAX_SIGNED_PAYLOAD_BYTES = 256 * 2**10
+# A signed group of 256 members, with some 200 bytes each for id, weight, commitment and parts, fits four times.
+MAX_SIGNED_PAYLOAD_BYTES = 320 * 2**10
 # Version, five length fields and three texts at their own bounds, key, times and signature come to 507 bytes.
 MAX_ENVELOPE_OVERHEAD_BYTES = 512
 # A run's configuration is signed for as long as the run may take.
@@ -235,9 +235,9 @@ MAX_INTERVAL_TOKENS = 10**14
 MAX_PART_VALUES = 2**34
 # A member that has not said anything for this long while parts or votes are due is taken for dead.
 MAX_PHASE_S = 3600.0
-# A signed group with the group whose outcome it resumes: 256 members (24 KiB), MAX_TRAINERS (57 KiB) and MAX_NEWCOMERS,
-# twice. In a run without clusters it is 64 KiB at most.
-MAX_READY_BYTES = 240 * 2**10
+# A signed group with the group whose outcome it resumes: 256 members with commitments (50 KiB), MAX_TRAINERS (57 KiB)
+# and MAX_NEWCOMERS, twice. In a run without clusters it is 116 KiB at most.
+MAX_READY_BYTES = 304 * 2**10
 # 256 part digests and two more.
 MAX_VOTE_BYTES = 16 * 2**10
 # One signed vote of each of 256 members, and their group.
@@ -246,5 +246,14 @@ MAX_CERTIFICATE_BYTES = 5 * 2**20
 MAX_ABORT_BYTES = 32 * 2**10
 # Digests and indices.
 MAX_REQUEST_BYTES = 1024
+# The digests of the leaves of a part of MAX_PART_VALUES, 98,304 values each, and a proof.
+MAX_OPENING_BYTES = 6 * 2**20
+# A leaf of 98,304 fp32 values and a proof.
+MAX_AUDITED_SLICE_BYTES = 400 * 2**10
+# Leaves of one part that one member may ask for in an attempt.
+MAX_DRAWS = 8
+# A signed group and one leaf of each of its members: 26 MiB for 256 members in int8, 60 KiB for five and 10M values.
+# What is larger is refused, and convicts nobody.
+MAX_EVIDENCE_BYTES = 48 * 2**20
 # Certificates are shown to whoever joins, also long after the run has ended.
 CERTIFICATE_LIFETIME_S = 360 * 86400.0

@@ -15,16 +15,17 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
 from swarm_protocol import limits, wire
-from swarm_protocol.checks import Checked, Digest, Name, check_digest, distinct, number, one_line, up_to, whole
-from swarm_protocol.identity import PeerId
+from swarm_protocol.checks import Checked, Digest, Name, check_digest, distinct, number, one_line, sized, up_to, whole
+from swarm_protocol.identity import SIGNATURE_BYTES, PeerId
 from swarm_protocol.proto import training_pb2
 from swarm_protocol.records import Loss, OuterStep
 
 GROUP_PURPOSE = "group"
 VOTE_PURPOSE = "vote"
 RESUME_PURPOSE = "resume"
+_DOMAIN = b"swarm-slices:"
 
-OpeningKind: TypeAlias = Literal["exchange", "keep", "result", "slices"]
+OpeningKind: TypeAlias = Literal["exchange", "keep", "result", "slices", "audit"]
 ReplyKind: TypeAlias = Literal["group", "pending", "attempt", "behind", "left_out"]
 FollowKind: TypeAlias = Literal["welcome", "full", "hurry", "late", "committed"]
 
@@ -65,6 +66,22 @@ class Follower(Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SliceCommitment(Checked):
+    """A member's commitment to its encoded pseudo-gradient: the `root` of the hash tree over its leaves (see
+    `swarm_protocol.hash_tree`), and the member's `signature` of `slices_message`."""
+
+    root: Digest
+    signature: Annotated[bytes, sized(SIGNATURE_BYTES)]
+
+
+def slices_message(network_id: str, run: str, step: int, state_digest: bytes, root: bytes) -> bytes:
+    """Return what a member signs to commit to its slices of `step` of `run`. Every field but the run has one length, or
+    ends with a zero byte, which no name holds."""
+    subject = network_id.encode() + b"\x00" + run.encode() + b"\x00" + step.to_bytes(8, "big")
+    return _DOMAIN + subject + state_digest + root
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution(Checked):
     """What one member contributes: tokens trained on, samples of its lease used, mean training loss. 0 tokens: nothing.
 
@@ -73,6 +90,8 @@ class Contribution(Checked):
 
     A head contributes for its cluster: tokens, samples and loss are those of its `followers` and its own together.
     `newcomers` are trainers that ask it to be taken into the run.
+
+    `commitment` is to the slices that it will send; a member with tokens has one.
     """
 
     peer_id: PeerId
@@ -83,6 +102,7 @@ class Contribution(Checked):
     bytes_per_s: BytesPerS = 0
     followers: tuple[Follower, ...] = ()
     newcomers: Newcomers = ()
+    commitment: SliceCommitment | None = None
 
     def __post_init__(self) -> None:
         _check_work(self.num_tokens, self.num_samples)
@@ -119,7 +139,7 @@ class Ready(wire.WireMessage):
     last voted at this step, in `voted_attempt`, with the signed group it came from: it may have been committed, so it
     takes precedence. `bytes_per_s` is the bandwidth that the member has measured in its reductions; 0: not yet.
     `sequence` is that of the author's last resume order that the member knows (see `ResumeOrder`); 0: none.
-    `followers` and `newcomers` are those of the `Contribution`.
+    `followers`, `newcomers` and `commitment` are those of the `Contribution`.
     """
 
     PROTO = training_pb2.Ready
@@ -141,6 +161,7 @@ class Ready(wire.WireMessage):
     sequence: Annotated[int, whole(MAX_SEQUENCE)] = 0
     followers: tuple[Follower, ...] = ()
     newcomers: Newcomers = ()
+    commitment: SliceCommitment | None = None
 
     def __post_init__(self) -> None:
         _check_work(self.num_tokens, self.num_samples)
@@ -226,6 +247,15 @@ class Group(wire.WireMessage):
         return sum(member.num_tokens for member in self.members)
 
     @property
+    def num_values(self) -> int:
+        """The values of the vector that it reduces."""
+        return sum(self.part_values)
+
+    @property
+    def contributors(self) -> tuple[Contribution, ...]:
+        return tuple(member for member in self.members if member.num_tokens)
+
+    @property
     def num_trainers(self) -> int:
         """The members and their followers."""
         return len(self.members) + sum(len(member.followers) for member in self.members)
@@ -289,14 +319,21 @@ class ReduceOpening(wire.WireMessage):
     keep      from the owner to its backup: the owner's own slices follow
     result    to the backup: the owner failed, and the sender asks for the result from `frame` on
     slices    from the backup: it replaces the owner, and asks for the receiver's slices from `frame` on
+    audit     to the owner or the backup: the sender asks for a PartStatement, and then for slices (see `AuditDraw`)
+
+    Who sends slices says before them which they are: `leaves` are the digests of all leaves of its slice of the part,
+    one after the other, and `proof` shows that they are under the root to which it has committed. For `slices` the
+    receiver answers with such an opening first.
     """
 
     PROTO = training_pb2.ReduceOpening
-    MAX_BYTES = limits.MAX_REQUEST_BYTES
+    MAX_BYTES = limits.MAX_OPENING_BYTES
 
     kind: OpeningKind
     part: Annotated[int, whole(limits.MAX_GROUP_MEMBERS - 1)]
     frame: Annotated[int, whole(limits.MAX_PART_VALUES)] = 0
+    leaves: bytes = b""
+    proof: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,7 @@ from swarm.training.inner.one_device import ONE_CPU, LocalOptions
 from swarm.training.inner.own_module import Batches, Dataset, LossOf, ModuleInner, OptimizerFactory, OwnModule
 from swarm.training.member.linger import let_others_finish
 from swarm.training.member.run_member import RunMember, RunMemberOptions, cause
-from swarm.training.member.trainer_events import IntervalFailed, OuterStep, RoundAborted, TrainingEvent
+from swarm.training.member.trainer_events import IntervalFailed, MemberConvicted, OuterStep, RoundAborted, TrainingEvent
 from swarm.training.run.layout import Layout, fragment_of
 from swarm.training.run.run_file import load_run
 from swarm.training.run.run_model import build_model, module_run, refuse_module_run
@@ -342,6 +342,8 @@ class Trainer:
                 if (event.step, event.reason) != self._warned_of:  # it may fail again and again
                     self._warned_of = event.step, event.reason
                     logger.warning("this member brings nothing to outer step %d: %s", event.step, event.reason)
+            case MemberConvicted():
+                logger.warning("%s is convicted: %s", event.peer_id, event.reason)
             case RoundAborted():
                 logger.info("attempt %d at outer step %d: %s", event.attempt, event.step, event.reason)
             case _:

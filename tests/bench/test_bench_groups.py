@@ -31,7 +31,7 @@ import pytest
 import torch
 from bench.report import Report, aim
 from swarm.training.allreduce.part_owner import PartReducer
-from swarm.training.allreduce.parts import ReductionScheme
+from swarm.training.allreduce.parts import ReductionScheme, leaf_values
 from swarm.training.data.corpus import Corpus, load_corpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.run.run_config import InnerConfig, OuterConfig, RunConfig
@@ -112,12 +112,9 @@ class Bench:
             for peer, count in zip(PEERS, counts, strict=False)
         ]
         scheme = ReductionScheme(codec=self._codec, aggregator=self.run.aggregator_for(len(deltas)))
-        reducer, num_values = PartReducer(scheme, members), self.theta_N.numel()
+        num_values = self.theta_N.numel()
         encoded = [self._codec.encode(delta_N) for delta_N in deltas]
-        if reducer.has_survey:
-            reducer.survey(encoded, num_values)
-        reducer.decide()
-        return reducer.combined(encoded, num_values)
+        return PartReducer(scheme, members, leaf_values(num_values)).combined(encoded, num_values)
 
     def carried(self, x_N: Tensor) -> Tensor:
         """As it is at the members of its group."""

@@ -13,7 +13,7 @@ from compression.vectors import any_vectors, known_vector
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm_compression import CodecError, codec_names, get_codec
-from swarm_compression.codec import Data
+from swarm_compression.codec import CUT_VALUES, Data
 
 every_codec = pytest.mark.parametrize("name", codec_names())
 
@@ -40,6 +40,18 @@ def test_check_bounds_what_is_decoded_and_follows_it(name: str, x_N: torch.Tenso
     found = decoded_N.abs().max().item() if x_N.numel() else 0.0
     assert found <= bound <= 1.2 * found
     assert codec.check(data, x_N.numel()) == bound
+
+
+@every_codec
+@pytest.mark.parametrize("num_values", [1, 256, 700, 1025])
+def test_pieces_are_together_the_encoding_of_the_values_alone(name: str, num_values: int) -> None:
+    codec, x_N = get_codec(name), known_vector(num_values)
+    data, edges = codec.encode(x_N), [*range(0, num_values, CUT_VALUES), num_values]
+    for start in edges[:-1]:
+        for stop in (edge for edge in edges if edge > start):
+            assert b"".join(codec.pieces(data, num_values, start, stop)) == codec.encode(x_N[start:stop])
+    with pytest.raises(CodecError, match="bytes"):
+        codec.pieces(data[:-1], num_values, 0, num_values)
 
 
 def test_get_codec_unknown_name_lists_the_known_ones() -> None:

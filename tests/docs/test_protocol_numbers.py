@@ -17,10 +17,11 @@ from swarm.network.libp2p import (
 from swarm.network.relay import candidates, members, relay, relay_budget, reservations
 from swarm.serving.server import connection_server, forward_server, session_inbox, session_outputs
 from swarm.serving.session import pipeline, session_state
-from swarm.training.allreduce import butterfly, parts, peer_connections
+from swarm.training.allreduce import audit, butterfly, parts, peer_connections
 from swarm.training.round import round_state
 from swarm.training.run import signed_run
 from swarm.training.state import certificate, replica_state, state_transfer
+from swarm_compression.codec import CUT_VALUES
 from swarm_protocol import limits
 from swarm_protocol.version import PROTOCOL_VERSION
 
@@ -113,8 +114,10 @@ SAID = [
     ("rounds.md", f"`vote_s` = {round_state.SPARE_S:.0f} s + N ÷ {round_state.SLOWEST_VALUES_PER_S:,.0f}"),
     ("rounds.md", f"between 1/{parts.NOISE} and {parts.NOISE} becomes 1"),
     ("rounds.md", f"cut to 1/{parts.MAX_SKEW:.0f} and {parts.MAX_SKEW:.0f}"),
-    ("rounds.md", f"multiples of {parts.PART_ALIGNMENT} values"),
-    ("rounds.md", f"frames of {parts.FRAME_VALUES:,} values"),
+    ("rounds.md", f"L is N ÷ {parts.USUAL_LEAVES:,}, rounded up to a multiple of {CUT_VALUES}, and"),
+    ("rounds.md", f"whole leaves as fit {parts.FRAME_VALUES:,} values"),
+    ("rounds.md", f"that takes at most {100 * audit.BYTES_SHARE:.0f} % of the bytes"),
+    ("rounds.md", f"or {audit.LEAST_BYTES >> 10} KiB; else"),
     (
         "rounds.md",
         f"({butterfly.AHEAD_FRAMES} in all directions together, at least {parts.MIN_AHEAD_FRAMES} each)",

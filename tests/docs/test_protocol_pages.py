@@ -79,11 +79,13 @@ def test_identity_page_names_every_signature_domain_and_purpose() -> None:
     identity = PAGES["reference/protocol/identity.md"]
     domains = found(r"^_(?:DOMAIN|PURPOSE) = b\"(.*)\"$")
     purposes = found(r"^[A-Z]+_PURPOSE = \"(.*)\"$")
-    assert domains == {"swarm-envelope:", "swarm-run:"}
-    assert purposes == {"record", "group", "vote", "resume"}
+    assert domains == {"swarm-envelope:", "swarm-run:", "swarm-slices:"}
+    assert purposes == {"record", "group", "vote", "part", "resume"}
     assert [word for word in domains | purposes if f"`{word}`" not in identity] == []
     signers = {path.name for path, text in SOURCES.items() if re.search(r"identity\.sign\(", text)}
-    assert signers == {"envelope.py", "signed_run.py"}, "what else is signed needs a domain of its own, told there"
+    assert signers == {"envelope.py", "signed_run.py", "certificate.py"}, (
+        "what else is signed needs a domain of its own, told there"
+    )
 
 
 def test_transport_page_names_every_method_and_protocol_id() -> None:

@@ -178,10 +178,11 @@ def test_rounds_page_describes_the_parts(rates: list[int], num_values: int) -> N
     usual = statistics.median([rate for rate in rates if rate] or [1])
     ratios = [(rate or usual) / usual for rate in rates]
     shares = [1.0 if 1 / 1.5 < ratio < 1.5 else min(max(ratio, 1 / 4), 4.0) for ratio in ratios]
+    leaf = min(math.ceil(num_values / 1024 / 256) * 256, 98_304)
     edges, passed = [0], 0.0
     for share in shares:
         passed += share
-        edges.append(min(round(num_values * passed / sum(shares) / 256) * 256, num_values))
+        edges.append(min(round(num_values * passed / sum(shares) / leaf) * leaf, num_values))
     edges[-1] = num_values
     members = tuple(
         Contribution(peer_id=peer, bytes_per_s=rate) for peer, rate in zip(sorted(PEERS), rates, strict=True)

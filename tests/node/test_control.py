@@ -260,7 +260,13 @@ def test_status_of_a_trainer_that_waits_says_for_whom_and_since_when_instead_of_
 
 def test_status_tells_of_breaks_of_the_month_and_of_slow_links() -> None:
     at = datetime.now().replace(hour=22, minute=0, second=0, microsecond=0).timestamp()
-    training = TrainingStatus(run="r", outer_step=1, num_outer_steps=2, slow_links=("a sends slowly", "b, too"))
+    training = TrainingStatus(
+        run="r",
+        outer_step=1,
+        num_outer_steps=2,
+        slow_links=("a sends slowly", "b, too"),
+        convicted=("5Z1T2a lied in this run: it signed a wrong result",),
+    )
     paused = replace(
         REPLY, state="paused", pause="hours", lends_again_at=at, month_bytes=412 * 10**9, month_budget_bytes=5 * 10**11,
         training=training,
@@ -269,5 +275,6 @@ def test_status_tells_of_breaks_of_the_month_and_of_slow_links() -> None:
     shown = this_node.text(paused)
     assert "; outside its hours: lends again at 22:00" in shown
     assert "412 GB of 500 GB used in this month" in shown
+    assert "convicted  5Z1T2a lied in this run: it signed a wrong result" in shown
     assert "links      a sends slowly\n           b, too" in shown
     assert "lends again" not in this_node.text(REPLY)

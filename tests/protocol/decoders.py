@@ -30,6 +30,7 @@ from protocol import (
     control_examples,
     dht_examples,
     path_examples,
+    proof_examples,
     serving_examples,
     session_examples,
     training_examples,
@@ -154,7 +155,7 @@ def _unseal_record(data: bytes) -> Any:
 DECODERS: tuple[Decoder, ...] = (
     *by_class(NODE, SERVE, TRAINER, JOINING_TRAINER, HELLO),
     *by_class(*training_examples.EXAMPLES, *serving_examples.EXAMPLES, *control_examples.EXAMPLES),
-    *by_class(*session_examples.EXAMPLES, *dht_examples.EXAMPLES, *path_examples.EXAMPLES),
+    *by_class(*session_examples.EXAMPLES, *dht_examples.EXAMPLES, *path_examples.EXAMPLES, *proof_examples.EXAMPLES),
     Decoder(
         name="Failure",
         decode=lambda data: decode_failure(data, IDENTITY.peer_id),

@@ -182,10 +182,16 @@ class Swarm:
     """Starts, kills and joins the members of one run. Use as an async context manager in virtual time."""
 
     def __init__(
-        self, run: RunConfig, script: FaultScript | None = None, *, link: LinkModel = LAN, detection_s: float = 0.2
+        self,
+        run: RunConfig,
+        script: FaultScript | None = None,
+        *,
+        link: LinkModel = LAN,
+        detection_s: float = 0.2,
+        seed: int = 0,
     ) -> None:
         self.run = signed(run)
-        self.internet = MemoryInternet(default_link=link, detection_s=detection_s)
+        self.internet = MemoryInternet(default_link=link, detection_s=detection_s, seed=seed)
         self.members: dict[str, Member] = {}
         self.script = script
         self._stack = AsyncExitStack()
@@ -319,6 +325,11 @@ class SpoiledCodec:
 
     def encode_into(self, x_N: Tensor, buffer: bytearray) -> None:
         buffer[:] = self.encode(x_N)
+
+    def pieces(self, data: bytes, num_values: int, start: int, stop: int) -> tuple[memoryview, ...]:
+        if len(data) != self.encoded_bytes(num_values):
+            return (memoryview(data)[start:stop],)
+        return self._honest.pieces(data, num_values, start, stop)
 
     def check(self, data: bytes | bytearray | memoryview, num_values: int) -> float:
         return 0.0

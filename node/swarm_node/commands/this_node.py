@@ -113,6 +113,7 @@ def text(reply: StatusReply) -> str:
         else "",
         "hours": _hours(reply) if reply.limits else "",
         "training": _training(reply.training) if reply.training else "",
+        "convicted": "\n           ".join(reply.training.convicted) if reply.training else "",
         "links": "\n           ".join(reply.training.slow_links) if reply.training else "",
         "serving": f"blocks {serving.start}:{serving.end} of {serving.model}, {serving.num_sessions} sessions, "
         f"{serving.tokens_per_s:.1f} tokens/s"

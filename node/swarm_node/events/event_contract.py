@@ -174,6 +174,15 @@ EVENTS: Mapping[str, EventSpec] = {
         reason="text: what went wrong",
         missing="list: peer ids that did not answer or were at fault, as far as is known",
     ),
+    "member_convicted": _event(
+        "Evidence that this node has checked proves that a member of the run lied. It takes part in no round with this "
+        "node any more.",
+        "convicted in step {step}: {peer_id}, {reason}",
+        run="text: the run's id",
+        step="int: the outer step of the lie",
+        peer_id="text: who lied",
+        reason="text: what it did",
+    ),
     "contribution_late": _event(
         "An outer step was committed without what this node has trained for it: that work is lost, and its "
         "samples are leased again. The next interval begins from the new state.",
@@ -393,7 +402,8 @@ EVENTS: Mapping[str, EventSpec] = {
         reachability="text: public, relay, local network only, this machine only or unknown",
         num_peers="int: live nodes it sees, itself included",
         state="text: starting, seeding, idle, training, serving, gateway, dashboard, draining, paused",
-        training="object?: run, outer_step, num_outer_steps, loss, tokens_per_s, waits_for, waits_s, slow_links",
+        training="object?: run, outer_step, num_outer_steps, loss, tokens_per_s, waits_for, waits_s, slow_links, "
+        "convicted",
         serving="object?: model, start, end, num_sessions, tokens_per_s",
         memory_bytes="int: resident memory of the daemon and its libp2p child",
         pause="text: why it lends nothing now: hours, budget, or empty",

@@ -208,6 +208,10 @@ TRAINER: MetricGroup = {
         "Contributions of other members that this one refused.",
         "when a member breaks the protocol in a round; the node's log and the dashboard say who and why",
     ),
+    "swarm_trainer_convicted_total": _counter(
+        "Members whom evidence convicts of a lie.",
+        "when this member has checked the evidence; `status`, the node's log and the dashboard say who and why",
+    ),
     "swarm_trainer_digest_mismatches_total": _counter(
         "How often this member's state was found to differ from what was committed.",
         "when memory was damaged, or another version computes differently: above 0 needs attention",

@@ -33,7 +33,7 @@ from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.checkpoint import Checkpoint, discard_inner, load_newest, write_inner
 from swarm.training.state.export import export_hf
 from swarm.training.state.replica_state import ReplicaState
-from swarm_protocol.control_messages import TrainingStatus
+from swarm_protocol.control_messages import MAX_CONVICTED_LINES, TrainingStatus
 from swarm_protocol.errors import ConfigError, SessionError, SwarmError
 from torch import Tensor
 
@@ -56,6 +56,7 @@ _EVENTS = {
     events.OuterStep: "outer_step",
     events.StateFetched: "state_fetched",
     events.RoundAborted: "round_aborted",
+    events.MemberConvicted: "member_convicted",
     events.RunResumed: "run_resumed",
     events.Validated: "validated",
 }
@@ -84,6 +85,7 @@ class RunTraining:
         self._metrics = TrainerMetrics(node.metrics, run.config.outer_steps)
         self._saved = b""
         self._links = LinkWatch()
+        self._convicted: list[str] = []
         self._begun = False
         self._reports_tokens = False
 
@@ -251,6 +253,8 @@ class RunTraining:
             self._show(event.step, loss=event.loss, tokens_per_s=event.tokens_per_s)
             self._say(event.step, event.tokens_per_s)
             self._save_soon()
+        elif isinstance(event, events.MemberConvicted):
+            self._convicted.append(f"{short(event.peer_id)} lied in this run: {event.reason}")
         elif isinstance(event, events.RunResumed):
             self._saved = b""  # the same state, and another certificate
             self._save_soon()
@@ -295,7 +299,8 @@ class RunTraining:
         self._node.emitter.status("training", f"TRAINING step {step} of {of}, {rate(tokens_per_s)} here")
 
     def _with_waiting(self, training: TrainingStatus) -> TrainingStatus:
-        training = replace(training, slow_links=tuple(map(_words, self._links.named)))
+        slow, convicted = tuple(map(_words, self._links.named)), self._convicted[-MAX_CONVICTED_LINES:]
+        training = replace(training, slow_links=slow, convicted=tuple(convicted))
         waiting = self._trainer.waiting if self._trainer else None
         if waiting is None:
             return training

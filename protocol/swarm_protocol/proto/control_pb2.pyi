@@ -12,7 +12,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class TrainingStatus(_message.Message):
-    __slots__ = ("run", "outer_step", "num_outer_steps", "loss", "tokens_per_s", "waits_for", "waits_s", "slow_links")
+    __slots__ = ("run", "outer_step", "num_outer_steps", "loss", "tokens_per_s", "waits_for", "waits_s", "slow_links", "convicted")
     RUN_FIELD_NUMBER: _ClassVar[int]
     OUTER_STEP_FIELD_NUMBER: _ClassVar[int]
     NUM_OUTER_STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class TrainingStatus(_message.Message):
     WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
     WAITS_S_FIELD_NUMBER: _ClassVar[int]
     SLOW_LINKS_FIELD_NUMBER: _ClassVar[int]
+    CONVICTED_FIELD_NUMBER: _ClassVar[int]
     run: str
     outer_step: int
     num_outer_steps: int
@@ -29,7 +30,8 @@ class TrainingStatus(_message.Message):
     waits_for: str
     waits_s: float
     slow_links: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run: _Optional[str] = ..., outer_step: _Optional[int] = ..., num_outer_steps: _Optional[int] = ..., loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., waits_for: _Optional[str] = ..., waits_s: _Optional[float] = ..., slow_links: _Optional[_Iterable[str]] = ...) -> None: ...
+    convicted: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run: _Optional[str] = ..., outer_step: _Optional[int] = ..., num_outer_steps: _Optional[int] = ..., loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., waits_for: _Optional[str] = ..., waits_s: _Optional[float] = ..., slow_links: _Optional[_Iterable[str]] = ..., convicted: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ServingStatus(_message.Message):
     __slots__ = ("model", "start", "end", "num_sessions", "tokens_per_s")

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Contribution(_message.Message):
-    __slots__ = ("peer_id", "num_tokens", "num_samples", "loss", "leaving", "bytes_per_s", "followers", "newcomers")
+    __slots__ = ("peer_id", "num_tokens", "num_samples", "loss", "leaving", "bytes_per_s", "followers", "newcomers", "commitment")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class Contribution(_message.Message):
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     FOLLOWERS_FIELD_NUMBER: _ClassVar[int]
     NEWCOMERS_FIELD_NUMBER: _ClassVar[int]
+    COMMITMENT_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     num_tokens: int
     num_samples: int
@@ -24,7 +25,16 @@ class Contribution(_message.Message):
     bytes_per_s: int
     followers: _containers.RepeatedCompositeFieldContainer[Follower]
     newcomers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, peer_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ..., followers: _Optional[_Iterable[_Union[Follower, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ...) -> None: ...
+    commitment: SliceCommitment
+    def __init__(self, peer_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ..., followers: _Optional[_Iterable[_Union[Follower, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ..., commitment: _Optional[_Union[SliceCommitment, _Mapping]] = ...) -> None: ...
+
+class SliceCommitment(_message.Message):
+    __slots__ = ("root", "signature")
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    root: bytes
+    signature: bytes
+    def __init__(self, root: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Follower(_message.Message):
     __slots__ = ("place", "num_tokens", "num_samples", "leaving")
@@ -49,7 +59,7 @@ class Outcome(_message.Message):
     def __init__(self, origin_digest: _Optional[bytes] = ..., part_digests: _Optional[_Iterable[bytes]] = ..., state_digest: _Optional[bytes] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("run", "step", "attempt", "state_digest", "num_tokens", "num_samples", "loss", "accused", "voted_attempt", "voted", "voted_origin", "leaving", "bytes_per_s", "sequence", "followers", "newcomers")
+    __slots__ = ("run", "step", "attempt", "state_digest", "num_tokens", "num_samples", "loss", "accused", "voted_attempt", "voted", "voted_origin", "leaving", "bytes_per_s", "sequence", "followers", "newcomers", "commitment")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +76,7 @@ class Ready(_message.Message):
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     FOLLOWERS_FIELD_NUMBER: _ClassVar[int]
     NEWCOMERS_FIELD_NUMBER: _ClassVar[int]
+    COMMITMENT_FIELD_NUMBER: _ClassVar[int]
     run: str
     step: int
     attempt: int
@@ -82,7 +93,8 @@ class Ready(_message.Message):
     sequence: int
     followers: _containers.RepeatedCompositeFieldContainer[Follower]
     newcomers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., accused: _Optional[_Iterable[str]] = ..., voted_attempt: _Optional[int] = ..., voted: _Optional[_Union[Outcome, _Mapping]] = ..., voted_origin: _Optional[bytes] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ..., sequence: _Optional[int] = ..., followers: _Optional[_Iterable[_Union[Follower, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ...) -> None: ...
+    commitment: SliceCommitment
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., accused: _Optional[_Iterable[str]] = ..., voted_attempt: _Optional[int] = ..., voted: _Optional[_Union[Outcome, _Mapping]] = ..., voted_origin: _Optional[bytes] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ..., sequence: _Optional[int] = ..., followers: _Optional[_Iterable[_Union[Follower, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ..., commitment: _Optional[_Union[SliceCommitment, _Mapping]] = ...) -> None: ...
 
 class ReadyReply(_message.Message):
     __slots__ = ("kind", "group", "attempt", "certificate", "state_digest", "reason")
@@ -131,14 +143,18 @@ class FollowerWork(_message.Message):
     def __init__(self, num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class ReduceOpening(_message.Message):
-    __slots__ = ("kind", "part", "frame")
+    __slots__ = ("kind", "part", "frame", "leaves", "proof")
     KIND_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     kind: str
     part: int
     frame: int
-    def __init__(self, kind: _Optional[str] = ..., part: _Optional[int] = ..., frame: _Optional[int] = ...) -> None: ...
+    leaves: bytes
+    proof: bytes
+    def __init__(self, kind: _Optional[str] = ..., part: _Optional[int] = ..., frame: _Optional[int] = ..., leaves: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class Group(_message.Message):
     __slots__ = ("run", "step", "attempt", "state_digest", "members", "part_values", "reduce_s", "vote_s", "resumes", "origin", "order")

@@ -19,7 +19,7 @@ from swarm.network.traffic import NO_LIMITS
 from swarm.testing import virtual_time
 from swarm.training.data.local_data import LocalData
 from swarm.training.member.run_member import RunMemberOptions
-from swarm.training.member.trainer_events import Admitted, ContributionLate, RunResumed, Waiting
+from swarm.training.member.trainer_events import Admitted, ContributionLate, MemberConvicted, RunResumed, Waiting
 from swarm.training.round.promise import Promise, PromiseFile
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun
@@ -55,6 +55,7 @@ def training_of(emitter: Emitted, waiting: Waiting | None = None) -> RunTraining
     training._trainer = cast(Any, SimpleNamespace(waiting=waiting, report=None))
     training._metrics = cast(Any, SimpleNamespace(count=lambda event: None))
     training._links = LinkWatch()
+    training._convicted = []
     training._begun = True
     return training
 
@@ -152,6 +153,19 @@ def test_training_that_begins_with_a_resume_order_tells_the_step_of_its_state(tm
     make_training(tmp_path, out, [])._tell(RESUMED)
     told = {each["event"]: each for each in map(json.loads, out.getvalue().splitlines())}
     assert told["training"]["outer_step"] == told["run_resumed"]["step"] == RESUMED.step
+
+
+def test_convicted_member_is_told_counted_and_in_the_status(tmp_path: Path) -> None:
+    out = io.StringIO()
+    training = make_training(tmp_path, out, [])
+    training._trainer = cast("Any", SimpleNamespace(report=None, waiting=None, state=None))
+    event = MemberConvicted(step=3, peer_id="12D3KooW000007", reason="it signed a wrong result of part 1")
+    training._begun = True
+    training._tell(event)
+    assert training._with_waiting(SHOWN).convicted == ("000007 lied in this run: it signed a wrong result of part 1",)
+    (told,) = map(json.loads, out.getvalue().splitlines())
+    assert (told["event"], told["peer_id"], told["run"]) == ("member_convicted", "12D3KooW000007", RUN.run_id)
+    assert b"swarm_trainer_convicted_total 1" in training._node.metrics.exposition()
 
 
 def test_slow_link_is_told_once_while_it_lasts_and_is_in_the_status() -> None:

@@ -4,8 +4,8 @@ Each member owns one part of the vector. It opens one stream to each other owner
 frame by frame, and receives the part's result (`Exchange`). The owner reads the members' frames in the group's order,
 so the result does not depend on who was quick, aggregates them, encodes the result once, and forwards these bytes
 verbatim (`part_owner`): all members have the same ones. Memory beyond the vector is the encoded result and a few frames
-for each member. If the aggregator surveys the whole part first, it is also the part's slices as they came: then no
-result leaves before all of them have arrived. If an owner dies or falls silent after it has sent its slices, its backup
+for each member, and, where members have committed to their slices, the slices of the own part as they came: with them a
+member answers those who audit it (`audit`). If an owner dies or falls silent after it has sent its slices, its backup
 finishes its part.
 
 A frame of wrong size or format, or with values that are not finite, ends the reduction, with its sender named. After a
@@ -20,16 +20,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any
 
 from swarm_compression.codec import Data
 from swarm_protocol.errors import PeerError, PeerTimeout, PeerViolation, RoundError, SwarmError
-from swarm_protocol.training_messages import ReduceOpening, SignedGroup
+from swarm_protocol.hash_tree import HashTree
+from swarm_protocol.training_messages import OpeningKind, ReduceOpening, SignedGroup
 from torch import Tensor
 
 from swarm.network.interface import EndOfStream, FaultHook, Stream, no_faults
+from swarm.training.allreduce.made_part import MadePart, read_leaves
 from swarm.training.allreduce.part_owner import BackupOwner, PartOwner
 from swarm.training.allreduce.part_streams import PartStreams, blamed, silence_of
 from swarm.training.allreduce.parts import (
@@ -43,6 +46,8 @@ from swarm.training.allreduce.peer_connections import QUIET_S, PeerConnections
 
 logger = logging.getLogger(__name__)
 
+MAX_AUDITS = 4
+"""How often one member may audit a part: again, if it has got the parts of others' outcome in the same attempt."""
 AHEAD_FRAMES = 9
 """Slices that a member has on their way to all owners together: 0.9 MiB of int8."""
 
@@ -59,20 +64,25 @@ class Butterfly:
         executor: Executor,
         *,
         on_failure: Callable[[SwarmError], None],
+        tree: HashTree | None = None,
         faults: FaultHook = no_faults,
     ) -> None:
         """Each member's handler of `connections.methods.reduce` passes its streams to `accept` of the butterfly of the
         same group. `on_failure` is called with the first failure; PeerError and PeerViolation name the peer at fault.
+        `tree` is the hash tree to whose root this member has committed, if the group's members have committed to their
+        slices.
         """
         self._group = signed.group
         self._me = signed.group.peer_ids.index(connections.network.peer_id)
         contribution_N = delta_N if signed.group.members[self._me].num_tokens else None
-        self.streams = PartStreams(connections, signed, contribution_N, scheme, executor, faults=faults)
+        self.streams = PartStreams(connections, signed, contribution_N, scheme, executor, tree=tree, faults=faults)
         self._parts = [PartResult(signed.group, index, scheme.codec) for index in range(len(signed.group.members))]
         self.own = PartOwner(self.streams, self._parts[self._me])
+        self.answer_audit: Callable[[int, Stream], Awaitable[None]] = _refuse_audit
         self._on_failure = on_failure
-        self._accepted: set[tuple[str, str]] = set()
+        self._accepted = Counter[tuple[str, str, int]]()
         self._backing_up: asyncio.Task[None] | None = None
+        self._backup: BackupOwner | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._failed = False
 
@@ -93,6 +103,41 @@ class Butterfly:
         self.streams.drop_contribution()
         for part in self._parts:
             part.drop()
+        for made in (self.own.made, self._backup.made if self._backup else None):
+            if made is not None:
+                made.drop()
+
+    def data_of(self, part: int) -> Data:
+        """Return the encoded result of `part`, as far as it is there."""
+        return self._parts[part].data
+
+    async def made(self, part: int) -> MadePart:
+        """Return the slices of `part`, from which this member has made it, as its owner or backup, once the part is
+        complete and all slices are those that their senders committed to.
+
+        Raises PeerViolation, which names a sender of others, and RoundError or PeerError if this member has not made
+        the part.
+        """
+        result = self._parts[part]
+        if part == self._me:
+            made = self.own.made
+            await result.reached(len(result.frames))
+        else:
+            made = await self._made_as_backup(result)
+        if made is None:
+            raise RoundError("this member keeps no slices")
+        await self.streams.off_loop(made.check)
+        return made
+
+    async def _made_as_backup(self, part: PartResult) -> MadePart | None:
+        if self._backing_up is not None and not self._backing_up.done():
+            await asyncio.wait({self._backing_up})
+        if self._backup is None:
+            # the owner failed after it had given its whole part
+            backup = BackupOwner(self.streams, part)
+            await backup.run()
+            self._backup = backup
+        return self._backup.made
 
     async def run(self) -> tuple[Data, ...]:
         """Return all parts' encoded results, once this member has also handed out its own. After a failure, run until
@@ -119,57 +164,64 @@ class Butterfly:
         if peer not in self._group.peer_ids:
             raise PeerViolation("a stream from outside its group", peer_id=peer)
         opening = ReduceOpening.from_bytes(await stream.receive())
-        if not self._fits(peer, opening) or (peer, opening.kind) in self._accepted:
-            raise PeerViolation(f"a second stream, or a wrong one, to {opening.kind} one part", peer_id=peer)
-        self._accepted.add((peer, opening.kind))
+        self._accepted[peer, opening.kind, opening.part] += 1
+        most = MAX_AUDITS if opening.kind == "audit" else 1
+        if not self._fits(peer, opening) or self._accepted[peer, opening.kind, opening.part] > most:
+            raise PeerViolation(f"too many streams, or a wrong one, to {opening.kind} one part", peer_id=peer)
         part = self._parts[opening.part]
         match opening.kind:
             case "exchange":
-                await self.own.serve(peer, stream)
+                await self.own.serve(peer, opening, stream)
             case "keep":
-                await self._keep(part, stream)
+                await self._keep(part, opening, stream)
             case "result":
                 self.back_up(part)
                 await self.streams.send_result(stream, part, opening.frame)
             case "slices":
+                if self.streams.proves:
+                    await stream.send(self.streams.slices_opening("slices", part.index).to_bytes())
                 await self.streams.send_slices(stream, part, opening.frame)
+            case "audit":
+                await self.answer_audit(opening.part, stream)
 
     def _fits(self, peer: str, opening: ReduceOpening) -> bool:
         """Whether `peer` may open such a stream to this member."""
         num_members, by = len(self._parts), self._group.peer_ids.index(peer)
         if opening.part >= num_members:
             return False
-        if opening.kind == "exchange":
-            return opening.part == self._me and not self.own.is_closed
-        if num_members < MIN_MEMBERS_FOR_BACKUP:
-            return False
+        is_own, has_backup = opening.part == self._me, num_members >= MIN_MEMBERS_FOR_BACKUP
         backup, is_third = backup_of(opening.part, num_members), opening.part not in (by, self._me)
-        match opening.kind:
-            case "keep":
-                return opening.part == by and backup == self._me
-            case "result":
-                return is_third and backup == self._me
-            case "slices":
-                return is_third and backup == by
+        asks_backup = has_backup and is_third and backup == self._me
+        fits: dict[OpeningKind, bool] = {
+            "exchange": is_own and not self.own.is_closed,
+            "keep": has_backup and opening.part == by and backup == self._me,
+            "result": asks_backup,
+            "slices": has_backup and is_third and backup == by,
+            "audit": is_own or asks_backup,
+        }
+        return fits[opening.kind]
 
-    async def _keep(self, part: PartResult, stream: Stream) -> None:
-        for index in range(len(part.frames)):
+    async def _keep(self, part: PartResult, opening: ReduceOpening, stream: Stream) -> None:
+        if self.streams.proves:
+            part.kept_leaves = read_leaves(opening, self._group.members[part.index], self._group)
+        for _ in part.frames:
             try:
                 data = await stream.receive()
             except EndOfStream:
                 return
-            if not part.keep(index, data):
+            if not part.keep(data):
                 raise PeerViolation("a slice of a wrong size", peer_id=part.owner)
         await self.streams.faults.reached("round.kept")
 
     async def _exchange(self, part: PartResult) -> None:
-        if not await Exchange(self, part).run():
+        is_owners = await Exchange(self, part).run()
+        if not is_owners:
             self.own.stop_delivery(part.owner)
-        if self._backing_up and backup_of(part.index, len(self._parts)) == self._me:
+        if is_owners and self._backing_up and backup_of(part.index, len(self._parts)) == self._me:
             self._backing_up.cancel()
 
     def back_up(self, part: PartResult) -> None:
-        """Start to reduce the rest of `part`, whose backup this member is. Raises RoundError."""
+        """Start to reduce `part`, whose backup this member is. Raises RoundError."""
         if part.complete or self._backing_up is not None:
             return
         if self._tasks is None or self.own.is_closed:
@@ -177,10 +229,13 @@ class Butterfly:
 
         async def back_up() -> None:
             await self.streams.faults.reached("round.backup")
+            backup = BackupOwner(self.streams, part)
             try:
-                await BackupOwner(self.streams, part).run()
+                await backup.run()
             except SwarmError as error:
                 part.fail(error)
+            else:
+                self._backup = backup
 
         self._backing_up = self._tasks.create_task(back_up(), name="backup owner")
 
@@ -198,6 +253,10 @@ class Butterfly:
         await asyncio.get_running_loop().create_future()
 
 
+async def _refuse_audit(_part: int, _stream: Stream) -> None:
+    raise RoundError("this member's parts are not audited")
+
+
 class Exchange:
     """Sends this member's slices of `part`, which another member owns, and gets the part's result.
 
@@ -210,13 +269,11 @@ class Exchange:
         self._streams = butterfly.streams
         self._group = butterfly.streams.group
         self._part = part
-        # whether the owner needs all slices before there is any result
-        self._surveys = butterfly.streams.scheme.aggregator.survey != "nothing"
 
     async def run(self) -> bool:
         """Return once the part is complete: whether its owner has given it."""
-        # where owners survey whole parts first, results wait for the slowest member's slices
-        patience_s = self._group.reduce_s / (2 if self._surveys else 4)
+        # results wait for the slowest member's slices, and a part may have a single frame
+        patience_s = self._group.reduce_s / 2
         async with asyncio.TaskGroup() as tasks:
             failed: asyncio.Future[SwarmError] = asyncio.get_running_loop().create_future()
             talk = tasks.create_task(self._converse(failed), name="converse")
@@ -267,7 +324,7 @@ class Exchange:
 
         async def talk() -> None:
             part = self._part
-            opening = ReduceOpening(kind="exchange", part=part.index)
+            opening = self._streams.slices_opening("exchange", part.index)
             with blamed(part.owner):
                 async with self._streams.open(part.owner, opening) as stream, asyncio.TaskGroup() as tasks:
                     if self._streams.contributes:
@@ -279,7 +336,7 @@ class Exchange:
 
     async def _send_slices(self, stream: Stream) -> None:
         ahead = max(MIN_AHEAD_FRAMES, AHEAD_FRAMES // (len(self._group.members) - 1))
-        await self._streams.send_slices(stream, self._part, ahead=None if self._surveys else ahead, phase="round.slice")
+        await self._streams.send_slices(stream, self._part, ahead=ahead, phase="round.slice")
         with blamed(self._part.owner):
             await stream.finish()
 

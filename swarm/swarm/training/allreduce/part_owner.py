@@ -4,11 +4,9 @@ The owner reads the members' slices frame by frame over the streams that they op
 encoded result to all members. `PartReducer` does the arithmetic between decoding and encoding.
 
 A part's backup is the owner of the next part. If the owner fails, the backup does its work in the same attempt. The
-owner has sent it its own slices at the beginning; the other members' slices it asks for, from the first frame whose
-result it lacks. Slices, order and codec are the same, so the result is the owner's, byte for byte, and members go on
-behind the frames that they already have. If the owner died before all its slices had arrived, nobody can reduce its
-part, and the attempt fails. It also fails if the aggregator surveys the whole part and some results have already taken
-the place of the slices to survey.
+owner has sent it its own slices at the beginning; the other members' slices it asks for. Slices, order and codec are
+the same, so the result is the owner's, byte for byte, and members go on behind the frames that they already have. If
+the owner died before all its slices had arrived, nobody can reduce its part, and the attempt fails.
 
 `butterfly` owns the tasks. Shapes: F values of a frame.
 """
@@ -17,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -31,6 +28,7 @@ from swarm_protocol.training_messages import Contribution, ReduceOpening
 from torch import Tensor
 
 from swarm.network.interface import EndOfStream, Stream
+from swarm.training.allreduce.made_part import MadePart, read_leaves
 from swarm.training.allreduce.part_streams import FrameInbox, PartStreams, not_of_others
 from swarm.training.allreduce.parts import (
     MIN_MEMBERS_FOR_BACKUP,
@@ -39,9 +37,10 @@ from swarm.training.allreduce.parts import (
     backup_of,
     check_frame,
     decode_frame,
+    leaf_values,
     num_values,
 )
-from swarm.trust.aggregators import Aggregation, AggregationReport
+from swarm.trust.aggregators import Aggregation
 
 logger = logging.getLogger(__name__)
 
@@ -56,67 +55,81 @@ NOTABLE_VALUES = 256
 
 
 class PartReducer:
-    """Aggregates one part of the contributions of `members` frame by frame.
+    """Aggregates one part of the contributions of `members` frame by frame, and each leaf of `leaf_values` on its own.
 
-    Everything here blocks: call it off the loop, one frame after the other, except where `is_quick`. Weights are the
-    tokens that the group grants; the check of the group has capped them by the leases. Slices are passed in the order
-    of `contributors`.
+    A leaf's result follows from that leaf's slices alone, so that whoever has these can check it. Everything here
+    blocks: call it off the loop, one frame after the other, except where `is_quick`. Weights are the tokens that the
+    group grants; the check of the group has capped them by the leases. Slices are passed in the order of
+    `contributors`.
     """
 
-    def __init__(self, scheme: ReductionScheme, members: Sequence[Contribution]) -> None:
+    def __init__(self, scheme: ReductionScheme, members: Sequence[Contribution], leaf_values: int) -> None:
         self.contributors: Sequence[Contribution] = [member for member in members if member.num_tokens]
-        self.report = AggregationReport()
         self._codec = scheme.codec
-        self._aggregation = Aggregation(scheme.aggregator, [member.num_tokens for member in self.contributors])
-        self._num_surveyed = 0
-
-    @property
-    def has_survey(self) -> bool:
-        """Whether `survey` must see every frame before `reduce` sees the first one."""
-        return self._aggregation.has_survey
+        self._aggregator = scheme.aggregator
+        self._leaf_values = leaf_values
+        # what depends on no slice is decided once
+        self._fixed = None if scheme.aggregator.survey != "nothing" else self._aggregation()
+        if self._fixed is not None:
+            self._fixed.decide()
+        self._kept = [0.0] * len(self.contributors)
+        self._num_judged = 0
+        self._note = ""
 
     @property
     def is_quick(self) -> bool:
-        """Whether `reduce` takes less time than handing a frame to a thread and back. Valid after `decide`."""
-        return self._aggregation.is_sum and self._codec.is_quick and len(self.contributors) <= QUICK_MEMBERS
-
-    def survey(self, encoded: Sequence[Data], num_values: int) -> None:
-        """Look at one frame of all slices before any is reduced. Raises PeerViolation, which names the sender of a
-        slice that cannot be decoded."""
-        self._aggregation.survey(self._rows(encoded, num_values))
-        self._num_surveyed += num_values
-
-    def decide(self) -> None:
-        self.report = self._aggregation.decide()
-        if self.report.note:
-            logger.warning("in this member's part, %s", self.report.note)
-        for peer, kept in self.kept_shares.items():
-            logger.info("%s keeps %.0f%% of its weight in this member's part", peer[-6:], 100 * kept)
+        """Whether `reduce` takes less time than handing a frame to a thread and back."""
+        is_sum = self._fixed is not None and self._fixed.is_sum
+        return is_sum and self._codec.is_quick and len(self.contributors) <= QUICK_MEMBERS
 
     @property
     def kept_shares(self) -> dict[str, float]:
-        """The share of its weight that each notably reduced member keeps, by peer. Valid after `decide`."""
-        if self._num_surveyed < NOTABLE_VALUES:
+        """The share of its weight that each notably reduced member keeps, by peer, so far."""
+        if self._num_judged < NOTABLE_VALUES:
             return {}
-        kept = zip(self.contributors, self.report.kept, strict=bool(self.report.kept))
+        shares = (kept / self._num_judged for kept in self._kept)
+        kept = zip(self.contributors, shares, strict=True)
         return {member.peer_id: share for member, share in kept if share < NOTABLE_KEPT}
 
     def reduce(self, encoded: Sequence[Data], num_values: int, buffer: bytearray | memoryview) -> None:
-        """Write the frame's encoded result into `buffer`, where one of the slices may lie. Raises PeerViolation as
-        `survey` does, and RoundError if the result cannot be encoded."""
-        if self._aggregation.is_sum:
+        """Write the frame's encoded result into `buffer`, where one of the slices may lie. Raises PeerViolation, which
+        names the sender of a slice that cannot be decoded, and RoundError if the result cannot be encoded."""
+        if self._fixed is not None and self._fixed.is_sum:
             self._check(encoded, num_values)
             with _encoding():
                 # the bits of `Aggregation.combine`, without a decoded frame in between
-                self._codec.combine(encoded, self._aggregation.coefficients, num_values, buffer)
+                self._codec.combine(encoded, self._fixed.coefficients, num_values, buffer)
         else:
             result_F = self.combined(encoded, num_values)
             with _encoding():
                 self._codec.encode_into(result_F, buffer)
 
     def combined(self, encoded: Sequence[Data], num_values: int) -> Tensor:
-        """Return the frame's result [F] as it is before it is encoded. Raises PeerViolation as `survey` does."""
-        return torch.from_numpy(self._aggregation.combine(self._rows(encoded, num_values)))
+        """Return the frame's result [F] as it is before it is encoded. Raises PeerViolation as `reduce` does."""
+        if self._fixed is not None:
+            return torch.from_numpy(self._fixed.combine(self._rows(encoded, num_values)))
+        rows, result_F = list(self._rows(encoded, num_values)), torch.empty(num_values)
+        for start in range(0, num_values, self._leaf_values):
+            place = slice(start, min(start + self._leaf_values, num_values))
+            result_F[place] = torch.from_numpy(self._judged([row_F[place] for row_F in rows]))
+        return result_F
+
+    def _aggregation(self) -> Aggregation:
+        return Aggregation(self._aggregator, [member.num_tokens for member in self.contributors])
+
+    def _judged(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        """Return the result of one leaf."""
+        aggregation = self._aggregation()
+        aggregation.survey(rows)
+        report = aggregation.decide()
+        if report.note and not self._note:
+            self._note = report.note
+            logger.warning("in this member's part, %s", report.note)
+        size = len(rows[0])
+        self._num_judged += size
+        for index, share in enumerate(report.kept):
+            self._kept[index] += share * size
+        return aggregation.combine(rows)
 
     def _check(self, encoded: Sequence[Data], num_values: int) -> None:
         for member, data in zip(self.contributors, encoded, strict=True):
@@ -147,28 +160,15 @@ def _decoding_slice_of(member: Contribution) -> Iterator[None]:
 
 
 async def _reduce_part(
-    streams: PartStreams,
     reducer: PartReducer,
-    frames: Sequence[slice],
+    num_frames: int,
     contribution_frame: Callable[[Contribution, int], Awaitable[Data]],
     reduce_frame: Callable[[int, Sequence[Data]], Awaitable[None]],
-    *,
-    first: int = 0,
 ) -> None:
-    """Survey the frames from `first` on if the aggregator needs that, then reduce them one by one. `contribution_frame`
-    gets a member's slice of the frame with an index."""
-
-    async def slices(index: int) -> list[Data]:
-        return [await contribution_frame(member, index) for member in reducer.contributors]
-
-    surveyed = deque[list[Data]]()
-    for index in range(first, len(frames)) if reducer.has_survey else ():
-        surveyed.append(await slices(index))
-        await streams.off_loop(reducer.survey, surveyed[-1], num_values(frames[index]))
-    await streams.off_loop(reducer.decide)
-    for index in range(first, len(frames)):
+    """Reduce the frames one by one. `contribution_frame` gets a member's slice of the frame with an index."""
+    for index in range(num_frames):
         # no variable holds a frame's slices while those of the next one arrive
-        await reduce_frame(index, surveyed.popleft() if surveyed else await slices(index))
+        await reduce_frame(index, [await contribution_frame(member, index) for member in reducer.contributors])
 
 
 class PartOwner:
@@ -181,7 +181,10 @@ class PartOwner:
         self._streams = streams
         self._group = streams.group
         self._part = part
-        self.reducer = PartReducer(streams.scheme, streams.group.members)
+        self.made = made_part(streams, part)
+        if self.made is not None and streams.tree is not None:
+            self.made.commit(streams.me, streams.tree)
+        self.reducer = part_reducer(streams)
         self._inboxes = {peer: FrameInbox(peer, streams.heard) for peer in self._group.peer_ids}
         self._accepted: dict[str, asyncio.Future[Stream]] = {}
         self._delivering: dict[str, asyncio.Task[None]] = {}
@@ -196,8 +199,13 @@ class PartOwner:
         for stream in self._accepted.values():
             stream.cancel()
 
-    async def serve(self, peer: str, stream: Stream) -> None:
+    async def serve(self, peer: str, opening: ReduceOpening, stream: Stream) -> None:
         """Receive `peer`'s slices and keep the stream for its result, until the reduction has ended."""
+        try:
+            note_leaves(self._streams, self.made, peer, opening)
+        except PeerViolation as error:
+            self._inboxes[peer].fail(error)
+            raise
         accepted = self._accepted_from(peer)
         if not accepted.done():
             accepted.set_result(stream)
@@ -219,8 +227,7 @@ class PartOwner:
         return contributes and not inbox.is_filling and inbox.num_received < len(self._part.frames)
 
     async def reduce(self) -> None:
-        frames = self._part.frames
-        await _reduce_part(self._streams, self.reducer, frames, self._contribution_frame, self._reduce_frame)
+        await _reduce_part(self.reducer, len(self._part.frames), self._contribution_frame, self._reduce_frame)
 
     async def _reduce_frame(self, index: int, encoded: Sequence[Data]) -> None:
         streams, frame = self._streams, self._part.frames[index]
@@ -251,16 +258,21 @@ class PartOwner:
             # where the result will take its place
             place = self._part.frame(index)
             await self._streams.encode(self._part.frames[index], place)
+            if self.made is not None:
+                self.made.keep(peer, bytes(place))
             return place
         # half of the time that members wait for the result: the owner must find and name the peer that delays all
         limit_s = self._group.reduce_s / 2
         try:
             async with asyncio.timeout(limit_s):
-                return await self._streams.expect(peer, self._inboxes[peer].take)
+                data = await self._streams.expect(peer, self._inboxes[peer].take)
         except TimeoutError:
             raise PeerError(f"it sent no slice within {limit_s:.0f} s", peer_id=peer) from None
         except SwarmError as error:
             raise not_of_others(error, peer) from error
+        if self.made is not None:
+            self.made.keep(peer, data)
+        return data
 
     async def _deliver(self, peer: str) -> None:
         """Send the result to `peer`. A failure concerns `peer` alone."""
@@ -278,7 +290,8 @@ class PartOwner:
             return
         backup = self._group.peer_ids[backup_of(self._part.index, num_members)]
         try:
-            async with self._streams.open(backup, ReduceOpening(kind="keep", part=self._part.index)) as stream:
+            opening = self._streams.slices_opening("keep", self._part.index)
+            async with self._streams.open(backup, opening) as stream:
                 await self._streams.send_slices(stream, self._part)
                 await stream.finish()
                 with suppress(EndOfStream):
@@ -294,11 +307,13 @@ class PartOwner:
 
 
 class BackupOwner:
-    """Reduces the rest of `part`, whose owner has failed."""
+    """Reduces `part`, whose owner has failed, from its first frame on: `made` are all slices then, as an owner has
+    them. Frames that the owner has given already must be the same."""
 
     def __init__(self, streams: PartStreams, part: PartResult) -> None:
+        self.made = made_part(streams, part)
         self._streams = streams
-        self._reducer = PartReducer(streams.scheme, streams.group.members)
+        self._reducer = part_reducer(streams)
         self._part = part
         self._limit_s = streams.group.reduce_s / 2
         self._inboxes: dict[str, FrameInbox] = {}
@@ -306,17 +321,17 @@ class BackupOwner:
     async def run(self) -> None:
         """Return once the part is complete. Raises PeerError, which names the peer that failed it, and RoundError."""
         streams, part, failure = self._streams, self._part, None
-        if self._reducer.has_survey and part.have:
-            raise RoundError("the owner has failed in the midst of its results, which its backup cannot make")
+        if self.made is not None and streams.tree is not None:
+            self.made.commit(streams.me, streams.tree)
+        if self.made is not None and part.kept_leaves is not None:
+            self.made.commit(part.owner, part.kept_leaves)
         here = (streams.me, part.owner)
         others = [member.peer_id for member in self._reducer.contributors if member.peer_id not in here]
-        self._inboxes, first = {peer: FrameInbox(peer, streams.heard) for peer in others}, part.have
+        self._inboxes = {peer: FrameInbox(peer, streams.heard) for peer in others}
         async with asyncio.TaskGroup() as tasks:
-            pulls = [tasks.create_task(self._pull(peer, first)) for peer in others]
+            pulls = [tasks.create_task(self._pull(peer)) for peer in others]
             try:
-                await _reduce_part(
-                    streams, self._reducer, part.frames, self._contribution_frame, self._reduce_frame, first=first
-                )
+                await _reduce_part(self._reducer, len(part.frames), self._contribution_frame, self._reduce_frame)
             except SwarmError as error:
                 failure = error
             for pull in pulls:
@@ -324,25 +339,30 @@ class BackupOwner:
         if failure is not None:
             raise failure
 
-    async def _pull(self, peer: str, first: int) -> None:
+    async def _pull(self, peer: str) -> None:
         try:
-            opening = ReduceOpening(kind="slices", part=self._part.index, frame=first)
-            async with self._streams.open(peer, opening) as stream:
+            async with self._streams.open(peer, ReduceOpening(kind="slices", part=self._part.index)) as stream:
+                if self.made is not None:
+                    note_leaves(self._streams, self.made, peer, ReduceOpening.from_bytes(await stream.receive()))
                 await self._inboxes[peer].fill(stream)
         except SwarmError as error:
             self._inboxes[peer].fail(error)
 
     async def _reduce_frame(self, index: int, encoded: Sequence[Data]) -> None:
-        if self._part.have <= index:
-            frame = self._part.frames[index]
-            buffer = self._streams.buffer(frame)
-            await self._streams.off_loop(self._reducer.reduce, encoded, num_values(frame), buffer)
-            self._part.put(index, buffer)
+        frame = self._part.frames[index]
+        buffer = self._streams.buffer(frame)
+        await self._streams.off_loop(self._reducer.reduce, encoded, num_values(frame), buffer)
+        self._part.put(index, buffer)
 
     async def _contribution_frame(self, member: Contribution, index: int) -> Data:
-        peer = member.peer_id
+        peer, data = member.peer_id, await self._slice(member.peer_id, index)
+        if self.made is not None:
+            self.made.keep(peer, data)
+        return data
+
+    async def _slice(self, peer: str, index: int) -> bytes:
         if peer == self._streams.me:
-            return await self._streams.encoded(self._part.frames[index])
+            return bytes(await self._streams.encoded(self._part.frames[index]))
         try:
             async with asyncio.timeout(self._limit_s):
                 if peer != self._part.owner:
@@ -350,4 +370,20 @@ class BackupOwner:
                 await self._part.keeps(index + 1)
         except TimeoutError:
             raise PeerUnreachable("its slices are not all there", peer_id=peer) from None
-        return bytes(self._part.frame(index))  # the result may take its place meanwhile
+        return self._part.kept[index]
+
+
+def part_reducer(streams: PartStreams) -> PartReducer:
+    return PartReducer(streams.scheme, streams.group.members, leaf_values(streams.group.num_values))
+
+
+def made_part(streams: PartStreams, part: PartResult) -> MadePart | None:
+    """Return what keeps the slices of `part`; None if nothing is proved."""
+    return MadePart(streams.group, part, streams.scheme.codec) if streams.proves else None
+
+
+def note_leaves(streams: PartStreams, made: MadePart | None, peer: str, opening: ReduceOpening) -> None:
+    """Record the leaves of `peer`'s slices, which `opening` shows. Raises PeerViolation."""
+    member = streams.group.members[streams.group.peer_ids.index(peer)]
+    if made is not None and member.num_tokens:
+        made.commit(peer, read_leaves(opening, member, streams.group))

@@ -24,11 +24,13 @@ from swarm_protocol.errors import (
     RoundError,
     SwarmError,
 )
-from swarm_protocol.training_messages import ReduceOpening, SignedGroup
+from swarm_protocol.hash_tree import HashTree
+from swarm_protocol.training_messages import OpeningKind, ReduceOpening, SignedGroup
 from torch import Tensor
 
 from swarm.network.framing import WINDOW_BYTES
 from swarm.network.interface import EndOfStream, FaultHook, Stream
+from swarm.training.allreduce.made_part import leaves_opening
 from swarm.training.allreduce.parts import PartResult, ReductionScheme, check_frame, num_values
 from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, PeerConnections
 
@@ -50,8 +52,13 @@ class PartStreams:
         scheme: ReductionScheme,
         executor: Executor,
         *,
+        tree: HashTree | None = None,
         faults: FaultHook,
     ) -> None:
+        """`tree` is that of the contribution, to whose root this member has committed. Nothing is proved in a group
+        whose members have committed to nothing."""
+        self.tree = tree
+        self.proves = all(member.commitment is not None for member in signed.group.contributors)
         self.me = connections.network.peer_id
         self.group = signed.group
         self.scheme = scheme
@@ -74,9 +81,14 @@ class PartStreams:
     async def open(self, peer: str, opening: ReduceOpening) -> AsyncIterator[Stream]:
         network, method = self._connections.network, self._connections.methods.reduce
         async with network.stream(peer, method, timeout_s=self.group.reduce_s) as stream:
-            await self._send(stream, self._signed.data)
-            await self._send(stream, opening.to_bytes())
+            await self.send(stream, self._signed.data)
+            await self.send(stream, opening.to_bytes())
             yield stream
+
+    def slices_opening(self, kind: OpeningKind, part: int) -> ReduceOpening:
+        """Return the opening of a stream on which this member's slices of `part` follow."""
+        tree = self.tree if self.proves and self.contributes else None
+        return leaves_opening(tree, ReduceOpening(kind=kind, part=part), self.group)
 
     async def encoded(self, frame: slice) -> bytearray:
         """Return this member's encoded slice of one frame. Raises RoundError."""
@@ -112,7 +124,7 @@ class PartStreams:
             await part.reached(index + 1)
             if phase and index == 0:
                 await self.faults.reached(phase)
-            await self._send(stream, part.frame(index))
+            await self.send(stream, part.frame(index))
 
     async def take_result(self, stream: Stream, part: PartResult, peer: str, first: int = 0) -> None:
         """Receive the part's result from `peer`. Errors blame nobody but `peer`."""
@@ -158,6 +170,11 @@ class PartStreams:
             working.cancel()
             watching.cancel()
 
+    async def send(self, stream: Stream, data: Data) -> None:
+        # streams accept any buffer that does not change, and copy none
+        await stream.send(cast("bytes", data))
+        self.bytes_sent += len(data)
+
     async def off_loop(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
 
@@ -165,7 +182,7 @@ class PartStreams:
         # in a call of its own, so that nobody holds a slice that is out
         data = await self.encoded(part.frames[index])
         with blamed(part.owner):
-            await self._send(stream, data)
+            await self.send(stream, data)
 
     async def _receive_result(self, stream: Stream, num_values: int, peer: str) -> bytes:
         try:
@@ -179,11 +196,6 @@ class PartStreams:
         except CodecError as error:
             raise PeerViolation(f"it sent a bad result: {error}", peer_id=peer) from error
         return data
-
-    async def _send(self, stream: Stream, data: Data) -> None:
-        # streams accept any buffer that does not change, and copy none
-        await stream.send(cast("bytes", data))
-        self.bytes_sent += len(data)
 
     def _encode(self, frame: slice, buffer: bytearray | memoryview) -> None:
         if (delta_N := self._delta_N) is None:

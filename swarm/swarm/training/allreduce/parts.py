@@ -1,7 +1,9 @@
 """The parts of a round's vector: how it is cut, how its slices are encoded, and one part's result as it grows.
 
-The vector is cut into parts, one for each owner, and each part into the frames that travel. A part's result is its
-frames' encoded bytes, one after the other. All members must hold these bytes alike; nobody keeps them decoded.
+The vector is cut into leaves, and these make up parts, one for each owner, and the frames that travel. A leaf is what
+is committed to, aggregated and audited on its own; where leaves begin depends on the vector's size alone, since members
+commit to theirs before there is a group. A part's result is its frames' encoded bytes, one after the other. All members
+must hold these bytes alike; nobody keeps them decoded.
 
 Nothing here knows a network. Shapes: N values of the vector, F values of a frame.
 """
@@ -16,10 +18,11 @@ from itertools import accumulate, pairwise
 
 import torch
 from swarm_compression import Codec, CodecError
-from swarm_compression.codec import Data
+from swarm_compression.codec import CUT_VALUES, Data
 from swarm_compression.feedback import ErrorFeedback
 from swarm_protocol import limits
 from swarm_protocol.errors import IntegrityError, RoundError, SwarmError
+from swarm_protocol.hash_tree import HashTree
 from swarm_protocol.training_messages import Contribution, Group
 from torch import Tensor
 
@@ -32,12 +35,13 @@ bandwidth does not get the whole vector, and one that understates it is not excu
 NOISE = 1.5
 """Bandwidths that differ by less count as equal: parts that follow the noise only make the largest one larger."""
 
-PART_ALIGNMENT = 256
-"""Parts begin at multiples of this many values, so that the codecs' blocks of one vector and of its parts coincide."""
-
 FRAME_VALUES = 3 << 15
-"""Values in one message: 384 KiB of fp32, a quarter of that in int8. A smaller frame costs time, a larger one memory:
-members hold many at once."""
+"""The most values in one message: 384 KiB of fp32, a quarter of that in int8. A smaller frame costs time, a larger one
+memory: members hold many at once."""
+
+USUAL_LEAVES = 1024
+"""The leaves of a vector, unless that makes them smaller than a codec's block or larger than a frame. A smaller leaf
+makes audits cheaper: each fetches one leaf of every contributor."""
 
 MIN_AHEAD_FRAMES = 3
 """Slices that a member sends to an owner before it waits for a result, so that slices travel while another one is
@@ -67,11 +71,12 @@ def _share(ratio: float) -> float:
 
 
 def part_values(num_values: int, bandwidths: tuple[float, ...]) -> tuple[int, ...]:
-    """Return how many values each owner reduces, in proportion to `bandwidths`. They sum to `num_values`."""
-    total, edges, passed = sum(bandwidths), [0], 0.0
+    """Return how many values each owner reduces, in proportion to `bandwidths`. They sum to `num_values`. Parts begin
+    where leaves do."""
+    total, edges, passed, leaf = sum(bandwidths), [0], 0.0, leaf_values(num_values)
     for bandwidth in bandwidths:
         passed += bandwidth
-        edge = round(num_values * passed / total / PART_ALIGNMENT) * PART_ALIGNMENT
+        edge = round(num_values * passed / total / leaf) * leaf
         edges.append(max(edges[-1], min(edge, num_values)))
     edges[-1] = num_values
     return tuple(stop - start for start, stop in pairwise(edges))
@@ -83,15 +88,45 @@ def part_sizes(num_values: int, members: tuple[Contribution, ...]) -> tuple[int,
     return part_values(num_values, fair_shares(tuple(member.bytes_per_s for member in members)))
 
 
+def leaf_values(num_values: int) -> int:
+    """Return how many values each leaf of a vector of `num_values` has; the last one may have fewer. Leaves begin where
+    codecs can be cut."""
+    blocks = -(-num_values // (USUAL_LEAVES * CUT_VALUES))
+    return min(max(blocks * CUT_VALUES, CUT_VALUES), FRAME_VALUES)
+
+
+def num_leaves(num_values: int) -> int:
+    return -(-num_values // leaf_values(num_values))
+
+
+def leaf_at(num_values: int, index: int) -> slice:
+    """Return the place of leaf `index` in the vector."""
+    size = leaf_values(num_values)
+    return slice(index * size, min((index + 1) * size, num_values))
+
+
+def part_leaves(group: Group, index: int) -> range:
+    """Return the indices of the leaves of part `index`."""
+    stop, size = list(accumulate(group.part_values))[index], leaf_values(group.num_values)
+    return range(-((group.part_values[index] - stop) // size), -(-stop // size))
+
+
 def part_frames(group: Group, index: int) -> list[slice]:
-    """Return the frames of part `index`, as slices of the whole vector."""
+    """Return the frames of part `index`, as slices of the whole vector. Each holds whole leaves."""
     stop = list(accumulate(group.part_values))[index]
-    return frames_of(stop, stop - group.part_values[index])
+    return frames_of(stop, stop - group.part_values[index], leaf=leaf_values(group.num_values))
 
 
-def frames_of(stop: int, start: int = 0) -> list[slice]:
-    """Return the frames of the vector's values from `start` to `stop`."""
-    return [slice(at, min(at + FRAME_VALUES, stop)) for at in range(start, stop, FRAME_VALUES)]
+def frames_of(stop: int, start: int = 0, *, leaf: int = 1) -> list[slice]:
+    """Return the frames of the vector's values from `start` to `stop`, each of whole leaves of `leaf` values."""
+    size = FRAME_VALUES // leaf * leaf
+    return [slice(at, min(at + size, stop)) for at in range(start, stop, size)]
+
+
+def leaf_pieces(codec: Codec, data: Data, num_values: int, leaf: int) -> Iterator[tuple[memoryview, ...]]:
+    """Yield the encoded leaves, of `leaf` values each, of an encoded frame of `num_values` (see `Codec.pieces`)."""
+    for start in range(0, num_values, leaf):
+        yield codec.pieces(data, num_values, start, min(start + leaf, num_values))
 
 
 def num_values(frame: slice) -> int:
@@ -184,9 +219,10 @@ class Residuals:
 class PartResult:
     """One part's result at one member, as it grows frame by frame.
 
-    The first `have` frames of the result are there; `kept` of the owner's slices have come. The owner and its backup
-    send the same bytes, so the first frame to arrive counts. Until its result is there, a frame's place in the buffer
-    may hold the owner's own slice: at the owner, and at the backup that keeps it. One task owns this object.
+    The first `have` frames of the result are there; `kept` are the owner's slices, at its backup, and `kept_leaves` the
+    digests of their leaves, if slices are proved. The owner and its
+    backup send the same bytes, so the first frame to arrive counts. Until its result is there, a frame's place in the
+    buffer may hold the owner's own slice, at the owner. One task owns this object.
 
     After `drop`, all access to frames raises RoundError.
     """
@@ -196,7 +232,8 @@ class PartResult:
         self.owner = group.peer_ids[index]
         self.frames = part_frames(group, index)
         self.have = 0
-        self.kept = 0
+        self.kept: list[bytes] = []
+        self.kept_leaves: HashTree | None = None
         sizes = [codec.encoded_bytes(num_values(frame)) for frame in self.frames]
         self._places = [slice(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0))]
         self.data = bytearray(sum(sizes))
@@ -209,29 +246,30 @@ class PartResult:
         return self.have == len(self.frames)
 
     def put(self, index: int, data: Data) -> None:
-        """Store one frame of the result, whose size has been checked. A frame that is there already is ignored."""
+        """Store one frame of the result, whose size has been checked. A frame that is there already must be the same:
+        raises RoundError."""
         if index == self.have:
             self.frame(index)[:] = data
             self.have_next()
+        elif self.frame(index) != data:
+            raise RoundError("the part's owner and its backup give different results")
 
     def have_next(self) -> None:
         """Record that the result's next frame is in its place."""
         self.have += 1
         self._notify()
 
-    def keep(self, index: int, data: Data) -> bool:
-        """Store the owner's slice of frame `index`. Return False if its size is wrong."""
-        if len(data) != self._places[index].stop - self._places[index].start:
+    def keep(self, data: bytes) -> bool:
+        """Store the owner's slice of the next frame. Return False if its size is wrong."""
+        place = self._places[len(self.kept)]
+        if len(data) != place.stop - place.start:
             return False
-        if index >= self.have:
-            self.frame(index)[:] = data
-        self.kept = index + 1
+        self.kept.append(data)
         self._notify()
         return True
 
     def frame(self, index: int) -> memoryview:
-        """Return the place of frame `index`: it holds the result if that is there, else the owner's slice. At the
-        owner, the result is written here. Once the result is there, it does not change any more."""
+        """Return the place of frame `index`. At the owner, the result is written here, and does not change any more."""
         if self._is_dropped:
             raise RoundError("the step is over")
         return memoryview(self.data)[self._places[index]]
@@ -239,6 +277,7 @@ class PartResult:
     def drop(self) -> None:
         """Let go of the frames, since the step is over. Who has taken `data` keeps it."""
         self.data, self._is_dropped = bytearray(), True
+        self.kept.clear()
 
     def fail(self, error: SwarmError) -> None:
         """Raise `error` in every task that waits for frames by `reached`."""
@@ -258,8 +297,8 @@ class PartResult:
             await self._changed.wait()
 
     async def keeps(self, kept: int) -> None:
-        """Wait until `kept` frames are there, of the owner's slices or of the result."""
-        while max(self.have, self.kept) < kept:
+        """Wait until `kept` of the owner's slices are there."""
+        while len(self.kept) < kept:
             await self._changed.wait()
 
     def _notify(self) -> None:

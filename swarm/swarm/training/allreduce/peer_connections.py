@@ -5,7 +5,7 @@ vote. So every member knows how fast slices reach it and how fast its own slices
 its bandwidth, since an owner receives its part from all members and sends the result to all. The coordinator sizes the
 parts by it (`parts.fair_shares`).
 
-The measurement covers what all members send at once, from the beginning of a stream to the last of its first frames:
+The measurement covers what all members send at once, from the opening of a stream to the last of its first frames:
 these wait for nobody, while later frames wait until the former ones have been reduced.
 
 A process that is stopped, or cut off without a word, keeps its connections for minutes. A call that every member
@@ -109,7 +109,7 @@ class MeteredStream:
     def __init__(self, stream: Stream, on_rate: Callable[[float], None]) -> None:
         self._stream = stream
         self._on_rate = on_rate
-        self._began_s = asyncio.get_running_loop().time()
+        self._began_s = 0.0
         self._num_received = self._num_bytes = 0
 
     async def send(self, message: bytes) -> None:
@@ -118,6 +118,9 @@ class MeteredStream:
     async def receive(self) -> bytes:
         message = await self._stream.receive()
         self._num_received += 1
+        if self._num_received == 1:
+            # the opening is not counted, however large it is
+            self._began_s = asyncio.get_running_loop().time()
         if 1 < self._num_received <= 1 + MIN_AHEAD_FRAMES:
             self._measure(len(message))
         return message

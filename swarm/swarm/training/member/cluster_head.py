@@ -28,7 +28,7 @@ from torch import Tensor
 
 from swarm.network.interface import EndOfStream, Stream
 from swarm.training.allreduce.part_owner import PartReducer
-from swarm.training.allreduce.parts import ReductionScheme, check_frame, frames_of, num_values
+from swarm.training.allreduce.parts import ReductionScheme, check_frame, frames_of, leaf_values, num_values
 from swarm.training.member.interval_loop import IntervalOffer
 from swarm.training.round.group_formation import grace_after
 from swarm.training.round.round_state import RoundSetup
@@ -245,7 +245,8 @@ class ClusterHead:
     ) -> tuple[Tensor, Mapping[str, float]]:
         context, num_contributors = self._context, sum(member.num_tokens > 0 for member in members)
         aggregator = context.replica.config.cluster_aggregator(num_contributors)
-        reducer = PartReducer(ReductionScheme(codec=context.codec, aggregator=aggregator), members)
+        scheme = ReductionScheme(codec=context.codec, aggregator=aggregator)
+        reducer = PartReducer(scheme, members, leaf_values(self._setup.num_values))
 
         def slices(index: int) -> list[bytes]:
             return [
@@ -255,10 +256,6 @@ class ClusterHead:
                 for member in reducer.contributors
             ]
 
-        if reducer.has_survey:
-            for index, frame in enumerate(self._frames):
-                reducer.survey(slices(index), num_values(frame))
-        reducer.decide()
         delta_F = torch.empty(self._setup.num_values)
         for index, frame in enumerate(self._frames):
             delta_F[frame] = reducer.combined(slices(index), num_values(frame))

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from swarm_protocol.errors import RoundError
+from swarm_protocol.hash_tree import HashTree
 from swarm_protocol.training_messages import Contribution
 from torch import Tensor
 
@@ -35,12 +36,14 @@ from swarm.training.state.state_sync import RunContext
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IntervalOffer:
     """What an interval contributes to its round, after `interval_s` seconds of inner steps. `delta_F` is the
-    pseudo-gradient of the round's fragment, None if there is none; `made_at` is the time by the loop's clock."""
+    pseudo-gradient of the round's fragment, None if there is none; `made_at` is the time by the loop's clock. `tree` is
+    the hash tree to whose root the contribution commits."""
 
     contribution: Contribution
     delta_F: Tensor | None
     made_at: float
     interval_s: float
+    tree: HashTree | None = None
 
 
 class IntervalLoop:

@@ -1,26 +1,32 @@
 """The reductions of one step: one for each attempt, from a signed group to the outcome that this member votes for.
 
-It also gets the parts that others have reduced. `round_driver` owns the tasks. Shapes: N values of the vector.
+Before it votes, a member audits what the others have made (`audit`). It also gets the parts that others have reduced.
+`round_driver` owns the tasks. Shapes: F values of the fragment that the step moves.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
+from swarm_compression import CodecError
 from swarm_compression.codec import Data
 from swarm_protocol.errors import PeerError, PeerViolation, RoundError, SwarmError
-from swarm_protocol.training_messages import Group, Outcome, SignedGroup
-from torch import Tensor
+from swarm_protocol.proof_messages import Evidence, PartStatement
+from swarm_protocol.training_messages import Group, SignedGroup
 
 from swarm.network.interface import Stream
+from swarm.training.allreduce.audit import Auditing, CaughtLying, NotAudited
 from swarm.training.allreduce.butterfly import Butterfly
+from swarm.training.allreduce.made_part import committed_tree
 from swarm.training.allreduce.parts import ReductionScheme
 from swarm.training.allreduce.peer_connections import MeteredStream
-from swarm.training.round.round_events import Event, Reduced, ReduceFailed
+from swarm.training.member.interval_loop import IntervalOffer
+from swarm.training.round.round_events import Event, Recover, Reduced, ReduceFailed
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.run.methods import short
 from swarm.training.state.certificate import Proof
@@ -44,35 +50,54 @@ class _Place:
 
 
 class Reductions:
-    """The reductions of one step. `feed` takes the events that they end in. `on_reduced_weight` is called with each
-    member whose contribution the aggregation reduced notably, and how."""
+    """The reductions of one step. `feed` takes the events that they end in, and `convict` evidence that another member
+    has lied. `on_reduced_weight` is called with each member whose contribution the aggregation reduced notably, and
+    how."""
 
     def __init__(
-        self, context: RunContext, feed: Callable[[Event], None], on_reduced_weight: Callable[[str, str], None]
+        self,
+        context: RunContext,
+        feed: Callable[[Event], None],
+        on_reduced_weight: Callable[[str, str], None],
+        convict: Callable[[Evidence], Awaitable[None]],
     ) -> None:
-        self.bytes_sent = 0
         self._context = context
         self._feed = feed
         self._on_reduced_weight = on_reduced_weight
+        self._convict = convict
+        self._auditing: dict[bytes, Auditing] = {}
+        self._chance = random.SystemRandom()
         self._places: dict[bytes, _Place] = {}
         self._butterflies: list[Butterfly] = []  # those of failed attempts, too: their streams may still be served
 
-    async def reduce(self, signed: SignedGroup, delta_N: Tensor | None) -> None:
-        """Take part in the group's reduction. Ends with Reduced; after ReduceFailed it runs until it is cancelled."""
+    @property
+    def bytes_sent(self) -> int:
+        return sum(butterfly.bytes_sent for butterfly in self._butterflies)
+
+    async def reduce(self, signed: SignedGroup, offer: IntervalOffer | None) -> None:
+        """Take part in the group's reduction with what this member offers, and audit the others. Ends with Reduced,
+        with ReduceFailed, after which it may run until it is cancelled, or with evidence."""
         context, group = self._context, signed.group
         await repair_if_damaged(context, group)
         if not group.part_values:
             await self._propose(group.attempt, signed.digest, group, ())
             return
+        try:
+            context.signatures.check_commitments(signed)
+        except SwarmError as error:
+            self._feed(reduce_failed(group.attempt, error))
+            return
         butterfly = Butterfly(
             context.connections,
             signed,
-            delta_N,
+            offer.delta_F if offer else None,
             self._scheme(group),
             context.executor,
             on_failure=lambda error: self._feed(reduce_failed(group.attempt, error)),
+            tree=offer.tree if offer else None,
             faults=context.faults,
         )
+        auditing = self._auditing[signed.digest] = Auditing(butterfly, signed, _Statements(context), self._chance)
         context.meter.begin([peer for peer in group.peer_ids if peer != context.network.peer_id])
         self._place(signed.digest).butterfly.set_result(butterfly)
         self._butterflies.append(butterfly)
@@ -81,16 +106,37 @@ class Reductions:
         except BaseException:
             self._places.pop(signed.digest, None)
             raise
-        finally:
-            self.bytes_sent += butterfly.bytes_sent
+        # its place stays: the backup of an owner that fails late may need this member's slices, and others audit it
+        if not await self._is_right(auditing, group.attempt, parts):
+            return
         for peer, kept in butterfly.kept_shares.items():
             how = f"keeps {kept:.0%} of its weight" if kept else "is left out"
             self._on_reduced_weight(peer, f"its contribution {how} in the part that this member reduces")
-        # its place stays: the backup of an owner that fails late may need this member's slices
         await self._propose(group.attempt, signed.digest, group, parts)
 
-    async def recover(self, signed: SignedGroup, outcome: Outcome, holders: Sequence[str]) -> None:
-        """Get the parts of `outcome` from other members. Ends with Reduced or ReduceFailed."""
+    async def _is_right(self, auditing: Auditing, attempt: int, parts: Sequence[Data]) -> bool:
+        """Return whether audits find nothing wrong with `parts`; if they do, the events are fed."""
+        try:
+            await auditing.vouch()
+            await auditing.audit(parts)
+        except CaughtLying as error:
+            logger.warning("%s lied: %s", short(error.peer_id), error.message)
+            try:
+                await self._convict(error.evidence)
+            except SwarmError as failure:  # too large, for instance: it is accused by this member's word alone
+                logger.warning("what shows that is no evidence: %s", failure)
+                self._feed(reduce_failed(attempt, error))
+        except NotAudited as error:
+            self._feed(replace(reduce_failed(attempt, error), unaudited=True))
+        except SwarmError as error:
+            self._feed(reduce_failed(attempt, error))
+        else:
+            return True
+        return False
+
+    async def recover(self, action: Recover) -> None:
+        """Get the parts of an outcome from other members. Ends with Reduced, with ReduceFailed, or with evidence."""
+        signed, outcome = action.signed, action.outcome
         context, attempt = self._context, signed.group.attempt
         await repair_if_damaged(context, signed.group)
         if context.replica.proposal(outcome) is not None:
@@ -98,10 +144,14 @@ class Reductions:
             return
         try:
             origin = context.signatures.read_group(signed.group.origin or signed.data, context.network.now()).group
-            parts = await context.fetcher.parts(origin, outcome, holders, context.codec)
-            await self._propose(attempt, outcome.origin_digest, origin, parts)
+            parts = await context.fetcher.parts(origin, outcome, action.holders, context.codec)
         except SwarmError as error:
             self._feed(reduce_failed(attempt, error))
+            return
+        is_new = signed.group.resumes is None and not action.is_vouched
+        auditing = self._auditing.get(outcome.origin_digest) if is_new else None
+        if auditing is None or await self._is_right(auditing, attempt, parts):
+            await self._propose(attempt, outcome.origin_digest, origin, parts)
 
     async def accept(self, peer: str, signed: SignedGroup, stream: Stream) -> None:
         """Pass `peer`'s stream to the butterfly of its group, once this member takes part in it. Raises RoundError."""
@@ -128,6 +178,7 @@ class Reductions:
                 place.butterfly.set_result(None)
         for butterfly in self._butterflies:
             butterfly.drop()
+        self._auditing.clear()
 
     def _place(self, digest: bytes) -> _Place:
         if digest not in self._places:
@@ -151,6 +202,41 @@ class Reductions:
         else:
             await self._context.faults.reached("round.proposed")
             self._feed(Reduced(attempt=attempt, outcome=outcome))
+
+
+@dataclass(frozen=True, slots=True)
+class _Statements:
+    """Implements `audit.Statements`, at the present time."""
+
+    context: RunContext
+
+    def sign_part(self, statement: PartStatement) -> bytes:
+        return self.context.signatures.sign_part(statement, self.context.network.now())
+
+    def read_part(self, data: bytes) -> tuple[str, PartStatement]:
+        return self.context.signatures.read_part(data, self.context.network.now())
+
+
+async def commit_slices(context: RunContext, setup: RoundSetup, offer: IntervalOffer) -> IntervalOffer:
+    """Return `offer` with a commitment to the slices that this member will send. A pseudo-gradient that cannot be
+    encoded is not offered."""
+    delta_F, contribution = offer.delta_F, offer.contribution
+    if delta_F is None or not contribution.num_tokens or setup.follows:
+        return offer
+    feedback = context.residuals.of(context.replica.fragment(setup.step)) if context.residuals else None
+
+    def encode(frame: slice) -> bytes:
+        return feedback.encode(delta_F[frame], frame.start) if feedback else context.codec.encode(delta_F[frame])
+
+    work = partial(committed_tree, encode, context.codec, setup.num_values)
+    try:
+        tree = await asyncio.get_running_loop().run_in_executor(context.executor, work)
+    except CodecError as error:
+        logger.warning("this member contributes nothing to outer step %d: %s", setup.step, error)
+        nothing = replace(contribution, num_tokens=0, num_samples=0, loss=0.0, followers=())
+        return replace(offer, contribution=nothing, delta_F=None)
+    commitment = context.signatures.sign_slices(setup.step, setup.state_digest, tree.root)
+    return replace(offer, contribution=replace(contribution, commitment=commitment), tree=tree)
 
 
 async def settle(context: RunContext, setup: RoundSetup, proof: Proof | None) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, SwarmError
+from swarm_protocol.proof_messages import Evidence
 from swarm_protocol.training_messages import (
     Abort,
     Contribution,
@@ -29,10 +30,11 @@ from swarm_protocol.training_messages import (
 from swarm.network.interface import Stream
 from swarm.training.allreduce.peer_connections import SILENT_S
 from swarm.training.member.cluster_head import ClusterHead
+from swarm.training.member.convictions import Convictions
 from swarm.training.member.follower import StepFollower
 from swarm.training.member.interval_loop import IntervalLoop, IntervalOffer
 from swarm.training.member.progress_reports import DOWNWEIGHTED, LEFT_OUT, RoundLog, measured
-from swarm.training.member.reductions import Reductions
+from swarm.training.member.reductions import Reductions, commit_slices
 from swarm.training.member.trainer_events import ContributionLate, Waiting
 from swarm.training.round import state_machine
 from swarm.training.round.group_formation import awaited_peers
@@ -56,6 +58,7 @@ from swarm.training.round.round_events import (
     Reduce,
     Reply,
     Reported,
+    ShowEvidence,
     Sighted,
     Sign,
     Tick,
@@ -92,6 +95,7 @@ class RoundDriver:
         state: RoundState,
         intervals: IntervalLoop,
         *,
+        convictions: Convictions,
         promises: PromiseStore | None,
         background: asyncio.TaskGroup,
         on_abort: Callable[[GiveUp], None],
@@ -103,13 +107,17 @@ class RoundDriver:
         self._context = context
         self._state = state
         self._intervals = intervals
+        self._convictions = convictions
         self._promises = promises
         self._background = background
         self._on_abort = on_abort
         self._rest_s = rest_s
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._reductions = Reductions(
-            context, self.feed, on_reduced_weight=lambda peer, how: self.log.refuse(peer, how, DOWNWEIGHTED)
+            context,
+            self.feed,
+            on_reduced_weight=lambda peer, how: self.log.refuse(peer, how, DOWNWEIGHTED),
+            convict=self._convict,
         )
         self._head, self._follower = self._cluster_role()
         self._waiting: dict[str, asyncio.Future[ReadyReply]] = {}
@@ -129,6 +137,11 @@ class RoundDriver:
     @property
     def attempt(self) -> int:
         return self._state.attempt
+
+    @property
+    def group(self) -> tuple[str, ...]:
+        """The members of the attempt's group; empty if there is none yet."""
+        return self._state.signed.group.peer_ids if self._state.signed else ()
 
     def is_coordinated_by(self, peer: str, attempt: int) -> bool:
         """Whether `peer` coordinates the attempt that this member is at, or about to go on to."""
@@ -241,6 +254,8 @@ class RoundDriver:
 
     async def follow(self, peer: str, request: FollowRequest, stream: Stream) -> None:
         """Take the work of `peer`, which follows this member; it waits here until the step is over."""
+        if peer in self._state.faults.convicted:
+            raise PeerRefused("evidence convicts it of a lie")
         if self._head is not None and request.state_digest == self.setup.state_digest:
             await self._head.serve(peer, stream)
             return
@@ -290,6 +305,8 @@ class RoundDriver:
                 await self._cast(action)
             case Announce(abort=abort, peers=peers):
                 await self._announce(abort, peers)
+            case ShowEvidence(peers=peers):
+                self._convictions.show(peers)
             case GiveUp():
                 self._end_attempt()
                 self._on_abort(action)
@@ -308,6 +325,7 @@ class RoundDriver:
             offer = await self._head.gather(offer)
         if self._follower is not None:
             self._follower.bring(offer)
+        offer = await commit_slices(self._context, self.setup, offer)
         self.offer = offer
         self.feed(Offered(contribution=offer.contribution, interval_s=offer.interval_s))
 
@@ -315,7 +333,7 @@ class RoundDriver:
         """Drop the pseudo-gradient now: the driver is part of reference cycles, and so would keep 4 bytes a parameter
         until the next collection."""
         if self.offer is not None:
-            self.offer = replace(self.offer, delta_F=None)
+            self.offer = replace(self.offer, delta_F=None, tree=None)
         if self._follower is not None:
             self._follower.drop()
 
@@ -347,6 +365,10 @@ class RoundDriver:
         if (further := await overtaken(self._context, peer, certificate)) is not None:
             self.feed(further)
 
+    async def _convict(self, evidence: Evidence) -> None:
+        """Take the evidence that this member has found: the events that follow come from the convictions."""
+        await self._convictions.take(evidence.to_bytes(), self._context.network.peer_id)
+
     async def _keep_promise(self) -> None:
         """Write the attempt and the vote to disk before others hear of them."""
         store, ballot = self._promises, self._state.ballot
@@ -363,9 +385,9 @@ class RoundDriver:
             case Ask():
                 return self._ask(action)
             case Reduce(signed=signed):
-                return self._reductions.reduce(signed, self.offer.delta_F if self.offer else None)
-            case Recover(signed=signed, outcome=outcome, holders=holders):
-                return self._reductions.recover(signed, outcome, holders)
+                return self._reductions.reduce(signed, self.offer)
+            case Recover():
+                return self._reductions.recover(action)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         assert self._group is not None

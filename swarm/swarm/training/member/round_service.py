@@ -22,6 +22,7 @@ from swarm_protocol.training_messages import (
 )
 
 from swarm.network.interface import Stream
+from swarm.training.member.convictions import Convictions
 from swarm.training.member.round_driver import POLL_S, RoundDriver
 from swarm.training.round.group_checks import origin_complaint
 from swarm.training.round.round_events import AttemptLeft, Proven, Sighted, Voted
@@ -34,8 +35,9 @@ from swarm.training.state.state_transfer import Donor
 class RoundService:
     """The service of one run. `open` registers its handlers with the network, which keeps them until it is closed."""
 
-    def __init__(self, context: RunContext) -> None:
+    def __init__(self, context: RunContext, convictions: Convictions) -> None:
         self._context = context
+        self._convictions = convictions
         self._driver: RoundDriver | None = None
         self._changed = asyncio.Event()
         self._closed = False
@@ -49,6 +51,7 @@ class RoundService:
         await network.serve(methods.vote, self._on_vote)
         await network.serve(methods.abort, self._on_abort)
         await network.serve(methods.resume, self._on_resume)
+        await network.serve(methods.evidence, self._on_evidence)
         await network.serve(methods.manifest, donor.manifest)
         await network.serve(methods.chunk, donor.chunk)
         await network.serve_stream(methods.part, donor.part)
@@ -84,6 +87,7 @@ class RoundService:
         ready = Ready.from_bytes(request)
         if ready.run != self._context.run:
             raise PeerViolation("this is about another run", peer_id=peer)
+        self._context.signatures.check_slices(ready, peer, ready.step, ready.state_digest)
         origin = None
         if ready.voted is not None:
             origin = self._context.signatures.check_origin(
@@ -161,6 +165,14 @@ class RoundService:
         if self._driver is None:
             raise PeerRefused("this member is not yet at work")
         self._driver.feed(Proven(certificate=proof.certificate))
+        return b""
+
+    async def _on_evidence(self, peer: str, request: bytes) -> bytes:
+        """Take evidence from a member: strangers could otherwise have this one check as much as they like."""
+        group = self._driver.group if self._driver is not None else ()
+        if peer not in {*self._context.replica.roster, *group}:
+            raise PeerRefused("evidence is taken from the run's members")
+        await self._convictions.take(request, peer)
         return b""
 
     async def _on_history(self, _peer: str, stream: Stream) -> None:

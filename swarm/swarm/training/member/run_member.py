@@ -27,6 +27,7 @@ from swarm.network.membership import Membership
 from swarm.training.allreduce.parts import Residuals
 from swarm.training.allreduce.peer_connections import BandwidthMeter
 from swarm.training.inner.interval import Intervals, TrainingSetup, Validator
+from swarm.training.member.convictions import Convictions
 from swarm.training.member.interval_loop import IntervalLoop
 from swarm.training.member.progress_reports import committed, trainer_record
 from swarm.training.member.reductions import settle
@@ -34,6 +35,7 @@ from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.round_service import RoundService
 from swarm.training.member.trainer_events import (
     ContributionLate,
+    MemberConvicted,
     RoundAborted,
     StateFetched,
     TrainingEvent,
@@ -42,12 +44,13 @@ from swarm.training.member.trainer_events import (
 )
 from swarm.training.round import state_machine
 from swarm.training.round.promise import Promise, PromiseStore, recall_promise
-from swarm.training.round.round_events import GiveUp, Proven
+from swarm.training.round.round_events import Convicted, GiveUp, Proven
 from swarm.training.round.round_state import rest_after, setup_of
-from swarm.training.run.methods import Methods
+from swarm.training.run.methods import Methods, short
 from swarm.training.run.run_copy import serve_run
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.certificate import Proof, RunSignatures, whom_to_ask
+from swarm.training.state.evidence import Verdict
 from swarm.training.state.replica import HashedState, Replica
 from swarm.training.state.replica_state import ReplicaState
 from swarm.training.state.state_download import ChunkStore
@@ -128,6 +131,7 @@ class RunMember:
         self._intervals = Intervals(options.setup.inner, max_interval_s=max_interval_s, clock=options.clock)
         self._validating = Validator(run.config, self._intervals, self._on_validated)
         self._interval_loop: IntervalLoop | None = None
+        self._convictions: Convictions | None = None
         self._driver: RoundDriver | None = None
         self._service: RoundService | None = None
         self._replica: Replica | None = None
@@ -233,6 +237,8 @@ class RunMember:
     def _leave(self) -> None:
         if self._service is not None:
             self._service.close()
+        if self._convictions is not None:
+            self._convictions.close()
         self._membership.withdraw("train", self._run.run_id)
 
     def _check_admitted(self) -> None:
@@ -267,7 +273,8 @@ class RunMember:
             meter=self._meter,
         )
         self._promise = await recall_promise(context, options.promises)
-        self._service = RoundService(context)
+        self._convictions = Convictions(context, self._on_convicted)
+        self._service = RoundService(context, self._convictions)
         await self._service.open()
         await serve_run(self._network, self._run)
         return context
@@ -315,15 +322,22 @@ class RunMember:
 
     async def _take_step(self, context: RunContext, background: asyncio.TaskGroup) -> None:
         """Go from one committed state to the next one, while the intervals run."""
-        intervals = self._interval_loop
+        intervals, convictions = self._interval_loop, self._convictions
         assert intervals is not None
+        assert convictions is not None
         started, setup, before = asyncio.get_running_loop().time(), setup_of(context), context.replica.digest
         driver = RoundDriver(
             context,
             state_machine.begin(
-                setup, accused=self._accused, promise=self._promise, interval_s=intervals.interval_s, began_at=started
+                setup,
+                accused=self._accused,
+                convicted=convictions.peers,
+                promise=self._promise,
+                interval_s=intervals.interval_s,
+                began_at=started,
             ),
             intervals,
+            convictions=convictions,
             promises=self._options.promises,
             background=background,
             on_abort=self._on_abort,
@@ -431,6 +445,12 @@ class RunMember:
         self._on_event(
             RoundAborted(step=notice.step, attempt=notice.attempt, reason=notice.reason, missing=notice.missing)
         )
+
+    def _on_convicted(self, verdict: Verdict) -> None:
+        self._accused = {**self._accused, verdict.peer_id: verdict.reason}
+        self._on_event(MemberConvicted(step=verdict.step, peer_id=verdict.peer_id, reason=verdict.reason))
+        if self._driver is not None:
+            self._driver.feed(Convicted(peer=verdict.peer_id, reason=f"{short(verdict.peer_id)}: {verdict.reason}"))
 
     def _on_late(self, event: ContributionLate) -> None:
         when = "its interval still ran" if event.late_s is None else f"it was ready {event.late_s:.1f} s later"

@@ -77,6 +77,16 @@ class RoundAborted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemberConvicted:
+    """Evidence proves that `peer_id` lied in the round of outer step `step`. It takes part in no round of this member
+    any more."""
+
+    step: int
+    peer_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ContributionLate:
     """Outer step `step` was committed without this member's contribution. That work is lost, and its samples are leased
     again.
@@ -115,6 +125,7 @@ TrainingEvent: TypeAlias = (
     | Admitted
     | OuterStep
     | RoundAborted
+    | MemberConvicted
     | ContributionLate
     | RunResumed
     | Validated

@@ -44,6 +44,7 @@ are waited for, too."""
 
 NOT_ADMITTED = "the run does not admit it"
 FOLLOWS = "another member brings its work"
+CONVICTED = "evidence convicts it of a lie"
 
 MIN_GRACE_S = 1.0
 """The time between two calls for members that a group needs."""
@@ -221,6 +222,8 @@ def _refusal(state: RoundState, peer: str, ready: Ready) -> ReadyReply | None:
         return ReadyReply(kind="left_out", reason=NOT_ADMITTED)
     if peer in state.setup.clusters.dealt:
         return ReadyReply(kind="left_out", reason=FOLLOWS)
+    if peer in state.faults.convicted:
+        return ReadyReply(kind="left_out", reason=CONVICTED)
     is_behind = (ready.sequence, ready.state_digest) != (state.setup.sequence, state.setup.state_digest)
     if ready.attempt < state.attempt and not is_behind:
         return ReadyReply(kind="attempt", attempt=state.attempt)
@@ -352,4 +355,5 @@ def _contribution(peer: str, ready: Ready) -> Contribution:
         bytes_per_s=ready.bytes_per_s,
         followers=ready.followers,
         newcomers=ready.newcomers,
+        commitment=ready.commitment,
     )

@@ -85,12 +85,22 @@ class Reduced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReduceFailed:
-    """The reduction failed, because `accused` broke the protocol or `unreachable` could not be reached."""
+    """The reduction failed, because `accused` broke the protocol or `unreachable` could not be reached. If it is only
+    `unaudited`, this member has a result of which `unreachable` do not show how they made it."""
 
     attempt: int
     reason: str
     accused: tuple[str, ...] = ()
     unreachable: tuple[str, ...] = ()
+    unaudited: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convicted:
+    """Evidence that this member has checked proves that `peer` lied."""
+
+    peer: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +143,7 @@ Event: TypeAlias = (
     | Grouped
     | Reduced
     | ReduceFailed
+    | Convicted
     | Voted
     | AttemptLeft
     | Proven
@@ -181,11 +192,13 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recover:
-    """Get the parts of an outcome that other members have reached, from `holders` in order, and apply them."""
+    """Get the parts of an outcome that other members have reached, from `holders` in order, and apply them. If so many
+    have voted for it that one of them is honest, it `is_vouched` for: it need not be audited again."""
 
     signed: SignedGroup
     outcome: Outcome
     holders: tuple[str, ...]
+    is_vouched: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +214,13 @@ class Announce:
     """Tell `peers` that this member leaves the attempt. Its streams break after that: they would blame it otherwise."""
 
     abort: Abort
+    peers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowEvidence:
+    """Send what convicts members of this group to its other members."""
+
     peers: tuple[str, ...]
 
 
@@ -221,4 +241,4 @@ class Finish:
     certificate: bytes
 
 
-Action: TypeAlias = Ask | Reply | Query | Sign | Reduce | Recover | CastVote | Announce | GiveUp | Finish
+Action: TypeAlias = Ask | Reply | Query | Sign | Reduce | Recover | CastVote | Announce | ShowEvidence | GiveUp | Finish

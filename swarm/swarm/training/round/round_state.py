@@ -136,12 +136,14 @@ class Ballot:
 class Faults:
     """What has gone wrong with other peers at this step, as this member saw it.
 
-    `accused` broke the protocol and `unreachable` could not be reached, each with the reason. `suspects` spoiled an
+    `accused` broke the protocol and `unreachable` could not be reached, each with the reason. Of the `accused`,
+    `convicted` are those whom evidence convicts: no group with them is accepted. `suspects` spoiled an
     attempt, and are left out up to the attempt that is named, whatever they send meanwhile. `disputes` counts, for each
     peer, the attempts that ended because somebody left, on either side.
     """
 
     accused: Mapping[str, str] = field(default_factory=dict)
+    convicted: frozenset[str] = frozenset()
     unreachable: Mapping[str, str] = field(default_factory=dict)
     suspects: Mapping[str, int] = field(default_factory=dict)
     disputes: Mapping[str, int] = field(default_factory=dict)
@@ -274,6 +276,7 @@ def own_report(state: RoundState) -> Ready:
         sequence=state.setup.sequence,
         followers=mine.followers,
         newcomers=mine.newcomers,
+        commitment=mine.commitment,
     )
 
 

@@ -31,6 +31,7 @@ from swarm_protocol.training_messages import Abort, Certificate, Outcome, Signed
 
 from swarm.training.round.group_checks import complaint
 from swarm.training.round.group_formation import (
+    CONVICTED,
     absent_members,
     advance,
     move,
@@ -43,6 +44,7 @@ from swarm.training.round.round_events import (
     Announce,
     AttemptLeft,
     CastVote,
+    Convicted,
     Event,
     Finish,
     Grouped,
@@ -57,6 +59,7 @@ from swarm.training.round.round_events import (
     Reduced,
     ReduceFailed,
     Reported,
+    ShowEvidence,
     Sighted,
     Tick,
     Voted,
@@ -88,16 +91,19 @@ def begin(
     setup: RoundSetup,
     *,
     accused: Mapping[str, str],
+    convicted: frozenset[str] = frozenset(),
     promise: Promise | None = None,
     interval_s: float = 0.0,
     began_at: float = 0.0,
 ) -> RoundState:
     """Return the state at the beginning of the member's interval.
 
-    `accused` are the peers that it saw break the protocol at earlier steps. `promise` is its newest one, also of an
+    `accused` are the peers that it saw break the protocol at earlier steps, and `convicted` those of them whom evidence
+    convicts. `promise` is its newest one, also of an
     earlier process. `interval_s` is the duration of its last interval; 0 if it had none. `began_at` is now.
     """
-    faults = Faults(accused=accused)
+    convicted_of = dict.fromkeys(convicted, CONVICTED)
+    faults = Faults(accused={**convicted_of, **accused}, convicted=convicted)
     state = RoundState(
         setup=setup, attempt=setup.first_attempt, faults=faults, interval_s=interval_s, began_at=began_at
     )
@@ -138,6 +144,8 @@ def step(state: RoundState, event: Event, now: float) -> Step:  # noqa: C901, PL
             return _on_reduced(state, attempt, outcome, now)
         case ReduceFailed():
             return _on_reduce_failed(state, event, now)
+        case Convicted(peer=peer, reason=reason):
+            return _on_convicted(state, peer, reason, now)
         case Voted():
             return _on_voted(state, event, now)
         case AttemptLeft(peer=peer, abort=abort):
@@ -206,6 +214,9 @@ def _on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Step:
         return state, []
     if state.signed is not None:
         return _on_second_group(state, signed, now) if signed.digest != state.signed.digest else (state, [])
+    if liars := tuple(peer for peer in signed.group.peer_ids if peer in state.faults.convicted):
+        state, actions = give_up(state, f"the group has {short(liars[0])}, whom evidence convicts", liars, now)
+        return state, [ShowEvidence(peers=tuple(peer for peer in signed.group.peer_ids if peer not in liars)), *actions]
     liar, reason = _objection(state, signed)
     if liar:
         return give_up(blame(state, (liar,), (), reason), reason, (liar,), now)
@@ -273,7 +284,38 @@ def _on_reduce_failed(state: RoundState, event: ReduceFailed, now: float) -> Ste
     if not _reduces(state, event.attempt):
         return state, []
     state = suspect(blame(state, event.accused, event.unreachable, event.reason), event.unreachable)
-    return _fail(state, event.reason, (*event.accused, *event.unreachable), now)
+    faulty = (*event.accused, *event.unreachable)
+    if not event.unaudited:
+        return _fail(state, event.reason, faulty, now)
+    assert state.signed is not None
+    if (outcome := _vouched_outcome(state)) is None:
+        return _abort(state, event.reason, faulty, now)
+    return replace(state, recovering=True), [replace(_recover(state, state.signed, outcome), is_vouched=True)]
+
+
+def _vouched_outcome(state: RoundState) -> Outcome | None:
+    """Return the outcome for which more than a third of the group, and two members at least, have voted: if fewer than
+    a third lie, one that did not lie has audited it. None if there is no such outcome."""
+    assert state.signed is not None
+    counts = Counter(each.vote.outcome for each in _valid_votes(state).values())
+    outcome, most = counts.most_common(1)[0] if counts else (None, 0)
+    return outcome if most >= max(2, len(state.signed.group.members) // 3 + 1) else None
+
+
+def _on_convicted(state: RoundState, peer: str, reason: str, now: float) -> Step:
+    """Have nothing to do with `peer` from now on: leave a group with it, and do not report to it."""
+    if peer in state.faults.convicted or peer == state.setup.me:
+        return state, []
+    state = blame(state, (peer,), (), reason)
+    state = replace(state, faults=replace(state.faults, convicted=state.faults.convicted | {peer}))
+    state = replace(state, ready={by: each for by, each in state.ready.items() if by != peer})
+    if state.signed is not None and peer in state.signed.group.peer_ids:
+        others = tuple(each for each in _others(state) if each != peer)
+        state, actions = _abort(state, reason, (peer,), now)
+        return state, [ShowEvidence(peers=others), *actions]
+    if state.phase == "forming" and state.coordinator == peer:
+        return give_up(state, reason, (peer,), now)
+    return advance(state, now)
 
 
 def _on_voted(state: RoundState, event: Voted, now: float) -> Step:
@@ -281,7 +323,8 @@ def _on_voted(state: RoundState, event: Voted, now: float) -> Step:
     votes, is_member = state.voting.votes, state.signed is None or event.peer in state.signed.group.peer_ids
     is_owed = state.signed is not None or event.peer in state.setup.roster
     has_room = is_owed or len(votes) < MAX_HEARD
-    if event.vote.attempt != state.attempt or not (is_member and has_room and state.setup.admits(event.peer)):
+    counts = state.setup.admits(event.peer) and event.peer not in state.faults.convicted
+    if event.vote.attempt != state.attempt or not (is_member and has_room and counts):
         return state, []
     known = votes.get(event.peer)
     if known is not None and known.vote != event.vote:

@@ -12,6 +12,7 @@ class Methods:
         self.follow = f"train.follow/{run}"
         self.vote = f"train.vote/{run}"
         self.abort = f"train.abort/{run}"
+        self.evidence = f"train.evidence/{run}"
         self.resume = f"train.resume/{run}"
         self.standing = f"train.standing/{run}"
         self.reduce = f"train.reduce/{run}"

@@ -32,7 +32,8 @@ from typing import TypeAlias
 from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope, seal, unseal
 from swarm_protocol.errors import IntegrityError, PeerViolation
-from swarm_protocol.identity import Identity
+from swarm_protocol.identity import Identity, verify
+from swarm_protocol.proof_messages import PART_PURPOSE, PartStatement
 from swarm_protocol.training_messages import (
     GROUP_PURPOSE,
     RESUME_PURPOSE,
@@ -41,10 +42,13 @@ from swarm_protocol.training_messages import (
     Contribution,
     Group,
     Outcome,
+    Ready,
     ResumeOrder,
     SignedGroup,
+    SliceCommitment,
     Vote,
     round_subject,
+    slices_message,
 )
 
 from swarm.training.run.signed_run import SignedRun
@@ -101,6 +105,43 @@ class RunSignatures:
 
     def sign_vote(self, vote: Vote, now: float) -> bytes:
         return self._seal(VOTE_PURPOSE, vote, now)
+
+    def sign_slices(self, step: int, state_digest: bytes, root: bytes) -> SliceCommitment:
+        """Commit to this member's slices of `step`, whose hash tree has this `root`."""
+        message = slices_message(self.network_id, self.run, step, state_digest, root)
+        return SliceCommitment(root=root, signature=self.identity.sign(message))
+
+    def check_slices(self, member: Contribution | Ready, peer: str, step: int, state_digest: bytes) -> None:
+        """Raises PeerViolation unless `peer`, which contributes as `member` says, has committed to its slices."""
+        if not member.num_tokens:
+            return
+        if member.commitment is None:
+            raise PeerViolation("it contributes, and has not committed to its slices", peer_id=peer)
+        try:
+            message = slices_message(self.network_id, self.run, step, state_digest, member.commitment.root)
+            verify(peer, message, member.commitment.signature)
+        except IntegrityError as error:
+            raise PeerViolation("it has not signed the commitment to its slices", peer_id=peer) from error
+
+    def check_commitments(self, signed: SignedGroup) -> None:
+        """Raises PeerViolation, which names the coordinator, unless all contributors have committed to their slices."""
+        group = signed.group
+        for member in group.contributors:
+            try:
+                self.check_slices(member, member.peer_id, group.step, group.state_digest)
+            except PeerViolation as error:
+                reason = f"its group has a member that is not fit: {error.message}"
+                raise PeerViolation(reason, peer_id=signed.signer) from error
+
+    def sign_part(self, statement: PartStatement, now: float) -> bytes:
+        return self._seal(PART_PURPOSE, statement, now)
+
+    def read_part(self, data: bytes, now: float) -> tuple[str, PartStatement]:
+        """Return the signer and the statement. Raises PeerViolation or IntegrityError."""
+        envelope = unseal(data, purpose=PART_PURPOSE, network_id=self.network_id, now=now)
+        statement = PartStatement.from_bytes(envelope.payload)
+        self._check_subject(envelope, statement)
+        return envelope.peer_id, statement
 
     def sign_order(self, order: ResumeOrder, now: float) -> bytes:
         """Sign a resume order, as the run's author."""
@@ -233,7 +274,7 @@ class RunSignatures:
             raise IntegrityError("the certificate to resume with is of another state", remedy="resume without it")
         return proof
 
-    def _seal(self, purpose: str, message: Group | Vote | ResumeOrder, now: float) -> bytes:
+    def _seal(self, purpose: str, message: Group | Vote | PartStatement | ResumeOrder, now: float) -> bytes:
         envelope = seal(
             self.identity,
             purpose=purpose,
@@ -245,12 +286,12 @@ class RunSignatures:
         )
         return envelope.to_bytes()
 
-    def _check_subject(self, envelope: Envelope, message: Group | Vote) -> None:
+    def _check_subject(self, envelope: Envelope, message: Group | Vote | PartStatement) -> None:
         if message.run != self.run or envelope.subject != _subject(message):
-            raise PeerViolation("a group or vote is for another round", peer_id=envelope.peer_id)
+            raise PeerViolation("a group, vote or statement is for another round", peer_id=envelope.peer_id)
 
 
-def _subject(message: Group | Vote | ResumeOrder) -> str:
+def _subject(message: Group | Vote | PartStatement | ResumeOrder) -> str:
     if isinstance(message, ResumeOrder):
         return f"{message.run}/resume/{message.sequence}"
     return round_subject(message.run, message.step, message.attempt)

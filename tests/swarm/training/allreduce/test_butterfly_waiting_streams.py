@@ -26,7 +26,15 @@ def accept(reductions: Reductions, peer: str) -> asyncio.Task[None]:
 
 
 def make_reductions() -> Reductions:
-    return Reductions(cast(Any, SimpleNamespace()), feed=lambda event: None, on_reduced_weight=lambda peer, how: None)
+    async def convict(_evidence: object) -> None:
+        pass
+
+    return Reductions(
+        cast(Any, SimpleNamespace()),
+        feed=lambda event: None,
+        on_reduced_weight=lambda peer, how: None,
+        convict=convict,
+    )
 
 
 def test_accept_whose_caller_is_cancelled_leaves_no_entry() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from swarm.training.allreduce.part_owner import NOTABLE_VALUES, PartReducer
-from swarm.training.allreduce.parts import ReductionScheme
+from swarm.training.allreduce.parts import FRAME_VALUES, ReductionScheme
 from swarm.training.run.run_config import RunConfig
 from swarm.trust.aggregators import get_aggregator
 from swarm_compression import get_codec
@@ -18,12 +18,11 @@ PEERS = sorted(Identity(bytes([number]) * 32).peer_id for number in range(1, 9))
 
 
 def owner_of(x_MF: Tensor, aggregator: str) -> PartReducer:
-    """Return an owner that has surveyed the slices."""
+    """Return an owner that has reduced the slices."""
     members = tuple(Contribution(peer_id=peer, num_tokens=256, num_samples=2) for peer in PEERS[: len(x_MF)])
     scheme = ReductionScheme(codec=CODEC, aggregator=get_aggregator(aggregator, {}))
-    owner = PartReducer(scheme, members)
-    owner.survey([CODEC.encode(x_F) for x_F in x_MF], x_MF.shape[1])
-    owner.decide()
+    owner = PartReducer(scheme, members, FRAME_VALUES)
+    owner.combined([CODEC.encode(x_F) for x_F in x_MF], x_MF.shape[1])
     return owner
 
 

@@ -19,7 +19,8 @@ from swarm_protocol.training_messages import ReadyReply
 def make_service(outer_step: int) -> RoundService:
     replica = SimpleNamespace(outer_step=outer_step, proof=None, order=None)
     network = SimpleNamespace(release=lambda *_: None)
-    return RoundService(cast(Any, SimpleNamespace(replica=replica, network=network, methods=Methods("run"))))
+    context = SimpleNamespace(replica=replica, network=network, methods=Methods("run"))
+    return RoundService(cast(Any, context), cast(Any, None))
 
 
 def test_report_that_waits_for_a_step_is_refused_at_once_when_the_service_closes() -> None:

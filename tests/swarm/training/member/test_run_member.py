@@ -137,7 +137,8 @@ def test_run_reports_what_it_really_sent() -> None:
             await swarm.finish()
             for member in members:
                 for event in member.of(OuterStep):
-                    assert 1.75 < event.bytes_sent / 400_000 < 1.85
+                    # digests of leaves and audits take some 60 KB, however large the vector
+                    assert 1.75 < event.bytes_sent / 400_000 < 1.95
 
     virtual_time.run(main(), compute_s=lambda _: 0.01)
 

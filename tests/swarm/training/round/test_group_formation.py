@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.training.allreduce.parts import fair_shares, part_values
+from swarm.training.allreduce.parts import fair_shares, leaf_values, part_values
 from swarm.training.round.group_checks import complaint, origin_complaint
 from swarm.training.round.group_formation import MAX_GRACE_S, convict, form_group, grace_after
 from swarm.training.round.round_state import RoundSetup, coordinator_of
@@ -70,7 +70,7 @@ def test_part_values_cover_the_vector_and_follow_bandwidth(num_values: int, band
     assert sum(parts) == num_values
     assert min(parts) >= 0
     for part, bandwidth in zip(parts, bandwidths, strict=True):
-        assert abs(part - num_values * bandwidth / sum(bandwidths)) <= 256 + 1e-6 * num_values
+        assert abs(part - num_values * bandwidth / sum(bandwidths)) <= leaf_values(num_values) + 1e-6 * num_values
 
 
 def test_form_group_with_all_fit_is_accepted_by_each_member() -> None:
@@ -294,7 +294,7 @@ def test_fair_shares_are_in_proportion_to_what_members_carry() -> None:
     shares = fair_shares((100, 25, 100, 100))
     values = part_values(4_000_000, shares)
     average = sum(value for index, value in enumerate(values) if index != 1) / 3
-    assert values[1] == pytest.approx(average / 4, rel=0.01)
+    assert values[1] == pytest.approx(average / 4, rel=0.02)
 
 
 @pytest.mark.parametrize(("claimed", "share"), [(10**12, 4.0), (1, 0.25), (0, 1.0)])

@@ -1,0 +1,102 @@
+"""Merkle trees: one digest that commits to many leaves, and short proofs that some of them are in it (Merkle 1987).
+
+A leaf's digest is `sha256(0x00 | data)`, that of a node above `sha256(0x01 | left | right)`; the bytes in front keep a
+node from being shown as a leaf. Where a level has an odd number of nodes, the missing right one counts as 32 zero
+bytes. The number of leaves is not part of the root: whoever checks a proof knows it from elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+from swarm_protocol.limits import DIGEST_BYTES
+
+_ABSENT = bytes(DIGEST_BYTES)
+
+
+def leaf_digest(*pieces: bytes | bytearray | memoryview) -> bytes:
+    """Return the digest of the leaf that consists of `pieces`, one after the other."""
+    digest = hashlib.sha256(b"\x00")
+    for piece in pieces:
+        digest.update(piece)
+    return digest.digest()
+
+
+class HashTree:
+    """A tree over `num_leaves` leaves, or the part of it that a proof shows."""
+
+    def __init__(self, num_leaves: int) -> None:
+        """The tree has no nodes yet: use `of` or `proven`."""
+        self._num_leaves = num_leaves
+        self._nodes: dict[tuple[int, int], bytes] = {}
+
+    @classmethod
+    def of(cls, leaves: Sequence[bytes]) -> HashTree:
+        """Return the whole tree over `leaves`, which are digests. Raises ValueError if there are none."""
+        return cls.proven(len(leaves), 0, leaves, ())
+
+    @classmethod
+    def proven(cls, num_leaves: int, start: int, leaves: Sequence[bytes], proof: Sequence[bytes]) -> HashTree:
+        """Return what `proof` (see `proof`) shows of a tree: the leaves from `start` on, and the nodes above them.
+
+        That the root is the right one is for the caller to check. Raises ValueError if the numbers do not fit.
+        """
+        if not leaves or not 0 <= start <= num_leaves - len(leaves):
+            raise ValueError(f"{len(leaves)} leaves from {start} on in a tree of {num_leaves}")
+        tree, low, high, siblings = cls(num_leaves), start, start + len(leaves), iter(proof)
+        level_nodes = list(leaves)
+        for level, width in enumerate(_widths(num_leaves)):
+            if low % 2:
+                low, level_nodes = low - 1, [_next(siblings), *level_nodes]
+            if high % 2 and width > 1:
+                level_nodes.append(_next(siblings) if high < width else _ABSENT)
+                high += 1
+            tree._nodes.update({(level, low + index): node for index, node in enumerate(level_nodes)})
+            pairs = range(0, len(level_nodes) - 1, 2)
+            level_nodes = [_parent(level_nodes[index], level_nodes[index + 1]) for index in pairs]
+            low, high = low // 2, high // 2
+        if next(siblings, None) is not None:
+            raise ValueError("a proof has too many digests")
+        return tree
+
+    @property
+    def root(self) -> bytes:
+        return self._nodes[len(list(_widths(self._num_leaves))) - 1, 0]
+
+    def leaves(self, start: int, stop: int) -> list[bytes]:
+        """Return the digests of leaves [start, stop), which the tree must hold."""
+        return [self._nodes[0, index] for index in range(start, stop)]
+
+    def proof(self, start: int, stop: int) -> list[bytes]:
+        """Return the digests that lead, together with leaves [start, stop), to the root."""
+        digests, low, high = [], start, stop
+        for level, width in enumerate(_widths(self._num_leaves)):
+            if low % 2:
+                low -= 1
+                digests.append(self._nodes[level, low])
+            if high % 2 and width > 1:
+                if high < width:
+                    digests.append(self._nodes[level, high])
+                high += 1
+            low, high = low // 2, high // 2
+        return digests
+
+
+def _widths(num_leaves: int) -> Iterator[int]:
+    """Yield how many nodes each level has, from the leaves to the root."""
+    while num_leaves > 1:
+        yield num_leaves
+        num_leaves = (num_leaves + 1) // 2
+    yield 1
+
+
+def _parent(left: bytes, right: bytes) -> bytes:
+    return hashlib.sha256(b"\x01" + left + right).digest()
+
+
+def _next(siblings: Iterator[bytes]) -> bytes:
+    digest = next(siblings, None)
+    if digest is None or len(digest) != DIGEST_BYTES:
+        raise ValueError("a proof has too few digests")
+    return digest

@@ -1,0 +1,55 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PartStatement(_message.Message):
+    __slots__ = ("run", "step", "attempt", "group_digest", "part", "result_root")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    GROUP_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    RESULT_ROOT_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    step: int
+    attempt: int
+    group_digest: bytes
+    part: int
+    result_root: bytes
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., group_digest: _Optional[bytes] = ..., part: _Optional[int] = ..., result_root: _Optional[bytes] = ...) -> None: ...
+
+class AuditDraw(_message.Message):
+    __slots__ = ("leaf",)
+    LEAF_FIELD_NUMBER: _ClassVar[int]
+    leaf: int
+    def __init__(self, leaf: _Optional[int] = ...) -> None: ...
+
+class AuditedSlice(_message.Message):
+    __slots__ = ("data", "proof")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    proof: bytes
+    def __init__(self, data: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
+
+class Evidence(_message.Message):
+    __slots__ = ("group", "statement", "other_statement", "leaf", "result", "result_proof", "slices")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    STATEMENT_FIELD_NUMBER: _ClassVar[int]
+    OTHER_STATEMENT_FIELD_NUMBER: _ClassVar[int]
+    LEAF_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    RESULT_PROOF_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
+    group: bytes
+    statement: bytes
+    other_statement: bytes
+    leaf: int
+    result: bytes
+    result_proof: bytes
+    slices: _containers.RepeatedCompositeFieldContainer[AuditedSlice]
+    def __init__(self, group: _Optional[bytes] = ..., statement: _Optional[bytes] = ..., other_statement: _Optional[bytes] = ..., leaf: _Optional[int] = ..., result: _Optional[bytes] = ..., result_proof: _Optional[bytes] = ..., slices: _Optional[_Iterable[_Union[AuditedSlice, _Mapping]]] = ...) -> None: ...

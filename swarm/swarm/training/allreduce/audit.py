@@ -1,0 +1,233 @@
+"""Audits of one reduction: every member checks what the others say that they have made, before it votes.
+
+An auditor asks a part's owner for its PartStatement: the owner's signature of the result that the auditor already
+holds. Only then does it name the leaves that it wants to see, drawn with its own random numbers, which nobody can know
+or influence. The owner shows all contributors' slices of these leaves. They are under the roots that the contributors
+signed before the group was formed, and the aggregation of a leaf is exact, so the auditor computes the leaf's result
+and compares bytes. If they differ, group, statement and slices are evidence that anyone can check (`CaughtLying`).
+
+The idea is that of BTARD (Gorbunov et al. 2021, arXiv 2106.11257), where inner products in a random direction check
+all members' sums. Here leaves are drawn instead, since that is exact and holds for every aggregator. A lie about a
+share p of a part's leaves survives k draws with (1 - p)^k; leaves whose result is large are drawn more often.
+
+If an owner is gone, its backup answers for the part. If neither does, the part is not audited, and the attempt fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Protocol
+
+from swarm_compression import Codec
+from swarm_compression.codec import Data
+from swarm_protocol import limits
+from swarm_protocol.errors import PeerError, PeerTimeout, PeerViolation, SwarmError
+from swarm_protocol.proof_messages import AuditDraw, AuditedSlice, Evidence, PartStatement
+from swarm_protocol.training_messages import Group, ReduceOpening, SignedGroup
+
+from swarm.network.interface import EndOfStream, Stream
+from swarm.training.allreduce.butterfly import Butterfly
+from swarm.training.allreduce.leaf_checks import are_committed, hashed_part, part_leaf, reduced_leaf
+from swarm.training.allreduce.made_part import MadePart
+from swarm.training.allreduce.part_streams import blamed
+from swarm.training.allreduce.parts import MIN_MEMBERS_FOR_BACKUP, backup_of, leaf_values, part_leaves
+
+BYTES_SHARE = 0.02
+"""What a member's audits may add to the bytes that it receives in a reduction."""
+MOST_BY_SIZE = 0.9
+"""The most of the first draws that go by the results' sizes: a lie may also make results small."""
+LEAST_BYTES = 1 << 14
+"""Audits may fetch this much in any case: of a small vector 2 % are less than one leaf of each member."""
+
+
+class Statements(Protocol):
+    """Signs and reads the PartStatements of a run."""
+
+    def sign_part(self, statement: PartStatement) -> bytes:
+        """Return the signed statement."""
+
+    def read_part(self, data: bytes) -> tuple[str, PartStatement]:
+        """Return the signer and the statement. Raises PeerViolation or IntegrityError."""
+
+
+class CaughtLying(PeerViolation):
+    """A member has signed a result that does not follow from the committed slices, as `evidence` shows."""
+
+    def __init__(self, message: str, *, peer_id: str, evidence: Evidence) -> None:
+        super().__init__(message, peer_id=peer_id)
+        self.evidence = evidence
+
+
+class NotAudited(PeerError):
+    """A part that nobody answers for."""
+
+
+class Auditing:
+    """One member's side of the audits of the reduction of `butterfly`: it answers others, and audits them."""
+
+    def __init__(
+        self, butterfly: Butterfly, signed: SignedGroup, statements: Statements, chance: random.Random
+    ) -> None:
+        self._butterfly = butterfly
+        self._streams = butterfly.streams
+        self._signed = signed
+        self._group = signed.group
+        self._statements = statements
+        self._chance = chance
+        self._answers: dict[int, tuple[MadePart, bytes]] = {}
+        self._answering = defaultdict[int, asyncio.Lock](asyncio.Lock)
+        butterfly.answer_audit = self.answer
+
+    async def vouch(self) -> None:
+        """Sign for this member's own part, from now on. Raises PeerViolation, which names a member whose slices are not
+        those that it committed to."""
+        me = self._group.peer_ids.index(self._streams.me)
+        if self._group.part_values[me]:
+            await self._answer_for(me)
+
+    async def answer(self, part: int, stream: Stream) -> None:
+        """Answer an auditor of `part`, which this member has made."""
+        made, statement = await self._answer_for(part)
+        await self._streams.send(stream, statement)
+        for _ in range(limits.MAX_DRAWS):
+            try:
+                leaf = AuditDraw.from_bytes(await stream.receive()).leaf
+            except EndOfStream:
+                return
+            if leaf not in part_leaves(self._group, part):
+                raise PeerViolation("it asks for a leaf of another part")
+            for each in await self._streams.off_loop(made.slices_of, leaf):
+                await self._streams.send(stream, each.to_bytes())
+
+    async def audit(self, parts: Sequence[Data]) -> None:
+        """Audit other members' `parts`, which are complete. Raises CaughtLying, PeerViolation, and NotAudited."""
+        plan = audit_plan(self._group, self._streams.me, self._streams.scheme.codec, self._chance)
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(self._audited(part, parts[part], count)) for part, count in plan.items()]
+        errors = [error for task in running if (error := task.result()) is not None]
+        # a proven lie matters more than a part that could not be audited
+        for error in sorted(errors, key=lambda each: (not isinstance(each, CaughtLying), isinstance(each, NotAudited))):
+            raise error
+
+    async def _answer_for(self, part: int) -> tuple[MadePart, bytes]:
+        async with self._answering[part]:
+            if part not in self._answers:
+                group, codec, made = self._group, self._streams.scheme.codec, await self._butterfly.made(part)
+                data = self._butterfly.data_of(part)
+                tree, _ = await self._streams.off_loop(hashed_part, codec, group, part, data)
+                statement = PartStatement(
+                    run=group.run,
+                    step=group.step,
+                    attempt=group.attempt,
+                    group_digest=self._signed.digest,
+                    part=part,
+                    result_root=tree.root,
+                )
+                self._answers[part] = made, self._statements.sign_part(statement)
+            return self._answers[part]
+
+    async def _audited(self, part: int, data: Data, num_draws: int) -> PeerError | None:
+        """Return what is wrong with `part`, or why it could not be audited; None if it was and is right."""
+        group, me, num_members = self._group, self._streams.me, len(self._group.members)
+        owner, failure = group.peer_ids[part], ""
+        backups = [group.peer_ids[backup_of(part, num_members)]] if num_members >= MIN_MEMBERS_FOR_BACKUP else []
+        for maker in (owner, *backups):
+            try:
+                if maker == me:
+                    await self._butterfly.made(part)  # this reduces the part once more
+                else:
+                    await self._streams.while_there(maker, self._ask(maker, part, data, num_draws))
+                return None
+            except PeerViolation as error:
+                return error
+            except SwarmError as error:
+                failure = failure or error.message
+        return NotAudited(f"it does not show how it made its part: {failure}", peer_id=owner)
+
+    async def _ask(self, maker: str, part: int, data: Data, num_draws: int) -> None:
+        """Audit `part` at `maker`. Raises CaughtLying, PeerViolation and PeerError, all of `maker`."""
+        codec, opening = self._streams.scheme.codec, ReduceOpening(kind="audit", part=part)
+        tree, magnitudes = await self._streams.off_loop(hashed_part, codec, self._group, part, data)
+        try:
+            async with asyncio.timeout(self._group.reduce_s / 2), self._streams.open(maker, opening) as stream:
+                with blamed(maker):
+                    statement = await stream.receive()
+                    self._check(maker, part, tree.root, statement)
+                    drawn = draw_leaves(magnitudes, num_draws, self._chance)
+                    first = part_leaves(self._group, part).start
+                    for index in drawn:
+                        await self._streams.send(stream, AuditDraw(leaf=first + index).to_bytes())
+                    await stream.finish()
+                    for index in drawn:
+                        shown = Evidence(
+                            group=self._signed.data,
+                            statement=statement,
+                            leaf=first + index,
+                            result=part_leaf(codec, self._group, part, data, index),
+                            result_proof=b"".join(tree.proof(index, index + 1)),
+                            slices=await self._slices(stream, maker),
+                        )
+                        await self._streams.off_loop(self._compare, maker, shown)
+        except TimeoutError:
+            raise PeerTimeout("it does not answer the audit", peer_id=maker) from None
+
+    async def _slices(self, stream: Stream, maker: str) -> tuple[AuditedSlice, ...]:
+        slices = []
+        for _ in self._group.contributors:
+            slices.append(AuditedSlice.from_bytes(await stream.receive()))
+            self._streams.heard(maker)
+        return tuple(slices)
+
+    def _check(self, maker: str, part: int, root: bytes, data: bytes) -> None:
+        """Raises PeerViolation unless `data` is `maker`'s statement of the result with this `root`."""
+        signer, statement = self._statements.read_part(data)
+        if (signer, statement.group_digest, statement.part) != (maker, self._signed.digest, part):
+            raise PeerViolation("it signed a statement of something else", peer_id=maker)
+        if statement.result_root == root:
+            return
+        if maker != self._group.peer_ids[part]:
+            # or the owner, which gave this member its result, has given the backup another one
+            raise PeerError("it has another result than the owner gave", peer_id=maker)
+        raise PeerViolation("it signed another result than it gave", peer_id=maker)
+
+    def _compare(self, maker: str, shown: Evidence) -> None:
+        """Raises CaughtLying unless the result of the leaf follows from the slices. Blocks."""
+        if not are_committed(self._group, shown.leaf, shown.slices):
+            raise PeerViolation("it shows other slices than their senders committed to", peer_id=maker)
+        if reduced_leaf(self._group, self._streams.scheme, shown.leaf, shown.slices) != shown.result:
+            reason = "it signed a result that does not follow from the members' slices"
+            raise CaughtLying(reason, peer_id=maker, evidence=shown)
+
+
+def audit_plan(group: Group, me: str, codec: Codec, chance: random.Random) -> dict[int, int]:
+    """Return how many leaves `me` draws of which parts: of all others' if BYTES_SHARE allows, else of some, drawn
+    anew each time."""
+    others = [part for part, count in enumerate(group.part_values) if count and group.peer_ids[part] != me]
+    if not others:
+        return {}
+    budget = BYTES_SHARE * 2 * codec.encoded_bytes(group.num_values)
+    leaf_bytes = len(group.contributors) * codec.encoded_bytes(min(leaf_values(group.num_values), group.num_values))
+    num_parts = min(len(others), max(1, int(max(budget, LEAST_BYTES) / leaf_bytes)))
+    num_draws = min(limits.MAX_DRAWS, max(1, int(budget / (leaf_bytes * num_parts))))
+    chance.shuffle(others)
+    return dict.fromkeys(others[:num_parts], num_draws)
+
+
+def draw_leaves(sizes: Sequence[float], num_draws: int, chance: random.Random) -> list[int]:
+    """Return distinct indices of leaves whose results have these `sizes` (see `leaf_checks.hashed_part`).
+
+    Draws are by the square of the size, since a lie that moves the model far has large results, or even, in turn. Which
+    comes first is drawn, too; by size the more often, the more one leaf stands out.
+    """
+    largest = max(sizes)
+    squares = [1.0 if size == largest else (size / largest) ** 2 for size in sizes]
+    drawn, by_size = list[int](), chance.random() < min(MOST_BY_SIZE, max(0.5, 1.0 / sum(squares)))
+    while len(drawn) < min(num_draws, len(sizes)):
+        left = [index for index in range(len(sizes)) if index not in drawn]
+        weights = [squares[index] for index in left] if by_size else [1.0] * len(left)
+        drawn += chance.choices(left, weights if any(weights) else None)
+        by_size = not by_size
+    return drawn

@@ -1,0 +1,86 @@
+"""What follows from the committed slices of one leaf: the arithmetic of an audit, and of evidence.
+
+Pure: equal arguments give equal bytes on every machine, so that an auditor, and anyone who was not there, gets what an
+honest owner has got.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from swarm_compression import Codec
+from swarm_compression.codec import Data
+from swarm_protocol.errors import PeerViolation, RoundError
+from swarm_protocol.hash_tree import HashTree, leaf_digest
+from swarm_protocol.proof_messages import AuditedSlice
+from swarm_protocol.training_messages import Group
+
+from swarm.training.allreduce.made_part import split_digests
+from swarm.training.allreduce.part_owner import PartReducer
+from swarm.training.allreduce.parts import (
+    ReductionScheme,
+    leaf_at,
+    leaf_pieces,
+    leaf_values,
+    num_leaves,
+    num_values,
+    part_frames,
+    part_leaves,
+)
+
+
+def are_committed(group: Group, leaf: int, slices: Sequence[AuditedSlice]) -> bool:
+    """Return whether `slices` are those of `leaf` to which the group's contributors, in its order, have committed."""
+    total = num_leaves(group.num_values)
+    if len(slices) != len(group.contributors):
+        return False
+    for member, each in zip(group.contributors, slices, strict=True):
+        if member.commitment is None or not is_leaf(member.commitment.root, total, leaf, each.data, each.proof):
+            return False
+    return True
+
+
+def is_leaf(root: bytes, total: int, leaf: int, data: Data, proof: bytes) -> bool:
+    """Return whether `proof` shows that `data` is the leaf with this index in the tree of `total` leaves."""
+    try:
+        return HashTree.proven(total, leaf, [leaf_digest(data)], split_digests(proof)).root == root
+    except ValueError:
+        return False
+
+
+def reduced_leaf(group: Group, scheme: ReductionScheme, leaf: int, slices: Sequence[AuditedSlice]) -> bytes | None:
+    """Return the encoded result of one leaf. None if no honest owner makes one, since a slice cannot be decoded or the
+    result not encoded."""
+    size = num_values(leaf_at(group.num_values, leaf))
+    buffer = bytearray(scheme.codec.encoded_bytes(size))
+    reducer = PartReducer(scheme, group.members, leaf_values(group.num_values))
+    try:
+        reducer.reduce([each.data for each in slices], size, buffer)
+    except (PeerViolation, RoundError):
+        return None
+    return bytes(buffer)
+
+
+def part_leaf(codec: Codec, group: Group, part: int, data: Data, index: int) -> bytes:
+    """Return leaf `index`, counted within the part, of a part's encoded result."""
+    return b"".join(next(islice(_leaf_pieces(codec, group, part, data), index, None)))
+
+
+def hashed_part(codec: Codec, group: Group, part: int, data: Data) -> tuple[HashTree, list[float]]:
+    """Return the hash tree over the leaves of a part's encoded result, and a bound on the magnitude of each leaf's
+    values. Blocks."""
+    digests, magnitudes = list[bytes](), list[float]()
+    for index, pieces in zip(part_leaves(group, part), _leaf_pieces(codec, group, part, data), strict=True):
+        leaf = b"".join(pieces)
+        digests.append(leaf_digest(leaf))
+        magnitudes.append(codec.check(leaf, num_values(leaf_at(group.num_values, index))))
+    return HashTree.of(digests), magnitudes
+
+
+def _leaf_pieces(codec: Codec, group: Group, part: int, data: Data) -> Iterator[tuple[memoryview, ...]]:
+    view, at, leaf = memoryview(data), 0, leaf_values(group.num_values)
+    for frame in part_frames(group, part):
+        stop = at + codec.encoded_bytes(num_values(frame))
+        yield from leaf_pieces(codec, view[at:stop], num_values(frame), leaf)
+        at = stop

@@ -1,0 +1,132 @@
+"""The slices from which a member has made a part: it checks them, signs what it made, and shows them to auditors.
+
+A member commits to its encoded pseudo-gradient before there is a group (`committed_tree`). Whoever sends slices sends
+the digests of their leaves first (`read_leaves`), so that each owner knows what belongs under the committed root. An
+owner keeps the slices, a byte a value of its part for each member in int8, until the step is over. Before it signs, it
+checks them all: an honest owner never vouches for what a sender did not commit to.
+
+Functions here block. Shapes: N values of the vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from swarm_compression import Codec
+from swarm_compression.codec import Data
+from swarm_protocol import limits
+from swarm_protocol.errors import PeerViolation, RoundError
+from swarm_protocol.hash_tree import HashTree, leaf_digest
+from swarm_protocol.proof_messages import AuditedSlice
+from swarm_protocol.training_messages import Contribution, Group, ReduceOpening
+
+from swarm.training.allreduce.parts import (
+    PartResult,
+    frames_of,
+    leaf_at,
+    leaf_pieces,
+    leaf_values,
+    num_leaves,
+    num_values,
+    part_leaves,
+)
+
+_DIGEST_BYTES = limits.DIGEST_BYTES
+
+
+def committed_tree(encode: Callable[[slice], Data], codec: Codec, total_values: int) -> HashTree:
+    """Return the hash tree over the leaves of a vector of `total_values`, of which `encode` encodes a frame."""
+    leaf = leaf_values(total_values)
+    frames = frames_of(total_values, leaf=leaf)
+    return HashTree.of(_leaf_digests(codec, leaf, ((encode(frame), num_values(frame)) for frame in frames)))
+
+
+def leaves_opening(tree: HashTree | None, opening: ReduceOpening, group: Group) -> ReduceOpening:
+    """Return `opening` with the digests of the part's leaves of this member's `tree`; without a tree, as it is."""
+    if tree is None:
+        return opening
+    leaves = part_leaves(group, opening.part)
+    return ReduceOpening(
+        kind=opening.kind,
+        part=opening.part,
+        frame=opening.frame,
+        leaves=b"".join(tree.leaves(leaves.start, leaves.stop)),
+        proof=b"".join(tree.proof(leaves.start, leaves.stop)),
+    )
+
+
+def read_leaves(opening: ReduceOpening, member: Contribution, group: Group) -> HashTree:
+    """Return the digests of `member`'s slice of a part that `opening` shows. Raises PeerViolation unless they are under
+    the root that it has committed to."""
+    leaves = part_leaves(group, opening.part)
+    try:
+        digests, proof = split_digests(opening.leaves), split_digests(opening.proof)
+        tree = HashTree.proven(num_leaves(group.num_values), leaves.start, digests, proof)
+    except ValueError as error:
+        raise PeerViolation(f"it shows no proof of its slice: {error}", peer_id=member.peer_id) from error
+    if len(digests) != len(leaves) or member.commitment is None or tree.root != member.commitment.root:
+        raise PeerViolation("its slice is not the one that it committed to", peer_id=member.peer_id)
+    return tree
+
+
+def split_digests(data: bytes) -> list[bytes]:
+    """Return the digests that `data` joins. Raises ValueError."""
+    if len(data) % _DIGEST_BYTES:
+        raise ValueError("digests of a wrong size")
+    return [data[at : at + _DIGEST_BYTES] for at in range(0, len(data), _DIGEST_BYTES)]
+
+
+class MadePart:
+    """The slices of `part` of all contributors, as they came. One task owns it until the part is complete."""
+
+    def __init__(self, group: Group, part: PartResult, codec: Codec) -> None:
+        self._group = group
+        self._part = part
+        self._codec = codec
+        self._leaf = leaf_values(group.num_values)
+        self._trees: dict[str, HashTree] = {}
+        self._slices: dict[str, list[bytes]] = {member.peer_id: [] for member in group.contributors}
+
+    def commit(self, peer: str, tree: HashTree) -> None:
+        """Record which leaves `peer`'s slices must have."""
+        self._trees[peer] = tree
+
+    def keep(self, peer: str, data: bytes) -> None:
+        """Keep the next frame of `peer`'s slices."""
+        self._slices[peer].append(data)
+
+    def drop(self) -> None:
+        self._slices.clear()
+
+    def check(self) -> None:
+        """Raises PeerViolation, which names a member whose slices are not those that it committed to."""
+        leaves = part_leaves(self._group, self._part.index)
+        for peer, frames in self._slices.items():
+            sizes = zip(frames, map(num_values, self._part.frames), strict=True)
+            digests = _leaf_digests(self._codec, self._leaf, sizes)
+            if peer not in self._trees or digests != self._trees[peer].leaves(leaves.start, leaves.stop):
+                raise PeerViolation("it sent other slices than it committed to", peer_id=peer)
+
+    def slices_of(self, leaf: int) -> list[AuditedSlice]:
+        """Return all contributors' slices of one leaf of the part, with their proofs. Raises RoundError after
+        `drop`."""
+        place, frames = leaf_at(self._group.num_values, leaf), self._part.frames
+        index = next(index for index, frame in enumerate(frames) if frame.start <= place.start < frame.stop)
+        frame, found = frames[index], []
+        for member in self._group.contributors:
+            if not self._slices:
+                raise RoundError("the step is over")
+            pieces = self._codec.pieces(
+                self._slices[member.peer_id][index],
+                num_values(frame),
+                place.start - frame.start,
+                place.stop - frame.start,
+            )
+            proof = b"".join(self._trees[member.peer_id].proof(leaf, leaf + 1))
+            found.append(AuditedSlice(data=b"".join(pieces), proof=proof))
+        return found
+
+
+def _leaf_digests(codec: Codec, leaf: int, frames: Iterable[tuple[Data, int]]) -> list[bytes]:
+    """Return the digests of the leaves of encoded frames, each with the number of its values."""
+    return [leaf_digest(*pieces) for data, count in frames for pieces in leaf_pieces(codec, data, count, leaf)]

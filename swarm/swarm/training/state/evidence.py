@@ -1,0 +1,95 @@
+"""What convicts a member of a run: a pure check that anyone can make who has the run's file and the evidence.
+
+Evidence shows one of two lies. An owner (or the backup that stood in for it) signed a result of which a leaf does not
+follow from the slices to which the group's contributors had committed; or it signed two results of one part. Everything
+else that a member does wrong, such as to send nothing or nonsense, leaves no proof, and convicts nobody.
+
+No honest member can be convicted. It signs a statement only for a group that it accepted, by the digest of that very
+group, and only after it has compared all slices with the committed roots; of these it computes the same bytes as
+whoever checks. This is void if two machines compute different bytes from equal slices: the aggregators and codecs are
+tested for that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm_compression import get_codec
+from swarm_protocol.errors import PeerViolation
+from swarm_protocol.proof_messages import Evidence, PartStatement
+from swarm_protocol.training_messages import SignedGroup
+
+from swarm.training.allreduce.leaf_checks import are_committed, is_leaf, reduced_leaf
+from swarm.training.allreduce.parts import MIN_MEMBERS_FOR_BACKUP, ReductionScheme, backup_of, part_leaves
+from swarm.training.run.run_config import RunConfig
+from swarm.training.state.certificate import RunSignatures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What evidence proves: `peer_id` lied at `step`. `reason` says how, in words."""
+
+    peer_id: str
+    step: int
+    reason: str
+
+
+def check(evidence: Evidence, signatures: RunSignatures, config: RunConfig, now: float) -> Verdict:
+    """Return what `evidence` proves. `signatures` and `config` are of the run; nothing is signed here. Blocks for about
+    a millisecond a member.
+
+    Raises PeerViolation or IntegrityError if it proves nothing: it is malformed, of another run or network, not signed,
+    or consistent with an honest member.
+    """
+    signed = signatures.read_group(evidence.group, now)
+    signer, statement = signatures.read_part(evidence.statement, now)
+    _check_maker(signed, signer, statement)
+    if evidence.other_statement:
+        return _check_other(evidence, signer, statement, signatures, now)
+    signatures.check_commitments(signed)
+    group, leaves = signed.group, part_leaves(signed.group, statement.part)
+    if evidence.leaf not in leaves:
+        raise PeerViolation("evidence is of a leaf outside the part")
+    if not is_leaf(
+        statement.result_root,
+        len(leaves),
+        evidence.leaf - leaves.start,
+        evidence.result,
+        evidence.result_proof,
+    ):
+        raise PeerViolation("evidence has a result that its owner did not sign")
+    if not are_committed(group, evidence.leaf, evidence.slices):
+        raise PeerViolation("evidence has slices that nobody committed to")
+    codec, aggregator = get_codec(config.codec), config.aggregator_for(len(group.contributors))
+    scheme = ReductionScheme(codec=codec, aggregator=aggregator)
+    if reduced_leaf(group, scheme, evidence.leaf, evidence.slices) == evidence.result:
+        raise PeerViolation("evidence shows a result that is right")
+    reason = f"it signed a wrong result of part {statement.part} of outer step {group.step}"
+    return Verdict(peer_id=signer, step=group.step, reason=reason)
+
+
+def _check_maker(signed: SignedGroup, signer: str, statement: PartStatement) -> None:
+    """Raises PeerViolation unless `signer` may state what it has made of that part of the group."""
+    group = signed.group
+    is_of_group = (statement.step, statement.attempt) == (group.step, group.attempt)
+    if statement.group_digest != signed.digest or not is_of_group or not group.part_values:
+        raise PeerViolation("evidence has a statement about another group")
+    num_members = len(group.members)
+    if statement.part >= num_members or not group.part_values[statement.part]:
+        raise PeerViolation("evidence has a statement about no part")
+    makers = {group.peer_ids[statement.part]}
+    if num_members >= MIN_MEMBERS_FOR_BACKUP:
+        makers.add(group.peer_ids[backup_of(statement.part, num_members)])
+    if signer not in makers:
+        raise PeerViolation("evidence has a statement of a member that does not make the part")
+
+
+def _check_other(
+    evidence: Evidence, signer: str, statement: PartStatement, signatures: RunSignatures, now: float
+) -> Verdict:
+    other_signer, other = signatures.read_part(evidence.other_statement, now)
+    is_same = (other_signer, other.group_digest, other.part) == (signer, statement.group_digest, statement.part)
+    if not is_same or other.result_root == statement.result_root:
+        raise PeerViolation("evidence has two statements that do not contradict each other")
+    reason = f"it signed two results of part {statement.part} of outer step {statement.step}"
+    return Verdict(peer_id=signer, step=statement.step, reason=reason)

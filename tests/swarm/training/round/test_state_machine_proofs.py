@@ -1,0 +1,125 @@
+"""What the round machine does with evidence, and with a result that nobody shows how they made."""
+
+from __future__ import annotations
+
+import pytest
+from support.round_scripts import (
+    COORDINATOR,
+    FIRST,
+    ME,
+    OFFER,
+    OTHERS,
+    OUTCOME,
+    Script,
+    contribution,
+    outcome,
+    ready,
+    setup,
+    signed,
+    voted,
+)
+from swarm.training.round import state_machine as machine
+from swarm.training.round.round_events import (
+    Action,
+    Announce,
+    Ask,
+    Convicted,
+    GiveUp,
+    Grouped,
+    Offered,
+    Recover,
+    Reduce,
+    ReduceFailed,
+    Reply,
+    Reported,
+    ShowEvidence,
+    Sign,
+    Tick,
+)
+from swarm.training.round.round_state import RoundSetup, RoundState
+
+LIAR, HONEST = OTHERS
+PROOF = Convicted(peer=LIAR, reason="it signed a wrong result")
+UNAUDITED = ReduceFailed(attempt=0, reason="does not show", unreachable=(LIAR,), unaudited=True)
+
+
+def run(script: Script, start: RoundSetup | None = None) -> tuple[RoundState, list[Action]]:
+    state, actions = machine.begin(start or setup(), accused={}), list[Action]()
+    for now, event in script:
+        state, actions = machine.step(state, event, now)
+    return state, actions
+
+
+def test_evidence_against_a_member_of_the_group_ends_the_attempt_and_names_it() -> None:
+    state, actions = run([(0.0, OFFER), (1.0, Grouped(signed=FIRST)), (2.0, PROOF)])
+    assert [type(each) for each in actions][:3] == [ShowEvidence, Announce, GiveUp]
+    assert state.attempt == 1
+    assert state.faults.convicted == {LIAR}
+    assert state.faults.accused[LIAR] == "it signed a wrong result"
+
+
+def test_liar_that_votes_for_its_lie_gets_no_vote_of_who_has_the_evidence() -> None:
+    lie = outcome(FIRST, b"l")
+    script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST)), (1.5, voted(LIAR, FIRST, lie)), (2.0, PROOF)]
+    state, actions = run(script)
+    assert not any(isinstance(each, Recover) for each in actions)
+    state, actions = machine.step(state, voted(LIAR, signed(attempt=1), lie), 2.5)
+    assert LIAR not in state.voting.votes
+
+
+def test_group_with_a_convicted_member_is_refused_and_its_members_are_shown_the_evidence() -> None:
+    state, actions = run([(0.0, OFFER), (0.5, PROOF), (1.0, Grouped(signed=FIRST))])
+    (show,) = [each for each in actions if isinstance(each, ShowEvidence)]
+    assert set(show.peers) == {COORDINATOR, ME, HONEST}
+    assert not any(isinstance(each, Reduce) for each in actions)
+    assert COORDINATOR not in state.faults.peers, "it may not have the evidence"
+
+
+def test_convicted_member_is_told_so_waited_for_by_nobody_and_in_no_group() -> None:
+    script: Script = [(0.0, PROOF), (0.1, Offered(contribution=contribution(COORDINATOR)))]
+    script += [(0.2, Reported(peer=LIAR, ready=ready()))]
+    state, actions = run(script, setup(COORDINATOR))
+    (told,) = [each for each in actions if isinstance(each, Reply)]
+    assert (told.peer, told.reply.kind) == (LIAR, "left_out")
+    assert "evidence" in told.reply.reason
+    state, _ = machine.step(state, Reported(peer=ME, ready=ready()), 0.3)
+    state, actions = machine.step(state, Reported(peer=HONEST, ready=ready()), 0.4)
+    (sign,) = [each for each in actions if isinstance(each, Sign)]
+    assert LIAR not in sign.group.peer_ids
+
+
+def test_convicted_coordinator_is_asked_no_more() -> None:
+    state, actions = run([(0.0, OFFER), (1.0, Convicted(peer=COORDINATOR, reason="a lie"))])
+    assert any(isinstance(each, GiveUp) for each in actions)
+    state, actions = machine.step(state, Tick(), 2.0)
+    assert [each.peer for each in actions if isinstance(each, Ask)] != [COORDINATOR]
+    assert state.coordinator != COORDINATOR
+
+
+def test_conviction_outlives_the_step() -> None:
+    state = machine.begin(setup(), accused={}, convicted=frozenset({LIAR}))
+    assert LIAR in state.faults.peers
+    assert machine.step(state, PROOF, 1.0) == (state, [])
+
+
+@pytest.mark.parametrize(("voters", "goes_on"), [((), False), ((LIAR,), False), ((LIAR, HONEST), True)])
+def test_part_that_is_not_audited_gets_a_vote_only_if_more_than_a_third_have_voted(
+    voters: tuple[str, ...], goes_on: bool
+) -> None:
+    script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
+    script += [(1.5, voted(peer, FIRST, OUTCOME)) for peer in voters]
+    _, actions = run([*script, (2.0, UNAUDITED)])
+    recovers = [each for each in actions if isinstance(each, Recover)]
+    assert bool(recovers) == goes_on
+    assert all(each.is_vouched for each in recovers)
+    assert any(isinstance(each, Announce) for each in actions) != goes_on
+
+
+def test_members_word_against_another_leaves_nobody_out_of_the_first_attempt() -> None:
+    """A tie goes against neither side: evidence convicts, and a word does not."""
+    script: Script = [(0.0, Offered(contribution=contribution(COORDINATOR)))]
+    script += [(0.1, Reported(peer=LIAR, ready=ready(accused=(HONEST,))))]
+    script += [(0.2, Reported(peer=HONEST, ready=ready())), (0.3, Reported(peer=ME, ready=ready()))]
+    _, actions = run(script, setup(COORDINATOR))
+    (sign,) = [each for each in actions if isinstance(each, Sign)]
+    assert HONEST in sign.group.peer_ids

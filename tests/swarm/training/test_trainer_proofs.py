@@ -1,0 +1,311 @@
+"""Members that lie about what they reduced: they are convicted by evidence, their lie is never applied, and no honest
+member is ever convicted."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from support.faults import Fault, FaultScript
+from support.training_swarm import (
+    Member,
+    Swarm,
+    SyntheticInner,
+    assert_equal_steps,
+    config,
+    identity_of,
+)
+from swarm.network.interface import Stream
+from swarm.network.memory.memory_link import LinkModel
+from swarm.testing import virtual_time
+from swarm.training.allreduce.audit import Auditing
+from swarm.training.allreduce.butterfly import Butterfly
+from swarm.training.allreduce.leaf_checks import hashed_part
+from swarm.training.allreduce.made_part import MadePart
+from swarm.training.allreduce.part_owner import PartOwner
+from swarm.training.allreduce.parts import ReductionScheme
+from swarm.training.member.round_driver import RoundDriver
+from swarm.training.member.run_member import RunMember
+from swarm.training.member.trainer_events import MemberConvicted, OuterStep, RoundAborted
+from swarm.training.state.certificate import RunSignatures
+from swarm.training.state.evidence import check
+from swarm.training.state.state_sync import RunContext
+from swarm.trust.aggregators import AggregationDecision, Aggregator, Survey
+from swarm.trust.kernels import Doubles
+from swarm_compression import get_codec
+from swarm_protocol.identity import Identity
+from swarm_protocol.proof_messages import Evidence, PartStatement
+from swarm_protocol.training_messages import Group
+
+NUM_STEPS = 4
+NUM_VALUES = 6000
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, logger="swarm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dishonest(Aggregator):
+    """Decides as `honest` does, and then changes the decision."""
+
+    honest: Any
+    change: Callable[[AggregationDecision], AggregationDecision]
+
+    def __post_init__(self) -> None:
+        pass
+
+    @property
+    def survey(self) -> Survey:  # type: ignore[override]
+        return self.honest.survey  # type: ignore[no-any-return]
+
+    def decide(self, weights: Any, survey: Doubles, /) -> AggregationDecision:
+        return self.change(self.honest.decide(weights, survey))
+
+
+def times_minus_ten(decision: AggregationDecision) -> AggregationDecision:
+    return replace(
+        decision, coefficients=tuple(-10 * each for each in decision.coefficients), centre=-10 * decision.centre
+    )
+
+
+def without_the_first(decision: AggregationDecision) -> AggregationDecision:
+    return replace(decision, coefficients=(0.0, *decision.coefficients[1:]))
+
+
+def owner_that(change: Callable[[AggregationDecision], AggregationDecision]) -> type[RunMember]:
+    """Return a member that changes what it makes of its part. As an auditor it finds all others wrong."""
+
+    class Liar(RunMember):
+        async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
+            scheme = driver._reductions._scheme
+
+            def dishonest(group: Group) -> ReductionScheme:
+                honest = scheme(group)
+                return replace(honest, aggregator=Dishonest(honest=honest.aggregator, change=change))
+
+            driver._reductions._scheme = dishonest  # type: ignore[method-assign]
+            return await super()._drive(driver, context)
+
+    return Liar
+
+
+def assert_convicted(members: list[Member], liar: Member) -> None:
+    """Assert that each of the honest `members` has convicted the liar and nobody else, by evidence that anyone can
+    check, that they have one state, and that it is near the target as it is without a liar."""
+    assert_equal_steps(members, NUM_STEPS)
+    for member in members:
+        (event,) = member.of(MemberConvicted)
+        assert event.peer_id == liar.peer_id
+        assert event.step <= 3
+        convictions, run = member.trainer._convictions, member.trainer._run
+        assert convictions is not None
+        outsider = RunSignatures(identity=Identity(b"o" * 32), network_id="test", run=run.run_id)
+        evidence = Evidence.from_bytes(convictions._evidence[liar.peer_id])
+        verdict = check(evidence, outsider, run.config, member.network.now())
+        assert verdict.peer_id == liar.peer_id
+        last = member.of(OuterStep)[-1]
+        assert liar.peer_id not in last.group
+        assert len(last.group) == len(members)
+        state = member.trainer.state
+        assert state is not None
+        assert (state.theta_N - member.inner.target_N).norm() < 0.8 * member.inner.target_N.norm()
+
+
+async def run_with(kind: type[RunMember], *, aggregator: str) -> tuple[list[Member], Member]:
+    """Run four honest members with a liar of this kind."""
+    async with Swarm(config(min_group=3, outer_steps=NUM_STEPS, aggregator=aggregator)) as swarm:
+        names = [f"m{index}" for index in range(4)]
+        for name in names:
+            await swarm.join(name, inner=SyntheticInner(num_values=NUM_VALUES))
+        liar = await swarm.join("liar", kind=kind, inner=SyntheticInner(num_values=NUM_VALUES))
+        return await swarm.finish(*names), liar
+
+
+@pytest.mark.parametrize("aggregator", ["mean", "centered_clip", "median", "multi_krum"])
+def test_owner_that_multiplies_its_part_by_minus_ten_is_convicted_and_its_part_never_applied(aggregator: str) -> None:
+    async def main() -> None:
+        members, liar = await run_with(owner_that(times_minus_ten), aggregator=aggregator)
+        assert_convicted(members, liar)
+        for member in members:
+            assert all(liar.peer_id not in event.group for event in member.of(OuterStep))
+
+    virtual_time.run(main())
+
+
+def test_owner_that_drops_a_members_slice_is_convicted() -> None:
+    async def main() -> None:
+        members, liar = await run_with(owner_that(without_the_first), aggregator="mean")
+        assert_convicted(members, liar)
+
+    virtual_time.run(main())
+
+
+PEER = contextvars.ContextVar("PEER", default="")
+
+
+def test_owner_that_gives_and_signs_different_results_is_convicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec, accept, answer_for = get_codec("int8"), Butterfly.accept, Auditing._answer_for
+    liars: set[str] = set()
+
+    def lie(part: Any) -> bytes:
+        (frame,) = part.frames
+        return codec.encode(-10 * codec.decode(part.data, frame.stop - frame.start))
+
+    def is_victim(butterfly: Any, peer: str) -> bool:
+        others = [each for each in butterfly.group.peer_ids if each not in liars]
+        return butterfly.me in liars and peer == others[0]
+
+    async def accept_knowing(self: Butterfly, peer: str, stream: Stream) -> None:
+        PEER.set(peer)
+        await accept(self, peer, stream)
+
+    async def deliver(self: PartOwner, peer: str) -> None:
+        stream = await self._accepted_from(peer)
+        await self._part.reached(len(self._part.frames))
+        data = lie(self._part) if is_victim(self._streams, peer) else self._part.data
+        await self._streams.send(stream, data)
+        await stream.finish()
+
+    async def answer_as_given(self: Auditing, part: int) -> tuple[MadePart, bytes]:
+        made, statement = await answer_for(self, part)
+        if not is_victim(self._streams, PEER.get()):
+            return made, statement
+        tree, _ = hashed_part(codec, self._group, part, lie(self._butterfly._parts[part]))
+        _, honest = self._statements.read_part(statement)
+        return made, self._statements.sign_part(replace(honest, result_root=tree.root))
+
+    async def main() -> None:
+        monkeypatch.setattr(Butterfly, "accept", accept_knowing)
+        monkeypatch.setattr(PartOwner, "_deliver", deliver)
+        monkeypatch.setattr(Auditing, "_answer_for", answer_as_given)
+        liars.add(identity_of("liar").peer_id)
+        members, liar = await run_with(RunMember, aggregator="mean")
+        assert_convicted(members, liar)
+
+    virtual_time.run(main())
+
+
+def test_member_that_sends_other_slices_than_it_committed_to_is_named_and_left_out() -> None:
+    """Nothing that it signed contradicts itself, so there is no evidence; owners refuse the slices."""
+
+    class Liar(RunMember):
+        async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
+            reduce = driver._reductions.reduce
+
+            async def reduce_other(signed: Any, offer: Any) -> None:
+                await reduce(signed, replace(offer, delta_F=-10 * offer.delta_F) if offer and offer.tree else offer)
+
+            driver._reductions.reduce = reduce_other  # type: ignore[method-assign]
+            return await super()._drive(driver, context)
+
+    async def main() -> None:
+        members, liar = await run_with(Liar, aggregator="mean")
+        assert_equal_steps(members, NUM_STEPS)
+        for member in members:
+            assert not member.of(MemberConvicted)
+            assert all(liar.peer_id not in event.group for event in member.of(OuterStep))
+        reasons = [event.reason for member in members for event in member.of(RoundAborted)]
+        assert any(liar.peer_id[-6:] in reason and "committed to" in reason for reason in reasons), reasons
+
+    virtual_time.run(main())
+
+
+def test_owner_that_answers_no_audit_gets_no_vote_and_is_left_out() -> None:
+    class Silent(owner_that(times_minus_ten)):  # type: ignore[misc]
+        async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
+            accept = driver._reductions.accept
+
+            async def refuse_audits(peer: str, signed: Any, stream: Stream) -> None:
+                await accept(peer, signed, _WithoutAudits(stream))  # type: ignore[arg-type]
+
+            driver._reductions.accept = refuse_audits  # type: ignore[method-assign]
+            return await super()._drive(driver, context)  # type: ignore[no-any-return]
+
+    async def main() -> None:
+        members, liar = await run_with(Silent, aggregator="mean")
+        assert_equal_steps(members, NUM_STEPS)
+        for member in members:
+            assert not member.of(MemberConvicted)
+            assert all(liar.peer_id not in event.group for event in member.of(OuterStep))
+
+    virtual_time.run(main())
+
+
+class _WithoutAudits:
+    """Implements `interface.Stream` over `stream`, and fails if it is opened for an audit."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    async def receive(self) -> bytes:
+        message = await self._stream.receive()
+        if b"audit" in message[:16]:
+            raise RuntimeError("no")
+        return message
+
+    async def send(self, message: bytes) -> None:
+        await self._stream.send(message)
+
+    async def finish(self) -> None:
+        await self._stream.finish()
+
+
+def test_false_evidence_convicts_nobody_and_its_sender_is_not_listened_to_again() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=3, outer_steps=NUM_STEPS)) as swarm:
+            for index in range(3):
+                await swarm.join(f"m{index}", inner=SyntheticInner(num_values=NUM_VALUES))
+            members = await swarm.finish()
+            first, second = members[0], members[1]
+            convictions = first.trainer._convictions
+            assert convictions is not None
+            signatures = RunSignatures(identity=Identity(b"o" * 32), network_id="test", run=first.trainer._run.run_id)
+            statement = signatures.sign_part(
+                PartStatement(
+                    run=signatures.run, step=1, attempt=0, group_digest=bytes(32), part=0, result_root=bytes(32)
+                ),
+                first.network.now(),
+            )
+            false = Evidence(group=b"group", statement=statement, other_statement=statement).to_bytes()
+            for reason in ("malformed", "proved nothing before"):
+                with pytest.raises(Exception, match=reason):
+                    await convictions.take(false, second.peer_id)
+            assert not convictions.peers
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_honest_member_is_convicted_on_lossy_links_with_a_liar_and_a_member_that_dies(seed: int) -> None:
+    phases = ("round.ready", "round.slice", "round.reduced", "round.deliver", "round.proposed", "round.vote")
+    link = LinkModel(latency_s=0.02, jitter_s=0.05, loss=0.02)
+
+    async def main() -> None:
+        swarm = Swarm(config(min_group=3, outer_steps=NUM_STEPS), link=link, seed=seed)
+        script = FaultScript([Fault(who="m4", phase=phases[seed], what="kill", nth=2)], kill=swarm.kill)
+        swarm.script = script
+        async with swarm:
+            names = [f"m{index}" for index in range(4)]
+            for name in (*names, "m4"):
+                await swarm.join(name, inner=SyntheticInner(num_values=NUM_VALUES))
+            liar = await swarm.join(
+                "liar", kind=owner_that(times_minus_ten), inner=SyntheticInner(num_values=NUM_VALUES)
+            )
+            members = await swarm.finish(*names)
+            assert_equal_steps(members, NUM_STEPS)
+            for member in members:
+                assert {event.peer_id for event in member.of(MemberConvicted)} <= {liar.peer_id}
+            assert any(member.of(MemberConvicted) for member in members)
+            state = members[0].trainer.state
+            assert state is not None
+            assert torch.isfinite(state.theta_N).all()
+            assert (state.theta_N - members[0].inner.target_N).norm() < members[0].inner.target_N.norm()
+
+    virtual_time.run(main())

@@ -408,6 +408,7 @@ class Libp2pNetwork:
             find_nearby=partial(discovery.first, timeout_s=NEARBY_S) if discovery else None,
             may_be_first=self._options.may_be_first,
         )
+        await self._host.look()  # where these peers are tells which addresses of others are worth a dial
         tasks.create_task(self._watch.run())
         tasks.create_task(self._reservations.run())
         await asyncio.gather(self._reservations.wait_answered(entry.peer_ids), self._paths.own.observe())

@@ -36,7 +36,9 @@ class DialPolicy:
         """`own`: this node's interface addresses; `given`: addresses that its operator named; `met`: where the peers
         are that are connected now; `connected`: those that are connected without a relay, by peer id."""
         direct = [addr for addr in (*own, *met) if not is_relayed(addr)]
-        self._takes_loopback = any(map(is_loopback, (*given, *met))) or all(map(is_loopback, direct))
+        # of a node that listens nowhere and is connected to nobody, nothing shows that its network is this machine
+        is_here_alone = bool(direct) and all(map(is_loopback, (*direct, *given)))
+        self._takes_loopback = is_here_alone or any(map(is_loopback, (*given, *met)))
         self._takes_private = any(kind_of(ip) == "private" for ip in _ips(given))
         self._subnets = {local_network_of(ip) for ip in _ips(direct)}
         self._connected = connected

@@ -59,9 +59,8 @@ class AuditedSlice(wire.WireMessage):
 class Evidence(wire.WireMessage):
     """What convicts the signer of `statement`, in the signed `group`.
 
-    Either it signed `other_statement` about the same part, too, with another result; or its `result` of `leaf`, which
-    `result_proof` shows to be under the stated root, is not what follows from the contributors' `slices`, in the order
-    of the group.
+    Its `result` of `leaf`, which `result_proof` shows to be under the stated root, is not what follows from the
+    contributors' `slices`, in the order of the group.
     """
 
     PROTO = proofs_pb2.Evidence
@@ -69,12 +68,7 @@ class Evidence(wire.WireMessage):
 
     group: bytes
     statement: bytes
-    other_statement: bytes = b""
-    leaf: Leaf = 0
-    result: bytes = b""
-    result_proof: bytes = b""
-    slices: Annotated[tuple[AuditedSlice, ...], up_to(limits.MAX_GROUP_MEMBERS)] = ()
-
-    def __post_init__(self) -> None:
-        if bool(self.other_statement) == bool(self.slices):
-            raise ValueError("it holds neither another statement nor slices, or both")
+    leaf: Leaf
+    result: bytes
+    result_proof: bytes
+    slices: Annotated[tuple[AuditedSlice, ...], up_to(limits.MAX_GROUP_MEMBERS)]

@@ -18,5 +18,4 @@ EXAMPLES: tuple[object, ...] = (
         result_proof=DIGEST,
         slices=(AuditedSlice(data=b"encoded slice", proof=DIGEST), AuditedSlice(data=b"another")),
     ),
-    Evidence(group=b"signed group", statement=b"signed statement", other_statement=b"another"),
 )

@@ -37,19 +37,17 @@ class AuditedSlice(_message.Message):
     def __init__(self, data: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class Evidence(_message.Message):
-    __slots__ = ("group", "statement", "other_statement", "leaf", "result", "result_proof", "slices")
+    __slots__ = ("group", "statement", "leaf", "result", "result_proof", "slices")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     STATEMENT_FIELD_NUMBER: _ClassVar[int]
-    OTHER_STATEMENT_FIELD_NUMBER: _ClassVar[int]
     LEAF_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     RESULT_PROOF_FIELD_NUMBER: _ClassVar[int]
     SLICES_FIELD_NUMBER: _ClassVar[int]
     group: bytes
     statement: bytes
-    other_statement: bytes
     leaf: int
     result: bytes
     result_proof: bytes
     slices: _containers.RepeatedCompositeFieldContainer[AuditedSlice]
-    def __init__(self, group: _Optional[bytes] = ..., statement: _Optional[bytes] = ..., other_statement: _Optional[bytes] = ..., leaf: _Optional[int] = ..., result: _Optional[bytes] = ..., result_proof: _Optional[bytes] = ..., slices: _Optional[_Iterable[_Union[AuditedSlice, _Mapping]]] = ...) -> None: ...
+    def __init__(self, group: _Optional[bytes] = ..., statement: _Optional[bytes] = ..., leaf: _Optional[int] = ..., result: _Optional[bytes] = ..., result_proof: _Optional[bytes] = ..., slices: _Optional[_Iterable[_Union[AuditedSlice, _Mapping]]] = ...) -> None: ...

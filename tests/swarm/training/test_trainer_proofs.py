@@ -273,7 +273,9 @@ def test_false_evidence_convicts_nobody_and_its_sender_is_not_listened_to_again(
                 ),
                 first.network.now(),
             )
-            false = Evidence(group=b"group", statement=statement, other_statement=statement).to_bytes()
+            false = Evidence(
+                group=b"group", statement=statement, leaf=0, result=b"", result_proof=b"", slices=()
+            ).to_bytes()
             for reason in ("malformed", "proved nothing before"):
                 with pytest.raises(Exception, match=reason):
                     await convictions.take(false, second.peer_id)
@@ -282,9 +284,9 @@ def test_false_evidence_convicts_nobody_and_its_sender_is_not_listened_to_again(
     virtual_time.run(main())
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_no_honest_member_is_convicted_on_lossy_links_with_a_liar_and_a_member_that_dies(seed: int) -> None:
-    phases = ("round.ready", "round.slice", "round.reduced", "round.deliver", "round.proposed", "round.vote")
+    phases = ("round.slice", "round.reduced", "round.deliver", "round.proposed")
     link = LinkModel(latency_s=0.02, jitter_s=0.05, loss=0.02)
 
     async def main() -> None:

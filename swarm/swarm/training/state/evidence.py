@@ -1,8 +1,8 @@
 """What convicts a member of a run: a pure check that anyone can make who has the run's file and the evidence.
 
-Evidence shows one of two lies. An owner (or the backup that stood in for it) signed a result of which a leaf does not
-follow from the slices to which the group's contributors had committed; or it signed two results of one part. Everything
-else that a member does wrong, such as to send nothing or nonsense, leaves no proof, and convicts nobody.
+Evidence shows one lie: an owner (or the backup that stood in for it) signed a result of which a leaf does not follow
+from the slices to which the group's contributors had committed. Who signs two results of a part has signed a wrong one.
+Everything else that a member does wrong, such as to send nothing or nonsense, leaves no proof, and convicts nobody.
 
 No honest member can be convicted. It signs a statement only for a group that it accepted, by the digest of that very
 group, and only after it has compared all slices with the committed roots; of these it computes the same bytes as
@@ -44,8 +44,6 @@ def check(evidence: Evidence, signatures: RunSignatures, config: RunConfig, now:
     signed = signatures.read_group(evidence.group, now)
     signer, statement = signatures.read_part(evidence.statement, now)
     _check_maker(signed, signer, statement)
-    if evidence.other_statement:
-        return _check_other(evidence, signer, statement, signatures, now)
     signatures.check_commitments(signed)
     group, leaves = signed.group, part_leaves(signed.group, statement.part)
     if evidence.leaf not in leaves:
@@ -82,14 +80,3 @@ def _check_maker(signed: SignedGroup, signer: str, statement: PartStatement) -> 
         makers.add(group.peer_ids[backup_of(statement.part, num_members)])
     if signer not in makers:
         raise PeerViolation("evidence has a statement of a member that does not make the part")
-
-
-def _check_other(
-    evidence: Evidence, signer: str, statement: PartStatement, signatures: RunSignatures, now: float
-) -> Verdict:
-    other_signer, other = signatures.read_part(evidence.other_statement, now)
-    is_same = (other_signer, other.group_digest, other.part) == (signer, statement.group_digest, statement.part)
-    if not is_same or other.result_root == statement.result_root:
-        raise PeerViolation("evidence has two statements that do not contradict each other")
-    reason = f"it signed two results of part {statement.part} of outer step {statement.step}"
-    return Verdict(peer_id=signer, step=statement.step, reason=reason)

@@ -143,16 +143,6 @@ def test_wrong_result_of_the_backup_convicts_the_backup() -> None:
     assert verdict(case.evidence(times_minus_ten(case.result()))).peer_id == IDENTITIES[2].peer_id
 
 
-def test_two_results_of_one_part_convict_their_signer() -> None:
-    case = reduced()
-    right = case.result()
-    two = Evidence(
-        group=case.signed.data, statement=case.statement(right), other_statement=case.statement(times_minus_ten(right))
-    )
-    assert verdict(two).peer_id == IDENTITIES[1].peer_id
-    assert "two results" in verdict(two).reason
-
-
 def test_slice_that_nobody_can_decode_convicts_who_says_that_it_reduced_it() -> None:
     case = reduced()
     first = part_leaves(case.group, 1).start
@@ -216,19 +206,7 @@ FALSE = {
     "a slice with a longer proof": lambda: with_slice(lambda each: replace(each, proof=each.proof + bytes(32))),
     "commitments that the members did not sign": uncommitted,
     "a leaf of another part": lambda: replace(reduced().evidence(WRONG), leaf=0),
-    "two equal statements": lambda: Evidence(
-        group=reduced().signed.data, statement=reduced().statement(RIGHT), other_statement=reduced().statement(RIGHT)
-    ),
-    "statements of two parts": lambda: Evidence(
-        group=reduced().signed.data,
-        statement=reduced().statement(RIGHT),
-        other_statement=reduced().statement(WRONG, part=2),
-    ),
-    "statements of owner and backup": lambda: Evidence(
-        group=reduced().signed.data,
-        statement=reduced().statement(RIGHT),
-        other_statement=replace(reduced(), maker=IDENTITIES[2]).statement(WRONG),
-    ),
+    "no slices": lambda: replace(reduced().evidence(WRONG), slices=()),
     "another run's group": lambda: reduced(run="other").evidence(WRONG),
 }
 

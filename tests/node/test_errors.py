@@ -37,6 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
     (tmp_path / "open.keys").chmod(0o644)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SWARM_HOME", str(tmp_path / "home"))
@@ -85,6 +86,7 @@ WRONG = [
     ((*JOIN, "--network-id", "no good"), "is not a network id"),
     ((*JOIN, "--config", "missing.toml"), "there is no config file missing.toml → check --config"),
     ((*JOIN, "--config", "broken.toml"), "config file broken.toml cannot be read"),
+    ((*JOIN, "--config", "binary.toml"), "config file binary.toml is not a text file"),
     ((*JOIN, "--config", "typo.toml"), "unknown setting 'peeers' in typo.toml → did you mean peers?"),
     (("seed", "--home", "/proc/x"), "cannot use the home directory /proc/x"),
     (("gateway", "--peers", PEER, "--port", "99999"), "'99999' is not a whole number from 0 to 65535 → write --port"),
@@ -99,6 +101,7 @@ WRONG = [
         "open-0123456789ab is a run's id → name the run's signed file",
     ),
     (("run", "show", "model"), "model cannot be read: it is a directory → name a run file"),
+    (("run", "show", "binary.toml"), "binary.toml is not a text file → check that it is the right one"),
     (("run", "show", "/dev/null"), "/dev/null cannot be read: it is not a file → name a run file"),
     (("run", "watch", "unsigned.toml"), "no peer is named → give --peers"),
     (("run", "watch", "missing.toml", "--peers", PEER), "missing.toml cannot be read: it does not exist"),
@@ -109,6 +112,7 @@ WRONG = [
         ("models", "check", "notes"),
         "notes is not a Hugging Face model directory: it holds no config.json → give the dir",
     ),
+    (("models", "check", "nodes.toml"), "nodes.toml is not a Hugging Face model directory: it is a file → give"),
     (("plan",), "--model MODEL is missing"),
     (("plan", "--model", "/nowhere", "--nodes", "nodes.toml"), "there is no such directory"),
     (("plan", "--model", "model", "--nodes", "missing.toml"), "missing.toml: it is not a file → give --nodes"),

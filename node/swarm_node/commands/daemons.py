@@ -125,7 +125,8 @@ def check_model(config: Config) -> None:
 def check_model_directory(place: Path, remedy: str) -> None:
     """Raises ConfigError with `remedy` if there is no config.json in `place`."""
     if not (place / "config.json").is_file():
-        found = "it holds no config.json" if place.is_dir() else "there is no such directory"
+        absent = "it is a file" if place.is_file() else "there is no such directory"
+        found = "it holds no config.json" if place.is_dir() else absent
         raise ConfigError(f"{place} is not a Hugging Face model directory: {found}", remedy=remedy)
 
 

@@ -135,7 +135,9 @@ def read_nodes(path: Path, num_blocks: int) -> list[PlannedNode]:
         table = tomllib.loads(data.decode("utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", remedy="check --nodes") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not a text file", remedy="check --nodes") from error
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}", remedy=f"write {_SHORTEST}") from error
     _refuse_unknown(table, ("nodes",), str(path))
     entries = table.get("nodes")

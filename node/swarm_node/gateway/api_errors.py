@@ -82,6 +82,9 @@ def _from_validation(error: RequestValidationError) -> HttpError:
         case "extra_forbidden":
             name = clean(".".join([*_path(first["loc"][:-1]), str(first["loc"][-1])]), MAX_PATH_CHARS)
             return HttpError(400, f"unknown parameter '{name}': leave it out", code="unknown_parameter", param=name)
+        case "model_attributes_type":
+            what = path or "the request body"
+            return HttpError(400, f"{what} is not a JSON object", code="invalid_value", param=path or None)
     return HttpError(400, f"{path or 'body'}: {first['msg']}", code="invalid_value", param=path or None)
 
 

@@ -136,16 +136,29 @@ def _flat(role: str, content: str | list[TextPart], name: str | None) -> dict[st
     return {"role": role, "content": text, **({} if name is None else {"name": name})}
 
 
-def _kind(message: object) -> str:
-    role = message.get("role") if isinstance(message, dict) else None
-    return {"assistant": "AssistantMessage", "tool": "ToolMessage"}.get(str(role), "PromptMessage")
+_TAGS = {
+    "system": "PromptMessage",
+    "developer": "PromptMessage",
+    "user": "PromptMessage",
+    "assistant": "AssistantMessage",
+    "tool": "ToolMessage",
+}
+
+
+def _kind(message: object) -> str | None:
+    """Return the tag of the message's class, or None if its role is none that is known."""
+    if not isinstance(message, dict) or "role" not in message:
+        return "PromptMessage"  # which refuses it in words that fit
+    return _TAGS.get(str(message["role"]))
 
 
 ChatMessage = Annotated[
     Annotated[PromptMessage, Tag("PromptMessage")]
     | Annotated[AssistantMessage, Tag("AssistantMessage")]
     | Annotated[ToolMessage, Tag("ToolMessage")],
-    Discriminator(_kind),
+    Discriminator(
+        _kind, custom_error_type="unknown_role", custom_error_message=f"the role is none of {', '.join(_TAGS)}"
+    ),
 ]
 
 

@@ -320,7 +320,9 @@ def _from_file(path: Path, *, is_named: bool) -> dict[str, Given]:
         if is_named:
             raise ConfigError(f"there is no config file {path}", remedy="check --config, or leave it out") from None
         return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"config file {path} is not a text file", remedy="fix it or move it away") from error
+    except (OSError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"config file {path} cannot be read: {error}", remedy="fix it or move it away") from error
     known = [setting for setting in SETTINGS if setting != "home"]
     for name in table:

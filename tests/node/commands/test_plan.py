@@ -101,6 +101,13 @@ def test_nodes_file_that_makes_no_sense_is_one_line(tmp_path: Path, text: str, m
     assert "\n" not in caught.value.message
 
 
+def test_nodes_file_that_is_no_text_is_said_to_be_none(tmp_path: Path) -> None:
+    path = tmp_path / "nodes.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="is not a text file"):
+        read_nodes(path, 4)
+
+
 def test_plan_without_model_nodes_or_config_is_one_line(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -107,6 +107,27 @@ def test_content_of_another_kind_is_refused_by_the_path_that_was_sent(content: A
     assert f"{param}: {message}" in error.message
 
 
+def test_message_of_an_unknown_role_is_refused_with_all_roles_and_what_is_no_object_by_its_place() -> None:
+    def refused(body: Any) -> tuple[str | None, str]:
+        error = _refusal(ScriptedClient(), "/chat/completions", body)
+        assert (error.status_code, error.code) == (400, "invalid_value")
+        return error.param, error.message
+
+    def message(**fields: object) -> dict[str, Any]:
+        return {"model": "tiny", "messages": [fields]}
+
+    param, text = refused(message(role="wizard", content="hi"))
+    assert param == "messages.0"
+    assert "messages.0: the role is none of system, developer, user, assistant, tool" in text
+    assert refused(message(role=["user"], content="hi"))[0] == "messages.0"
+    param, text = refused(message(content="hi"))
+    assert (param, "messages.0.role: Field required" in text) == ("messages.0.role", True)
+    param, text = refused({"model": "tiny", "messages": ["hi"]})
+    assert (param, "messages.0 is not a JSON object" in text) == ("messages.0", True)
+    param, text = refused(["hi"])
+    assert (param, "the request body is not a JSON object" in text) == (None, True)
+
+
 def test_unknown_model_is_not_found_and_the_served_ones_are_named() -> None:
     error = _refusal(ScriptedClient(), "/completions", {"model": "huge", "prompt": "hi"})
     assert (error.status_code, error.code, error.param) == (404, "model_not_found", "model")

@@ -124,7 +124,7 @@ def decode_text(data: bytes, path: Path | str) -> str:
     try:
         return data.decode()
     except ValueError as error:
-        raise ConfigError(f"{path} is not TOML: {error}", remedy="correct it there") from error
+        raise ConfigError(f"{path} is not a text file", remedy="check that it is the right one") from error
 
 
 def parse_text(text: str, path: Path | str) -> dict[str, Any]:

@@ -48,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 MAX_AUDITS = 4
 """How often one member may audit a part: again, if it has got the parts of others' outcome in the same attempt."""
+MAX_BACKUPS = 4
+"""How often a backup may begin to make a part, and so ask each member for its slices: who waited for it may leave."""
 AHEAD_FRAMES = 9
 """Slices that a member has on their way to all owners together: 0.9 MiB of int8."""
 
@@ -83,6 +85,8 @@ class Butterfly:
         self._accepted = Counter[tuple[str, str, int]]()
         self._backing_up: asyncio.Task[None] | None = None
         self._backup: BackupOwner | None = None
+        self._num_backups = 0  # begun
+        self._making_backup = asyncio.Lock()
         self._tasks: asyncio.TaskGroup | None = None
         self._failed = False
 
@@ -130,14 +134,21 @@ class Butterfly:
         return made
 
     async def _made_as_backup(self, part: PartResult) -> MadePart | None:
-        if self._backing_up is not None and not self._backing_up.done():
-            await asyncio.wait({self._backing_up})
-        if self._backup is None:
-            # the owner failed after it had given its whole part
+        await self._back_up(part)  # if that has not begun, the owner failed after it had given its whole part
+        return self._backup.made if self._backup else None
+
+    async def _back_up(self, part: PartResult) -> None:
+        """Make `part` as its backup, once for all who ask for it at the same time. Raises PeerError, which names the
+        peer that failed it, and RoundError."""
+        async with self._making_backup:
+            if self._backup is not None:
+                return
+            if self._num_backups == MAX_BACKUPS:
+                raise RoundError("this member began too often to make the part as its backup")
+            self._num_backups += 1
             backup = BackupOwner(self.streams, part)
             await backup.run()
             self._backup = backup
-        return self._backup.made
 
     async def run(self) -> tuple[Data, ...]:
         """Return all parts' encoded results, once this member has also handed out its own. After a failure, run until
@@ -165,7 +176,7 @@ class Butterfly:
             raise PeerViolation("a stream from outside its group", peer_id=peer)
         opening = ReduceOpening.from_bytes(await stream.receive())
         self._accepted[peer, opening.kind, opening.part] += 1
-        most = MAX_AUDITS if opening.kind == "audit" else 1
+        most = {"audit": MAX_AUDITS, "slices": MAX_BACKUPS}.get(opening.kind, 1)
         if not self._fits(peer, opening) or self._accepted[peer, opening.kind, opening.part] > most:
             raise PeerViolation(f"too many streams, or a wrong one, to {opening.kind} one part", peer_id=peer)
         part = self._parts[opening.part]
@@ -229,13 +240,10 @@ class Butterfly:
 
         async def back_up() -> None:
             await self.streams.faults.reached("round.backup")
-            backup = BackupOwner(self.streams, part)
             try:
-                await backup.run()
+                await self._back_up(part)
             except SwarmError as error:
                 part.fail(error)
-            else:
-                self._backup = backup
 
         self._backing_up = self._tasks.create_task(back_up(), name="backup owner")
 

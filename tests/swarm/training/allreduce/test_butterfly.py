@@ -21,7 +21,7 @@ from swarm.testing import virtual_time
 from swarm.training.allreduce import parts as module
 from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.part_owner import QUICK_MEMBERS, PartReducer
-from swarm.training.allreduce.parts import ReductionScheme, decoded_frames, leaf_at, part_leaves, part_values
+from swarm.training.allreduce.parts import ReductionScheme, backup_of, decoded_frames, leaf_at, part_leaves, part_values
 from swarm.training.allreduce.peer_connections import PeerConnections
 from swarm.training.run.methods import Methods
 from swarm.trust.aggregators import aggregator_names, get_aggregator
@@ -487,6 +487,25 @@ def test_run_whose_owner_fails_after_its_slices_is_finished_by_the_backup_with_t
 
     in_ring(tokens, whole)
     in_ring(tokens, case)
+
+
+def test_backup_that_is_asked_by_several_at_once_makes_the_part_once_and_again_if_who_waited_leaves() -> None:
+    """A second stream for the same slices at the same time would look like a violation by the backup."""
+
+    async def case(ring: Ring) -> None:
+        members = [ring.member(index) for index in range(4)]
+        for running in await ring.start(members):
+            await running
+        backup, part = members[backup_of(1, 4)], 1
+        asking = [asyncio.create_task(backup._back_up(backup._parts[part])) for _ in range(6)]
+        await asyncio.sleep(0)
+        asking[0].cancel()
+        await asyncio.gather(*asking[1:])
+        assert asking[0].cancelled()
+        assert backup._num_backups == 2
+        assert not ring.failures
+
+    in_ring([1] * 4, case)
 
 
 def test_run_whose_owner_dies_before_its_slices_are_there_fails_by_its_name() -> None:

@@ -3,7 +3,7 @@
 Made of the trainers' own pieces, as `curves` is: inner loops, the codec both ways, parts, aggregators, and the outer
 step. The liar knows what all others contribute before it answers, which no member of a real round does.
 
-Shapes: M members, H honest ones, N values of the model, F of a part.
+Shapes: M members, H honest ones, N values of the model, F of a leaf.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 
 import torch
 from support.aggregated import aggregate
-from swarm.training.allreduce.parts import part_values
+from swarm.training.allreduce.parts import leaf_values
 from swarm.training.data.corpus import Corpus, load_corpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.run.run_config import DataConfig, InnerConfig, RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
 from swarm.training.state.replica import apply_outer_step
-from swarm.trust.aggregators import Aggregator, get_aggregator
+from swarm.trust.aggregators import AggregationReport, Aggregator, get_aggregator
 from swarm_compression import get_codec
 from torch import Tensor
 
@@ -81,8 +80,8 @@ class Trial:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
     """`loss`: of validation, in nats a byte, after the last outer step. `least_kept`: how much of an honest
-    contribution's pull was left, in the worst case over all parts and steps; 1 where each coordinate has its own
-    answer."""
+    contribution's pull was left, on the mean of a step's leaves, in the worst step; 1 where each coordinate has its
+    own answer."""
 
     loss: float
     least_kept: float
@@ -116,16 +115,20 @@ class LyingRun:
         return self._theta_N - loop.flat()
 
     def _reduced(self, delta_MN: Tensor) -> Tensor:
-        """[N]: each part by an owner of its own, as it is after the codec."""
-        sizes = part_values(delta_MN.shape[1], (1.0,) * len(delta_MN))
-        edges = pairwise(accumulate(sizes, initial=0))
-        return torch.cat([self._reduced_part(delta_MN[:, start:stop]) for start, stop in edges if stop > start])
+        """[N]: each leaf aggregated on its own, as it is after the codec."""
+        num_values = delta_MN.shape[1]
+        kept_M, leaves = torch.zeros(len(delta_MN)), []
+        for delta_MF in delta_MN.split(leaf_values(num_values), dim=1):
+            result_F, report = self._reduced_leaf(delta_MF)
+            kept_M += torch.tensor(report.kept or [1.0] * len(delta_MN)) * (delta_MF.shape[1] / num_values)
+            leaves.append(result_F)
+        self._kept += kept_M[:-1].tolist()
+        return torch.cat(leaves)
 
-    def _reduced_part(self, delta_MF: Tensor) -> Tensor:
+    def _reduced_leaf(self, delta_MF: Tensor) -> tuple[Tensor, AggregationReport]:
         rows = [self._over_the_wire(delta_F).numpy() for delta_F in delta_MF]
         result_F, report = aggregate(self._aggregator, lambda: [rows], (RUN.samples_per_interval,) * len(rows))
-        self._kept += report.kept[:-1]
-        return self._over_the_wire(torch.from_numpy(result_F))
+        return self._over_the_wire(torch.from_numpy(result_F)), report
 
     def _over_the_wire(self, x_F: Tensor) -> Tensor:
         return self._codec.decode(self._codec.encode(x_F.contiguous()), x_F.numel())

@@ -4,7 +4,7 @@
 
 Five and eight replicas of a Llama of 21k parameters on the standard library's source, 10 outer steps of 8 inner ones,
 with the default outer optimizer and int8 both ways; one of them sends, in every round, what `lying_run.LIES` makes of
-its own contribution and of the honest ones. Aggregators have their default parameters and work on each owner's part.
+its own contribution and of the honest ones. Aggregators have their default parameters and work on each leaf.
 `least kept` is the share of its pull that the worst treated honest contribution kept in runs without a liar.
 
 The default aggregator is to end within CLOSE of the mean without a liar, whatever the lie. Losses of runs that differ

@@ -29,7 +29,7 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/vulture
 	$(BIN)/pip-licenses --partial-match --ignore-packages atheris axe-playwright-python torchao --output-file /dev/null --allow-only "$(LICENCES)"
-	$(BIN)/python protocol/generate.py --check
+	$(BIN)/python protocol/compile_protos.py --check
 	$(MAKE) --no-print-directory docs
 
 # The site, in build/site. Any warning is an error: a link that leads nowhere, a page that no menu names.
@@ -41,7 +41,7 @@ fix: $(STAMP)
 	$(BIN)/ruff format .
 
 proto: $(STAMP)
-	$(BIN)/python protocol/generate.py
+	$(BIN)/python protocol/compile_protos.py
 
 bench: $(STAMP)
 	$(BIN)/python -m pytest tests/bench -m bench -s -rx

@@ -22,12 +22,11 @@ import contextlib
 import logging
 import random
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Collection, Container, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Container, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Protocol, TypeVar, cast
 
-from swarm_protocol import limits
 from swarm_protocol.dht_messages import (
     Contact,
     FindRequest,
@@ -35,13 +34,13 @@ from swarm_protocol.dht_messages import (
     Found,
     StoreRequest,
     StoreResponse,
-    contact_of,
     place_of,
 )
 from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import PeerError, PeerViolation
 from swarm_protocol.identity import check_peer_id
 
+from swarm.network.dht.address_book import AddressBook
 from swarm.network.dht.record_storage import RecordStorage, RecordValidator
 from swarm.network.dht.routing_table import (
     NARROW_WIDTH,
@@ -54,7 +53,6 @@ from swarm.network.dht.routing_table import (
     to_id,
 )
 from swarm.network.interface import NotServed, UnaryHandler
-from swarm.network.multiaddr import dialable
 
 NUM_REPLICAS = 5
 """Records outlive this many less one simultaneous deaths, until their owner refreshes them."""
@@ -109,9 +107,6 @@ _NO_ANSWER = b""
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
-
-MAX_PEERS = 1024
-"""The routing table of a network of a million nodes twice over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -556,40 +551,3 @@ def _is_held(answers: Sequence[StoreResponse | None]) -> bool:
     """Return whether most of the nodes that answered hold the record. A full key's nodes refuse it all alike."""
     held = [answer.held for answer in answers if answer is not None]
     return sum(held) * 2 > len(held)
-
-
-class AddressBook:
-    def __init__(self) -> None:
-        self._contacts: OrderedDict[str, Contact] = OrderedDict()
-        self._gone: set[str] = set()
-
-    def learn(self, peer_id: str, addrs: Iterable[str]) -> None:
-        """Take `addrs` from `peer_id` itself, in place of those that it gave before. Nothing if none can be dialled."""
-        known = self._contacts.get(peer_id)
-        if known is None or known.addrs != addrs:
-            usable = dialable(addrs)[: limits.MAX_CONTACT_ADDRS]
-            if not usable:
-                return
-            self._contacts[peer_id] = contact_of(peer_id=peer_id, addrs=usable)
-        self._contacts.move_to_end(peer_id)
-        if len(self._contacts) > MAX_PEERS:
-            self._contacts.popitem(last=False)
-
-    def forget_all_but(self, peers: Container[str]) -> None:
-        """Forget who is not one of `peers`, and was not the last time either: who was lost just now may be dialled."""
-        gone = {peer_id for peer_id in self._contacts if peer_id not in peers}
-        for peer_id in gone & self._gone:
-            del self._contacts[peer_id]
-        self._gone = gone
-
-    def __len__(self) -> int:
-        return len(self._contacts)
-
-    def of(self, peer_id: str) -> tuple[str, ...]:
-        """The addresses that `peer_id` gave last; none if it is not known."""
-        known = self._contacts.get(peer_id)
-        return known.addrs if known is not None else ()
-
-    def contact(self, peer_id: str) -> Contact:
-        """Return `peer_id` as this node names it to others."""
-        return self._contacts.get(peer_id) or contact_of(peer_id=peer_id)

@@ -1,7 +1,7 @@
 """Generate the Python code of every .proto in `swarm_protocol/proto`, or check that what is committed is that code.
 
-    python protocol/generate.py            # make proto
-    python protocol/generate.py --check    # part of make check
+    python protocol/compile_protos.py            # make proto
+    python protocol/compile_protos.py --check    # part of make check
 
 Needs the `dev` extra (grpcio-tools). The same versions give the same bytes, so `--check` compares bytes; the versions
 are those of constraints.txt.
@@ -58,7 +58,7 @@ def update(path: Path, content: bytes | None) -> None:
 
 def main(arguments: list[str]) -> int:
     if arguments not in ([], ["--check"]):
-        print("usage: generate.py [--check]", file=sys.stderr)  # noqa: T201
+        print("usage: compile_protos.py [--check]", file=sys.stderr)  # noqa: T201
         return 2
     stale = differences()
     if not arguments:

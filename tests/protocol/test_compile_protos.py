@@ -17,14 +17,14 @@ def copy(tmp_path: Path) -> Path:
     """A copy of the generator and of one .proto, compiled."""
     folder = tmp_path / "swarm_protocol" / "proto"
     folder.mkdir(parents=True)
-    shutil.copy(PROTOCOL / "generate.py", tmp_path)
+    shutil.copy(PROTOCOL / "compile_protos.py", tmp_path)
     shutil.copy(PROTOCOL / "swarm_protocol" / "proto" / "hello.proto", folder)
     assert generate(tmp_path).returncode == 0
     return folder
 
 
 def generate(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(root / "generate.py"), *arguments]
+    command = [sys.executable, str(root / "compile_protos.py"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -63,4 +63,4 @@ def test_generate_imports_between_messages_are_the_packages(copy: Path) -> None:
 def test_generate_with_an_unknown_argument_says_how_it_is_used(copy: Path) -> None:
     outcome = generate(copy.parents[1], "--chek")
     assert outcome.returncode == 2
-    assert outcome.stderr == "usage: generate.py [--check]\n"
+    assert outcome.stderr == "usage: compile_protos.py [--check]\n"

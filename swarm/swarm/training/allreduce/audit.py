@@ -33,7 +33,7 @@ from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.leaf_checks import are_committed, hashed_part, part_leaf, reduced_leaf
 from swarm.training.allreduce.made_part import MadePart
 from swarm.training.allreduce.part_streams import blamed
-from swarm.training.allreduce.parts import MIN_MEMBERS_FOR_BACKUP, backup_of, leaf_values, part_leaves
+from swarm.training.allreduce.parts import backup_peer, leaf_values, part_leaves
 
 BYTES_SHARE = 0.02
 """What a member's audits may add to the bytes that it receives in a reduction."""
@@ -131,12 +131,10 @@ class Auditing:
 
     async def _audited(self, part: int, data: Data, num_draws: int) -> PeerError | None:
         """Return what is wrong with `part`, or why it could not be audited; None if it was and is right."""
-        group, me, num_members = self._group, self._streams.me, len(self._group.members)
-        owner, failure = group.peer_ids[part], ""
-        backups = [group.peer_ids[backup_of(part, num_members)]] if num_members >= MIN_MEMBERS_FOR_BACKUP else []
-        for maker in (owner, *backups):
+        owner, backup, failure = self._group.peer_ids[part], backup_peer(self._group, part), ""
+        for maker in filter(None, (owner, backup)):
             try:
-                if maker == me:
+                if maker == self._streams.me:
                     await self._butterfly.made(part)  # this reduces the part once more
                 else:
                     await self._streams.while_there(maker, self._ask(maker, part, data, num_draws))

@@ -37,10 +37,9 @@ from swarm.training.allreduce.part_owner import BackupOwner, PartOwner
 from swarm.training.allreduce.part_streams import PartStreams, blamed, silence_of
 from swarm.training.allreduce.parts import (
     MIN_AHEAD_FRAMES,
-    MIN_MEMBERS_FOR_BACKUP,
     PartResult,
     ReductionScheme,
-    backup_of,
+    backup_peer,
 )
 from swarm.training.allreduce.peer_connections import QUIET_S, PeerConnections
 
@@ -197,17 +196,16 @@ class Butterfly:
 
     def _fits(self, peer: str, opening: ReduceOpening) -> bool:
         """Whether `peer` may open such a stream to this member."""
-        num_members, by = len(self._parts), self._group.peer_ids.index(peer)
-        if opening.part >= num_members:
+        if opening.part >= len(self._parts):
             return False
-        is_own, has_backup = opening.part == self._me, num_members >= MIN_MEMBERS_FOR_BACKUP
-        backup, is_third = backup_of(opening.part, num_members), opening.part not in (by, self._me)
-        asks_backup = has_backup and is_third and backup == self._me
+        owner, backup = self._group.peer_ids[opening.part], backup_peer(self._group, opening.part)
+        is_own, is_third = opening.part == self._me, owner not in (peer, self.streams.me)
+        asks_backup = is_third and backup == self.streams.me
         fits: dict[OpeningKind, bool] = {
             "exchange": is_own and not self.own.is_closed,
-            "keep": has_backup and opening.part == by and backup == self._me,
+            "keep": owner == peer and backup == self.streams.me,
             "result": asks_backup,
-            "slices": has_backup and is_third and backup == by,
+            "slices": is_third and backup == peer,
             "audit": is_own or asks_backup,
         }
         return fits[opening.kind]
@@ -228,7 +226,7 @@ class Butterfly:
         is_owners = await Exchange(self, part).run()
         if not is_owners:
             self.own.stop_delivery(part.owner)
-        if is_owners and self._backing_up and backup_of(part.index, len(self._parts)) == self._me:
+        if is_owners and self._backing_up and backup_peer(self._group, part.index) == self.streams.me:
             self._backing_up.cancel()
 
     def back_up(self, part: PartResult) -> None:
@@ -351,12 +349,10 @@ class Exchange:
     async def _had_from_backup(self, error: SwarmError) -> bool:
         """Get the rest of the part from its backup, if `error` is the owner's failure and nothing worse. Return whether
         that completed the part."""
-        part, num_members = self._part, len(self._group.members)
+        part, backup = self._part, backup_peer(self._group, self._part.index)
         is_owners = isinstance(error, PeerError) and error.peer_id == part.owner
-        has_backup = num_members >= MIN_MEMBERS_FOR_BACKUP
-        if not is_owners or isinstance(error, PeerViolation) or not has_backup or self._butterfly.own.lacks(part.owner):
+        if not is_owners or isinstance(error, PeerViolation) or backup is None or self._butterfly.own.lacks(part.owner):
             return False
-        backup = self._group.peer_ids[backup_of(part.index, num_members)]
         logger.warning("turning to its backup for the part of %s: %s", part.owner[-6:], error)
         try:
             async with asyncio.timeout(self._group.reduce_s / 2):

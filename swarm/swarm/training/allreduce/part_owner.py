@@ -31,10 +31,9 @@ from swarm.network.interface import EndOfStream, Stream
 from swarm.training.allreduce.made_part import MadePart, read_leaves
 from swarm.training.allreduce.part_streams import FrameInbox, PartStreams, not_of_others
 from swarm.training.allreduce.parts import (
-    MIN_MEMBERS_FOR_BACKUP,
     PartResult,
     ReductionScheme,
-    backup_of,
+    backup_peer,
     check_frame,
     decode_frame,
     leaf_values,
@@ -285,10 +284,9 @@ class PartOwner:
             logger.info("could not hand a result to %s: %s", peer[-6:], error)
 
     async def _leave_with_backup(self) -> None:
-        num_members = len(self._group.members)
-        if num_members < MIN_MEMBERS_FOR_BACKUP or not self._streams.contributes:
+        backup = backup_peer(self._group, self._part.index)
+        if backup is None or not self._streams.contributes:
             return
-        backup = self._group.peer_ids[backup_of(self._part.index, num_members)]
         try:
             opening = self._streams.slices_opening("keep", self._part.index)
             async with self._streams.open(backup, opening) as stream:

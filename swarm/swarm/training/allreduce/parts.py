@@ -123,6 +123,12 @@ def frames_of(stop: int, start: int = 0, *, leaf: int = 1) -> list[slice]:
     return [slice(at, min(at + size, stop)) for at in range(start, stop, size)]
 
 
+def backup_peer(group: Group, part: int) -> str | None:
+    """Return the member that stands in for the owner of `part` if it fails; None in groups too small for that."""
+    num_members = len(group.members)
+    return group.peer_ids[backup_of(part, num_members)] if num_members >= MIN_MEMBERS_FOR_BACKUP else None
+
+
 def leaf_pieces(codec: Codec, data: Data, num_values: int, leaf: int) -> Iterator[tuple[memoryview, ...]]:
     """Yield the encoded leaves, of `leaf` values each, of an encoded frame of `num_values` (see `Codec.pieces`)."""
     for start in range(0, num_values, leaf):
@@ -220,9 +226,9 @@ class PartResult:
     """One part's result at one member, as it grows frame by frame.
 
     The first `have` frames of the result are there; `kept` are the owner's slices, at its backup, and `kept_leaves` the
-    digests of their leaves, if slices are proved. The owner and its
-    backup send the same bytes, so the first frame to arrive counts. Until its result is there, a frame's place in the
-    buffer may hold the owner's own slice, at the owner. One task owns this object.
+    digests of their leaves, if slices are proved. The owner and its backup send the same bytes, so the first frame to
+    arrive counts. Until its result is there, a frame's place in the buffer may hold the owner's own slice, at the
+    owner. One task owns this object.
 
     After `drop`, all access to frames raises RoundError.
     """

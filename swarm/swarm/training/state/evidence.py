@@ -20,7 +20,7 @@ from swarm_protocol.proof_messages import Evidence, PartStatement
 from swarm_protocol.training_messages import SignedGroup
 
 from swarm.training.allreduce.leaf_checks import are_committed, is_leaf, reduced_leaf
-from swarm.training.allreduce.parts import MIN_MEMBERS_FOR_BACKUP, ReductionScheme, backup_of, part_leaves
+from swarm.training.allreduce.parts import ReductionScheme, backup_peer, part_leaves
 from swarm.training.run.run_config import RunConfig
 from swarm.training.state.certificate import RunSignatures
 
@@ -72,11 +72,7 @@ def _check_maker(signed: SignedGroup, signer: str, statement: PartStatement) -> 
     is_of_group = (statement.step, statement.attempt) == (group.step, group.attempt)
     if statement.group_digest != signed.digest or not is_of_group or not group.part_values:
         raise PeerViolation("evidence has a statement about another group")
-    num_members = len(group.members)
-    if statement.part >= num_members or not group.part_values[statement.part]:
+    if statement.part >= len(group.members) or not group.part_values[statement.part]:
         raise PeerViolation("evidence has a statement about no part")
-    makers = {group.peer_ids[statement.part]}
-    if num_members >= MIN_MEMBERS_FOR_BACKUP:
-        makers.add(group.peer_ids[backup_of(statement.part, num_members)])
-    if signer not in makers:
+    if signer not in (group.peer_ids[statement.part], backup_peer(group, statement.part)):
         raise PeerViolation("evidence has a statement of a member that does not make the part")

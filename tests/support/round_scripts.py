@@ -15,6 +15,7 @@ from swarm.training.round import round_events as events
 from swarm.training.round import state_machine as machine
 from swarm.training.round.group_formation import form_group
 from swarm.training.round.round_events import (
+    Action,
     AttemptLeft,
     Event,
     Grouped,
@@ -31,7 +32,7 @@ from swarm.training.round.round_events import (
     Voted,
     Withdrew,
 )
-from swarm.training.round.round_state import RoundSetup, coordinator_of
+from swarm.training.round.round_state import RoundSetup, RoundState, coordinator_of
 from swarm.training.run.vote import Succession
 from swarm.training.state.clusters import Clusters
 from swarm_protocol import training_messages as messages
@@ -265,6 +266,14 @@ SCRIPTS: dict[str, Callable[[], tuple[str, Script]]] = {
         first_group_of_a_run_follows_the_lowest_hash_that_it_sees,
     )
 }
+
+
+def run(script: Script, start: RoundSetup | None = None) -> tuple[RoundState, list[Action]]:
+    """Return the state, and the last event's actions."""
+    state, actions = machine.begin(start or setup(), accused={}), list[Action]()
+    for now, event in script:
+        state, actions = machine.step(state, event, now)
+    return state, actions
 
 
 def play(start: RoundSetup, script: Script) -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ from swarm_node.formatting import REACHES, ending, reach, shown
 from swarm_node.network_snapshot import NetworkSnapshot
 
 MAX_SHARED_NAME_CHARS = 36
-"""Of a name that is followed by the end of a peer id: pages show 48 characters."""
+"""Maximum length of a name that is followed by the end of a peer id: pages show 48 characters."""
 _LIKE_ENDING = re.compile(r"…\S*$")
 
 MONTH_S = 30 * 86400.0

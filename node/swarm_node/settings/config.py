@@ -182,7 +182,7 @@ class Config(BaseModel):
     keep_checkpoints: int = _setting(2, parsers.whole_number(1, 1000), "N")
     """Number of checkpoints to keep of each run."""
     keep_every: int = _setting(0, parsers.whole_number(0, 10_000_000), "N", example="100")
-    """Also keep the checkpoint of every N-th outer step for good, for `run export`; 0: none."""
+    """Keep the checkpoint of every N-th outer step for good, for `run export`; 0: none."""
     data: Path | None = _setting(None, parsers.parse_path, "PATH", example="~/books")
     """What to train on, for a run whose members bring their own data: a file, or a folder of text, .jsonl, .parquet or
     .arrow files. Its tokens are cached in ~/.cache/swarm/tokens (XDG_CACHE_HOME) for all homes of this user."""

@@ -1,4 +1,4 @@
-"""Who can use an IP address, and which network is around it: the one judgement for all that is dialled and announced.
+"""Tells the kind of an IP address and the network around it, for all addresses that are dialled or announced.
 
 Pure. Sources: RFC 1918, 4193, 6598 and 2544 for private networks, RFC 3927 and 4291 for link-local ones, RFC 6890 for
 addresses that name no host. Documentation addresses count as public: nothing is there.

@@ -16,7 +16,7 @@ SEED = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSF
 
 
 def takes_zero(setting: Setting) -> bool:
-    """Whether 0 is a number that the setting allows, rather than a text."""
+    """Return whether the setting takes 0 as a number."""
     try:
         return isinstance(setting.parse("0"), int | float)
     except (ValueError, ConfigError):

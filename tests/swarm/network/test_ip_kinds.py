@@ -1,4 +1,4 @@
-"""Who can use which IP address, and which network is around it."""
+"""Each IP address is of the right kind, and in the right network."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_member_between_intervals_keeps_its_weights_and_the_committed_state_alon
 
 
 def test_member_in_a_round_holds_no_more_than_run_show_says(tiny_run: RunConfig, tiny_corpus: Corpus) -> None:
-    """Of these bytes four are results in int8, which are no tensors."""
+    """Four of these bytes are results in int8, which are no tensors."""
     run = replace(tiny_run, outer_steps=4, interval_steps=2, min_group=2)
     num_values, names, seen = Layout.of(build_model(run.model)).num_values, ("a", "b"), list[int]()
     phases = ("interval", "round.reduced", "round.proposed", "round.committed", "round.applied")

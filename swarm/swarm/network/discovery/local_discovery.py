@@ -32,7 +32,7 @@ MAX_PACKETS_PER_S = 100
 """Packets that are parsed. A hundred nodes that start at once stay below it."""
 
 MAX_PACKETS_PER_SOURCE = 25
-"""Of these, from one address: ten nodes on a machine stay below it."""
+"""Packets that are parsed of one address. Ten nodes on a machine stay below it."""
 
 FORGET_S = 3 * MAX_PAUSE_S
 """A local peer that answered none of three questions has left."""

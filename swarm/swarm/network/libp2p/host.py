@@ -47,7 +47,7 @@ from swarm.network.unread_budget import UnreadBudget
 
 CONTROL_FAILURES = (ControlError, OSError, asyncio.IncompleteReadError)
 """The errors of a request to the daemon: its own refusal, its death, or a lack of this process, such as of open files.
-Of its death the unary connection tells, so that nobody else has to end for one of these."""
+The unary connection reports the daemon's death, so nobody else has to end for one of these."""
 
 _NOBODY_ANSWERS = (ConnectionError, FileNotFoundError)
 """The errors of operating systems where the daemon has ended."""

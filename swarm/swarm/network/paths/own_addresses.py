@@ -96,7 +96,7 @@ class OwnAddresses:
         self._confirmed: tuple[str, ...] = ()
         self._seen_at: tuple[str, ...] = ()  # where peers see this node
         self.is_behind_symmetric_nat = False
-        """Whether a NAT gives this node another port for each peer."""
+        """True once peers have shown that a NAT gives this node another port for each of them."""
         self._num_looks = 0
         self._was_asked = False  # whether any peer has tried to reach this node
         self._turn = asyncio.Lock()

@@ -77,7 +77,7 @@ class PartReducer:
 
     @property
     def is_quick(self) -> bool:
-        """Whether `reduce` takes less time than handing a frame to a thread and back."""
+        """Return whether `reduce` takes less time than handing a frame to a thread and back."""
         is_sum = self._fixed is not None and self._fixed.is_sum
         return is_sum and self._codec.is_quick and len(self.contributors) <= QUICK_MEMBERS
 

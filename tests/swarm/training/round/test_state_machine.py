@@ -30,6 +30,7 @@ from support.round_scripts import (
     outcome,
     play,
     ready,
+    run,
     setup,
     signed,
     trace,
@@ -38,7 +39,6 @@ from support.round_scripts import (
 from swarm.training.round import state_machine as machine
 from swarm.training.round.group_formation import awaited_peers
 from swarm.training.round.round_events import (
-    Action,
     Announce,
     Ask,
     CastVote,
@@ -60,7 +60,6 @@ from swarm.training.round.round_events import (
     Sign,
     Tick,
 )
-from swarm.training.round.round_state import RoundSetup, RoundState
 from swarm_protocol import limits
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Certificate, SignedGroup
@@ -80,14 +79,6 @@ def test_trace_file_is_what_its_script_gives(name: str) -> None:
 
 
 # --- single rules ----------------------------------------------------------------------------------------------------
-
-
-def run(script: Script, start: RoundSetup | None = None) -> tuple[RoundState, list[Action]]:
-    """Return the state, and the last event's actions."""
-    state, actions = machine.begin(start or setup(), accused={}), list[Action]()
-    for now, event in script:
-        state, actions = machine.step(state, event, now)
-    return state, actions
 
 
 def test_step_with_votes_before_the_own_result_waits_for_it() -> None:

@@ -14,13 +14,13 @@ from support.round_scripts import (
     contribution,
     outcome,
     ready,
+    run,
     setup,
     signed,
     voted,
 )
 from swarm.training.round import state_machine as machine
 from swarm.training.round.round_events import (
-    Action,
     Announce,
     Ask,
     Convicted,
@@ -36,18 +36,10 @@ from swarm.training.round.round_events import (
     Sign,
     Tick,
 )
-from swarm.training.round.round_state import RoundSetup, RoundState
 
 LIAR, HONEST = OTHERS
 PROOF = Convicted(peer=LIAR, reason="it signed a wrong result")
 UNAUDITED = ReduceFailed(attempt=0, reason="does not show", unreachable=(LIAR,), unaudited=True)
-
-
-def run(script: Script, start: RoundSetup | None = None) -> tuple[RoundState, list[Action]]:
-    state, actions = machine.begin(start or setup(), accused={}), list[Action]()
-    for now, event in script:
-        state, actions = machine.step(state, event, now)
-    return state, actions
 
 
 def test_evidence_against_a_member_of_the_group_ends_the_attempt_and_names_it() -> None:

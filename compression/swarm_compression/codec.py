@@ -58,8 +58,10 @@ class Codec(ABC):
 
     @property
     def is_quick(self) -> bool:
-        """Whether values on the CPU are encoded and decoded at 5 GB/s or more on one core: then 100,000 values take
-        less than it takes to hand them to a thread and to hear of its end."""
+        """Return whether values on the CPU are encoded and decoded at 5 GB/s or more on one core.
+
+        Then 100,000 values take less time than a thread takes to get them and to report its end.
+        """
         return False
 
     def encode(self, x_N: Tensor) -> bytes:

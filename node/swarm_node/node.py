@@ -48,7 +48,7 @@ class NodeRole(ABC):
     """Numbered steps that it reports after the daemon's own four."""
 
     computes = False
-    """Whether the role computes, so that its device and speed matter. Such a node loads torch, which takes seconds."""
+    """True if the role computes, so that its device and speed matter. Such a node loads torch, which takes seconds."""
 
     def relay(self, _config: Config) -> RelayUse:
         """Return whether the node relays for others, or may be reached through a relay."""

@@ -136,7 +136,10 @@ class StoreRequest(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreResponse(wire.WireMessage):
-    """Whether the record is stored now. It is not if it is invalid, older than the stored one, or beyond a bound."""
+    """`held` tells whether the record is stored now.
+
+    It is not if it is invalid, older than the stored one, or beyond a bound.
+    """
 
     PROTO = dht_pb2.StoreResponse
     MAX_BYTES = limits.MAX_REQUEST_BYTES

@@ -2,7 +2,7 @@
 
 A leaf's digest is `sha256(0x00 | data)`, that of a node above `sha256(0x01 | left | right)`; the bytes in front keep a
 node from being shown as a leaf. Where a level has an odd number of nodes, the missing right one counts as 32 zero
-bytes. The number of leaves is not part of the root: whoever checks a proof knows it from elsewhere.
+bytes. The number of leaves is not part of the root: the checker of a proof knows it from elsewhere.
 """
 
 from __future__ import annotations

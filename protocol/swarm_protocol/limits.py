@@ -30,7 +30,7 @@ MAX_FAILURE_BYTES = 16 * 2**10
 MAX_FAILURE_TEXT_CHARS = 1000
 # A member list of a full group.
 MAX_FAILURE_PEERS = 128
-# Whoever is refused for longer than an hour should look for another peer instead.
+# A peer that is refused for longer than an hour should look for another one instead.
 MAX_RETRY_AFTER_S = 3600.0
 
 # --- signed envelopes ----------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ MAX_SESSION_ID_BYTES = 64
 MAX_SESSION_TOKENS = 2**20
 # 1024 x 16384 x fp32 is MAX_MESSAGE_BYTES; longer prompts go in several steps, so that others' decoding goes between.
 MAX_STEP_TOKENS = 1024
-# An hour: whoever waits has long gone elsewhere.
+# An hour: a peer that waits has long gone elsewhere.
 MAX_STEP_MS = 3_600_000.0
 # Positions of all sequences in a stateless call; what they take in bytes a server bounds by its own memory.
 MAX_FORWARD_ROWS = 2**20
@@ -255,5 +255,5 @@ MAX_DRAWS = 8
 # A signed group and one leaf of each of its members: 26 MiB for 256 members in int8, 60 KiB for five and 10M values.
 # What is larger is refused, and convicts nobody.
 MAX_EVIDENCE_BYTES = 48 * 2**20
-# Certificates are shown to whoever joins, also long after the run has ended.
+# Certificates are shown to every newcomer, also long after the run has ended.
 CERTIFICATE_LIFETIME_S = 360 * 86400.0

@@ -27,7 +27,7 @@ from swarm_node.settings.parsers import RunId
 
 POLL_S = 1.0
 FIRST_MEMBER_S = 180.0
-"""How long a first member is awaited: whoever watches before training begins still has to start the members."""
+"""Seconds to wait for a first member: a user who watches before training begins still has to start the members."""
 NO_MEMBER_S = 20.0
 """How long a further member is awaited once all have gone. Members that are alive are seen within a second or two."""
 FINISHED_S = 10.0

@@ -23,7 +23,7 @@ def invitation(given: Sequence[str], nodes: Mapping[str, NodeRecord], network_id
     """Return the command to join through one of the `given` peers, or, if none is there any more, through another seed
     that others reach directly. `nodes` are the records of the nodes that are known, by peer id.
 
-    A name goes before all, as it leads to whoever serves as a seed now.
+    A name goes before all, as it leads to the nodes that serve as seeds now.
     """
     alive = {peer_id: record for peer_id, record in nodes.items() if record.state == "alive"}
     names = tuple(addr for addr in given if is_named(addr))

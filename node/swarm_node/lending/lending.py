@@ -1,4 +1,4 @@
-"""Whether a node lends its machine now, and when again: its hours, and what is left of its monthly traffic.
+"""Decides whether a node lends its machine now, and when again, from its hours and what is left of its monthly traffic.
 
 `Lending` is asked with a time and keeps no clock. `keep_counting` is the daemon's task that feeds it from the meter and
 saves what was counted.

@@ -165,7 +165,7 @@ def parse_rate_limit(text: str) -> int:
 
 
 def parse_relay_rate(text: str) -> int:
-    """Parse a rate as `parse_rate_limit` does, without 0: whoever writes that wants no relaying, not no limit."""
+    """Parse a rate as `parse_rate_limit` does, without 0, by which an owner would mean to relay nothing."""
     bytes_per_s = parse_rate_limit(text)
     if not bytes_per_s:
         raise ValueError("is not a rate from 0.1mbit to 1000gbit")

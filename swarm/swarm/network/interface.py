@@ -72,7 +72,7 @@ class Network(Protocol):
 
     @property
     def links(self) -> LinkMeter:
-        """What this node's traffic has shown of its links."""
+        """Return what this node's traffic has shown of its links."""
 
     def now(self) -> float:
         """Unix time in seconds, the clock that records are issued and expire by."""

@@ -44,7 +44,7 @@ def parse_peer_addr(text: str) -> PeerAddr:
     """Raises ConfigError, which names the part that is wrong."""
     *host, (name, peer_id) = _parts(text, _PEER_EXAMPLE)
     if name != "p2p":
-        what = "it does not end in /p2p/<peer id>, so whoever answers there could not be recognised"
+        what = "it does not end in /p2p/<peer id>, so the peer that answers there could not be recognised"
         raise _fault(text, what, _PEER_EXAMPLE)
     return PeerAddr(peer_id=peer_id, addr="".join(_text(part) for part in host))
 

@@ -13,7 +13,7 @@ from swarm.simulation.report import ANSWERED, COVERED, UTILIZATION, Figures, Rep
 from swarm.simulation.scenario import Plan, Scenario
 
 PRECISION = 0.05
-"""Where the number that carries and the one that does not are so near, as a share, the search is over."""
+"""The search ends when the number that is enough and the one that is not differ by this share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

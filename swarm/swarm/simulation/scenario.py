@@ -34,7 +34,7 @@ def _number(default: float, low: float, high: float, *, above: bool = False) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
-    """Where `share` of the nodes are. `latency_ms` is one way between two nodes of it."""
+    """A region that holds `share` of the nodes. `latency_ms` is one way between two nodes of it."""
 
     name: str = field(default="anywhere", metadata=_TEXT)
     share: float = _number(1.0, 0, 1e6, above=True)

@@ -1,8 +1,8 @@
 """Simulated hosts that call each other: two timers for a call, in place of sockets. What `RecordDht` runs over.
 
 A message takes its sender's uplink, its receiver's downlink and the latency between their places; between hosts that
-only a relay joins it takes the relay's way and rate. Whoever is gone answers nothing, or, if it said goodbye, refuses
-the connection. Connections are not set up and not lost: what they cost comes on top.
+only a relay joins it takes the relay's way and rate. A host that is gone answers nothing, or,
+if it said goodbye, refuses the connection. Connections are not set up and not lost: what they cost comes on top.
 State belongs to the one event loop.
 """
 
@@ -29,7 +29,7 @@ DIAL_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a host is: its region, by index, and its NAT."""
+    """The place of a host: its region, by index, and its NAT."""
 
     region: int
     nat: Nat

@@ -72,7 +72,7 @@ class SimulatedNode:
     server: SimulatedServer | None = None
     task: asyncio.Task[None] | None = None
     node_keys: tuple[str, ...] = ()
-    """Where its node record may be."""
+    """The keys under which its node record may be stored."""
     base: tuple[int, int] = (0, 0)
     """Messages and bytes that it had sent when the measurement began."""
 

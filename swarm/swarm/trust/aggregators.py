@@ -403,7 +403,7 @@ class Aggregation:
 
     @property
     def is_sum(self) -> bool:
-        """Whether the decided result is the sum of `coefficients` * slices and nothing else."""
+        """Return whether the decided result is the sum of `coefficients` * slices and nothing else."""
         assert self._decision is not None
         return not self._decision.centre
 

@@ -1,6 +1,6 @@
 """Finds the nodes of one's own network that are in the same local network, and lets them find this one.
 
-`LocalDiscovery.run` is a task: it asks by multicast DNS who is there, answers whoever asks, and keeps what it heard of
+`LocalDiscovery.run` is a task: it asks by multicast DNS who is there, answers all who ask, and keeps what it heard of
 others in `nearby`. What it hears are claims. Whether the peer is there shows when it is dialled: its id is in the
 address, and libp2p lets nobody else answer. `libp2p.local_peers` does that.
 State belongs to the task's loop; the link is an argument, so that tests run it without sockets and in virtual time.

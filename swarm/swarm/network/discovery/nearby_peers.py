@@ -1,6 +1,6 @@
 """What this node has heard of peers in its local network. No stranger there can have the others forgotten.
 
-Whoever sends packets can name any number of peers, and may name one that exists with addresses of its own choice. So
+A sender of packets can name any number of peers, and may name one that exists with addresses of its own choice. So
 each source address has few places, what it says stands beside what others say, and when all places are taken, those go
 first that have the most. A claim by which a peer was reached keeps its place while it is repeated. Pure: the time is
 an argument.

@@ -2,7 +2,7 @@
 
 A host name alone means /dnsaddr. Its TXT records at _dnsaddr.NAME hold one address each, `dnsaddr=/ip4/…/p2p/…`, and
 may name further names (source: libp2p's specification of dnsaddr). With /p2p/ID behind it, only that peer's records
-count; without, whoever writes the records says which peers are met first. Everything above sees plain IP addresses:
+count; without one, the author of the records says which peers are met first. Everything above sees plain IP addresses:
 they are checked once, and no later answer can lead elsewhere.
 
 What a name may lead to is bounded in number, depth and time, and by `own_networks.kinds_to_dial`. `GivenPeers` is owned
@@ -216,7 +216,7 @@ class _Search:
         return True
 
     def _take(self, addr: PeerAddr, name: str, *, is_own_word: bool = False) -> None:
-        """Add one address. `is_own_word`: whoever started this node wrote localhost, which says what it leads to."""
+        """Add one address. `is_own_word`: the user of this node wrote localhost, which says what it leads to."""
         ip = address_of(addr.addr)
         kind = kind_of(ip) if ip is not None else "unusable"
         if kind == "link-local" and ip is not None and ip.version == 6:

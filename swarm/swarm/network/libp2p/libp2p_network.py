@@ -174,7 +174,7 @@ class Libp2pNetwork:
 
     @property
     def is_behind_symmetric_nat(self) -> bool:
-        """Whether peers see this node at different ports, so that no other NAT can be opened for it."""
+        """Return whether peers see this node at different ports, so that no other NAT can be opened for it."""
         return self._paths.own.is_behind_symmetric_nat
 
     @property

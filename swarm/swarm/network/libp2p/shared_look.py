@@ -1,7 +1,7 @@
 """Asks the daemon for its connections once for all who want to know them at the same time.
 
 Many tasks poll the connections, such as one for each introduction that is under way, and each answer costs time that
-grows with the number of connections. Here they share the answers: whoever asks gets one that was asked for afterwards,
+grows with the number of connections. Here they share the answers: every caller gets one that was asked for afterwards,
 and so many questions cost no more than one every PAUSE_S. There is no task: one of those who wait asks for all.
 """
 

@@ -183,7 +183,7 @@ class ResumableStreams:
 
 
 class AcceptedStream:
-    """One accepted stream. Whoever makes it sets `break_off`, which ends its byte stream."""
+    """One accepted stream. Its creator sets `break_off`, which ends its byte stream."""
 
     def __init__(self, streams: ResumableStreams, peer_id: str, stream_id: bytes) -> None:
         self.break_off: Callable[[], None] | None = None

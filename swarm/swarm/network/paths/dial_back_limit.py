@@ -1,7 +1,7 @@
 """Bounds the dials back that peers can have from this node: each starts a libp2p daemon, a tenth of a second of work.
 
 A peer waits for one at a time and gets few in a minute, which is enough for a node whose addresses change. As peer ids
-cost nothing, all peers together are bounded, too: at most a tenth of one core. Whoever is refused asks another peer.
+cost nothing, all peers together are bounded, too: at most a tenth of one core. A peer that is refused asks another one.
 State belongs to the network's loop, whose clock it reads.
 """
 

@@ -52,7 +52,7 @@ class DirectPaths:
         self._known: object = None
         self._policy: DialPolicy
         self.may_relay = True
-        """Whether this node's owner lends its link now. Asked where relaying follows from this node's addresses."""
+        """True while this node's owner lends its link. Read when relaying is decided."""
 
     async def start(self, tasks: asyncio.TaskGroup, prefix: str, replace: Callable[[str], Awaitable[None]]) -> None:
         """Serve the methods of `prefix`; `replace` reaches a peer anew. Raises PeerUnreachable if the daemon ended."""

@@ -50,7 +50,7 @@ MAX_ADDRS = 3
 private IP, which a neighbour has."""
 
 MAX_ATTEMPTS = 32
-"""Attempts at the same time, whoever asked for them. Each is six SYNs to each address at most."""
+"""Maximum attempts at the same time, for all peers together. Each is six SYNs to each address at most."""
 
 RETRY_S = 30.0
 """Time after a failed attempt in which a pair is not introduced again: where NATs do not allow a connection, they still

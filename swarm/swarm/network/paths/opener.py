@@ -41,7 +41,7 @@ _GREETING = b"\x13/multistream/1.0.0\n"
 
 @dataclass(frozen=True, slots=True)
 class ListenPlace:
-    """Where a daemon listens: the place to bind, and the one at which this process reaches it."""
+    """The place where a daemon listens: the one to bind, and the one at which this process reaches it."""
 
     bind: tuple[str, int]
     reach: tuple[str, int]
@@ -65,7 +65,7 @@ def listen_places(listen: Sequence[str], addrs: Sequence[str]) -> dict[int, List
 
 
 class NotALibp2pHost(Exception):
-    """What answered is something else."""
+    """Another program than a libp2p host answered."""
 
 
 async def open_path(here: ListenPlace, there: tuple[str, int], opened: Callable[[], None]) -> bool:

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 from swarm_protocol.errors import PeerError
 
 GREETING_TIMEOUT_S = 3.0
-"""Time for a peer to say who it is. Whoever dials through this node waits 5 s for all."""
+"""Time for a peer to say who it is. A peer that dials through this node waits 5 s in all."""
 
 MEMBER_S = 600.0
 STRANGER_S = 10.0
@@ -24,7 +24,7 @@ STRANGER_S = 10.0
 
 MAX_KNOWN = 1024
 MAX_GREETINGS = 64
-"""Peers that are greeted at the same time. Whoever comes beyond that is turned away, and may come again."""
+"""Peers that are greeted at the same time. Further peers are refused, and may try again."""
 
 
 @dataclass(frozen=True, slots=True)

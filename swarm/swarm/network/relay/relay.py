@@ -123,7 +123,7 @@ class Relay:
 
     @property
     def serves(self) -> bool:
-        """Whether this node relays for others. Once it does not, it ends all reservations; circuits go on."""
+        """Return whether this node relays for others. Once it does not, it ends all reservations; circuits go on."""
         return self._serves
 
     @serves.setter

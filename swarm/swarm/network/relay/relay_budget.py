@@ -3,7 +3,8 @@
 A token bucket (`rate`) gives the total. Pieces that must wait are served by start-time fair queueing (Goyal, Vin and
 Cheng 1996) over peers: each peer has a virtual time, which is how many bytes it was served, and the piece whose ends
 are behind goes first. Deviation: a piece is charged to both its ends, so that a peer does not get more with more
-circuits, whoever opened them. A peer that is alone may take everything, and one that was silent has saved up nothing.
+circuits, no matter which side opened them. A peer that is alone may take everything, and one that was silent has
+saved up nothing.
 
 State belongs to the network's loop; one timer runs while somebody waits. What it holds is bounded by the circuits.
 """

@@ -87,8 +87,10 @@ class Reservations:
 
     @property
     def wanted(self) -> bool:
-        """Whether this node is to be reached through relays. Once it is not, no address through them is told, and after
-        RELEASE_S they are released."""
+        """Return whether this node is to be reached through relays.
+
+        Once it is not, it announces no address through them, and releases them after RELEASE_S.
+        """
         return self._wanted
 
     @wanted.setter
@@ -147,7 +149,7 @@ class Reservations:
                         await changed.wait()
 
     def _next(self, now: float) -> list[RelayCandidate]:
-        """Return whom to ask now: first of all somebody in each network that is missing, then whoever is left for the
+        """Return whom to ask now: first of all somebody in each network that is missing, then the others for the
         places that are free."""
         if not self._wanted:
             return []

@@ -66,7 +66,7 @@ class Capability:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the whole model fits, so that there is no span to choose."""
+        """Return whether the whole model fits, so that there is no span to choose."""
         return self.capacity.num_blocks >= self.files.num_blocks
 
 

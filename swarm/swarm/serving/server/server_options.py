@@ -69,5 +69,5 @@ class ServerOptions:
 
     @property
     def bits(self) -> Literal["int8", "int4"] | None:
-        """What the weights of linear layers are quantized to, if anything."""
+        """Return what the weights of linear layers are quantized to, if anything."""
         return self.dtype if self.dtype in ("int8", "int4") else None

@@ -140,7 +140,7 @@ class ServerSession:
 
     @property
     def is_last(self) -> bool:
-        """Whether this is the session of the model's last block."""
+        """Return whether this is the session of the model's last block."""
         return self.sequence.blocks[1] == self._served.engine.span.num_blocks
 
     def take_step(self, step: StepRequest) -> None:

@@ -80,7 +80,7 @@ class SpanAnnouncer:
 
     @property
     def record(self) -> ServeRecord:
-        """What is announced now. Only while there are blocks."""
+        """Return what is announced now. Only while there are blocks."""
         server = self._server
         assert server.deployed is not None, "not started, or closed"
         loaded, speed = server.deployed.loaded, server.deployed.speed

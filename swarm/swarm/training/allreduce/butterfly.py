@@ -195,7 +195,7 @@ class Butterfly:
                 await self.answer_audit(opening.part, stream)
 
     def _fits(self, peer: str, opening: ReduceOpening) -> bool:
-        """Whether `peer` may open such a stream to this member."""
+        """Return whether `peer` may open such a stream to this member."""
         if opening.part >= len(self._parts):
             return False
         owner, backup = self._group.peer_ids[opening.part], backup_peer(self._group, opening.part)

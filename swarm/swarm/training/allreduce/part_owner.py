@@ -56,7 +56,7 @@ NOTABLE_VALUES = 256
 class PartReducer:
     """Aggregates one part of the contributions of `members` frame by frame, and each leaf of `leaf_values` on its own.
 
-    A leaf's result follows from that leaf's slices alone, so that whoever has these can check it. Everything here
+    A leaf's result follows from that leaf's slices alone, so that every holder of these can check it. Everything here
     blocks: call it off the loop, one frame after the other, except where `is_quick`. Weights are the tokens that the
     group grants; the check of the group has capped them by the leases. Slices are passed in the order of
     `contributors`.
@@ -221,7 +221,7 @@ class PartOwner:
             delivering.cancel()
 
     def lacks(self, peer: str) -> bool:
-        """Whether `peer` left before all its slices had arrived: without them this part cannot be reduced."""
+        """Return whether `peer` left before all its slices had arrived: without them this part cannot be reduced."""
         inbox, contributes = self._inboxes[peer], peer in [each.peer_id for each in self.reducer.contributors]
         return contributes and not inbox.is_filling and inbox.num_received < len(self._part.frames)
 

@@ -58,7 +58,7 @@ def check_card(name: str, settings: Sequence[Any]) -> None:
 
 
 def is_inside(path: str) -> bool:
-    """Whether `path`, as it stands in a card, can only be a file or folder of the card's own repository."""
+    """Return whether `path`, as it stands in a card, can only be a file or folder of the card's own repository."""
     try:
         scheme = urlsplit(path).scheme
     except ValueError:

@@ -47,7 +47,7 @@ class DocumentSource(Protocol):
 
     @property
     def name(self) -> str:
-        """What messages call the source."""
+        """Return what messages call the source."""
 
     @property
     def key(self) -> str:

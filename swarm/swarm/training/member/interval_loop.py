@@ -61,7 +61,7 @@ class IntervalLoop:
         self.latest: IntervalResult | None = None
         """The result of the last interval that trained."""
         self.is_leaving = is_leaving
-        """Whether this member trains no more: see `leave`."""
+        """True once this member trains no more: see `leave`."""
         self._context = context
         self._intervals = intervals
         self._tasks = tasks

@@ -144,7 +144,7 @@ class RoundDriver:
         return self._state.signed.group.peer_ids if self._state.signed else ()
 
     def is_coordinated_by(self, peer: str, attempt: int) -> bool:
-        """Whether `peer` coordinates the attempt that this member is at, or about to go on to."""
+        """Return whether `peer` coordinates the attempt that this member is at, or about to go on to."""
         state = self._state
         is_near = attempt in {state.attempt, state.attempts.later}
         return is_near and with_coordinator(replace(state, attempt=attempt)).coordinator == peer
@@ -161,7 +161,7 @@ class RoundDriver:
 
     @property
     def promise(self) -> Promise:
-        """What this member is bound to at later attempts at the step."""
+        """Return what this member is bound to at later attempts at the step."""
         return Promise(report=own_report(self._state), first_attempt=self.setup.first_attempt)
 
     @property
@@ -182,7 +182,7 @@ class RoundDriver:
 
     @property
     def abstains(self) -> bool:
-        """Whether this member waits for a state that it has lost."""
+        """Return whether this member waits for a state that it has lost."""
         return self._state.abstains
 
     def feed(self, event: Event) -> None:

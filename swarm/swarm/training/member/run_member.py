@@ -179,7 +179,7 @@ class RunMember:
 
     @property
     def report(self) -> RoundReport | None:
-        """What this member measured of the newest committed round that it took part in; set before `OuterStep`."""
+        """Return what this member measured of the newest committed round with it; set before `OuterStep`."""
         return self._report
 
     async def run(self) -> None:

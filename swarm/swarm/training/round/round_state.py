@@ -82,7 +82,7 @@ class RoundSetup:
 
     @property
     def follows(self) -> bool:
-        """Whether another member brings this one's work to the round."""
+        """Return whether another member brings this one's work to the round."""
         return self.clusters.follows(self.me)
 
     def admits(self, peer: str) -> bool:

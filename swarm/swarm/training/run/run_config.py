@@ -366,12 +366,12 @@ class RunConfig:
 
     @property
     def samples_per_interval(self) -> int:
-        """How many samples one member's full interval uses."""
+        """Return how many samples one member's full interval uses."""
         return self.interval_steps * self.inner.batch_windows
 
     @property
     def max_trainers(self) -> int:
-        """How many can train at one time: the members of a round, and those whose work these bring."""
+        """Return how many can train at one time: the members of a round, and those whose work these bring."""
         return self.max_group * self.cluster_size
 
     def make_aggregator(self) -> Aggregator:

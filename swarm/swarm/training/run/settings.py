@@ -54,7 +54,7 @@ class SettingChecks:
         self._problems.append(problem)
 
     def passed(self, *keys: str) -> bool:
-        """Whether no problem of `keys` was found, so that their values can be compared."""
+        """Return whether no problem of `keys` was found, so that their values can be compared."""
         return self._wrong.isdisjoint(keys)
 
     def finish(self) -> None:
@@ -136,7 +136,7 @@ def implied_values(table: type[Any], prefix: str = "") -> dict[str, Any]:
 
 
 def are_peers(value: object) -> bool:
-    """Whether it is a list of distinct peer ids."""
+    """Return whether a value is a list of distinct peer ids."""
     if not isinstance(value, list | tuple) or len(value) > MAX_ADMITTED:
         return False
     try:
@@ -154,9 +154,9 @@ def matching(pattern: str) -> Callable[[object], bool]:
 
 
 is_hub_id = matching(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-"""Whether it is OWNER/NAME."""
+"""Return whether a value is OWNER/NAME."""
 is_revision = matching(r"\w[\w.-]{0,95}(?:/\w[\w.-]{0,95})?")
-"""Whether it can be a branch, a tag or a commit of a repository on a hub."""
+"""Return whether a value can be a branch, a tag or a commit of a repository on a hub."""
 is_commit = matching(r"[0-9a-f]{40}")
 is_digest = matching(r"[0-9a-f]{64}")
 

@@ -155,7 +155,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2, keep
 
 
 def is_kept(outer_step: int, keep_every: int) -> bool:
-    """Whether that step's checkpoint is kept for good."""
+    """Return whether that step's checkpoint is kept for good."""
     return keep_every > 0 and outer_step % keep_every == 0
 
 
@@ -253,7 +253,7 @@ def _step_of(place: Path) -> int:
 
 
 def _is_sound(place: Path, checkpoint: Checkpoint) -> bool:
-    """Whether the checkpoint at `place` is whole, and of this state and certificate."""
+    """Return whether the checkpoint at `place` is whole, and of this state and certificate."""
     try:
         if _load(place).certificate != checkpoint.certificate:  # its state is what its manifest says
             return False

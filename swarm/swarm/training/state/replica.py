@@ -140,8 +140,10 @@ class Replica:
 
     @property
     def is_new(self) -> bool:
-        """Whether this replica has no outer step yet, and thus no state that others' certificates must follow from: see
-        `certificate.most_supported`. Two first groups become one in this way."""
+        """Return whether this replica has no outer step yet, and so no state from which certificates must follow.
+
+        See `certificate.most_supported`. Two first groups become one in this way.
+        """
         return self.outer_step == 0 and self.order is None
 
     @property

@@ -155,7 +155,7 @@ class ReplicaState:
 
     @property
     def num_committed(self) -> int:
-        """How many samples all outer steps so far have used."""
+        """Return how many samples all outer steps so far have used."""
         return sum(stripe.cursor.num_committed for stripe in self.stripes)
 
     def manifest(self) -> Manifest:

@@ -60,7 +60,7 @@ class ChunkSchedule:
 
     @property
     def is_open(self) -> bool:
-        """Whether chunks are still missing."""
+        """Return whether chunks are still missing."""
         return bool(self._waiting or self._asked)
 
     @property

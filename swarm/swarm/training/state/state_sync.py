@@ -1,4 +1,4 @@
-"""Which committed states a member follows, and how it gets them: from its own proposal, by parts, or by chunks.
+"""Decides which committed states a member follows, and gets them: from its own proposal, by parts, or by chunks.
 
 `follows` decides whether a member that has a state may follow a certificate that another one shows; `furthest` asks
 many peers at once; `reach` gets the state.

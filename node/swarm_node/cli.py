@@ -150,6 +150,24 @@ COMMANDS = (
         },
     ),
     Command(
+        name="evidence list",
+        purpose="List the evidence that this home keeps against members of its runs: who lied, how, and which file.",
+        code="swarm_node.commands.evidence:show",
+        settings=HERE,
+        example="swarm-node evidence list",
+    ),
+    Command(
+        name="evidence verify",
+        purpose="Check an evidence file offline. Exit code 0: it proves that a member lied; 1: it proves nothing.",
+        code="swarm_node.commands.evidence:verify",
+        settings=(),
+        example="swarm-node evidence verify 12D3KooW….evidence --run story.toml",
+        options={
+            "PATH": "The evidence file, as a home keeps it (see: swarm-node evidence list).",
+            "--run FILE": "The run file that the evidence must be of (default: the one that it holds).",
+        },
+    ),
+    Command(
         name="models list",
         purpose="List the models of a network, with their revisions and whether all blocks are served.",
         code="swarm_node.commands.models:list_models",
@@ -275,13 +293,18 @@ GROUPS = {
         help="Create, sign, show, watch, export and resume training runs.",
         epilog="Example: swarm-node run init run.toml",
     ),
+    "evidence": typer.Typer(
+        name="evidence",
+        help="List the evidence that a home keeps (the default), or check a file of evidence.",
+        epilog="Example: swarm-node evidence verify FILE",
+    ),
     "models": typer.Typer(
         name="models",
         help="List the models of a network (the default), or check a model before serving it.",
         epilog="Example: swarm-node models check OWNER/NAME",
     ),
 }
-USUAL = {"models": "list"}
+USUAL = {"evidence": "list", "models": "list"}
 """The command that a group runs when none of its commands is named."""
 for entry in COMMANDS:
     entry.add_to(GROUPS.get(entry.name.split()[0], app))

@@ -118,6 +118,17 @@ def unseal(
     return envelope
 
 
+def issued_at(data: bytes) -> float:
+    """Return when the envelope in `data` says that it was signed; nothing else is checked. Who unseals it as of that
+    time reads it however old it is. Raises PeerViolation."""
+    if len(data) > limits.MAX_SIGNED_PAYLOAD_BYTES + limits.MAX_ENVELOPE_OVERHEAD_BYTES:
+        raise PeerViolation(f"envelope has {len(data)} bytes, more than any")
+    try:
+        return _parse(data).issued_at
+    except ValueError as error:
+        raise PeerViolation(f"envelope is malformed: {error}") from error
+
+
 def _complaint(envelope: Envelope, purpose: str, network_id: str, max_payload_bytes: int) -> str:
     if envelope.purpose != purpose:
         return f"envelope is signed as {envelope.purpose!r}, not as {purpose!r}"

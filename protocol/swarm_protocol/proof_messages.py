@@ -9,13 +9,18 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from swarm_protocol import limits, wire
-from swarm_protocol.checks import Digest, Name, up_to, whole
+from swarm_protocol.checks import Digest, Name, distinct, named, up_to, whole
+from swarm_protocol.identity import PeerId
 from swarm_protocol.proto import proofs_pb2
 from swarm_protocol.training_messages import Attempt, Step
+from swarm_protocol.version import NetworkId
 
 PART_PURPOSE = "part"
 
+WRONG_REDUCTION = "wrong_reduction"
+
 Leaf = Annotated[int, whole(limits.MAX_PART_VALUES)]
+Kind = Annotated[str, named(limits.MAX_PURPOSE_BYTES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +62,25 @@ class AuditedSlice(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence(wire.WireMessage):
-    """What convicts the signer of `statement`, in the signed `group`.
+    """What convicts a member of a lie, whatever the lie is: `body` is the message of this `kind`. Each kind has a
+    checker of its own; who does not know a kind does not take it."""
+
+    PROTO = proofs_pb2.Evidence
+    MAX_BYTES = limits.MAX_EVIDENCE_BYTES
+
+    kind: Kind
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrongReduction(wire.WireMessage):
+    """What convicts the signer of `statement`, in the signed `group`, of a wrong result.
 
     Its `result` of `leaf`, which `result_proof` shows to be under the stated root, is not what follows from the
     contributors' `slices`, in the order of the group.
     """
 
-    PROTO = proofs_pb2.Evidence
+    PROTO = proofs_pb2.WrongReduction
     MAX_BYTES = limits.MAX_EVIDENCE_BYTES
 
     group: bytes
@@ -72,3 +89,30 @@ class Evidence(wire.WireMessage):
     result: bytes
     result_proof: bytes
     slices: Annotated[tuple[AuditedSlice, ...], up_to(limits.MAX_GROUP_MEMBERS)]
+
+    def evidence(self) -> Evidence:
+        return Evidence(kind=WRONG_REDUCTION, body=self.to_bytes())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvidenceRequest(wire.WireMessage):
+    """Asks a member for the evidence that it holds against peers that are banned now, without that against `known`.
+    Each answer is one Evidence; then the stream ends."""
+
+    PROTO = proofs_pb2.EvidenceRequest
+    MAX_BYTES = limits.MAX_EVIDENCE_REQUEST_BYTES
+
+    run: Name
+    known: Annotated[tuple[PeerId, ...], distinct(limits.MAX_BANS)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvidenceFile(wire.WireMessage):
+    """Evidence as it lies on a disk, with all that its check needs: the network's id, and the run's signed file."""
+
+    PROTO = proofs_pb2.EvidenceFile
+    MAX_BYTES = limits.MAX_EVIDENCE_FILE_BYTES
+
+    network_id: NetworkId
+    run: bytes
+    evidence: bytes

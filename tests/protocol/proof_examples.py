@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from swarm_protocol.proof_messages import AuditDraw, AuditedSlice, Evidence, PartStatement
+from swarm_protocol.identity import Identity
+from swarm_protocol.proof_messages import (
+    AuditDraw,
+    AuditedSlice,
+    Evidence,
+    EvidenceFile,
+    EvidenceRequest,
+    PartStatement,
+    WrongReduction,
+)
 
 DIGEST = bytes(range(32))
+PEER = Identity(b"b" * 32).peer_id
 
 EXAMPLES: tuple[object, ...] = (
     PartStatement(run="stdlib-1f00ba44", step=3, attempt=1, group_digest=DIGEST, part=2, result_root=DIGEST[::-1]),
     AuditDraw(leaf=1000),
     AuditedSlice(data=b"encoded slice", proof=DIGEST),
-    Evidence(
+    Evidence(kind="wrong_reduction", body=b"message of the kind"),
+    EvidenceRequest(run="stdlib-1f00ba44"),
+    EvidenceRequest(run="stdlib-1f00ba44", known=(PEER,)),
+    EvidenceFile(network_id="public", run=b"name = 'stdlib'", evidence=b"evidence"),
+    WrongReduction(
         group=b"signed group",
         statement=b"signed statement",
         leaf=17,

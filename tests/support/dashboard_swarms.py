@@ -15,6 +15,7 @@ from support.dashboard_source import ExampleSource
 from swarm.network.traffic import PATH_KINDS
 from swarm_node.dashboard.view_builder import counted_paths
 from swarm_node.dashboard.views import (
+    BanView,
     ChainView,
     ChangeEvent,
     CheckpointFile,
@@ -253,6 +254,7 @@ class _Invention:
             num_parameters=109_700_000 if number == 0 else 1_050_000_000,
             steps=tuple(steps),
             refusals=self._refusals(members, newest),
+            bans=self._bans(members, newest),
             contributors=tuple(contributors),
             checkpoint=tuple(CheckpointFile(name=file, num_bytes=size, url=url + file) for file, size in files),
         )
@@ -288,6 +290,19 @@ class _Invention:
         )
         self.training.setdefault(peer, []).append(one)
         return one
+
+    def _bans(self, members: Sequence[str], newest: int) -> tuple[BanView, ...]:
+        return tuple(
+            BanView(
+                peer_id=peer,
+                name=self.names[peer],
+                outer_step=max(1, newest - 7 * index),
+                kind="wrong_reduction",
+                reason=f"it signed a wrong result of part {index} of outer step {max(1, newest - 7 * index)}",
+                until=None if index else newest + 40,
+            )
+            for index, peer in enumerate(members[2:4])
+        )
 
     def _refusals(self, members: Sequence[str], newest: int) -> tuple[RefusalView, ...]:
         reasons = (

@@ -100,7 +100,7 @@ def whole_registry() -> Iterator[Registry]:
         registry.reading(lambda: read_node(node)),
         registry.reading(lambda: read_network(network)),
         registry.reading(lambda: read_server(volunteer)),
-        registry.reading(lambda: read_trainer(MagicMock(num_mismatches=2), SLOW, "me")),
+        registry.reading(lambda: read_trainer(MagicMock(num_mismatches=2, bans=("one", "two", "three")), SLOW, "me")),
     ):
         yield registry
 

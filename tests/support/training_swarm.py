@@ -29,6 +29,7 @@ from swarm.training.round.promise import PromiseStore
 from swarm.training.run.run_config import DataConfig, InnerConfig, RunConfig
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.certificate import RunSignatures
+from swarm.training.state.evidence_folder import EvidenceStore
 from swarm.training.state.replica_state import ReplicaState
 from swarm_compression import Codec, get_codec
 from swarm_protocol.identity import Identity
@@ -220,6 +221,7 @@ class Swarm:
         kind: type[RunMember] = RunMember,
         bytes_per_s: float | None = None,
         promises: PromiseStore | None = None,
+        evidence: EvidenceStore | None = None,
     ) -> Member:
         identity = identity_of(name)
         access = {} if bytes_per_s is None else {"up_bytes_per_s": bytes_per_s, "down_bytes_per_s": bytes_per_s}
@@ -239,6 +241,7 @@ class Swarm:
                 state=state,
                 certificate=certificate,
                 promises=promises,
+                evidence=evidence,
             ),
             faults=self.script.hook(name) if self.script else no_faults,
         )

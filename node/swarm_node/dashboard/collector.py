@@ -29,6 +29,7 @@ from swarm_node.dashboard.model_views import current_view, server_view
 from swarm_node.dashboard.run_follower import MAX_REFUSALS, MAX_STEPS, FetchRun, RunFollower
 from swarm_node.dashboard.run_views import (
     RunFacts,
+    ban_views,
     contributor_view,
     contributors,
     downsampled,
@@ -251,6 +252,7 @@ class Collector:
             steps=steps,
             refusals=refusals[:MAX_REFUSALS],
             contributors=contributors(facts, await self._totals(run_id), self._names(), since, self._snapshot.at),
+            bans=ban_views(followed.bans, self._names()) if followed is not None else (),
             checkpoint=() if self._checkpoints is None else await asyncio.to_thread(self._checkpoints.files, run_id),
         )
 

@@ -1,4 +1,5 @@
-"""Follows runs from outside: their signed files, the steps that they commit, what their members measure and refuse.
+"""Follows runs from outside: their signed files, the steps that they commit, what their members measure and refuse,
+and whom they ban.
 
 Each run has one job at a time, which asks its members; a slow one holds up no other and no poll. A file is believed if
 it is the one that the run's id names, a step if its certificate holds (see `swarm.training.member.observer`). Owned by
@@ -19,6 +20,7 @@ from swarm.network.link_diagnosis import LinkWatch
 from swarm.network.membership import Membership
 from swarm.training.member.observer import CommittedStep, Observer
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.bans import Ban
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.records import RoundReport, TrainerRecord, ValidationReport
 
@@ -38,6 +40,7 @@ MAX_OPEN_STEPS = 8
 """The newest steps whose members may still report measurements: their records follow a step by seconds."""
 
 RETRY_FILE_S = 30.0
+ASK_FOR_BANS_S = 10.0
 MAX_ASKED = 4
 """Members that are asked for the file before the next pause."""
 
@@ -60,6 +63,8 @@ class FollowedRun:
     file: SignedRun | None = None
     steps: deque[StepView] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
     refusals: deque[RefusalView] = field(default_factory=lambda: deque(maxlen=MAX_REFUSALS))
+    bans: tuple[Ban, ...] = ()
+    ask_for_bans_at: float = 0.0
     since: dict[str, float] = field(default_factory=dict)
     committed: dict[int, CommittedStep] = field(default_factory=dict)
     end: RunEnd | None = None
@@ -179,6 +184,9 @@ class RunFollower:
             if run.observer is not None:
                 committed = await run.observer.look(active(run.trainers.records))
                 self._take_steps(run, committed)
+                if self._network.now() >= run.ask_for_bans_at:
+                    run.ask_for_bans_at = self._network.now() + ASK_FOR_BANS_S
+                    run.bans = await run.observer.look_for_bans(active(run.trainers.records))
                 run.last_problem = ""
         except SwarmError as error:
             if error.message != run.last_problem:

@@ -13,16 +13,18 @@ from typing import Literal
 from swarm.network.link_diagnosis import SlowLink
 from swarm.training.member.observer import CommittedStep
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.bans import Ban
 from swarm_protocol.records import RoundReport, TrainerRecord
 
 from swarm_node.dashboard.history.facts import ContributionTotal
 from swarm_node.dashboard.history.reader import evenly
-from swarm_node.dashboard.views import ContributorView, RunView, StepView
+from swarm_node.dashboard.views import BanView, ContributorView, RunView, StepView
 from swarm_node.formatting import ending, plural, shown
 from swarm_node.network_snapshot import Listed
 
 MAX_LOSSES = 60
 MAX_CONTRIBUTORS = 1000
+MAX_BANS = 100
 MAX_AT = 1e11
 """The largest time that the calendar takes; a database can hold anything."""
 PHASES = ("interval", "group", "reduce", "commit", "apply")
@@ -54,6 +56,21 @@ class RunFacts:
     steps: Sequence[StepView]
     end: RunEnd | None = None
     slow_links: Sequence[SlowLink] = ()
+
+
+def ban_views(bans: Sequence[Ban], names: Names) -> tuple[BanView, ...]:
+    """Return the newest of `bans`, newest first."""
+    return tuple(
+        BanView(
+            peer_id=ban.verdict.peer_id,
+            name=names.get(ban.verdict.peer_id) or ending(ban.verdict.peer_id),
+            outer_step=ban.verdict.step,
+            kind=ban.verdict.kind,
+            reason=shown(ban.verdict.reason),
+            until=ban.until,
+        )
+        for ban in reversed(bans[-MAX_BANS:])
+    )
 
 
 def run_view(facts: RunFacts, at: float, names: Names = NO_NAMES) -> RunView:

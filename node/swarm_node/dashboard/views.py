@@ -189,6 +189,20 @@ class RefusalView(View):
     reason: str
 
 
+class BanView(View):
+    """A member that is kept out of the run's rounds, since evidence that was checked here proves that it lied.
+
+    `until` is the last outer step of which it is kept out; None: of all.
+    """
+
+    peer_id: str
+    name: str
+    outer_step: int
+    kind: str
+    reason: str
+    until: int | None
+
+
 class ContributorView(View):
     """One peer that trains a run, or has contributed to it."""
 
@@ -245,6 +259,7 @@ class RunDetail(View):
     refusals: tuple[RefusalView, ...]  # newest first, at most 100
     contributors: tuple[ContributorView, ...]  # most tokens first
     checkpoint: tuple[CheckpointFile, ...]
+    bans: tuple[BanView, ...] = ()  # newest first, at most 100
 
 
 class ChangeEvent(View):

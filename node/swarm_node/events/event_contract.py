@@ -176,12 +176,15 @@ EVENTS: Mapping[str, EventSpec] = {
     ),
     "member_convicted": _event(
         "Evidence that this node has checked proves that a member of the run lied. It takes part in no round with this "
-        "node any more.",
-        "convicted in step {step}: {peer_id}, {reason}",
+        "node, for as long as the run's ban_steps say.",
+        "convicted in step {step}, banned {how_long}: {peer_id}, {reason}",
         run="text: the run's id",
         step="int: the outer step of the lie",
         peer_id="text: who lied",
+        kind="text: the kind of evidence, such as wrong_reduction",
         reason="text: what it did",
+        until="int?: the last outer step of which it is kept out; null: it is banned for good",
+        how_long="text: the same in words",
     ),
     "contribution_late": _event(
         "An outer step was committed without what this node has trained for it: that work is lost, and its "
@@ -283,6 +286,18 @@ EVENTS: Mapping[str, EventSpec] = {
     ),
     "run_written": _event(
         "What `run init` prints: there is a new run file to edit.", "wrote {path}: edit it", path="text: where it is"
+    ),
+    "evidence": _event(
+        "What `evidence verify` and `evidence list` print: what a file of evidence proves, which was checked offline.",
+        "{peer_id} lied: {reason} of {run}; it is banned {how_long} ({path})",
+        path="text: the file",
+        run="text: the run's id",
+        peer_id="text: who lied",
+        kind="text: the kind of evidence, such as wrong_reduction",
+        step="int: the outer step of the lie",
+        reason="text: what it did",
+        until="int?: the last outer step of which it is kept out; null: it is banned for good",
+        how_long="text: the same in words",
     ),
     "run_problem": _event(
         "What `run sign` finds impossible in a run file; an `error` follows.",

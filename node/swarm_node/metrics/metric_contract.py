@@ -212,6 +212,10 @@ TRAINER: MetricGroup = {
         "Members whom evidence convicts of a lie.",
         "when this member has checked the evidence; `status`, the node's log and the dashboard say who and why",
     ),
+    "swarm_trainer_num_banned": _gauge(
+        "Members of the run that this member keeps out of its rounds.",
+        "when evidence convicts a member, also evidence that was kept from before the start, and when a ban ends",
+    ),
     "swarm_trainer_digest_mismatches_total": _counter(
         "How often this member's state was found to differ from what was committed.",
         "when memory was damaged, or another version computes differently: above 0 needs attention",

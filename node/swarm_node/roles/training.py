@@ -30,7 +30,9 @@ from swarm.training.round.promise import PromiseFile
 from swarm.training.run.layout import fragment_of
 from swarm.training.run.methods import short
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.bans import Ban, how_long
 from swarm.training.state.checkpoint import Checkpoint, discard_inner, load_newest, write_inner
+from swarm.training.state.evidence_folder import EvidenceFolder
 from swarm.training.state.export import export_hf
 from swarm.training.state.replica_state import ReplicaState
 from swarm_protocol.control_messages import MAX_CONVICTED_LINES, TrainingStatus
@@ -44,7 +46,7 @@ from swarm_node.metrics.readings import TrainerMetrics, read_trainer
 from swarm_node.node import Node
 from swarm_node.roles.training_files import CheckpointWriter, ChunkFolder, PendingCheckpoint
 from swarm_node.settings.config import Config
-from swarm_node.storage.home import explained
+from swarm_node.storage.home import EVIDENCE, explained
 
 LINKS_S = 10.0
 """How often the members' reports are looked at for slow links."""
@@ -56,7 +58,6 @@ _EVENTS = {
     events.OuterStep: "outer_step",
     events.StateFetched: "state_fetched",
     events.RoundAborted: "round_aborted",
-    events.MemberConvicted: "member_convicted",
     events.RunResumed: "run_resumed",
     events.Validated: "validated",
 }
@@ -85,7 +86,6 @@ class RunTraining:
         self._metrics = TrainerMetrics(node.metrics, run.config.outer_steps)
         self._saved = b""
         self._links = LinkWatch()
-        self._convicted: list[str] = []
         self._begun = False
         self._reports_tokens = False
 
@@ -132,6 +132,7 @@ class RunTraining:
                 state=resumed.state if resumed else None,
                 certificate=resumed.certificate if resumed else b"",
                 promises=PromiseFile(self._folder / "votes"),
+                evidence=EvidenceFolder(self._folder / EVIDENCE, self._run, self._node.network.network_id),
                 chunks=ChunkFolder(
                     self._node.home.cache / "chunks" / self._run.run_id, max_bytes=8 * setup.theta_N.numel()
                 ),
@@ -245,6 +246,8 @@ class RunTraining:
             case events.Admitted():
                 # a member that votes from a state has to find it again when it is started anew
                 self._save_soon()
+            case events.MemberConvicted():
+                self._emit("member_convicted", how_long=how_long(event.until), **asdict(event))
             case _:
                 fragments = self._run.config.fragments
                 of = {"fragment": fragment_of(event.step, fragments)} if isinstance(event, events.OuterStep) else {}
@@ -253,8 +256,6 @@ class RunTraining:
             self._show(event.step, loss=event.loss, tokens_per_s=event.tokens_per_s)
             self._say(event.step, event.tokens_per_s)
             self._save_soon()
-        elif isinstance(event, events.MemberConvicted):
-            self._convicted.append(f"{short(event.peer_id)} lied in this run: {event.reason}")
         elif isinstance(event, events.RunResumed):
             self._saved = b""  # the same state, and another certificate
             self._save_soon()
@@ -299,8 +300,9 @@ class RunTraining:
         self._node.emitter.status("training", f"TRAINING step {step} of {of}, {rate(tokens_per_s)} here")
 
     def _with_waiting(self, training: TrainingStatus) -> TrainingStatus:
-        slow, convicted = tuple(map(_words, self._links.named)), self._convicted[-MAX_CONVICTED_LINES:]
-        training = replace(training, slow_links=slow, convicted=tuple(convicted))
+        bans = self._trainer.bans[-MAX_CONVICTED_LINES:] if self._trainer else ()
+        slow, convicted = tuple(map(_words, self._links.named)), tuple(map(_ban_words, bans))
+        training = replace(training, slow_links=slow, convicted=convicted)
         waiting = self._trainer.waiting if self._trainer else None
         if waiting is None:
             return training
@@ -362,6 +364,10 @@ def local_options(config: Config, device: str) -> LocalOptions:
 
 def _words(slow: SlowLink) -> str:
     return slow.words({peer: short(peer) for peer in slow.peers})
+
+
+def _ban_words(ban: Ban) -> str:
+    return f"{short(ban.verdict.peer_id)} is banned {how_long(ban.until)}: {ban.verdict.reason}"
 
 
 def _named(peers: Sequence[str]) -> str:

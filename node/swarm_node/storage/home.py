@@ -7,7 +7,7 @@
     HOME/revisions.json the weights of models that its clients have used (see `used_models`); may be deleted, too
     HOME/traffic.json   what was sent and received in this month (see `lending.monthly_traffic`); may be deleted, too
     HOME/cache/         measurements and downloaded files; may be deleted at any time
-    HOME/checkpoints/   one directory per run
+    HOME/checkpoints/   one directory per run, also for its votes and its evidence
     HOME/log/           rotated log files
 
 The lock is the kernel's (`flock`), so a daemon that was killed leaves none behind.
@@ -30,6 +30,9 @@ from swarm_protocol.errors import ConfigError
 
 MAX_SOCKET_PATH_BYTES = 100  # the kernel's sun_path holds 108 on Linux and 104 on macOS, with its ending zero
 _PID_BYTES = 10  # a fixed width, so that a shorter pid leaves nothing of a longer one
+
+EVIDENCE = "evidence"
+"""The directory of a run's evidence, in that of its checkpoints."""
 
 _REMEDIES = {
     errno.EACCES: "make it writable for this user, or choose another directory{option}",

@@ -225,6 +225,12 @@ def run(view: RunDetail, width: int) -> Iterator[Line]:
         facts = f"step {each.outer_step}, {count(each.tokens)} tokens seen, {rate(each.tokens_per_s)}"
         yield _fitted(Text.assemble(state(each.state), _name(each.name), " ", facts), width)
     yield from _left_out(len(view.contributors), "contributors")
+    if view.bans:
+        yield _title("BANNED")
+    for ban in view.bans[:20]:
+        until = "for good" if ban.until is None else f"until step {ban.until}"
+        line = f"step {ban.outer_step}, {until}: {name_cell(ban.name, NAME_CELLS)}: {clean(ban.reason, width)}"
+        yield _fitted(Text(line, "red"), width)
     if view.refusals:
         yield _title("REFUSED")
     for refusal in view.refusals[:20]:

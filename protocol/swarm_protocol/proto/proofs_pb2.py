@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!swarm_protocol/proto/proofs.proto\x12\x0fswarm.proofs.v1\"t\n\rPartStatement\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x14\n\x0cgroup_digest\x18\x04 \x01(\x0c\x12\x0c\n\x04part\x18\x05 \x01(\r\x12\x13\n\x0bresult_root\x18\x06 \x01(\x0c\"\x19\n\tAuditDraw\x12\x0c\n\x04leaf\x18\x01 \x01(\r\"+\n\x0c\x41uditedSlice\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\r\n\x05proof\x18\x02 \x01(\x0c\"\x8f\x01\n\x08\x45vidence\x12\r\n\x05group\x18\x01 \x01(\x0c\x12\x11\n\tstatement\x18\x02 \x01(\x0c\x12\x0c\n\x04leaf\x18\x03 \x01(\r\x12\x0e\n\x06result\x18\x04 \x01(\x0c\x12\x14\n\x0cresult_proof\x18\x05 \x01(\x0c\x12-\n\x06slices\x18\x06 \x03(\x0b\x32\x1d.swarm.proofs.v1.AuditedSliceb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!swarm_protocol/proto/proofs.proto\x12\x0fswarm.proofs.v1\"t\n\rPartStatement\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x14\n\x0cgroup_digest\x18\x04 \x01(\x0c\x12\x0c\n\x04part\x18\x05 \x01(\r\x12\x13\n\x0bresult_root\x18\x06 \x01(\x0c\"\x19\n\tAuditDraw\x12\x0c\n\x04leaf\x18\x01 \x01(\r\"+\n\x0c\x41uditedSlice\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\r\n\x05proof\x18\x02 \x01(\x0c\"&\n\x08\x45vidence\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\"\x95\x01\n\x0eWrongReduction\x12\r\n\x05group\x18\x01 \x01(\x0c\x12\x11\n\tstatement\x18\x02 \x01(\x0c\x12\x0c\n\x04leaf\x18\x03 \x01(\r\x12\x0e\n\x06result\x18\x04 \x01(\x0c\x12\x14\n\x0cresult_proof\x18\x05 \x01(\x0c\x12-\n\x06slices\x18\x06 \x03(\x0b\x32\x1d.swarm.proofs.v1.AuditedSlice\"-\n\x0f\x45videnceRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05known\x18\x02 \x03(\t\"A\n\x0c\x45videnceFile\x12\x12\n\nnetwork_id\x18\x01 \x01(\t\x12\x0b\n\x03run\x18\x02 \x01(\x0c\x12\x10\n\x08\x65vidence\x18\x03 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,6 +37,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_AUDITDRAW']._serialized_end=197
   _globals['_AUDITEDSLICE']._serialized_start=199
   _globals['_AUDITEDSLICE']._serialized_end=242
-  _globals['_EVIDENCE']._serialized_start=245
-  _globals['_EVIDENCE']._serialized_end=388
+  _globals['_EVIDENCE']._serialized_start=244
+  _globals['_EVIDENCE']._serialized_end=282
+  _globals['_WRONGREDUCTION']._serialized_start=285
+  _globals['_WRONGREDUCTION']._serialized_end=434
+  _globals['_EVIDENCEREQUEST']._serialized_start=436
+  _globals['_EVIDENCEREQUEST']._serialized_end=481
+  _globals['_EVIDENCEFILE']._serialized_start=483
+  _globals['_EVIDENCEFILE']._serialized_end=548
 # @@protoc_insertion_point(module_scope)

@@ -37,6 +37,14 @@ class AuditedSlice(_message.Message):
     def __init__(self, data: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class Evidence(_message.Message):
+    __slots__ = ("kind", "body")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    body: bytes
+    def __init__(self, kind: _Optional[str] = ..., body: _Optional[bytes] = ...) -> None: ...
+
+class WrongReduction(_message.Message):
     __slots__ = ("group", "statement", "leaf", "result", "result_proof", "slices")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     STATEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -51,3 +59,21 @@ class Evidence(_message.Message):
     result_proof: bytes
     slices: _containers.RepeatedCompositeFieldContainer[AuditedSlice]
     def __init__(self, group: _Optional[bytes] = ..., statement: _Optional[bytes] = ..., leaf: _Optional[int] = ..., result: _Optional[bytes] = ..., result_proof: _Optional[bytes] = ..., slices: _Optional[_Iterable[_Union[AuditedSlice, _Mapping]]] = ...) -> None: ...
+
+class EvidenceRequest(_message.Message):
+    __slots__ = ("run", "known")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    known: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run: _Optional[str] = ..., known: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class EvidenceFile(_message.Message):
+    __slots__ = ("network_id", "run", "evidence")
+    NETWORK_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    network_id: str
+    run: bytes
+    evidence: bytes
+    def __init__(self, network_id: _Optional[str] = ..., run: _Optional[bytes] = ..., evidence: _Optional[bytes] = ...) -> None: ...

@@ -8,11 +8,13 @@ from dataclasses import replace
 
 import pytest
 from support.dashboard_world import World, node_record, trainer_record, world
+from support.lying_owners import owner_that, times_minus_ten
 from support.training_swarm import Swarm, SyntheticInner, config, identity_of
 from swarm.network.interface import Network
 from swarm.network.link_diagnosis import SlowLink
 from swarm.testing import virtual_time
 from swarm.training.member.observer import CommittedStep
+from swarm.training.member.run_member import RunMember
 from swarm.training.member.trainer_events import OuterStep, Validated
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun
@@ -239,6 +241,27 @@ def test_what_members_refuse_is_shown_once() -> None:
             [told] = detail.refusals
             assert (told.name, told.by_peer_id, told.reason) == ("bad", by, "its slice is not finite")
             assert found.history.told_refusals == [told]
+
+    virtual_time.run(main())
+
+
+@pytest.mark.timeout(300)
+def test_banned_member_is_shown_with_the_reason_once_its_evidence_was_checked_here() -> None:
+    async def main() -> None:
+        settings = config(outer_steps=12, min_group=2, ban_steps=30)
+        async with Swarm(settings) as swarm, world(fetching(swarm.run, ["earlier"]), swarm.internet) as found:
+            liar = owner_that(times_minus_ten)
+            for name in ("a", "b", "c", "liar"):
+                inner = SyntheticInner(num_values=6000, virtual_step_s=1.5)
+                member = await swarm.join(name, inner=inner, kind=liar if name == "liar" else RunMember)
+                member.trainer._membership.announce(node_record(name))
+            async with asyncio.timeout(120):
+                while found.collector.overview().runs == () or not (await detail_of(found, swarm.run.run_id)).bans:
+                    await asyncio.sleep(1)
+            (ban,) = (await detail_of(found, swarm.run.run_id)).bans
+            assert (ban.peer_id, ban.name, ban.kind) == (identity_of("liar").peer_id, "liar", "wrong_reduction")
+            assert ban.reason.startswith("it signed a wrong result of part")
+            assert ban.until == ban.outer_step + 30
 
     virtual_time.run(main())
 

@@ -23,7 +23,9 @@ from swarm.training.member.trainer_events import Admitted, ContributionLate, Mem
 from swarm.training.round.promise import Promise, PromiseFile
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.bans import Ban, Verdict
 from swarm.training.state.checkpoint import Checkpoint, save_checkpoint
+from swarm.training.state.evidence_folder import EvidenceFolder
 from swarm.training.state.replica_state import ReplicaState
 from swarm_node.events.emitter import Emitter
 from swarm_node.metrics.metric_registry import Registry
@@ -52,10 +54,9 @@ def training_of(emitter: Emitted, waiting: Waiting | None = None) -> RunTraining
     training = RunTraining.__new__(RunTraining)
     training._node = cast(Any, SimpleNamespace(emitter=emitter, activity=Activity()))
     training._run = cast(Any, SimpleNamespace(run_id="r"))
-    training._trainer = cast(Any, SimpleNamespace(waiting=waiting, report=None))
+    training._trainer = cast(Any, SimpleNamespace(waiting=waiting, report=None, bans=()))
     training._metrics = cast(Any, SimpleNamespace(count=lambda event: None))
     training._links = LinkWatch()
-    training._convicted = []
     training._begun = True
     return training
 
@@ -91,7 +92,7 @@ def test_status_is_told_for_whom_the_trainer_waits_from_its_beginning(monkeypatc
     async def nothing() -> None: ...
 
     async def made() -> Any:
-        return SimpleNamespace(waiting=Waiting(peers=PEERS[:1], seconds=3.0), close=nothing)
+        return SimpleNamespace(waiting=Waiting(peers=PEERS[:1], seconds=3.0), bans=(), close=nothing)
 
     async def main() -> None:
         training = training_of(Emitted())
@@ -158,13 +159,20 @@ def test_training_that_begins_with_a_resume_order_tells_the_step_of_its_state(tm
 def test_convicted_member_is_told_counted_and_in_the_status(tmp_path: Path) -> None:
     out = io.StringIO()
     training = make_training(tmp_path, out, [])
-    training._trainer = cast("Any", SimpleNamespace(report=None, waiting=None, state=None))
-    event = MemberConvicted(step=3, peer_id="12D3KooW000007", reason="it signed a wrong result of part 1")
+    reason = "it signed a wrong result of part 1"
+    verdict = Verdict(peer_id="12D3KooW000007", step=3, kind="wrong_reduction", reason=reason)
+    bans = (Ban(verdict=verdict, data=b"", until=9), Ban(verdict=verdict, data=b"", until=None))
+    training._trainer = cast("Any", SimpleNamespace(report=None, waiting=None, state=None, bans=bans))
+    event = MemberConvicted(step=3, peer_id="12D3KooW000007", kind="wrong_reduction", reason=reason, until=9)
     training._begun = True
     training._tell(event)
-    assert training._with_waiting(SHOWN).convicted == ("000007 lied in this run: it signed a wrong result of part 1",)
+    assert training._with_waiting(SHOWN).convicted == (
+        "000007 is banned until outer step 9: it signed a wrong result of part 1",
+        "000007 is banned for good: it signed a wrong result of part 1",
+    )
     (told,) = map(json.loads, out.getvalue().splitlines())
     assert (told["event"], told["peer_id"], told["run"]) == ("member_convicted", "12D3KooW000007", RUN.run_id)
+    assert (told["until"], told["how_long"]) == (9, "until outer step 9")
     assert b"swarm_trainer_convicted_total 1" in training._node.metrics.exposition()
 
 
@@ -215,13 +223,14 @@ def test_members_own_data_and_tokenizer_are_those_of_its_training_and_of_the_mod
     assert seen == [(books, words), words]
 
 
-def test_member_that_is_started_again_has_its_state_its_certificate_and_its_promises(
+def test_member_that_is_started_again_has_its_state_certificate_promises_and_evidence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without its promises it could vote twice for one step, and a run have two histories."""
     training = make_training(tmp_path, io.StringIO(), [])
     node, folder = training._node, tmp_path / "checkpoints" / RUN.run_id
-    node.network = node.membership = node.identity = cast("Any", None)
+    node.membership = node.identity = cast("Any", None)
+    node.network = cast("Any", SimpleNamespace(network_id="test"))
     node.limits = NO_LIMITS
     state = ReplicaState.initial(torch.ones(2))
     save_checkpoint(folder, Checkpoint(state=state, inner={}, certificate=b"proof"), keep=1)
@@ -236,6 +245,9 @@ def test_member_that_is_started_again_has_its_state_its_certificate_and_its_prom
     promise = Promise(report=ready(1), first_attempt=7)
     options.promises.write(promise)
     assert PromiseFile(folder / "votes").read() == promise
+    assert options.evidence is not None
+    options.evidence.keep("12D3KooW000007", b"evidence")
+    assert EvidenceFolder(folder / "evidence", RUN, "test").read() == [b"evidence"]
 
 
 def test_checkpoints_are_kept_as_the_node_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import contextvars
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from support.faults import Fault, FaultScript
+from support.lying_owners import owner_that, times_minus_ten, without_the_first
 from support.training_swarm import (
     Member,
     Swarm,
@@ -28,19 +28,15 @@ from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.leaf_checks import hashed_part
 from swarm.training.allreduce.made_part import MadePart
 from swarm.training.allreduce.part_owner import PartOwner
-from swarm.training.allreduce.parts import ReductionScheme
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
 from swarm.training.member.trainer_events import MemberConvicted, OuterStep, RoundAborted
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.evidence import check
 from swarm.training.state.state_sync import RunContext
-from swarm.trust.aggregators import AggregationDecision, Aggregator, Survey
-from swarm.trust.kernels import Doubles
 from swarm_compression import get_codec
 from swarm_protocol.identity import Identity
-from swarm_protocol.proof_messages import Evidence, PartStatement
-from swarm_protocol.training_messages import Group
+from swarm_protocol.proof_messages import Evidence, PartStatement, WrongReduction
 
 NUM_STEPS = 4
 NUM_VALUES = 6000
@@ -49,51 +45,6 @@ NUM_VALUES = 6000
 @pytest.fixture(autouse=True)
 def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, logger="swarm")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dishonest(Aggregator):
-    """Decides as `honest` does, and then changes the decision."""
-
-    honest: Any
-    change: Callable[[AggregationDecision], AggregationDecision]
-
-    def __post_init__(self) -> None:
-        pass
-
-    @property
-    def survey(self) -> Survey:  # type: ignore[override]
-        return self.honest.survey  # type: ignore[no-any-return]
-
-    def decide(self, weights: Any, survey: Doubles, /) -> AggregationDecision:
-        return self.change(self.honest.decide(weights, survey))
-
-
-def times_minus_ten(decision: AggregationDecision) -> AggregationDecision:
-    return replace(
-        decision, coefficients=tuple(-10 * each for each in decision.coefficients), centre=-10 * decision.centre
-    )
-
-
-def without_the_first(decision: AggregationDecision) -> AggregationDecision:
-    return replace(decision, coefficients=(0.0, *decision.coefficients[1:]))
-
-
-def owner_that(change: Callable[[AggregationDecision], AggregationDecision]) -> type[RunMember]:
-    """Return a member that changes what it makes of its part. As an auditor it finds all others wrong."""
-
-    class Liar(RunMember):
-        async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
-            scheme = driver._reductions._scheme
-
-            def dishonest(group: Group) -> ReductionScheme:
-                honest = scheme(group)
-                return replace(honest, aggregator=Dishonest(honest=honest.aggregator, change=change))
-
-            driver._reductions._scheme = dishonest  # type: ignore[method-assign]
-            return await super()._drive(driver, context)
-
-    return Liar
 
 
 def assert_convicted(members: list[Member], liar: Member) -> None:
@@ -107,8 +58,8 @@ def assert_convicted(members: list[Member], liar: Member) -> None:
         convictions, run = member.trainer._convictions, member.trainer._run
         assert convictions is not None
         outsider = RunSignatures(identity=Identity(b"o" * 32), network_id="test", run=run.run_id)
-        evidence = Evidence.from_bytes(convictions._evidence[liar.peer_id])
-        verdict = check(evidence, outsider, run.config, member.network.now())
+        (ban,) = convictions.bans
+        verdict = check(Evidence.from_bytes(ban.data), outsider, run.config)
         assert verdict.peer_id == liar.peer_id
         last = member.of(OuterStep)[-1]
         assert liar.peer_id not in last.group
@@ -273,12 +224,10 @@ def test_false_evidence_convicts_nobody_and_its_sender_is_not_listened_to_again(
                 ),
                 first.network.now(),
             )
-            false = Evidence(
-                group=b"group", statement=statement, leaf=0, result=b"", result_proof=b"", slices=()
-            ).to_bytes()
+            false = WrongReduction(group=b"group", statement=statement, leaf=0, result=b"", result_proof=b"", slices=())
             for reason in ("malformed", "proved nothing before"):
                 with pytest.raises(Exception, match=reason):
-                    await convictions.take(false, second.peer_id)
+                    await convictions.take(false.evidence().to_bytes(), second.peer_id)
             assert not convictions.peers
 
     virtual_time.run(main())

@@ -25,7 +25,7 @@ from swarm_compression import Codec
 from swarm_compression.codec import Data
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerError, PeerTimeout, PeerViolation, SwarmError
-from swarm_protocol.proof_messages import AuditDraw, AuditedSlice, Evidence, PartStatement
+from swarm_protocol.proof_messages import AuditDraw, AuditedSlice, Evidence, PartStatement, WrongReduction
 from swarm_protocol.training_messages import Group, ReduceOpening, SignedGroup
 
 from swarm.network.interface import EndOfStream, Stream
@@ -160,7 +160,7 @@ class Auditing:
                         await self._streams.send(stream, AuditDraw(leaf=first + index).to_bytes())
                     await stream.finish()
                     for index in drawn:
-                        shown = Evidence(
+                        shown = WrongReduction(
                             group=self._signed.data,
                             statement=statement,
                             leaf=first + index,
@@ -191,13 +191,13 @@ class Auditing:
             raise PeerError("it has another result than the owner gave", peer_id=maker)
         raise PeerViolation("it signed another result than it gave", peer_id=maker)
 
-    def _compare(self, maker: str, shown: Evidence) -> None:
+    def _compare(self, maker: str, shown: WrongReduction) -> None:
         """Raises CaughtLying unless the result of the leaf follows from the slices. Blocks."""
         if not are_committed(self._group, shown.leaf, shown.slices):
             raise PeerViolation("it shows other slices than their senders committed to", peer_id=maker)
         if reduced_leaf(self._group, self._streams.scheme, shown.leaf, shown.slices) != shown.result:
             reason = "it signed a result that does not follow from the members' slices"
-            raise CaughtLying(reason, peer_id=maker, evidence=shown)
+            raise CaughtLying(reason, peer_id=maker, evidence=shown.evidence())
 
 
 def audit_plan(group: Group, me: str, codec: Codec, chance: random.Random) -> dict[int, int]:

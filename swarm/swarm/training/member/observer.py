@@ -7,20 +7,29 @@ voters show, and then those that follow from it. One task owns it.
 from __future__ import annotations
 
 import asyncio
+import logging
+import random
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from swarm_protocol.errors import PeerTimeout, PeerViolation, SwarmError
+from swarm_protocol.errors import IntegrityError, PeerTimeout, PeerViolation, SwarmError
+from swarm_protocol.proof_messages import Evidence
 from swarm_protocol.records import TrainerRecord
 from swarm_protocol.training_messages import Certificate, StandingRequest
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.ban_collector import collect
+from swarm.training.state.bans import Ban, Bans, Verdict
 from swarm.training.state.certificate import MAX_LINKS, Proof, most_supported, whom_to_ask
 from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S, ProofReader
 
+logger = logging.getLogger(__name__)
+
+MAX_BANS_ASKED = 2
+"""Members that are asked for evidence at each look, drawn by chance."""
 MAX_ASKED = 8
 """Peers asked at each look after the first. Strangers that claim later steps displace no members of the last state."""
 
@@ -44,7 +53,11 @@ class Observer:
     def __init__(self, network: Network, membership: Membership, run: SignedRun) -> None:
         self._membership = membership
         self._reader = ProofReader.of_outsider(network, run)
+        self._config = run.config
         self._succession = run.config.succession
+        self._bans = Bans(run.config)
+        self._ignored: set[str] = set()
+        self._chance = random.Random(network.peer_id)
         self._last: Proof | None = None
         self._rosters: list[tuple[str, ...]] = []
 
@@ -127,6 +140,39 @@ class Observer:
         except TimeoutError:
             raise PeerTimeout("its history does not come", peer_id=peer) from None
         return self._following(start, [*links, newest], peer)
+
+    async def look_for_bans(self, members: Mapping[str, TrainerRecord]) -> tuple[Ban, ...]:
+        """Return the bans of the run, after asking some of `members` for evidence that is new here. All evidence has
+        been checked here; what proves nothing is not counted, and its sender not asked again."""
+        step = self.outer_step + 1
+        self._bans.lapse(step)
+        claims = {peer: each.outer_step for peer, each in members.items() if self._reader.signatures.admits(peer)}
+        asked = whom_to_ask(claims, self.roster, self._reader.network.peer_id)
+        self._chance.shuffle(asked)
+        for peer in [each for each in asked if each not in self._ignored][:MAX_BANS_ASKED]:
+            try:
+                async with aclosing(collect(self._reader, peer, self._bans.peers(step))) as shown:
+                    async for data in shown:
+                        await self._take_evidence(data)
+            except (PeerViolation, IntegrityError) as error:
+                logger.warning("what %s shows as evidence is none: %s", peer, error)
+                self._ignored.add(peer)
+            except SwarmError as error:
+                logger.info("%s does not say who is banned: %s", peer, error)
+        return self._bans.at(step)
+
+    async def _take_evidence(self, data: bytes) -> None:
+        verdict = await asyncio.to_thread(self._verdict, Evidence.from_bytes(data))
+        if verdict is not None:
+            self._bans.add(verdict, data)
+
+    def _verdict(self, evidence: Evidence) -> Verdict | None:
+        """Return what `evidence` proves; None if that is no news. Blocks, the first time for seconds."""
+        from swarm.training.state.evidence import accused, check  # noqa: PLC0415 - torch, which takes seconds
+
+        signatures = self._reader.signatures
+        is_news = self._bans.is_news(*accused(evidence, signatures))
+        return check(evidence, signatures, self._config) if is_news else None
 
     def _request(self) -> StandingRequest:
         return StandingRequest(run=self._reader.run, step=self.outer_step + 1, watches=True)

@@ -54,6 +54,7 @@ class RoundService:
         await network.serve(methods.evidence, self._on_evidence)
         await network.serve(methods.manifest, donor.manifest)
         await network.serve(methods.chunk, donor.chunk)
+        await network.serve_stream(methods.bans, self._on_bans)
         await network.serve_stream(methods.part, donor.part)
         await network.serve_stream(methods.reduce, self._on_reduce)
         await network.serve_stream(methods.history, self._on_history)
@@ -174,6 +175,9 @@ class RoundService:
             raise PeerRefused("evidence is taken from the run's members")
         await self._convictions.take(request, peer)
         return b""
+
+    async def _on_bans(self, _peer: str, stream: Stream) -> None:
+        await self._convictions.answer(stream)
 
     async def _on_history(self, _peer: str, stream: Stream) -> None:
         async with asyncio.timeout(HISTORY_TIMEOUT_S):

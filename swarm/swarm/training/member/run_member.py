@@ -49,8 +49,9 @@ from swarm.training.round.round_state import rest_after, setup_of
 from swarm.training.run.methods import Methods, short
 from swarm.training.run.run_copy import serve_run
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.bans import Ban
 from swarm.training.state.certificate import Proof, RunSignatures, whom_to_ask
-from swarm.training.state.evidence import Verdict
+from swarm.training.state.evidence_folder import EvidenceStore
 from swarm.training.state.replica import HashedState, Replica
 from swarm.training.state.replica_state import ReplicaState
 from swarm.training.state.state_download import ChunkStore
@@ -83,8 +84,8 @@ class RunMemberOptions:
     `setup` is what it trains with (`interval.prepare`); `RunMember.close` closes their inner loop.
     `max_interval_s` by `clock` bounds its intervals beyond what the run says, so that a slow machine contributes what
     it can. `state` is the state to resume from, with the `certificate` that proved it, if there is one. Without
-    `promises`, a member that is started again with the same key could vote twice for one step. `max_bytes_per_s` is
-    what its owner lets it send or receive, whichever is less.
+    `promises`, a member that is started again with the same key could vote twice for one step; without `evidence`, it
+    has forgotten whom it convicted. `max_bytes_per_s` is what its owner lets it send or receive, whichever is less.
     """
 
     setup: TrainingSetup
@@ -94,6 +95,7 @@ class RunMemberOptions:
     certificate: bytes = b""
     chunks: ChunkStore | None = None
     promises: PromiseStore | None = None
+    evidence: EvidenceStore | None = None
     max_bytes_per_s: float = math.inf
 
 
@@ -173,6 +175,11 @@ class RunMember:
         return self._replica.num_mismatches if self._replica else 0
 
     @property
+    def bans(self) -> tuple[Ban, ...]:
+        """The bans that this member obeys in the next round, newest last."""
+        return self._convictions.bans if self._convictions else ()
+
+    @property
     def waiting(self) -> Waiting | None:
         """The peers that this member waits for, once its interval has ended; None while it trains."""
         return self._driver.waiting if self._driver else None
@@ -202,7 +209,7 @@ class RunMember:
         self._announce("joining")
         context = await self._open_context()
         async with asyncio.TaskGroup() as background:
-            await self._join(context)
+            await self._join(context, background)
             if context.replica.outer_step == 0:
                 await self._validating.now(context.replica.current.state)
             self._interval_loop = IntervalLoop(
@@ -273,18 +280,22 @@ class RunMember:
             meter=self._meter,
         )
         self._promise = await recall_promise(context, options.promises)
-        self._convictions = Convictions(context, self._on_convicted)
+        self._convictions = Convictions(context, self._on_convicted, options.evidence)
+        await self._convictions.recall()
         self._service = RoundService(context, self._convictions)
         await self._service.open()
         await serve_run(self._network, self._run)
         return context
 
-    async def _join(self, context: RunContext) -> None:
+    async def _join(self, context: RunContext, background: asyncio.TaskGroup) -> None:
         """Get to where the run is. The run's checkpoint is loaded only where that is the run's start."""
         records = await trainers(self._membership, self._run.run_id)
         proof = await furthest(context, claims_of(context, records))
         if proof is not None and proof.rank > context.replica.rank:
             await self._reach(context, proof, records)
+        if self._convictions is not None:
+            members = whom_to_ask(claims_of(context, records), context.replica.roster, self._network.peer_id)
+            background.create_task(self._convictions.ask(members), name="ask who is banned")
         bring = self._options.setup.bring
         if bring is not None and context.replica.proof is None:
             state = ReplicaState.initial(await asyncio.to_thread(bring), self._run.config.overlap_steps)
@@ -325,6 +336,8 @@ class RunMember:
         intervals, convictions = self._interval_loop, self._convictions
         assert intervals is not None
         assert convictions is not None
+        for peer in await convictions.lapse():
+            self._accused.pop(peer, None)
         started, setup, before = asyncio.get_running_loop().time(), setup_of(context), context.replica.digest
         driver = RoundDriver(
             context,
@@ -446,9 +459,14 @@ class RunMember:
             RoundAborted(step=notice.step, attempt=notice.attempt, reason=notice.reason, missing=notice.missing)
         )
 
-    def _on_convicted(self, verdict: Verdict) -> None:
+    def _on_convicted(self, ban: Ban) -> None:
+        verdict = ban.verdict
         self._accused = {**self._accused, verdict.peer_id: verdict.reason}
-        self._on_event(MemberConvicted(step=verdict.step, peer_id=verdict.peer_id, reason=verdict.reason))
+        self._on_event(
+            MemberConvicted(
+                step=verdict.step, peer_id=verdict.peer_id, kind=verdict.kind, reason=verdict.reason, until=ban.until
+            )
+        )
         if self._driver is not None:
             self._driver.feed(Convicted(peer=verdict.peer_id, reason=f"{short(verdict.peer_id)}: {verdict.reason}"))
 

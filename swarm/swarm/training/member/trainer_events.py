@@ -78,12 +78,14 @@ class RoundAborted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberConvicted:
-    """Evidence proves that `peer_id` lied in the round of outer step `step`. It takes part in no round of this member
-    any more."""
+    """Evidence of this `kind` proves that `peer_id` lied in the round of outer step `step`. It takes part in no round
+    of this member up to that of outer step `until`; None: ever."""
 
     step: int
     peer_id: str
+    kind: str
     reason: str
+    until: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

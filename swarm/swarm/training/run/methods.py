@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Methods:
-    """The method names of `run`. `follow`, `reduce`, `part` and `history` are streams, the others calls."""
+    """The method names of `run`. `follow`, `reduce`, `part`, `history` and `bans` are streams, the others calls."""
 
     def __init__(self, run: str) -> None:
         self.alive = f"train.alive/{run}"
@@ -13,6 +13,7 @@ class Methods:
         self.vote = f"train.vote/{run}"
         self.abort = f"train.abort/{run}"
         self.evidence = f"train.evidence/{run}"
+        self.bans = f"train.bans/{run}"
         self.resume = f"train.resume/{run}"
         self.standing = f"train.standing/{run}"
         self.reduce = f"train.reduce/{run}"

@@ -290,6 +290,13 @@ class RunConfig:
         are_peers,
         "use a list of distinct peer ids, or leave it out",
     )
+    ban_steps: int = whole(
+        0,
+        0,
+        10_000_000,
+        "Outer steps for which a member that evidence convicts of a lie is kept out of the run; 0: for good.",
+        implied=0,
+    )
     min_group: int = whole(2, 1, limits.MAX_GROUP_MEMBERS, "A round needs so many members.")
     max_group: int = whole(16, 1, limits.MAX_GROUP_MEMBERS, "A round takes at most so many members.")
     cluster_size: int = whole(

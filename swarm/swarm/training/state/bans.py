@@ -1,0 +1,93 @@
+"""The members of a run that are banned: each with the verdict, the evidence for it, and how long the run keeps it out.
+
+A ban follows from evidence and the run's `ban_steps`, so all who hold the evidence ban alike. A member that lies again
+is banned from its newest lie on. Bounded: beyond MAX_BANS, and beyond MAX_EVIDENCE_BYTES of evidence in all, the bans
+of the earliest lies go first. Values only; its owner says which step the run is at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from swarm_protocol import limits
+
+from swarm.training.run.run_config import RunConfig
+
+MAX_EVIDENCE_BYTES = 128 << 20
+"""Of evidence that is kept: thousands of a usual size, or two of the largest that there can be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What evidence proves: `peer_id` lied at outer step `step`. `kind` is the evidence's, `reason` says it in
+    words."""
+
+    peer_id: str
+    step: int
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ban:
+    """`data` is the encoded evidence for `verdict`. `until` is the last outer step of which the peer is kept out; None:
+    of all."""
+
+    verdict: Verdict
+    data: bytes
+    until: int | None
+
+    def holds_at(self, step: int) -> bool:
+        return self.until is None or step <= self.until
+
+
+class Bans:
+    """The bans of a run with this `config`."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._bans: dict[str, Ban] = {}
+
+    def is_news(self, peer: str, step: int) -> bool:
+        """Return whether a lie of `peer` at `step` is later than the one that it is banned for."""
+        return peer not in self._bans or (self._bans[peer].until is not None and step > self._bans[peer].verdict.step)
+
+    def add(self, verdict: Verdict, data: bytes) -> Ban:
+        """Ban the peer of `verdict`, which the evidence `data` proves."""
+        until = self._config.ban_steps and verdict.step + self._config.ban_steps
+        ban = Ban(verdict=verdict, data=data, until=until or None)
+        self._bans.pop(verdict.peer_id, None)
+        self._bans[verdict.peer_id] = ban
+        while len(self._bans) > limits.MAX_BANS or self._num_bytes > MAX_EVIDENCE_BYTES:
+            del self._bans[min(self._bans, key=lambda peer: self._bans[peer].verdict.step)]
+        return ban
+
+    def at(self, step: int) -> tuple[Ban, ...]:
+        """Return the bans that hold in the round of outer step `step`, newest last."""
+        return tuple(ban for ban in self._bans.values() if ban.holds_at(step))
+
+    def peers(self, step: int) -> frozenset[str]:
+        """Return who is banned in the round of outer step `step`."""
+        return frozenset(ban.verdict.peer_id for ban in self.at(step))
+
+    def lapse(self, step: int) -> frozenset[str]:
+        """Forget the bans that hold at `step` no more, and return whose they were."""
+        lapsed = {peer for peer, ban in self._bans.items() if not ban.holds_at(step)}
+        for peer in lapsed:
+            del self._bans[peer]
+        return frozenset(lapsed)
+
+    def unknown_to(self, known: Iterable[str], step: int) -> tuple[Ban, ...]:
+        """Return the bans at `step` of peers that are not among `known`."""
+        held = frozenset(known)
+        return tuple(ban for ban in self.at(step) if ban.verdict.peer_id not in held)
+
+    @property
+    def _num_bytes(self) -> int:
+        return sum(len(ban.data) for ban in self._bans.values())
+
+
+def how_long(until: int | None) -> str:
+    """Return the end of a ban in words."""
+    return "for good" if until is None else f"until outer step {until}"

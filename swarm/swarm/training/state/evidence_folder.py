@@ -1,0 +1,122 @@
+"""Evidence on a disk: one file for each banned peer of one run, which anyone can check with nothing but the file.
+
+Files are written whole or not at all, and bounded by `Bans`, whose owner says which are kept. A file that cannot be
+read is a warning: other members show the same evidence again. Blocks; a folder belongs to one run and one process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from swarm_protocol import limits
+from swarm_protocol.errors import ConfigError, IntegrityError, SwarmError
+from swarm_protocol.identity import Identity
+from swarm_protocol.proof_messages import Evidence, EvidenceFile
+
+from swarm.training.run.signed_run import SignedRun, read_run
+from swarm.training.state.bans import Verdict
+from swarm.training.state.certificate import RunSignatures
+from swarm.training.state.evidence import check
+
+logger = logging.getLogger(__name__)
+
+SUFFIX = ".evidence"
+
+
+class EvidenceStore(Protocol):
+    """Keeps the evidence of one run beyond the end of the process. All methods block, and none raises: a member trains
+    on without what its disk refuses."""
+
+    def read(self) -> list[bytes]:
+        """Return the evidence that is kept, in no order."""
+
+    def keep(self, peer_id: str, evidence: bytes) -> None:
+        """Keep the evidence against `peer_id`, in place of earlier evidence against it."""
+
+    def forget(self, peer_id: str) -> None:
+        """Drop the evidence against `peer_id`, if there is any."""
+
+
+class EvidenceFolder:
+    """Implements EvidenceStore in `folder`, for a run in the network of this id."""
+
+    def __init__(self, folder: Path, run: SignedRun, network_id: str) -> None:
+        self._folder = folder
+        self._run = run
+        self._network_id = network_id
+
+    def read(self) -> list[bytes]:
+        found = []
+        for path in files_in(self._folder):
+            try:
+                kept = read_file(path)
+            except SwarmError as error:
+                logger.warning("evidence that was kept is not used: %s", error)
+                continue
+            found.append(kept.evidence)
+        return found
+
+    def keep(self, peer_id: str, evidence: bytes) -> None:
+        file = EvidenceFile(network_id=self._network_id, run=self._run.text.encode(), evidence=evidence)
+        partial = self._folder / "evidence.partial"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with partial.open("wb") as out:
+                out.write(file.to_bytes())
+                out.flush()
+                os.fsync(out.fileno())
+            partial.replace(self._place(peer_id))
+        except OSError as error:
+            logger.warning("evidence against %s does not outlive a restart: %s", peer_id, error)
+
+    def forget(self, peer_id: str) -> None:
+        with suppress(OSError):
+            self._place(peer_id).unlink()
+
+    def _place(self, peer_id: str) -> Path:
+        return self._folder / f"{peer_id}{SUFFIX}"
+
+
+def files_in(folder: Path) -> Iterator[Path]:
+    """Yield the evidence files in `folder`, at most MAX_BANS, in the order of their names."""
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.suffix == SUFFIX)
+    except OSError:
+        return
+    yield from paths[: limits.MAX_BANS]
+
+
+def read_file(path: Path) -> EvidenceFile:
+    """Read an evidence file, of which nothing is checked yet but its form. Raises ConfigError, or IntegrityError if it
+    is none."""
+    most = EvidenceFile.MAX_BYTES
+    try:
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {(error.strerror or str(error)).lower()}", remedy="name an evidence file"
+        ) from error
+    try:
+        return EvidenceFile.from_bytes(data)
+    except SwarmError as error:
+        raise IntegrityError(f"{path} is no evidence file: {error.message}", remedy="get the file again") from error
+
+
+def check_file(path: Path) -> tuple[SignedRun, Verdict]:
+    """Return the run that the evidence in `path` is of, and what it proves. Needs nothing but the file. Blocks.
+
+    Raises ConfigError, and IntegrityError if the file is none, or proves nothing.
+    """
+    file = read_file(path)
+    run = read_run(file.run, f"the run in {path}")
+    signatures = RunSignatures.of_run(run, Identity.generate(), file.network_id)
+    try:
+        return run, check(Evidence.from_bytes(file.evidence), signatures, run.config)
+    except SwarmError as error:
+        raise IntegrityError(f"{path} proves nothing: {error.message}") from error

@@ -1,0 +1,93 @@
+"""`swarm-node evidence`: what a file proves is said in one line, offline, and the exit code says it to programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.training_swarm import AUTHOR
+from support.wrong_reduction import IDENTITIES, RUN, reduced, times_minus_ten
+from swarm.training.run.run_file import write_run
+from swarm.training.run.signed_run import SignedRun, sign_mapping
+from swarm.training.state.evidence_folder import EvidenceFolder
+from swarm_node import cli
+
+LIAR = IDENTITIES[1].peer_id
+
+
+def keep(home: Path, *, is_right: bool = False, name: str = LIAR) -> tuple[SignedRun, Path]:
+    """Return a run and the file with evidence of it that the home keeps."""
+    run = sign_mapping(RUN, RUN.to_mapping(), AUTHOR, 1_750_000_000)
+    case = reduced(run=run.run_id)
+    result = case.result() if is_right else times_minus_ten(case.result())
+    folder = home / "checkpoints" / run.run_id / "evidence"
+    EvidenceFolder(folder, run, "test").keep(name, case.evidence(result).evidence().to_bytes())
+    return run, folder / f"{name}.evidence"
+
+
+def test_verify_says_in_one_line_who_lied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, path = keep(tmp_path)
+    assert cli.run(["evidence", "verify", str(path)]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    reason = f"it signed a wrong result of part 1 of outer step 1 of {run.run_id}"
+    assert line == f"{LIAR} lied: {reason}; it is banned for good ({path})"
+
+
+def test_verify_tells_programs_who_lied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, path = keep(tmp_path)
+    (tmp_path / "run.toml").write_text(run.text)
+    assert cli.run(["evidence", "verify", str(path), "--run", str(tmp_path / "run.toml"), "--json"]) == 0
+    (told,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (told["event"], told["peer_id"], told["kind"], told["until"]) == ("evidence", LIAR, "wrong_reduction", None)
+
+
+def test_verify_of_evidence_that_proves_nothing_fails_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, path = keep(tmp_path, is_right=True)
+    assert cli.run(["evidence", "verify", str(path)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "proves nothing: evidence shows a result that is right" in line
+
+
+@pytest.mark.parametrize("content", [None, b"", b"nonsense", bytes(range(256)) * 40])
+def test_verify_of_another_file_fails_in_one_line(
+    tmp_path: Path, content: bytes | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.evidence"
+    if content is not None:
+        path.write_bytes(content)
+    assert cli.run(["evidence", "verify", str(path)]) == 1
+    line, remedy = capsys.readouterr().err.splitlines()
+    assert str(path) in line
+    assert "file" in remedy
+
+
+def test_verify_compares_with_the_run_that_it_is_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, path = keep(tmp_path)
+    other = write_run(tmp_path / "other.toml", run.config, AUTHOR)
+    assert cli.run(["evidence", "verify", str(path), "--run", str(tmp_path / "other.toml")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert run.run_id in line
+    assert other.run_id in line
+
+
+def test_verify_of_nothing_is_wrong_usage() -> None:
+    assert cli.run(["evidence", "verify"]) == 2
+
+
+def test_list_shows_all_evidence_of_a_home_and_names_what_proves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, path = keep(tmp_path)
+    keep(tmp_path, is_right=True, name="another")
+    assert cli.run(["evidence", "--home", str(tmp_path), "--json"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["event"] for each in told] == ["evidence", "warning"]
+    assert told[0]["path"] == str(path)
+
+
+def test_list_of_a_home_without_evidence_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["evidence", "list", "--home", str(tmp_path)]) == 0
+    assert "keeps no evidence" in capsys.readouterr().err

@@ -1,0 +1,169 @@
+"""Bans travel: to who joins later, to who restarts, and to observers, and they last as long as the run says."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from support.dashboard_world import trainer_record
+from support.lying_owners import owner_that, times_minus_ten
+from support.training_swarm import Member, Swarm, SyntheticInner, assert_equal_steps, config
+from support.wrong_reduction import reduced
+from swarm.network.interface import Stream
+from swarm.network.membership import Membership
+from swarm.testing import virtual_time
+from swarm.training.member.observer import Observer
+from swarm.training.member.trainer_events import MemberConvicted, OuterStep
+from swarm.training.run.methods import Methods
+from swarm.training.state.bans import Ban
+from swarm_protocol.identity import Identity
+
+WATCHER = Identity(b"w" * 32)
+NAMES = ("m0", "m1", "m2")
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, logger="swarm")
+
+
+def slow_inner() -> SyntheticInner:
+    return SyntheticInner(num_values=6000, virtual_step_s=0.5)
+
+
+@asynccontextmanager
+async def convicting(steps: range = range(1, 99), **changes: object) -> AsyncIterator[tuple[Swarm, Member]]:
+    """Run three honest members with one that lies in these `steps`, until all honest ones have convicted it."""
+    async with Swarm(config(min_group=2, **{"outer_steps": 8, **changes})) as swarm:
+        for name in NAMES:
+            await swarm.join(name, inner=slow_inner())
+        liar = await swarm.join("liar", kind=owner_that(times_minus_ten, steps), inner=slow_inner())
+        async with asyncio.timeout(300):
+            while not all(swarm.members[name].of(MemberConvicted) for name in NAMES):
+                await asyncio.sleep(0.1)
+        yield swarm, liar
+
+
+def ban_of(member: Member) -> Ban:
+    (ban,) = member.trainer.bans
+    return ban
+
+
+class KeptEvidence:
+    """Implements EvidenceStore in memory."""
+
+    def __init__(self, *evidence: bytes) -> None:
+        self.kept = dict(enumerate(evidence)) if evidence else {}
+
+    def read(self) -> list[bytes]:
+        return list(self.kept.values())
+
+    def keep(self, peer_id: str, evidence: bytes) -> None:
+        self.kept[peer_id] = evidence  # type: ignore[index]
+
+    def forget(self, peer_id: str) -> None:
+        self.kept.pop(peer_id, None)  # type: ignore[call-overload]
+
+
+def test_who_joins_later_asks_the_others_whom_they_have_banned() -> None:
+    """The liar is gone, so that no group with it makes anybody show the evidence."""
+
+    async def main() -> None:
+        async with convicting() as (swarm, liar):
+            swarm.kill("liar")
+            late = await swarm.join("late", inner=slow_inner())
+            await swarm.finish(*NAMES, "late")
+            (event,) = late.of(MemberConvicted)
+            assert (event.peer_id, event.kind, event.until) == (liar.peer_id, "wrong_reduction", None)
+            assert ban_of(late).data == ban_of(swarm.members["m0"]).data
+
+    virtual_time.run(main())
+
+
+def test_restarted_member_has_not_forgotten_whom_it_convicted() -> None:
+    """Alone, so that nobody tells it."""
+
+    async def main() -> None:
+        async with convicting() as (swarm, liar):
+            data, kept = ban_of(swarm.members["m0"]).data, KeptEvidence()
+            await swarm.join("m9", inner=slow_inner(), evidence=kept)
+            await swarm.finish(*NAMES, "m9")
+            assert list(kept.kept) == [liar.peer_id]
+        async with Swarm(swarm.run.config) as alone:
+            member = await alone.join("m0", inner=slow_inner(), evidence=KeptEvidence(data, b"nonsense"))
+            while not member.of(MemberConvicted):
+                await asyncio.sleep(0.1)
+            assert ban_of(member).verdict.peer_id == liar.peer_id
+
+    virtual_time.run(main())
+
+
+def test_ban_ends_when_the_run_says_and_the_member_trains_again() -> None:
+    async def main() -> None:
+        kept = KeptEvidence()
+        async with Swarm(config(min_group=2, outer_steps=10, ban_steps=3)) as swarm:
+            for name in NAMES:
+                await swarm.join(name, inner=slow_inner(), evidence=kept if name == "m0" else None)
+            liar = await swarm.join("liar", kind=owner_that(times_minus_ten, range(2, 3)), inner=slow_inner())
+            members = await swarm.finish()
+            assert_equal_steps(members, 10)
+            first = swarm.members["m0"]
+            (event,) = first.of(MemberConvicted)
+            assert (event.peer_id, event.step, event.until) == (liar.peer_id, 2, 5)
+            present = {step.step for step in first.of(OuterStep) if liar.peer_id in step.group}
+            assert not present & {2, 3, 4, 5}
+            assert max(present) == 10
+            assert first.trainer.bans == ()
+            assert kept.kept == {}
+
+    virtual_time.run(main())
+
+
+@asynccontextmanager
+async def observing(swarm: Swarm) -> AsyncIterator[Observer]:
+    network = swarm.internet.network(WATCHER)
+    async with Membership(network) as membership:
+        yield Observer(network, membership, swarm.run)
+    await network.close()
+
+
+def test_observer_collects_evidence_and_checks_it_itself() -> None:
+    async def main() -> None:
+        async with convicting() as (swarm, liar), observing(swarm) as observer:
+            async with asyncio.timeout(60):
+                while not (bans := await observer.look_for_bans(await observer.members())):
+                    await asyncio.sleep(0.5)
+            assert [ban.verdict.peer_id for ban in bans] == [liar.peer_id]
+            assert await observer.look_for_bans({}) == bans
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("shown", ["nonsense", "of another run", "without end"])
+def test_observer_believes_no_evidence_that_proves_nothing(shown: str) -> None:
+    case = reduced()
+    false = case.evidence(case.result()).evidence().to_bytes() if shown != "nonsense" else b"nonsense"
+    asked = []
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2)) as swarm, observing(swarm) as observer:
+            hostile = swarm.internet.network(Identity(b"h" * 32))
+
+            async def show(_peer: str, stream: Stream) -> None:
+                asked.append(await stream.receive())
+                await stream.send(false)
+                while shown == "without end":
+                    await stream.send(false)
+
+            await hostile.serve_stream(Methods(swarm.run.run_id).bans, show)
+            members = {hostile.peer_id: replace(trainer_record(), run=swarm.run.run_id)}
+            for _ in range(2):
+                assert await observer.look_for_bans(members) == ()
+            await hostile.close()
+
+    virtual_time.run(main())
+    assert len(asked) == 1, "who showed what proves nothing is not asked again"

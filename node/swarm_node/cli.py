@@ -150,6 +150,20 @@ COMMANDS = (
         },
     ),
     Command(
+        name="run endorse",
+        purpose="Sign a run's newest state, by which newcomers know its history. Only the run's author can do it.",
+        code="swarm_node.commands.run:endorse",
+        settings=(*HERE, "peers", "network_id"),
+        example=f"swarm-node run endorse story.toml --peers {ADDR} --every 1h --yes",
+        options={
+            "PATH": "The signed run file (default: run.toml).",
+            "--identity FILE": "Sign with this key instead of the one in the home.",
+            "--members FILE": "Ask only these peers where the run is, one peer id a line (default: all that train it).",
+            "--every TIME": "Endorse again and again, after so much time, such as 1h, until the run is finished.",
+            "--yes": "Sign the endorsement and give it to the members; without this, only show what would be signed.",
+        },
+    ),
+    Command(
         name="evidence list",
         purpose="List the evidence that this home keeps against members of its runs: who lied, how, and which file.",
         code="swarm_node.commands.evidence:show",
@@ -290,7 +304,7 @@ COMMANDS = (
 GROUPS = {
     "run": typer.Typer(
         name="run",
-        help="Create, sign, show, watch, export and resume training runs.",
+        help="Create, sign, show, watch, export, resume and endorse training runs.",
         epilog="Example: swarm-node run init run.toml",
     ),
     "evidence": typer.Typer(

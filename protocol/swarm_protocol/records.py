@@ -214,7 +214,8 @@ class TrainerRecord(wire.WireMessage):
 
     `report` is of the newest round that it took part in and that was committed, which may be an earlier one; None until
     there is one. `num_parameters` are those that the run trains; None while it prepares. `validation` is its newest.
-    All three are None where its version does not say.
+    All three are None where its version does not say. `endorsed_step` is the outer step of the newest endorsement of
+    the run's author that the peer can show (see `training_messages.Endorsement`); 0: it has none.
     """
 
     PROTO = records_pb2.TrainerRecord
@@ -229,6 +230,7 @@ class TrainerRecord(wire.WireMessage):
     report: RoundReport | None = None
     num_parameters: Annotated[int, whole(limits.MAX_PART_VALUES)] | None = None
     validation: ValidationReport | None = None
+    endorsed_step: OuterStep = 0
 
 
 Record: TypeAlias = NodeRecord | ServeRecord | TrainerRecord

@@ -23,6 +23,7 @@ from swarm_protocol.records import Loss, OuterStep
 GROUP_PURPOSE = "group"
 VOTE_PURPOSE = "vote"
 RESUME_PURPOSE = "resume"
+ENDORSEMENT_PURPOSE = "endorsement"
 _DOMAIN = b"swarm-slices:"
 
 OpeningKind: TypeAlias = Literal["exchange", "keep", "result", "slices", "audit"]
@@ -387,6 +388,32 @@ class ResumeOrder(wire.WireMessage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Endorsement(wire.WireMessage):
+    """The run's author says that its history contains the state with this digest and outer step. Signed by the author.
+
+    `roster` are the members of that state, whose votes lead on from it, and `next_attempt` the first attempt of the
+    round after it. `order_sequence` is that of the resume order in force there; 0: none. The endorsement of the highest
+    `sequence` counts. Unlike a resume order it commits nothing: it only tells those who have no state yet which history
+    is the run's.
+    """
+
+    PROTO = training_pb2.Endorsement
+    MAX_BYTES = limits.MAX_READY_BYTES
+
+    run: Name
+    sequence: Annotated[int, whole(MAX_SEQUENCE, low=1)]
+    order_sequence: Annotated[int, whole(MAX_SEQUENCE)] = 0
+    outer_step: Step
+    next_attempt: Attempt = 0
+    state_digest: Digest
+    roster: Peers
+
+    def __post_init__(self) -> None:
+        if not self.roster or list(self.roster) != sorted(set(self.roster)):
+            raise ValueError("the roster is empty, or not sorted and distinct")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SignedGroup:
     """A group as its coordinator signed it. `data` is the envelope, `digest` the sha256 of `data`.
 
@@ -459,16 +486,18 @@ class Standing(wire.WireMessage):
     """The committed state that a peer holds, and the certificate that committed it (empty: the run's initial state).
 
     While the run's first group forms, `known` are other peers that it has met, and `attempt` is its present attempt.
+    `endorsement` is the newest one of the run's author that it knows, as it was signed (empty: none).
     """
 
     PROTO = training_pb2.Standing
-    MAX_BYTES = limits.MAX_CERTIFICATE_BYTES
+    MAX_BYTES = limits.MAX_CERTIFICATE_BYTES + limits.MAX_READY_BYTES
 
     outer_step: OuterStep
     state_digest: Digest
     certificate: bytes = b""
     known: Peers = ()
     attempt: Attempt = 0
+    endorsement: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

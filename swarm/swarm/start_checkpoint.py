@@ -25,6 +25,7 @@ from swarm.serving.model.weights import empty_model, needed_shards, read_model
 from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import RunConfig, StartConfig
 from swarm.training.run.run_model import check_model, layout_of, transformers_config, weights_digest
+from swarm.training.state.genesis import genesis_digest
 
 _KINDS = frozenset({"F32", "F16", "BF16"})
 """The dtypes whose values fp32 represents exactly."""
@@ -56,10 +57,12 @@ class CheckpointSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPin:
-    """The pin of a checkpoint. `differing` are the settings by which its config differs from the run's model."""
+    """The pin of a checkpoint, with the genesis of a run that starts from it. `differing` are the settings by which its
+    config differs from the run's model."""
 
     revision: str
     digest: str
+    genesis: str
     differing: tuple[str, ...]
 
 
@@ -96,7 +99,7 @@ def pin_of(run: RunConfig, source: CheckpointSource) -> CheckpointPin:
     check_model(run)
     directory = _directory(run, source)
     module = _read(directory)
-    fitting_layout(run, module)
+    layout = fitting_layout(run, module)
     _, _, commit = open_model(directory).source.rpartition("@")
     if run.start.is_on_hub and not commit:
         raise ConfigError(
@@ -105,7 +108,10 @@ def pin_of(run: RunConfig, source: CheckpointSource) -> CheckpointPin:
         )
     differing = tuple(differing_settings(run, module.config))
     return CheckpointPin(
-        revision=commit if run.start.is_on_hub else "", digest=weights_digest(module), differing=differing
+        revision=commit if run.start.is_on_hub else "",
+        digest=weights_digest(module),
+        genesis=genesis_digest(layout.flatten(module), run),
+        differing=differing,
     )
 
 

@@ -24,6 +24,7 @@ class Flat:
     report: None = None
     num_parameters: int | None = None
     validation: None = None
+    endorsed_step: int = 0
 
     def __post_init__(self) -> None:
         if self.outer_step == 13:

@@ -8,6 +8,7 @@ from swarm_protocol.training_messages import (
     Certificate,
     ChunkRequest,
     Contribution,
+    Endorsement,
     Follower,
     FollowerWork,
     FollowReply,
@@ -107,12 +108,22 @@ EXAMPLES: tuple[object, ...] = (
     ResumeOrder(
         run="stdlib-1f00ba44", sequence=1_767_225_600, outer_step=3, state_digest=DIGEST, roster=(FIRST, SECOND)
     ),
+    Endorsement(
+        run="stdlib-1f00ba44",
+        sequence=1_767_225_600,
+        order_sequence=1_767_225_000,
+        outer_step=3,
+        next_attempt=2,
+        state_digest=DIGEST,
+        roster=(FIRST, SECOND),
+    ),
     Abort(
         run="stdlib-1f00ba44", step=3, attempt=1, group_digest=DIGEST, reason="a part did not come", accused=(SECOND,)
     ),
     StandingRequest(run="stdlib-1f00ba44", step=3, attempt=1, hurry=True),
     StandingRequest(run="stdlib-1f00ba44", step=3, watches=True),
     Standing(outer_step=2, state_digest=DIGEST, certificate=b"certificate", known=(FIRST, SECOND), attempt=1),
+    Standing(outer_step=2, state_digest=DIGEST, certificate=b"certificate", endorsement=b"signed endorsement"),
     PartRequest(origin_digest=DIGEST, index=1),
     ManifestRequest(state_digest=DIGEST),
     ChunkRequest(state_digest=DIGEST, index=300),

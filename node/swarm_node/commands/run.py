@@ -1,7 +1,7 @@
-"""`swarm-node run init`, `sign` and `show`, and the start of `watch`, `export` and `resume`.
+"""`swarm-node run init`, `sign` and `show`, and the start of `watch`, `export`, `resume` and `endorse`.
 
 `init` writes a run file with the default model or with that of a checkpoint to start from. `sign` checks, pins and
-signs it. The commands that need a network are in `run_watch`, `run_export` and `run_resume`.
+signs it. The commands that need a network are in `run_watch`, `run_export`, `run_resume` and `run_endorse`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import size
 from swarm_node.settings.config import UsageError
-from swarm_node.settings.parsers import RUN_ID_FORM, RunId, parse_model, parse_run, whole_number
+from swarm_node.settings.parsers import RUN_ID_FORM, RunId, parse_model, parse_period, parse_run, whole_number
 from swarm_node.storage.home import Home
 
 if TYPE_CHECKING:
@@ -108,6 +108,19 @@ def resume(flags: Flags) -> int:
 
     members, emitter = flags.options["members"], Emitter(json=flags.json)
     return resume_run(path, author, members, config, emitter, is_certain=flags.options["yes"])
+
+
+def endorse(flags: Flags) -> int:
+    config, text = _with_peers(flags), flags.options["every"]
+    path, author = _existing(flags), _identity(flags)
+    try:
+        every_s = None if text is None else parse_period(text)
+    except ValueError as error:
+        raise UsageError(f"--every: {text!r} {error}", remedy="write --every 1h") from error
+    from swarm_node.commands.run_endorse import endorse_run  # noqa: PLC0415
+
+    members, is_certain, emitter = flags.options["members"], flags.options["yes"], Emitter(json=flags.json)
+    return endorse_run(path, author, members, config, emitter, every_s=every_s, is_certain=is_certain)
 
 
 def export(flags: Flags) -> int:
@@ -230,6 +243,7 @@ def _print_run(emitter: Emitter, path: Path, found: InspectedRun) -> None:
         data_revision=config.data.revision,
         start=config.start.checkpoint,
         start_digest=config.start.digest,
+        genesis=config.start.genesis,
         member_tokens=cost.member_tokens,
         group_tokens=cost.group_tokens,
         member_bytes=cost.member_bytes,
@@ -261,6 +275,8 @@ def _lines(found: InspectedRun, cost: Cost) -> Iterator[str]:
         name = config.start.checkpoint if config.start.is_on_hub else "each member's own copy of a checkpoint"
         commit = f"@{config.start.revision[:12]}" if config.start.revision else ""
         yield f"start      {name}{commit}, {_pinned(config.start.digest)}"
+    if config.start.genesis:
+        yield f"genesis    pinned to {config.start.genesis[:12]}, the first state of every member"
     limit = f", {config.interval_s:g} s at most" if config.interval_s else ""
     interval = f"{config.interval_steps} inner steps{optimizer}{limit}"
     yield f"training   {config.outer_steps} outer steps of {interval}; {_outer_method(config)}"

@@ -10,8 +10,9 @@ from swarm.training.data.corpus import load_corpus
 from swarm.training.data.hub import commit_of_data_set, commit_of_tokenizer
 from swarm.training.data.local_data import LocalData
 from swarm.training.run.run_config import LOCAL, DataConfig, RunConfig
-from swarm.training.run.run_model import is_module_run
+from swarm.training.run.run_model import check_model, initial_theta, is_module_run
 from swarm.training.run.settings import is_hub_id
+from swarm.training.state.genesis import MAX_DRAWN_VALUES, genesis_digest
 from swarm_protocol.errors import ConfigError
 
 from swarm_node.events.emitter import Emitter
@@ -100,21 +101,23 @@ def _tell_kept(run: RunConfig, emitter: Emitter, remedy: str) -> None:
 
 
 def start_pins(run: RunConfig, config: Config, emitter: Emitter) -> PinnedValues:
-    """Return the pins of the checkpoint that the run starts from; none if it starts from none, or if it has pins and
-    the checkpoint is not here.
+    """Return the pins of the checkpoint that the run starts from, and of its genesis; none if it has pins and the
+    checkpoint is not here.
 
     Raises ConfigError or IntegrityError if the checkpoint cannot be loaded or does not fit the run's model.
     """
     check_source(run.start, config.start)
-    if not run.start.checkpoint or is_module_run(run):
+    if is_module_run(run):
         return {}
+    if not run.start.checkpoint:
+        return {("start", "genesis"): _drawn_genesis(run, emitter)}
     if _lacks_start(run, config):
         remedy = "sign with --start DIR to pin it"
         if not run.start.digest:
             raise ConfigError("the checkpoint that the run starts from is not pinned", remedy=remedy)
         message = f"the checkpoint was not read: it stays pinned to {run.start.digest[:12]}"
         emitter.emit("warning", message=message, remedy=remedy)
-        return {}
+        return {("start", "genesis"): ""}  # other settings may have changed it
     found = pin_of(run, checkpoint_source(run, config, emitter))
     if found.differing:
         emitter.emit(
@@ -122,7 +125,20 @@ def start_pins(run: RunConfig, config: Config, emitter: Emitter) -> PinnedValues
             message=f"[model] differs from the checkpoint in {', '.join(found.differing)}",
             remedy="copy these from the checkpoint's config.json, unless the difference is intended",
         )
-    return {("start", "revision"): found.revision, ("start", "digest"): found.digest}
+    return {
+        ("start", "revision"): found.revision,
+        ("start", "digest"): found.digest,
+        ("start", "genesis"): found.genesis,
+    }
+
+
+def _drawn_genesis(run: RunConfig, emitter: Emitter) -> str:
+    """Return the digest of the first state of a run whose weights are drawn; empty if that takes too long."""
+    if (num_values := check_model(run)) > MAX_DRAWN_VALUES:
+        message = f"the run's first state is not pinned: it takes long to draw {num_values:,} parameters"
+        emitter.emit("warning", message=message, remedy="endorse the run soon after its first step")
+        return ""
+    return genesis_digest(initial_theta(run), run)
 
 
 def _lacks_start(run: RunConfig, config: Config) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from swarm.network.interface import Network
 from swarm.training.member.resume import RunSurvey, deliver, sign_order, survey
-from swarm.training.run.methods import short
+from swarm.training.run.methods import Methods, short
 from swarm.training.run.run_file import read_signed
 from swarm.training.run.signed_run import SignedRun
 from swarm_protocol.errors import ConfigError, PeerUnreachable
@@ -95,7 +95,8 @@ async def _order(
     if not is_certain:
         _tell_unsigned(run, situation, emitter)
         return
-    answers = await deliver(network, run, certificate, sorted({*roster, *situation.holders}))
+    method = Methods(run.run_id).resume
+    answers = await deliver(network, method, certificate, sorted({*roster, *situation.holders}))
     taken = sorted(peer for peer, refusal in answers.items() if not refusal)
     for peer, refusal in answers.items():
         if refusal and peer in situation.holders:

@@ -67,6 +67,7 @@ class RunWatcher:
         self._emitter = emitter
         self._reported = ""
         self._validated = -1
+        self._endorsed = 0
         self._finished: TrainerRecord | None = None
         """The last record of one member, if all members that are not leaving say that the run is finished."""
         self._complaints: deque[str] = deque(maxlen=MAX_COMPLAINTS)
@@ -108,6 +109,7 @@ class RunWatcher:
         """Print the news. Returns whether the run is finished."""
         self._report_members(members)
         steps = await self._observer.look(members)
+        self._report_endorsed()
         self._report_validated(members)
         self._report_waiting({peer for peer, each in members.items() if each.state == "training"})
         speed = sum(each.tokens_per_s for each in members.values() if each.state != "joining")
@@ -140,6 +142,13 @@ class RunWatcher:
             ]
             self._emitter.emit("members", run=self._run.run_id, members=listed, summary=summary)
         self._reported = states
+
+    def _report_endorsed(self) -> None:
+        newest = self._observer.endorsement
+        if newest is not None and newest.sequence != self._endorsed:
+            self._endorsed, digest = newest.sequence, newest.state_digest.hex()
+            fields = {"step": newest.outer_step, "digest": digest, "sequence": newest.sequence, "is_other": False}
+            self._emitter.emit("state_endorsed", run=self._run.run_id, **fields)
 
     def _report_validated(self, members: Mapping[str, TrainerRecord]) -> None:
         """Print the newest validation loss once: the median over members, who may lie, for states that were seen."""

@@ -205,6 +205,16 @@ EVENTS: Mapping[str, EventSpec] = {
         roster="list: peer ids of those who decide what follows",
         sequence="int: the order's number; a later one is greater",
     ),
+    "state_endorsed": _event(
+        "The run's author has endorsed a state of its history, from which newcomers begin. If this node's own history "
+        "has another state there, it was joined to something that is not the run.",
+        "the run's author endorses step {step}, state {digest:.12}: newcomers begin from there",
+        run="text: the run's id",
+        step="int: the outer step it is of",
+        digest="text: digest of that state",
+        sequence="int: the endorsement's number; a later one is greater",
+        is_other="bool: whether this node's history has another state of that step",
+    ),
     "checkpoint": _event(
         "A checkpoint of the committed state is safely on disk.",
         run="text: the run's id",
@@ -320,6 +330,7 @@ EVENTS: Mapping[str, EventSpec] = {
         data_revision="text: the commit of a data set on the hub; empty: the newest one, or there is none",
         start="text: the checkpoint that it starts from; empty: weights drawn from its seed",
         start_digest="text: what pins the checkpoint; empty: nothing does",
+        genesis="text: what pins the run's first state; empty: nothing does",
         member_tokens="int: tokens that a member trains on for an outer step",
         group_tokens="list: the same for the smallest and for the largest round, with the members' followers",
         member_bytes="int: bytes that a member of a large group sends for an outer step",
@@ -384,6 +395,31 @@ EVENTS: Mapping[str, EventSpec] = {
         "{num_peers} members have the order: the run continues from outer step {outer_step}",
         run="text: the run's id",
         outer_step="int: the outer step it goes on from",
+        peers="list: peer ids of those who took it",
+    ),
+    "endorsement_planned": _event(
+        "What `run endorse` found, and what it signs.",
+        "{run} is at outer step {outer_step}, state {digest:.12}, of the members {roster_names}; {basis}",
+        run="text: the run's id",
+        outer_step="int: the outer step of the state",
+        digest="text: digest of that state",
+        roster="list: peer ids of the members of that state",
+        roster_names="text: the ends of these",
+        holders="list: peer ids of those who show it",
+        after="int?: the outer step that was endorsed before; null: none",
+        basis="text: why this state is taken for the run's, in words",
+    ),
+    "endorsement_not_signed": _event(
+        "`run endorse` was not told --yes.",
+        "nothing was signed. From an endorsement on, newcomers accept only what follows from it: make sure that these "
+        "are the run's members, then run the command again with --yes",
+        run="text: the run's id",
+    ),
+    "endorsement_delivered": _event(
+        "Members have the endorsement, and pass it on.",
+        "{num_peers} members have the endorsement of outer step {outer_step}",
+        run="text: the run's id",
+        outer_step="int: the outer step that was endorsed",
         peers="list: peer ids of those who took it",
     ),
     "run_left": _event(

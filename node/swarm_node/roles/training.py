@@ -32,6 +32,7 @@ from swarm.training.run.methods import short
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.bans import Ban, how_long
 from swarm.training.state.checkpoint import Checkpoint, discard_inner, load_newest, write_inner
+from swarm.training.state.endorsement import EndorsementFile
 from swarm.training.state.evidence_folder import EvidenceFolder
 from swarm.training.state.export import export_hf
 from swarm.training.state.replica_state import ReplicaState
@@ -59,6 +60,7 @@ _EVENTS = {
     events.StateFetched: "state_fetched",
     events.RoundAborted: "round_aborted",
     events.RunResumed: "run_resumed",
+    events.StateEndorsed: "state_endorsed",
     events.Validated: "validated",
 }
 _LATE = {True: "came {late_s:.1f} s after the round's group was formed", False: "was still computed"}
@@ -133,6 +135,7 @@ class RunTraining:
                 certificate=resumed.certificate if resumed else b"",
                 promises=PromiseFile(self._folder / "votes"),
                 evidence=EvidenceFolder(self._folder / EVIDENCE, self._run, self._node.network.network_id),
+                endorsements=EndorsementFile(self._folder / "votes"),
                 chunks=ChunkFolder(
                     self._node.home.cache / "chunks" / self._run.run_id, max_bytes=8 * setup.theta_N.numel()
                 ),
@@ -259,6 +262,13 @@ class RunTraining:
         elif isinstance(event, events.RunResumed):
             self._saved = b""  # the same state, and another certificate
             self._save_soon()
+        elif isinstance(event, events.StateEndorsed) and event.is_other:
+            message = (
+                f"the run's author endorses another state of outer step {event.step} than this node's history has: "
+                "what it was joined to is not the run"
+            )
+            remedy = "stop this node, and join again with a new --home"
+            self._node.emitter.emit("warning", message=message, remedy=remedy)
 
     def _measure(self, event: events.TrainingEvent) -> None:
         assert self._trainer is not None

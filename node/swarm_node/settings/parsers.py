@@ -180,6 +180,15 @@ def parse_monthly_traffic(text: str) -> int:
     return num_bytes
 
 
+def parse_period(text: str) -> float:
+    """Parse a length of time such as `90s`, `30min`, `12h` or `7d`, in seconds."""
+    match = re.fullmatch(r"(\d{1,6})(s|min|h|d)", text.strip())
+    seconds = int(match[1]) * _PERIOD_UNITS[match[2]] if match else 0
+    if not 1 <= seconds <= MAX_PERIOD_S:
+        raise ValueError("is not a length of time such as 30min, 12h or 7d, of at most a year")
+    return float(seconds)
+
+
 def parse_span(text: str) -> tuple[int, int]:
     """Parse `A:B`, the half-open span of blocks from A up to but not including B."""
     match = re.fullmatch(r"(\d{1,6}):(\d{1,6})", text.strip())
@@ -213,6 +222,9 @@ def number(low: float, high: float, what: str = "a number") -> Callable[[str], f
 
     return parse
 
+
+_PERIOD_UNITS: Mapping[str, int] = MappingProxyType({"s": 1, "min": 60, "h": 3600, "d": 86400})
+MAX_PERIOD_S = 366 * 86400
 
 _NO_SYNONYMS: Mapping[str, str] = MappingProxyType({})
 

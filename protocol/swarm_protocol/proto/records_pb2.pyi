@@ -161,7 +161,7 @@ class ValidationReport(_message.Message):
     def __init__(self, outer_step: _Optional[int] = ..., loss: _Optional[float] = ...) -> None: ...
 
 class TrainerRecord(_message.Message):
-    __slots__ = ("run", "outer_step", "digest", "tokens_per_s", "loss", "state", "report", "num_parameters", "validation")
+    __slots__ = ("run", "outer_step", "digest", "tokens_per_s", "loss", "state", "report", "num_parameters", "validation", "endorsed_step")
     RUN_FIELD_NUMBER: _ClassVar[int]
     OUTER_STEP_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -171,6 +171,7 @@ class TrainerRecord(_message.Message):
     REPORT_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     VALIDATION_FIELD_NUMBER: _ClassVar[int]
+    ENDORSED_STEP_FIELD_NUMBER: _ClassVar[int]
     run: str
     outer_step: int
     digest: bytes
@@ -180,4 +181,5 @@ class TrainerRecord(_message.Message):
     report: RoundReport
     num_parameters: int
     validation: ValidationReport
-    def __init__(self, run: _Optional[str] = ..., outer_step: _Optional[int] = ..., digest: _Optional[bytes] = ..., tokens_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., state: _Optional[str] = ..., report: _Optional[_Union[RoundReport, _Mapping]] = ..., num_parameters: _Optional[int] = ..., validation: _Optional[_Union[ValidationReport, _Mapping]] = ...) -> None: ...
+    endorsed_step: int
+    def __init__(self, run: _Optional[str] = ..., outer_step: _Optional[int] = ..., digest: _Optional[bytes] = ..., tokens_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., state: _Optional[str] = ..., report: _Optional[_Union[RoundReport, _Mapping]] = ..., num_parameters: _Optional[int] = ..., validation: _Optional[_Union[ValidationReport, _Mapping]] = ..., endorsed_step: _Optional[int] = ...) -> None: ...

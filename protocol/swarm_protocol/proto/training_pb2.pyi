@@ -196,6 +196,24 @@ class ResumeOrder(_message.Message):
     roster: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, run: _Optional[str] = ..., sequence: _Optional[int] = ..., outer_step: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., roster: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class Endorsement(_message.Message):
+    __slots__ = ("run", "sequence", "order_sequence", "outer_step", "next_attempt", "state_digest", "roster")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    ORDER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    OUTER_STEP_FIELD_NUMBER: _ClassVar[int]
+    NEXT_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ROSTER_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    sequence: int
+    order_sequence: int
+    outer_step: int
+    next_attempt: int
+    state_digest: bytes
+    roster: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run: _Optional[str] = ..., sequence: _Optional[int] = ..., order_sequence: _Optional[int] = ..., outer_step: _Optional[int] = ..., next_attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., roster: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class Vote(_message.Message):
     __slots__ = ("run", "step", "attempt", "group_digest", "outcome")
     RUN_FIELD_NUMBER: _ClassVar[int]
@@ -257,18 +275,20 @@ class StandingRequest(_message.Message):
     def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., hurry: _Optional[bool] = ..., attempt: _Optional[int] = ..., watches: _Optional[bool] = ...) -> None: ...
 
 class Standing(_message.Message):
-    __slots__ = ("outer_step", "state_digest", "certificate", "known", "attempt")
+    __slots__ = ("outer_step", "state_digest", "certificate", "known", "attempt", "endorsement")
     OUTER_STEP_FIELD_NUMBER: _ClassVar[int]
     STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    ENDORSEMENT_FIELD_NUMBER: _ClassVar[int]
     outer_step: int
     state_digest: bytes
     certificate: bytes
     known: _containers.RepeatedScalarFieldContainer[str]
     attempt: int
-    def __init__(self, outer_step: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., known: _Optional[_Iterable[str]] = ..., attempt: _Optional[int] = ...) -> None: ...
+    endorsement: bytes
+    def __init__(self, outer_step: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., known: _Optional[_Iterable[str]] = ..., attempt: _Optional[int] = ..., endorsement: _Optional[bytes] = ...) -> None: ...
 
 class PartRequest(_message.Message):
     __slots__ = ("origin_digest", "index")

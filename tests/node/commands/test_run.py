@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from support.tiny_models import FAMILIES, write_model
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_cost import PARAMETER_BYTES, PROGRAM_BYTES
 from swarm.training.run.run_file import load_run, read_config, write_run
-from swarm.training.run.run_model import module_run
+from swarm.training.run.run_model import initial_theta, module_run
+from swarm.training.state.genesis import genesis_digest
 from swarm_node import cli
 from swarm_node.events import event_contract
 from swarm_protocol.identity import Identity
@@ -235,7 +237,9 @@ def test_template_defaults_are_the_run_s() -> None:
     assert cli.run(["run", "init", "story.toml", "--json"]) == 0
     Identity.generate().save(Path("me.key"))
     assert cli.run(["run", "sign", "story.toml", "--identity", "me.key", "--unpinned"]) == 0
-    assert load_run(Path("story.toml")).config == RunConfig(name="story")
+    signed, default = load_run(Path("story.toml")).config, RunConfig(name="story")
+    assert signed.start.genesis == genesis_digest(initial_theta(default), default)
+    assert replace(signed, start=replace(signed.start, genesis="")) == default
 
 
 def test_run_that_starts_from_a_checkpoint_is_made_signed_and_shown(

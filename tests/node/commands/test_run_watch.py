@@ -26,6 +26,7 @@ from swarm_node.settings.config import Config
 from swarm_protocol.errors import ConfigError, PeerTimeout
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord, ValidationReport
+from swarm_protocol.training_messages import Endorsement
 
 RUN = SignedRun(config=RunConfig(name="x", outer_steps=2), peer_id="author", issued_at=1, signature=b"")
 
@@ -45,6 +46,7 @@ class Scripted:
         self._looks = list(looks)
         self.outer_step = 0
         self.roster: tuple[str, ...] = ()
+        self.endorsement: Endorsement | None = None
 
     async def members(self) -> Mapping[str, TrainerRecord]:
         return self._looks[0][0]
@@ -75,6 +77,14 @@ def test_watching_tells_members_and_steps_until_the_run_is_finished() -> None:
     assert events[0]["summary"] == "1 joining, 1 training"
     assert (events[1]["step"], events[1]["of"], events[1]["tokens_per_s"]) == (1, 2, 50.0)
     assert events[-1]["digest"] == "ab" * 32
+
+
+def test_watching_tells_an_endorsement_of_the_author_once() -> None:
+    observer = Scripted(({"a": member()}, []), ({"a": member()}, [step(1)]), ({"a": member("finished")}, [step(2)]))
+    roster = (Identity(bytes(32)).peer_id,)
+    observer.endorsement = Endorsement(run="x", sequence=7, outer_step=1, state_digest=bytes(32), roster=roster)
+    (event,) = [each for each in told(observer) if each["event"] == "state_endorsed"]
+    assert (event["step"], event["digest"], event["sequence"]) == (1, bytes(32).hex(), 7)
 
 
 def test_watching_tells_a_measurement_once_as_most_members_say_it() -> None:

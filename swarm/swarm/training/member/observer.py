@@ -1,7 +1,8 @@
 """Follows a run from outside: what its members have committed, with the proofs, and what they report of themselves.
 
 An observer trains nothing and is no member. It accepts what a joiner would: first the certificate that most of its
-voters show, and then those that follow from it. One task owns it.
+voters show, of those that follow from the author's newest endorsement, and then those that follow from it. One task
+owns it.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from dataclasses import dataclass, replace
 from swarm_protocol.errors import IntegrityError, PeerTimeout, PeerViolation, SwarmError
 from swarm_protocol.proof_messages import Evidence
 from swarm_protocol.records import TrainerRecord
-from swarm_protocol.training_messages import Certificate, StandingRequest
+from swarm_protocol.training_messages import Certificate, Endorsement, StandingRequest
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.ancestry import Anchor, seek_endorsement, those_endorsed, whom_a_newcomer_asks
 from swarm.training.state.ban_collector import collect
 from swarm.training.state.bans import Ban, Bans, Verdict
 from swarm.training.state.certificate import MAX_LINKS, Proof, most_supported, whom_to_ask
@@ -59,12 +61,18 @@ class Observer:
         self._ignored: set[str] = set()
         self._chance = random.Random(network.peer_id)
         self._last: Proof | None = None
+        self._confirmed: Endorsement | None = None
         self._rosters: list[tuple[str, ...]] = []
 
     @property
     def outer_step(self) -> int:
         """The last one that was seen; 0 before the first."""
         return self._last.outer_step if self._last else 0
+
+    @property
+    def endorsement(self) -> Endorsement | None:
+        """The newest endorsement of the run's author that was seen."""
+        return self._reader.endorsements.newest
 
     @property
     def roster(self) -> tuple[str, ...]:
@@ -83,8 +91,11 @@ class Observer:
         """
         admits = self._reader.signatures.admits
         claims = {peer: each.outer_step for peer, each in members.items() if each.digest and admits(peer)}
+        await seek_endorsement(self._reader, members)
+        if self._last is not None and not await self._is_endorsed(self._last, claims):
+            self._last = None
         if self._last is None or (self._last.outer_step == 0 and self._last.order is None):
-            return await self._first_look(whom_to_ask(claims, (), self._reader.network.peer_id))
+            return await self._first_look(whom_a_newcomer_asks(claims, self.endorsement, self._reader.network.peer_id))
         failure: SwarmError | None = None
         has_answer = False
         for peer in whom_to_ask(claims, self._last.roster, self._reader.network.peer_id)[:MAX_ASKED]:
@@ -109,13 +120,25 @@ class Observer:
         """Return the step that most of its voters show (see `certificate`). Raises SwarmError if nobody answers as
         members do."""
         shown, failures = await self._reader.newest_of(peers, self._request())
-        newest = most_supported(shown)
+        newest = most_supported(await those_endorsed(self._reader, shown))
         if newest is None:
             if failures and len(failures) == len(peers):
                 raise failures[-1]
             return []
         self._remember([newest])
         return [_step(newest)] if newest.origin.num_tokens else []
+
+    async def _is_endorsed(self, seen: Proof, claims: Mapping[str, int]) -> bool:
+        """Return whether what was `seen` can be of the history that the run's author endorses: it comes before the
+        newest endorsement, or one of these peers shows how it follows. Each endorsement is looked at once."""
+        endorsement = self.endorsement
+        if endorsement is None or endorsement == self._confirmed or seen.rank[:3] < Anchor.at(endorsement).rank[:3]:
+            return True
+        asked = whom_to_ask(claims, seen.roster, self._reader.network.peer_id)[:MAX_ASKED]
+        if not await those_endorsed(self._reader, dict.fromkeys(asked, seen)):
+            return False
+        self._confirmed = endorsement
+        return True
 
     def _remember(self, links: list[Proof]) -> None:
         for link in links:

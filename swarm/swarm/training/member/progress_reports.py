@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 from swarm_protocol import limits
 from swarm_protocol.records import Refusal, RoundReport, TrainerRecord, TrainerState, ValidationReport
+from swarm_protocol.training_messages import Endorsement
 
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.member.trainer_events import Admitted, OuterStep, RunResumed
@@ -121,9 +122,11 @@ def trainer_record(
     state: TrainerState,
     report: RoundReport | None = None,
     validation: ValidationReport | None = None,
+    *,
+    endorsement: Endorsement | None = None,
 ) -> TrainerRecord:
     """Return the record to announce. `replica` is None while the member prepares; `report` is of the newest round that
-    it took part in; `validation` is the newest one."""
+    it took part in; `validation` and `endorsement` are the newest ones."""
     return TrainerRecord(
         run=run,
         outer_step=replica.outer_step if replica else 0,
@@ -134,4 +137,5 @@ def trainer_record(
         report=report,
         num_parameters=replica.current.manifest.num_values if replica else None,
         validation=validation,
+        endorsed_step=endorsement.outer_step if endorsement else 0,
     )

@@ -1,8 +1,9 @@
-"""What an outsider can do with a run: find its newest certified state, and resume the run from it.
+"""What an outsider can do with a run: find its newest certified state, and as its author resume the run or endorse it.
 
 The run's author can let some members go on from a state without the others: `survey` finds the state, `sign_order`
-signs an order, and `deliver` sends it. `docs/one-history.md` says what that costs if the others still train
-somewhere. Members check an order and pass it on (`round_service`, `state_sync`), so one member is enough. No state.
+signs an order, and `deliver` sends it. `docs/one-history.md` says what that costs if the others still train somewhere.
+`sign_survey` endorses the state that was found (see `endorsement`). Members check what the author signed and pass it on
+(`round_service`, `state_sync`), so one member is enough. No state.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from dataclasses import dataclass
 
 from swarm_protocol.errors import ConfigError, PeerTimeout, SwarmError
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Certificate, ResumeOrder, StandingRequest
+from swarm_protocol.records import TrainerRecord
+from swarm_protocol.training_messages import Certificate, Endorsement, ResumeOrder, StandingRequest
 
 from swarm.network.interface import Network
-from swarm.training.run.methods import Methods
 from swarm.training.run.signed_run import SignedRun
-from swarm.training.state.certificate import Proof, RunSignatures, most_supported, whom_to_ask
+from swarm.training.state.ancestry import seek_endorsement, those_endorsed, whom_a_newcomer_asks
+from swarm.training.state.certificate import Proof, RunSignatures, most_supported
+from swarm.training.state.endorsement import read_endorsement, sign_endorsement
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S, ProofReader
 
 
@@ -28,7 +31,7 @@ class RunSurvey:
 
     `holders` have this state. `absent` are the members of its roster that do not have it or do not answer; `answered`
     are those of its roster that show any state. `sequence` is that of the latest resume order that any peer showed; 0
-    if there is none.
+    if there is none. The state follows from the author's newest `endorsement`, if there is one.
     """
 
     proof: Proof
@@ -36,24 +39,32 @@ class RunSurvey:
     absent: tuple[str, ...]
     answered: tuple[str, ...]
     sequence: int
+    endorsement: Endorsement | None = None
 
 
-async def survey(network: Network, run: SignedRun, peers: Collection[str]) -> RunSurvey:
+async def survey(network: Network, run: SignedRun, peers: Mapping[str, TrainerRecord] | Collection[str]) -> RunSurvey:
     """Ask `peers`, trainers of `run`, for their states, and then all members of the state that most of these show.
 
-    Raises PeerTimeout if none shows a state.
+    Where `peers` come with their records, those that say they have an endorsement are asked for it before. Raises
+    PeerTimeout if none shows a state that follows from it.
     """
     reader, request = ProofReader.of_outsider(network, run), StandingRequest(run=run.run_id, step=1, watches=True)
     admitted = dict.fromkeys(filter(reader.signatures.admits, peers), 0)
     # a peer that does not answer counts as absent
-    shown, _ = await reader.newest_of(whom_to_ask(admitted, (), reader.signatures.identity.peer_id), request)
+    if isinstance(peers, Mapping):
+        await seek_endorsement(reader, peers)
+    asked = whom_a_newcomer_asks(admitted, reader.endorsements.newest, reader.signatures.identity.peer_id)
+    shown = await those_endorsed(reader, (await reader.newest_of(asked, request))[0])
     if (proof := most_supported(shown)) is not None:
         others, _ = await reader.newest_of(set(proof.roster) - shown.keys(), request)
-        shown |= others
+        shown = await those_endorsed(reader, {**shown, **others})
         proof = most_supported(shown)
     if proof is None:
+        endorsement = reader.endorsements.newest
+        which = f" after outer step {endorsement.outer_step}, which its author endorses" if endorsement else ""
         raise PeerTimeout(
-            f"no member of {run.run_id} shows a certified state", remedy="start a member that has one, and try again"
+            f"no member of {run.run_id} shows a certified state{which}",
+            remedy="start a member that has one, and try again",
         )
     holders = {peer for peer, each in shown.items() if each.outcome.state_digest == proof.outcome.state_digest}
     return RunSurvey(
@@ -62,6 +73,7 @@ async def survey(network: Network, run: SignedRun, peers: Collection[str]) -> Ru
         absent=tuple(sorted(set(proof.roster) - holders)),
         answered=tuple(sorted(set(proof.roster) & shown.keys())),
         sequence=max(each.sequence for each in shown.values()),
+        endorsement=reader.endorsements.newest,
     )
 
 
@@ -97,13 +109,43 @@ def sign_order(
     return Certificate(order=data).to_bytes()
 
 
-async def deliver(network: Network, run: SignedRun, certificate: bytes, peers: Collection[str]) -> Mapping[str, str]:
-    """Send `certificate` to `peers`. Return each peer's reason to refuse it; an empty reason means that it accepted."""
+def sign_survey(run: SignedRun, found: RunSurvey, author: Identity, *, network_id: str, now: float) -> bytes:
+    """Return an endorsement of the surveyed state. Its sequence is the time in seconds, unless a later one is known.
+
+    Raises ConfigError unless `author` signed the run and the state is of an outer step.
+    """
+    proof = found.proof
+    if author.peer_id != run.peer_id:
+        raise ConfigError(
+            f"{run.run_id} was signed by {run.peer_id}, and only that key can endorse its states",
+            remedy="name its file with --identity",
+        )
+    if not proof.outer_step:
+        raise ConfigError(f"{run.run_id} has made no outer step yet", remedy="endorse it after its first one")
+    signatures = RunSignatures.of_run(run, author, network_id)
+    before = found.endorsement.sequence if found.endorsement else 0
+    endorsement = Endorsement(
+        run=run.run_id,
+        sequence=max(int(now), before + 1),
+        order_sequence=proof.sequence,
+        outer_step=proof.outer_step,
+        next_attempt=proof.next_attempt,
+        state_digest=proof.outcome.state_digest,
+        roster=proof.roster,
+    )
+    data = sign_endorsement(endorsement, signatures, now)
+    read_endorsement(data, signatures, now)
+    return data
+
+
+async def deliver(network: Network, method: str, data: bytes, peers: Collection[str]) -> Mapping[str, str]:
+    """Call `method` of `peers` with what the author signed. Return each peer's reason to refuse it; an empty reason
+    means that it accepted."""
     answers = dict[str, str]()
 
     async def give(peer: str) -> None:
         try:
-            await network.call(peer, Methods(run.run_id).resume, certificate, timeout_s=CALL_TIMEOUT_S)
+            await network.call(peer, method, data, timeout_s=CALL_TIMEOUT_S)
             answers[peer] = ""
         except SwarmError as error:
             answers[peer] = error.message

@@ -27,6 +27,7 @@ from swarm.training.member.round_driver import POLL_S, RoundDriver
 from swarm.training.round.group_checks import origin_complaint
 from swarm.training.round.round_events import AttemptLeft, Proven, Sighted, Voted
 from swarm.training.round.round_state import RoundSetup
+from swarm.training.state.endorsement import contradicts, read_endorsement
 from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S
 from swarm.training.state.state_sync import RunContext
 from swarm.training.state.state_transfer import Donor
@@ -51,6 +52,7 @@ class RoundService:
         await network.serve(methods.vote, self._on_vote)
         await network.serve(methods.abort, self._on_abort)
         await network.serve(methods.resume, self._on_resume)
+        await network.serve(methods.endorse, self._on_endorse)
         await network.serve(methods.evidence, self._on_evidence)
         await network.serve(methods.manifest, donor.manifest)
         await network.serve(methods.chunk, donor.chunk)
@@ -82,7 +84,8 @@ class RoundService:
                     self._driver.hurry()
                 self._driver.feed(Sighted(peer=peer, attempt=wanted.attempt))
             standing = replace(standing, known=self._driver.known, attempt=self._driver.attempt)
-        return standing.to_bytes()
+        endorsement = self._context.endorsements.shown(self._context.network.now())
+        return replace(standing, endorsement=endorsement).to_bytes()
 
     async def _on_ready(self, peer: str, request: bytes) -> bytes:
         ready = Ready.from_bytes(request)
@@ -166,6 +169,17 @@ class RoundService:
         if self._driver is None:
             raise PeerRefused("this member is not yet at work")
         self._driver.feed(Proven(certificate=proof.certificate))
+        return b""
+
+    async def _on_endorse(self, _peer: str, request: bytes) -> bytes:
+        """Take an endorsement from any peer, since the run's author has signed it. Others are shown it from now on."""
+        context = self._context
+        endorsements, now = context.endorsements, context.network.now()
+        endorsement = read_endorsement(request, context.signatures, now)
+        if contradicts(endorsement, context.replica.history):
+            raise PeerRefused(f"this member's history has another state of outer step {endorsement.outer_step}")
+        if not endorsements.take(request, context.signatures, now) and endorsements.newest != endorsement:
+            raise PeerRefused("this member knows a later endorsement")
         return b""
 
     async def _on_evidence(self, peer: str, request: bytes) -> bytes:

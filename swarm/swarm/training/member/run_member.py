@@ -21,6 +21,7 @@ from swarm_compression import get_codec
 from swarm_protocol.errors import ConfigError, PeerTimeout, PeerUnreachable, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import RoundReport, TrainerRecord, TrainerState
+from swarm_protocol.training_messages import Endorsement
 
 from swarm.network.interface import FaultHook, Network, no_faults
 from swarm.network.membership import Membership
@@ -37,6 +38,7 @@ from swarm.training.member.trainer_events import (
     ContributionLate,
     MemberConvicted,
     RoundAborted,
+    StateEndorsed,
     StateFetched,
     TrainingEvent,
     Validated,
@@ -49,9 +51,12 @@ from swarm.training.round.round_state import rest_after, setup_of
 from swarm.training.run.methods import Methods, short
 from swarm.training.run.run_copy import serve_run
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.ancestry import seek_endorsement
 from swarm.training.state.bans import Ban
 from swarm.training.state.certificate import Proof, RunSignatures, whom_to_ask
+from swarm.training.state.endorsement import Endorsements, EndorsementStore, contradicts
 from swarm.training.state.evidence_folder import EvidenceStore
+from swarm.training.state.genesis import check_genesis
 from swarm.training.state.replica import HashedState, Replica
 from swarm.training.state.replica_state import ReplicaState
 from swarm.training.state.state_download import ChunkStore
@@ -85,7 +90,8 @@ class RunMemberOptions:
     `max_interval_s` by `clock` bounds its intervals beyond what the run says, so that a slow machine contributes what
     it can. `state` is the state to resume from, with the `certificate` that proved it, if there is one. Without
     `promises`, a member that is started again with the same key could vote twice for one step; without `evidence`, it
-    has forgotten whom it convicted. `max_bytes_per_s` is what its owner lets it send or receive, whichever is less.
+    has forgotten whom it convicted. `endorsements` keeps the author's newest endorsement. `max_bytes_per_s` is what its
+    owner lets it send or receive, whichever is less.
     """
 
     setup: TrainingSetup
@@ -96,6 +102,7 @@ class RunMemberOptions:
     chunks: ChunkStore | None = None
     promises: PromiseStore | None = None
     evidence: EvidenceStore | None = None
+    endorsements: EndorsementStore | None = None
     max_bytes_per_s: float = math.inf
 
 
@@ -139,6 +146,8 @@ class RunMember:
         self._replica: Replica | None = None
         self._accused: dict[str, str] = {}
         self._promise: Promise | None = None
+        self._endorsements = Endorsements(options.endorsements)
+        self._told_endorsement: Endorsement | None = None
         self._report: RoundReport | None = None
         self._stopping = False
         self._num_idle = 0
@@ -264,9 +273,12 @@ class RunMember:
         start, self._start = self._start, None
         assert start is not None
         held = await asyncio.get_running_loop().run_in_executor(self._executor, HashedState.of, start)
+        if options.setup.bring is None:
+            check_genesis(held.manifest, config)
         proof = self._signatures.proof_of(held.digest, options.certificate, self._network.now())
         self._replica = Replica(config, held, proof, options.setup.bounds)
         methods, codec = Methods(self._run.run_id), get_codec(config.codec)
+        await asyncio.to_thread(self._endorsements.recall, self._signatures, self._network.now())
         context = RunContext(
             network=self._network,
             signatures=self._signatures,
@@ -275,6 +287,7 @@ class RunMember:
             codec=codec,
             fetcher=Fetcher(self._network, methods, self._executor, options.chunks),
             executor=self._executor,
+            endorsements=self._endorsements,
             faults=self._faults,
             residuals=Residuals(codec) if config.error_feedback else None,
             meter=self._meter,
@@ -290,7 +303,10 @@ class RunMember:
     async def _join(self, context: RunContext, background: asyncio.TaskGroup) -> None:
         """Get to where the run is. The run's checkpoint is loaded only where that is the run's start."""
         records = await trainers(self._membership, self._run.run_id)
+        await seek_endorsement(context, records)
         proof = await furthest(context, claims_of(context, records))
+        if proof is None and context.replica.is_new and context.endorsements.newest is not None:
+            proof, records = await self._await_endorsed(context, context.endorsements.newest)
         if proof is not None and proof.rank > context.replica.rank:
             await self._reach(context, proof, records)
         if self._convictions is not None:
@@ -299,10 +315,25 @@ class RunMember:
         bring = self._options.setup.bring
         if bring is not None and context.replica.proof is None:
             state = ReplicaState.initial(await asyncio.to_thread(bring), self._run.config.overlap_steps)
-            context.replica.begin(
-                await asyncio.get_running_loop().run_in_executor(self._executor, HashedState.of, state)
-            )
+            held = await asyncio.get_running_loop().run_in_executor(self._executor, HashedState.of, state)
+            check_genesis(held.manifest, self._run.config)
+            context.replica.begin(held)
         self._announce("training")
+
+    async def _await_endorsed(
+        self, context: RunContext, endorsement: Endorsement
+    ) -> tuple[Proof | None, dict[str, TrainerRecord]]:
+        """Wait for a member that shows a state after `endorsement`: a newcomer does not begin such a run anew. Return
+        None if this member is told to stop."""
+        reason = f"no member shows a state that follows from outer step {endorsement.outer_step}, which the run's "
+        reason += "author endorses: waiting for one"
+        self._on_abort(GiveUp(step=endorsement.outer_step, attempt=0, reason=reason, missing=()))
+        while True:
+            await asyncio.sleep(WATCH_S)
+            records = await trainers(self._membership, self._run.run_id)
+            proof = await furthest(context, claims_of(context, records))
+            if proof is not None or self._stopping:
+                return proof, records
 
     async def _reach(
         self, context: RunContext, proof: Proof, records: Mapping[str, TrainerRecord]
@@ -442,6 +473,7 @@ class RunMember:
                 proof = await furthest(context, claims)
                 if proof is not None and proof.rank > context.replica.rank:
                     driver.feed(Proven(certificate=proof.certificate))
+            self._tell_endorsement(context)
             passed_s = driver.waiting.seconds if driver.waiting else now() - began_s
             await asyncio.sleep(WATCH_S if roster else min(WATCH_S, max(FIRST_WATCH_S, passed_s / 4)))
 
@@ -470,6 +502,19 @@ class RunMember:
         if self._driver is not None:
             self._driver.feed(Convicted(peer=verdict.peer_id, reason=f"{short(verdict.peer_id)}: {verdict.reason}"))
 
+    def _tell_endorsement(self, context: RunContext) -> None:
+        """Report the author's newest endorsement, once."""
+        endorsement = context.endorsements.newest
+        if endorsement is None or endorsement == self._told_endorsement:
+            return
+        self._told_endorsement = endorsement
+        digest, is_other = endorsement.state_digest.hex(), contradicts(endorsement, context.replica.history)
+        event = StateEndorsed(
+            step=endorsement.outer_step, digest=digest, sequence=endorsement.sequence, is_other=is_other
+        )
+        self._on_event(event)
+        self._announce("training")
+
     def _on_late(self, event: ContributionLate) -> None:
         when = "its interval still ran" if event.late_s is None else f"it was ready {event.late_s:.1f} s later"
         logger.warning("outer step %d was formed without this member's contribution: %s", event.step, when)
@@ -483,7 +528,11 @@ class RunMember:
     def _announce(self, state: TrainerState) -> None:
         latest = self._interval_loop.latest if self._interval_loop else None
         newest = self._validating.newest
-        self._membership.announce(trainer_record(self._run.run_id, self._replica, latest, state, self._report, newest))
+        endorsement = self._endorsements.newest
+        record = trainer_record(
+            self._run.run_id, self._replica, latest, state, self._report, newest, endorsement=endorsement
+        )
+        self._membership.announce(record)
 
 
 def cause(error: BaseException) -> BaseException:

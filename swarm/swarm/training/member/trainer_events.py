@@ -113,6 +113,17 @@ class RunResumed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateEndorsed:
+    """The run's author has endorsed the state of outer step `step`, as this member now knows. `is_other`: this member's
+    own history has another state there, so that it does not belong to the run."""
+
+    step: int
+    digest: str
+    sequence: int
+    is_other: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Validated:
     """The committed state's loss on held-out data."""
 
@@ -130,6 +141,7 @@ TrainingEvent: TypeAlias = (
     | MemberConvicted
     | ContributionLate
     | RunResumed
+    | StateEndorsed
     | Validated
 )
 

@@ -15,6 +15,7 @@ class Methods:
         self.evidence = f"train.evidence/{run}"
         self.bans = f"train.bans/{run}"
         self.resume = f"train.resume/{run}"
+        self.endorse = f"train.endorse/{run}"
         self.standing = f"train.standing/{run}"
         self.reduce = f"train.reduce/{run}"
         self.part = f"train.part/{run}"

@@ -95,7 +95,8 @@ _OUTER_OPTIMIZERS = ("nesterov", "average")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartConfig:
-    """The weights that a run begins with. `digest` is that of `run_model.weights_digest`, which every member checks."""
+    """The weights that a run begins with. `digest` is that of `run_model.weights_digest`, which every member checks,
+    and `genesis` that of the state before the first outer step (see `state.genesis`)."""
 
     checkpoint: str = setting(
         "",
@@ -109,6 +110,14 @@ class StartConfig:
         "", "Its branch, tag or commit on the hub; run sign puts the commit in its place.", implied=""
     )
     digest: str = setting("", "Pins the weights: who has others is refused. Filled in by run sign.", implied="")
+    genesis: str = setting(
+        "",
+        "Pins the run's first state, of whatever weights: nobody can hand out another beginning. Filled in by run sign "
+        "for models of up to 256 million parameters, and from a checkpoint; empty: not pinned.",
+        lambda value: value == "" or is_digest(value),
+        "leave it to run sign",
+        implied="",
+    )
 
     def __post_init__(self) -> None:
         checks = check_fields(self, "start")

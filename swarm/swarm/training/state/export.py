@@ -24,6 +24,7 @@ from swarm.training.run.methods import Methods
 from swarm.training.run.run_config import BYTE_VOCABULARY, RunConfig
 from swarm.training.run.run_model import build_model
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.genesis import check_genesis
 from swarm.training.state.replica import HashedState
 from swarm.training.state.replica_state import ReplicaState
 from swarm.training.state.state_transfer import Fetcher
@@ -36,12 +37,15 @@ async def fetch_state(
 ) -> ReplicaState:
     """Fetch the state named `digest`, which has `num_values` parameters, from `holders`, checked against its name.
 
-    Raises RoundError if they do not give it, for example because they have gone on.
+    Raises RoundError if they do not give it, for example because they have gone on, and IntegrityError for a beginning
+    that the run's author did not sign.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="swarm-fetch") as executor:
         fetcher = Fetcher(network, Methods(run.run_id), executor)
         blank = HashedState.of(ReplicaState.initial(torch.zeros(num_values)))
-        return (await fetcher.state(digest, holders, [blank])).held.state
+        held = (await fetcher.state(digest, holders, [blank])).held
+    check_genesis(held.manifest, run.config)
+    return held.state
 
 
 def export_hf(

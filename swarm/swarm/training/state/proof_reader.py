@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Collection
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
-from swarm_protocol.errors import PeerViolation, SwarmError
+from swarm_protocol.errors import IntegrityError, PeerViolation, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Standing, StandingRequest
 
 from swarm.network.interface import EndOfStream, Network
-from swarm.training.run.methods import Methods
+from swarm.training.run.methods import Methods, short
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.certificate import MAX_HISTORY_BYTES, MAX_LINKS, Proof, RunSignatures
+from swarm.training.state.endorsement import Endorsements
+
+logger = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 5.0
 """The deadline of a small message over a bad link."""
@@ -33,12 +37,13 @@ MAX_REMEMBERED = 32
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProofReader:
     """Asks peers of one run for the certificates of their states, and checks them. `executor` checks large ones; None:
-    the event loop's own."""
+    the event loop's own. What peers show of the author's `endorsements` is taken in."""
 
     network: Network
     signatures: RunSignatures
     methods: Methods
     executor: Executor | None = None
+    endorsements: Endorsements = field(default_factory=Endorsements)
     _remembered: OrderedDict[bytes, Proof] = field(default_factory=OrderedDict, repr=False)
 
     @classmethod
@@ -66,8 +71,17 @@ class ProofReader:
 
     async def standing(self, peer: str, request: StandingRequest) -> Standing:
         """Return where `peer` says that it is. Its certificate is not checked. Raises SwarmError."""
-        data = await self.network.call(peer, self.methods.standing, request.to_bytes(), timeout_s=CALL_TIMEOUT_S)
-        return Standing.from_bytes(data)
+        data = await self.network.call(
+            peer, self.methods.standing, request.to_bytes(), timeout_s=CALL_TIMEOUT_S, max_bytes=Standing.MAX_BYTES
+        )
+        standing = Standing.from_bytes(data)
+        if standing.endorsement:
+            try:
+                self.endorsements.take(standing.endorsement, self.signatures, self.network.now())
+            except (PeerViolation, IntegrityError) as error:
+                # an honest member's may have expired: what it says of its own state still counts
+                logger.info("%s shows no valid endorsement: %s", short(peer), error)
+        return standing
 
     async def newest(self, peer: str, request: StandingRequest) -> Proof | None:
         """Return the proof of `peer`'s state; None if that is the run's initial state. Raises SwarmError."""

@@ -1,7 +1,7 @@
 """Decides which committed states a member follows, and gets them: from its own proposal, by parts, or by chunks.
 
-`follows` decides whether a member that has a state may follow a certificate that another one shows; `furthest` asks
-many peers at once; `reach` gets the state.
+`follows` decides whether a member may follow a certificate that another one shows; `furthest` asks many peers at once;
+`reach` gets the state.
 
 A member that took part has proposed the state itself. A member that held the state before needs only the result's
 parts. A member that is a few steps behind needs the parts of all these steps, one after the other (`catch_up`): a
@@ -30,14 +30,16 @@ from dataclasses import dataclass, field
 from swarm_compression import Codec
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.records import TrainerRecord
-from swarm_protocol.training_messages import Certificate, Group, StandingRequest
+from swarm_protocol.training_messages import Group, StandingRequest
 
 from swarm.network.interface import FaultHook
 from swarm.network.membership import Membership
 from swarm.training.allreduce.parts import Residuals
 from swarm.training.allreduce.peer_connections import BandwidthMeter, PeerConnections
-from swarm.training.state.certificate import Proof, Rank, most_supported, whom_to_ask
-from swarm.training.state.proof_reader import CALL_TIMEOUT_S, HISTORY_TIMEOUT_S, ProofReader
+from swarm.training.state.ancestry import Anchor, links_from, whom_a_newcomer_asks
+from swarm.training.state.certificate import Proof, most_supported, whom_to_ask
+from swarm.training.state.genesis import check_genesis
+from swarm.training.state.proof_reader import CALL_TIMEOUT_S, ProofReader
 from swarm.training.state.replica import NUM_PARTS, HashedState, Replica
 from swarm.training.state.state_transfer import FetchedState, Fetcher
 
@@ -99,6 +101,7 @@ async def _obtain(context: RunContext, proof: Proof, records: Mapping[str, Train
         own.insert(0, await replica.make(context.executor, damaged))
         replica.num_mismatches += 1
     fetched = await context.fetcher.state(proof.outcome.state_digest, donors, own)
+    check_genesis(fetched.held.manifest, replica.config)
     return SyncResult(proof=proof, held=fetched.held, fetched=fetched)
 
 
@@ -276,76 +279,52 @@ def claims_of(context: RunContext, records: Mapping[str, TrainerRecord]) -> dict
 async def furthest(context: RunContext, claims: Mapping[str, int]) -> Proof | None:
     """Return the proof of highest rank that any of these peers shows and that follows this member's state, if any does.
 
-    Any proof follows a new replica's state: it takes what most voters show, its own group's included.
+    A new replica takes what most voters show, its own group's included, of what follows from the author's endorsement.
     """
-    replica, me = context.replica, context.network.peer_id
-    peers = whom_to_ask(claims, () if replica.is_new else replica.roster, me)
+    replica, me, endorsement = context.replica, context.network.peer_id, context.endorsements.newest
+    peers = whom_a_newcomer_asks(claims, endorsement, me) if replica.is_new else whom_to_ask(claims, replica.roster, me)
+    shown, failures = await context.newest_of(peers, StandingRequest(run=context.run, step=1))
+    for failure in failures:
+        logger.warning("%s did not say where it is: %s", (failure.peer_id or "a peer")[-6:], failure)
     async with asyncio.TaskGroup() as tasks:
-        asking = {peer: tasks.create_task(_proof_of(context, peer)) for peer in peers}
-    shown = {peer: proof for peer, task in asking.items() if (proof := task.result()) is not None}
+        asking = {peer: tasks.create_task(_is_open(context, peer, proof)) for peer, proof in shown.items()}
+    shown = {peer: proof for peer, proof in shown.items() if asking[peer].result()}
     if not replica.is_new:
         return max(shown.values(), key=lambda proof: proof.rank, default=None)
     return most_supported(shown | ({me: replica.proof} if replica.proof else {}))
 
 
-async def _proof_of(context: RunContext, peer: str) -> Proof | None:
-    try:
-        proof = await context.newest(peer, StandingRequest(run=context.run, step=1))
-        if proof is None:
-            return None
-        is_open = proof.rank <= context.replica.rank or (context.replica.is_new and proof.order is None)
-        return proof if is_open or await follows(context, peer, proof) else None
-    except SwarmError as error:
-        logger.warning("%s did not say where it is: %s", peer[-6:], error)
-        return None
+async def _is_open(context: RunContext, peer: str, proof: Proof) -> bool:
+    """Return whether this member may compare `proof`, which `peer` shows, with those that others show."""
+    replica = context.replica
+    if replica.is_new and context.endorsements.newest is None and proof.order is None:
+        return True
+    return proof.rank <= replica.rank or await follows(context, peer, proof)
 
 
 async def follows(context: RunContext, peer: str, proof: Proof) -> bool:
-    """Return whether `proof`, which `peer` shows, follows from a state that this member trusts, or from a later resume
-    order of the run's author than it knows.
-
-    It follows directly if enough of that state's members voted for it, else by the links that `peer` then has to show.
-    """
-    replica, succession = context.replica, context.signatures.succession
-    if proof.order == replica.order:
-        rosters, rank, outer_step = replica.anchors, replica.rank, replica.outer_step
-    elif proof.order is None or (replica.order and proof.sequence <= replica.order.sequence):
-        logger.warning("%s shows a state that does not know the last resume order of the run's author", peer[-6:])
-        return False
-    elif proof.is_order:
-        return True
-    else:
-        start = context.signatures.check_certificate(
-            Certificate(order=proof.origin.order).to_bytes(), context.network.now()
-        )
-        rosters, rank, outer_step = (start.roster,), start.rank, start.outer_step
-    if any(succession.is_enough(roster, proof.voters) for roster in rosters):
-        return True
-    if not rosters:
-        return False
+    """Return whether `proof`, which `peer` shows, follows from what this member trusts, or from a later resume order of
+    the run's author than it knows (see `ancestry`)."""
     try:
-        async with asyncio.timeout(HISTORY_TIMEOUT_S):
-            links = await _walk(context, peer, proof, rosters, rank, outer_step)
-    except (SwarmError, TimeoutError) as error:
-        logger.warning("%s does not show how its state follows from this member's: %s", peer[-6:], error)
+        links = await links_from(context, peer, proof, anchor_of(context))
+    except SwarmError as error:
+        logger.warning("%s shows a resume order that does not hold: %s", peer[-6:], error)
         return False
-    if not links:
-        logger.warning("%s shows a state that does not follow from this member's", peer[-6:])
-    replica.history.add(links)
-    return bool(links)
+    if links is not None:
+        context.replica.history.add(links)
+    return links is not None
 
 
-async def _walk(
-    context: RunContext, peer: str, proof: Proof, rosters: Sequence[tuple[str, ...]], rank: Rank, outer_step: int
-) -> list[Proof]:
-    """Return the links from the state of `outer_step` and `rank`, for which one of `rosters` vouches, to the one before
-    `proof`; none if they do not lead there."""
-    succession, links = context.signatures.succession, list[Proof]()
-    async with aclosing(context.history(peer, StandingRequest(run=context.run, step=outer_step + 1))) as history:
-        async for link in history:
-            if rank < link.rank < proof.rank and any(succession.is_enough(each, link.voters) for each in rosters):
-                rosters, rank = (link.roster,), link.rank
-                links.append(link)
-                if succession.is_enough(link.roster, proof.voters):
-                    return links
-    return []
+def anchor_of(context: RunContext) -> Anchor:
+    """Return what this member trusts: its own state, or as long as it has none the author's newest endorsement."""
+    replica, endorsement = context.replica, context.endorsements.newest
+    if replica.is_new and endorsement is not None:
+        return Anchor.at(endorsement)
+    sequence = replica.order.sequence if replica.order else 0
+    return Anchor(
+        rosters=replica.anchors,
+        rank=replica.rank,
+        outer_step=replica.outer_step,
+        sequence=sequence,
+        order=replica.order,
+    )

@@ -16,6 +16,7 @@ from swarm.training.member.observer import Observer
 from swarm.training.member.progress_reports import trainer_record
 from swarm.training.member.resume import deliver, sign_order, survey
 from swarm.training.member.trainer_events import OuterStep, RunResumed
+from swarm.training.run.methods import Methods
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.state_sync import follows
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerTimeout, PeerViolation
@@ -53,7 +54,7 @@ async def resumed(swarm: Swarm, seen: Collection[Member], roster: Collection[Mem
     peers = [member.peer_id for member in roster]
     certificate = sign_order(swarm.run, situation, peers, AUTHOR, network_id="test", now=network.now())
     first = next(iter(seen)).peer_id
-    assert await deliver(network, swarm.run, certificate, [first]) == {first: ""}
+    assert await deliver(network, Methods(swarm.run.run_id).resume, certificate, [first]) == {first: ""}
     await network.close()
     return certificate
 
@@ -141,7 +142,7 @@ def test_order_that_is_forged_old_or_for_others_is_refused_by_a_member() -> None
 
             async def refusal(order: ResumeOrder, signer: RunSignatures = signatures) -> str:
                 data = Certificate(order=signer.sign_order(order, now)).to_bytes()
-                return (await deliver(network, swarm.run, data, [target]))[target]
+                return (await deliver(network, Methods(swarm.run.run_id).resume, data, [target]))[target]
 
             later = replace(order, sequence=order.sequence + 1)
             stranger = RunSignatures.of_run(swarm.run, ONLOOKER, "test")
@@ -152,7 +153,8 @@ def test_order_that_is_forged_old_or_for_others_is_refused_by_a_member() -> None
             assert "another run" in await refusal(replace(later, run="another"), signatures)
             votes = members[0].trainer.certificate
             if not Certificate.from_bytes(votes).order:
-                assert "no resume order" in (await deliver(network, swarm.run, votes, [target]))[target]
+                method = Methods(swarm.run.run_id).resume
+                assert "no resume order" in (await deliver(network, method, votes, [target]))[target]
             await network.close()
             assert_equal_steps(await swarm.finish(), NUM_STEPS)
 

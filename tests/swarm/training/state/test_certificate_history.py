@@ -17,6 +17,7 @@ from swarm.training.run.vote import Succession
 from swarm.training.state import certificate as module
 from swarm.training.state import proof_reader
 from swarm.training.state.certificate import CertificateHistory, Proof, RunSignatures
+from swarm.training.state.endorsement import Endorsements
 from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S, ProofReader
 from swarm.training.state.state_sync import follows
 from swarm_protocol.errors import PeerViolation
@@ -72,9 +73,16 @@ class Laggard:
         mine, other = internet.network(), internet.network()
         self.history = CertificateHistory(RULE)
         replica = SimpleNamespace(
-            anchors=(tuple(PEERS[:3]),), rank=link(1, (0, 1, 2)).rank, outer_step=1, order=None, history=self.history
+            anchors=(tuple(PEERS[:3]),),
+            rank=link(1, (0, 1, 2)).rank,
+            outer_step=1,
+            order=None,
+            is_new=False,
+            history=self.history,
         )
-        context: Any = SimpleNamespace(signatures=SIGNERS[0], replica=replica, run="run")
+        context: Any = SimpleNamespace(
+            signatures=SIGNERS[0], replica=replica, run="run", network=mine, endorsements=Endorsements()
+        )
         context.history = ProofReader(network=mine, signatures=SIGNERS[0], methods=Methods("run")).history
         await other.serve_stream(Methods("run").history, self._show)
         try:

@@ -39,7 +39,7 @@ async def go_on_without(swarm: Swarm, peers: list[str]) -> None:
     network = swarm.internet.network(ONLOOKER)
     situation = await survey(network, swarm.run, peers)
     order = sign_order(swarm.run, situation, peers, AUTHOR, network_id="test", now=network.now())
-    assert await deliver(network, swarm.run, order, peers[:1]) == {peers[0]: ""}
+    assert await deliver(network, Methods(swarm.run.run_id).resume, order, peers[:1]) == {peers[0]: ""}
     await network.close()
 
 

@@ -1,0 +1,164 @@
+"""Whether a certificate follows from a state that a process trusts, and where the trust of a newcomer begins.
+
+A member trusts its own state, and a process without a state the newest endorsement of the run's author. A certificate
+follows from a trusted state if enough of that state's members voted for it, or if the links that its holder shows lead
+there one by one: each was voted for by enough of the members of the one before. A later resume order of the run's
+author may stand at the beginning of the links.
+
+No state. `state_sync` decides for members, `observer` and `resume` for processes that only look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from swarm_protocol import limits
+from swarm_protocol.errors import SwarmError
+from swarm_protocol.records import TrainerRecord
+from swarm_protocol.training_messages import Certificate, Endorsement, ResumeOrder, StandingRequest
+
+from swarm.training.state.certificate import MAX_ASKED, Proof, Rank, whom_to_ask
+from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S, ProofReader
+
+logger = logging.getLogger(__name__)
+
+MAX_SOUGHT = 256
+"""Peers that say they have an endorsement and are asked for it. One honest one among them is enough."""
+NUM_SOUGHT_AT_ONCE = 2 * MAX_ASKED
+"""They are asked so many at a time, until one shows an endorsement: usually the first ones do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anchor:
+    """A state that is trusted. Certificates that `rank` above it follow if one of `rosters` leads to them. `sequence`
+    is that of the last resume order before it (0: none), and `order` that order itself, where it is known."""
+
+    rosters: tuple[tuple[str, ...], ...]
+    rank: Rank
+    outer_step: int
+    sequence: int = 0
+    order: ResumeOrder | None = None
+    digest: bytes = b""
+
+    @classmethod
+    def at(cls, endorsement: Endorsement) -> Anchor:
+        """Return the state of an endorsement. Whatever else was made at its own place does not follow from it."""
+        last_at_its_place = limits.MAX_GROUP_MEMBERS + 1
+        return cls(
+            rosters=(endorsement.roster,),
+            rank=(
+                endorsement.order_sequence,
+                endorsement.outer_step,
+                endorsement.next_attempt,
+                last_at_its_place,
+                b"",
+            ),
+            outer_step=endorsement.outer_step,
+            sequence=endorsement.order_sequence,
+            digest=endorsement.state_digest,
+        )
+
+    @classmethod
+    def of_order(cls, order: Proof) -> Anchor:
+        return cls(
+            rosters=(order.roster,),
+            rank=order.rank,
+            outer_step=order.outer_step,
+            sequence=order.sequence,
+            order=order.order,
+        )
+
+    def knows_order_of(self, proof: Proof) -> bool:
+        """Return whether `proof` comes after the same resume order as this state, if any."""
+        return proof.sequence == self.sequence and (self.order is None or proof.order == self.order)
+
+
+async def links_from(reader: ProofReader, peer: str, proof: Proof, anchor: Anchor) -> tuple[Proof, ...] | None:
+    """Return the links that lead from `anchor`, or from a later resume order of the run's author, to `proof`, which
+    `peer` shows; None if it does not follow. There are none if it follows directly.
+
+    Raises PeerViolation or IntegrityError for a resume order that does not hold.
+    """
+    if anchor.digest and proof.outcome.state_digest == anchor.digest:
+        return ()
+    if not anchor.knows_order_of(proof):
+        if proof.sequence <= anchor.sequence:
+            logger.warning("%s shows a state that does not know the last resume order of the run's author", peer[-6:])
+            return None
+        if proof.is_order:
+            return ()
+        order = Certificate(order=proof.origin.order).to_bytes()
+        anchor = Anchor.of_order(reader.signatures.check_certificate(order, reader.network.now()))
+    if proof.rank <= anchor.rank:
+        logger.warning("%s shows a state that does not come after the trusted one", peer[-6:])
+        return None
+    return await _links_after(reader, peer, proof, anchor)
+
+
+async def _links_after(reader: ProofReader, peer: str, proof: Proof, anchor: Anchor) -> tuple[Proof, ...] | None:
+    """Return the links from `anchor`, after whose order and rank `proof` comes, to `proof`; None if they do not lead
+    there."""
+    links = list[Proof]()
+    if any(reader.signatures.succession.is_enough(roster, proof.voters) for roster in anchor.rosters):
+        return ()
+    if anchor.rosters:
+        try:
+            async with asyncio.timeout(HISTORY_TIMEOUT_S):
+                links = await _walk(reader, peer, proof, anchor)
+        except (SwarmError, TimeoutError) as error:
+            logger.warning("%s does not show how its state follows from the trusted one: %s", peer[-6:], error)
+            return None
+    if not links:
+        logger.warning("%s shows a state that does not follow from the trusted one", peer[-6:])
+    return tuple(links) or None
+
+
+async def _walk(reader: ProofReader, peer: str, proof: Proof, anchor: Anchor) -> list[Proof]:
+    """Return the links from `anchor` to the one before `proof`; none if they do not lead there."""
+    succession, links, rosters, rank = reader.signatures.succession, list[Proof](), anchor.rosters, anchor.rank
+    async with aclosing(reader.history(peer, StandingRequest(run=reader.run, step=anchor.outer_step + 1))) as history:
+        async for link in history:
+            if rank < link.rank < proof.rank and any(succession.is_enough(each, link.voters) for each in rosters):
+                rosters, rank = (link.roster,), link.rank
+                links.append(link)
+                if succession.is_enough(link.roster, proof.voters):
+                    return links
+    return []
+
+
+async def seek_endorsement(reader: ProofReader, records: Mapping[str, TrainerRecord]) -> None:
+    """Ask the trainers that say they have an endorsement for it, until one shows it, unless one is known.
+
+    What most peers claim does not matter, so that many keys without an endorsement do not hide it.
+    """
+    me, admits = reader.signatures.identity.peer_id, reader.signatures.admits
+    holders = [peer for peer, each in records.items() if each.endorsed_step and peer != me and admits(peer)]
+    holders = sorted(holders, key=lambda peer: hashlib.sha256(f"{me}/{peer}".encode()).digest())[:MAX_SOUGHT]
+    while holders and reader.endorsements.newest is None:
+        await reader.newest_of(holders[:NUM_SOUGHT_AT_ONCE], StandingRequest(run=reader.run, step=1, watches=True))
+        holders = holders[NUM_SOUGHT_AT_ONCE:]
+
+
+def whom_a_newcomer_asks(claims: Mapping[str, int], endorsement: Endorsement | None, me: str) -> list[str]:
+    """Return the peers that a process without a state asks for theirs: some members of the endorsed state, and a sample
+    for which claims count nothing."""
+    roster = endorsement.roster if endorsement is not None else ()
+    members = [peer for peer in roster if peer in claims][: MAX_ASKED // 2]
+    return list(dict.fromkeys((*members, *whom_to_ask(claims, (), me))))[:MAX_ASKED]
+
+
+async def those_endorsed(reader: ProofReader, shown: Mapping[str, Proof]) -> dict[str, Proof]:
+    """Return those of the states `shown`, by peer, that contain or follow from the newest endorsement; all without
+    one."""
+    endorsement = reader.endorsements.newest
+    if endorsement is None:
+        return dict(shown)
+    anchor = Anchor.at(endorsement)
+    async with asyncio.TaskGroup() as tasks:
+        asking = {peer: tasks.create_task(links_from(reader, peer, proof, anchor)) for peer, proof in shown.items()}
+    return {peer: proof for peer, proof in shown.items() if asking[peer].result() is not None}

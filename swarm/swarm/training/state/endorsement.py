@@ -1,0 +1,149 @@
+"""Endorsements: which states the author of a run has signed as part of the run's history.
+
+A certificate proves that its voters agreed. It does not prove that they are the run's members, and keys cost nothing. A
+member checks that by the members of its own state. Those who have no state yet, such as newcomers, observers and
+exports, begin at the newest endorsement that they are shown: they accept only states that follow from it (`ancestry`).
+Other systems call such a signed state a weak subjectivity checkpoint (Buterin 2014).
+
+An endorsement commits nothing and changes no history: members that have a state keep following their own, and it cannot
+take a run back. They keep the newest one, on disk, and show it to everybody who asks where they are.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Protocol
+
+from swarm_protocol import limits
+from swarm_protocol.envelope import seal, unseal
+from swarm_protocol.errors import IntegrityError, PeerViolation
+from swarm_protocol.training_messages import ENDORSEMENT_PURPOSE, Endorsement
+
+from swarm.training.state.certificate import CertificateHistory, RunSignatures
+
+logger = logging.getLogger(__name__)
+
+
+class EndorsementStore(Protocol):
+    """Keeps the newest endorsement of one run. Both methods block."""
+
+    def read(self) -> bytes:
+        """Return the newest endorsement as it was signed; empty if there is none, or it cannot be read."""
+
+    def write(self, data: bytes) -> None:
+        """Replace it, if that is possible: other members have it, too."""
+
+
+class EndorsementFile:
+    """Implements EndorsementStore in `folder`, which belongs to one run and one process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._path = folder / "endorsement.bin"
+
+    def read(self) -> bytes:
+        try:
+            return self._path.read_bytes()
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            logger.warning("the run's endorsement cannot be read from %s: %s", self._path, error)
+            return b""
+
+    def write(self, data: bytes) -> None:
+        partial = self._folder / "endorsement.partial"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            partial.write_bytes(data)
+            partial.replace(self._path)
+        except OSError as error:
+            logger.warning("the run's endorsement cannot be kept in %s: %s", self._folder, error)
+
+
+class Endorsements:
+    """The newest endorsement of one run that a process knows. Kept in `store`, where there is one."""
+
+    def __init__(self, store: EndorsementStore | None = None) -> None:
+        self._store = store
+        self._data = b""
+        self._expires_at = 0.0
+        self.newest: Endorsement | None = None
+
+    def recall(self, signatures: RunSignatures, now: float) -> None:
+        """Take the endorsement in the store. One that does not hold any more is ignored. Blocks."""
+        data = self._store.read() if self._store is not None else b""
+        if data:
+            try:
+                self._keep(data, signatures, now)
+            except (PeerViolation, IntegrityError) as error:
+                logger.warning("the endorsement that this member kept is not valid: %s", error)
+
+    def take(self, data: bytes, signatures: RunSignatures, now: float) -> bool:
+        """Take an endorsement that a peer shows. Return whether it is newer than the one known.
+
+        Raises PeerViolation or IntegrityError unless the run's author signed it and it fits the run.
+        """
+        if data == self._data:
+            return False
+        is_new = self._keep(data, signatures, now)
+        if is_new and self._store is not None:
+            self._store.write(data)
+        return is_new
+
+    def shown(self, now: float) -> bytes:
+        """Return what to show to others; empty if there is none that holds."""
+        return self._data if now < self._expires_at else b""
+
+    def _keep(self, data: bytes, signatures: RunSignatures, now: float) -> bool:
+        endorsement, expires_at = _read(data, signatures, now)
+        if self.newest is not None and endorsement.sequence <= self.newest.sequence:
+            return False
+        self.newest, self._data, self._expires_at = endorsement, data, expires_at
+        return True
+
+
+def sign_endorsement(endorsement: Endorsement, signatures: RunSignatures, now: float) -> bytes:
+    """Sign `endorsement`, as the run's author."""
+    return seal(
+        signatures.identity,
+        purpose=ENDORSEMENT_PURPOSE,
+        network_id=signatures.network_id,
+        subject=_subject(endorsement),
+        payload=endorsement.to_bytes(),
+        issued_at=now,
+        expires_at=now + limits.CERTIFICATE_LIFETIME_S,
+    ).to_bytes()
+
+
+def read_endorsement(data: bytes, signatures: RunSignatures, now: float) -> Endorsement:
+    """Return the endorsement in `data`. Raises PeerViolation or IntegrityError unless the run's author signed it and it
+    fits the run."""
+    return _read(data, signatures, now)[0]
+
+
+def contradicts(endorsement: Endorsement, history: CertificateHistory) -> bool:
+    """Return whether `history` has another state where `endorsement` has its own. It may have removed links, so that
+    it does not say."""
+    place = (endorsement.order_sequence, endorsement.outer_step, endorsement.next_attempt)
+    return any(
+        link.rank[:3] == place and link.outcome.state_digest != endorsement.state_digest
+        for link in history.since(endorsement.outer_step)
+    )
+
+
+def _read(data: bytes, signatures: RunSignatures, now: float) -> tuple[Endorsement, float]:
+    """Return the endorsement and when it expires. Raises as `read_endorsement`."""
+    envelope = unseal(data, purpose=ENDORSEMENT_PURPOSE, network_id=signatures.network_id, now=now)
+    endorsement = Endorsement.from_bytes(envelope.payload)
+    if envelope.peer_id != signatures.author:
+        raise PeerViolation("an endorsement is not signed by the run's author", peer_id=envelope.peer_id)
+    if (endorsement.run, envelope.subject) != (signatures.run, _subject(endorsement)):
+        raise PeerViolation("an endorsement is of another run", peer_id=envelope.peer_id)
+    if endorsement.outer_step > signatures.last_step or not signatures.admits(*endorsement.roster):
+        raise PeerViolation("an endorsement is of a state that the run does not allow", peer_id=envelope.peer_id)
+    return endorsement, envelope.expires_at
+
+
+def _subject(endorsement: Endorsement) -> str:
+    return f"{endorsement.run}/endorsement/{endorsement.sequence}"

@@ -1,0 +1,98 @@
+"""`swarm-node run endorse`: what it finds, prints and signs, with real members on a simulated network."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from support.training_swarm import AUTHOR, Swarm, config
+from swarm.network.interface import Network
+from swarm.network.membership import Membership
+from swarm.testing import virtual_time
+from swarm.training.member.trainer_events import OuterStep, StateEndorsed
+from swarm.training.run.run_file import write_run
+from swarm_node import cli
+from swarm_node.commands import run_endorse
+from swarm_protocol.identity import Identity
+
+ONLOOKER = Identity(b"onlooker".ljust(32))
+
+
+def _cost(function: object) -> float:
+    """An interval takes a second, all else no time."""
+    return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.0
+
+
+class Endorsed:
+    """Runs the command among three members, which train until it has ended. `num_endorsed` of them heard of it."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, author: Identity = AUTHOR) -> None:
+        self.run = write_run(folder / "run.toml", config(min_group=2, outer_steps=20), AUTHOR)
+        author.save(folder / "author.key")
+        self._command = ["run", "endorse", str(folder / "run.toml"), "--identity", str(folder / "author.key"), "--json"]
+        self._command += ["--peers", f"/ip4/127.0.0.1/tcp/9/p2p/{ONLOOKER.peer_id}"]
+        self.num_endorsed = 0
+        monkeypatch.setattr(run_endorse, "visiting", self._visiting)
+        waits = SimpleNamespace(run=lambda main: virtual_time.run(main, compute_s=_cost), sleep=asyncio.sleep)
+        monkeypatch.setattr(run_endorse, "asyncio", waits)
+
+    @asynccontextmanager
+    async def _visiting(self, _config: object) -> AsyncIterator[tuple[Network, Membership]]:
+        async with Swarm(self.run.config) as swarm:
+            swarm.run = self.run
+            for index in range(3):
+                await swarm.join(f"m{index}")
+            while not all(member.of(OuterStep) for member in swarm.members.values()):
+                await asyncio.sleep(0.05)
+            network = swarm.internet.network(ONLOOKER)
+            async with Membership(network) as membership:
+                yield network, membership
+            await network.close()
+            await swarm.finish()
+            self.num_endorsed = sum(bool(member.of(StateEndorsed)) for member in swarm.members.values())
+
+    def __call__(self, *options: str) -> int:
+        return cli.run([*self._command, *options])
+
+
+@pytest.mark.parametrize("certain", [[], ["--yes"]], ids=["asked", "certain"])
+def test_endorse_signs_the_newest_state_only_if_it_is_told_to(
+    certain: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endorsed = Endorsed(tmp_path, monkeypatch)
+    assert endorsed(*certain) == 0
+    planned, ended = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert planned["event"] == "endorsement_planned"
+    assert (planned["after"], len(planned["roster"]), len(planned["holders"])) == (None, 3, 3)
+    assert "nothing was endorsed before" in planned["basis"]
+    assert ended["event"] == ("endorsement_delivered" if certain else "endorsement_not_signed")
+    assert endorsed.num_endorsed == (3 if certain else 0)
+
+
+def test_endorse_every_so_often_goes_on_from_the_last_endorsement_until_the_run_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endorsed = Endorsed(tmp_path, monkeypatch)
+    assert endorsed("--every", "10s", "--yes") == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    planned = [event for event in told if event["event"] == "endorsement_planned"]
+    steps = [event["outer_step"] for event in planned]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 20
+    assert [event["after"] for event in planned] == [None, *steps[:-1]]
+    assert endorsed.num_endorsed == 3
+
+
+def test_endorse_with_another_key_or_an_unusual_time_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endorsed = Endorsed(tmp_path, monkeypatch, author=ONLOOKER)
+    assert endorsed("--yes") == 1
+    assert "only that key can endorse its states" in capsys.readouterr().out
+    assert endorsed("--every", "soon") == 2
+    assert "--every: 'soon' is not a length of time" in capsys.readouterr().out

@@ -1,0 +1,301 @@
+"""Endorsements of a run's author: who has no state begins at the newest one, whatever other keys show."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.training_swarm import AUTHOR, Swarm, assert_equal_steps, config
+from swarm.network.membership import Membership
+from swarm.network.memory.memory_network import MemoryNetwork
+from swarm.testing import virtual_time
+from swarm.training.member.observer import Observer
+from swarm.training.member.resume import RunSurvey, deliver, sign_survey, survey
+from swarm.training.member.trainer_events import OuterStep, RoundAborted, StateEndorsed, StateFetched
+from swarm.training.run.methods import Methods
+from swarm.training.state.certificate import RunSignatures
+from swarm.training.state.endorsement import (
+    EndorsementFile,
+    Endorsements,
+    read_endorsement,
+    sign_endorsement,
+)
+from swarm_protocol.errors import IntegrityError, PeerViolation
+from swarm_protocol.identity import Identity
+from swarm_protocol.records import TrainerRecord
+from swarm_protocol.training_messages import (
+    Certificate,
+    Contribution,
+    Endorsement,
+    Group,
+    Outcome,
+    Standing,
+    Vote,
+)
+
+NOW = 1_750_000_000.0
+ONLOOKER = Identity(b"onlooker".ljust(32))
+NUM_STEPS = 12
+SIGNERS = RunSignatures(identity=AUTHOR, network_id="test", run="run", author=AUTHOR.peer_id)
+ENDORSEMENT = Endorsement(run="run", sequence=7, outer_step=3, state_digest=bytes([3]) * 32, roster=(ONLOOKER.peer_id,))
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, logger="swarm")
+
+
+def _cost(function: object) -> float:
+    """An interval takes a second, all else no time."""
+    return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.0
+
+
+async def founded(swarm: Swarm, num_members: int) -> None:
+    for index in range(num_members):
+        await swarm.join(f"m{index}")
+    while not all(member.of(OuterStep) for member in swarm.members.values()):
+        await asyncio.sleep(0.05)
+
+
+async def look(swarm: Swarm, network: MemoryNetwork) -> RunSurvey:
+    async with Membership(network) as membership:
+        await asyncio.sleep(1.0)
+        return await survey(network, swarm.run, await membership.trainers(swarm.run.run_id))
+
+
+async def endorsed(swarm: Swarm) -> bytes:
+    """Endorse the newest state, and give it to one member."""
+    network = swarm.internet.network(ONLOOKER)
+    found = await look(swarm, network)
+    data = sign_survey(swarm.run, found, AUTHOR, network_id="test", now=network.now())
+    target = next(iter(swarm.members.values())).peer_id
+    assert await deliver(network, Methods(swarm.run.run_id).endorse, data, [target]) == {target: ""}
+    await network.close()
+    return data
+
+
+def forged(keys: Sequence[Identity], run: str, step: int) -> bytes:
+    """A certificate of `step` that only these keys have signed."""
+    signers = [RunSignatures(identity=each, network_id="test", run=run) for each in keys]
+    peers = sorted(each.peer_id for each in keys)
+    group = Group(
+        run=run,
+        step=step,
+        attempt=0,
+        state_digest=b"f" * 32,
+        members=tuple(Contribution(peer_id=peer, num_tokens=1, num_samples=1) for peer in peers),
+        part_values=(1,) * len(peers),
+        reduce_s=1.0,
+        vote_s=1.0,
+    )
+    signed = signers[0].sign_group(group, NOW)
+    outcome = Outcome(origin_digest=signed.digest, part_digests=(bytes(32),) * len(peers), state_digest=b"g" * 32)
+    vote = Vote(run=run, step=step, attempt=0, group_digest=signed.digest, outcome=outcome)
+    return Certificate(group=signed.data, votes=tuple(each.sign_vote(vote, NOW) for each in signers)).to_bytes()
+
+
+async def forgers(swarm: Swarm, stack: AsyncExitStack, num_keys: int, asked: list[str]) -> None:
+    """`num_keys` fresh keys that all say they are further than all members, and endorsed, and show a certificate."""
+    keys = [Identity(b"forger" + number.to_bytes(26, "big")) for number in range(num_keys)]
+    certificate = forged(keys[: min(num_keys, 16)], swarm.run.run_id, NUM_STEPS)
+    standing = Standing(outer_step=NUM_STEPS, state_digest=b"g" * 32, certificate=certificate).to_bytes()
+
+    async def answer(peer: str, _request: bytes) -> bytes:
+        asked.append(peer)
+        return standing
+
+    for each in keys:
+        network = swarm.internet.network(each)
+        stack.push_async_callback(network.close)
+        await network.serve(Methods(swarm.run.run_id).standing, answer)
+        membership = await stack.enter_async_context(Membership(network))
+        membership.announce(
+            TrainerRecord(
+                run=swarm.run.run_id, outer_step=NUM_STEPS, digest=b"g" * 32, state="training", endorsed_step=NUM_STEPS
+            )
+        )
+    await asyncio.sleep(1.0)
+
+
+@pytest.mark.parametrize("num_keys", [2, 100])
+def test_newcomer_of_an_endorsed_open_run_follows_no_fresh_keys(num_keys: int) -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm, AsyncExitStack() as stack:
+            await founded(swarm, 3)
+            await endorsed(swarm)
+            await asyncio.sleep(6.0)
+            asked = list[str]()
+            await forgers(swarm, stack, num_keys, asked)
+            newcomer = await swarm.join("newcomer")
+            members = await swarm.finish()
+            assert newcomer.peer_id in asked
+            assert newcomer.of(StateFetched)
+            assert_equal_steps(members, NUM_STEPS)
+            assert not any("it was committed" in event.reason for event in newcomer.of(RoundAborted))
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_hundred_fresh_keys_take_in_a_newcomer_of_a_run_that_nobody_has_endorsed() -> None:
+    """What an endorsement is for: without one this newcomer tries to get the forgers' state."""
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=60)) as swarm, AsyncExitStack() as stack:
+            await founded(swarm, 3)
+            await forgers(swarm, stack, 100, [])
+            newcomer = await swarm.join("newcomer")
+            while not newcomer.of(RoundAborted):
+                await asyncio.sleep(0.1)
+            assert "it was committed" in newcomer.of(RoundAborted)[0].reason
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+@pytest.mark.parametrize("num_keys", [2, 100])
+def test_observer_and_export_of_an_endorsed_run_see_no_history_of_fresh_keys(num_keys: int) -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=60)) as swarm, AsyncExitStack() as stack:
+            await founded(swarm, 3)
+            await endorsed(swarm)
+            await asyncio.sleep(6.0)
+            await forgers(swarm, stack, num_keys, [])
+            network = swarm.internet.network(ONLOOKER)
+            stack.push_async_callback(network.close)
+            membership = await stack.enter_async_context(Membership(network))
+            await asyncio.sleep(1.0)
+            observer = Observer(network, membership, swarm.run)
+            honest = {member.peer_id for member in swarm.members.values()}
+            for _ in range(3):
+                for step in await observer.look(await observer.members()):
+                    assert set(step.group) <= honest
+                await asyncio.sleep(3.0)
+            assert 0 < observer.outer_step < 60
+            assert observer.endorsement is not None
+            found = await survey(network, swarm.run, await membership.trainers(swarm.run.run_id))
+            assert set(found.holders) <= honest
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_observer_that_believed_fresh_keys_turns_to_the_endorsed_history() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=60)) as swarm, AsyncExitStack() as stack:
+            await founded(swarm, 3)
+            await forgers(swarm, stack, 100, [])
+            network = swarm.internet.network(ONLOOKER)
+            stack.push_async_callback(network.close)
+            membership = await stack.enter_async_context(Membership(network))
+            await asyncio.sleep(1.0)
+            observer = Observer(network, membership, swarm.run)
+            await observer.look(await observer.members())
+            assert observer.outer_step == NUM_STEPS, "a hundred keys deceive who has nothing to go by"
+            author = swarm.internet.network(Identity(b"author".ljust(32)))
+            honest = [member.peer_id for member in swarm.members.values()]
+            data = sign_survey(
+                swarm.run, await survey(author, swarm.run, honest), AUTHOR, network_id="test", now=author.now()
+            )
+            assert set((await deliver(author, Methods(swarm.run.run_id).endorse, data, honest)).values()) == {""}
+            await author.close()
+            await asyncio.sleep(6.0)
+            (step,) = await observer.look(await observer.members())
+            assert set(step.group) <= set(honest)
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_endorsement_reaches_all_members_and_changes_no_history(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
+            await founded(swarm, 3)
+            data = await endorsed(swarm)
+            network = swarm.internet.network(ONLOOKER)
+            found = await look(swarm, network)
+            first = found.endorsement
+            assert first is not None
+            # an older endorsement takes nobody back, and one that contradicts a member's history is told so
+            signatures = RunSignatures.of_run(swarm.run, AUTHOR, "test")
+            other = replace(first, sequence=first.sequence + 1, state_digest=b"o" * 32)
+            target = swarm.members["m0"].peer_id
+            method = Methods(swarm.run.run_id).endorse
+            answers = await deliver(network, method, sign_endorsement(other, signatures, network.now()), [target])
+            assert "has another state of outer step" in answers[target]
+            older = replace(first, sequence=first.sequence - 1)
+            answers = await deliver(network, method, sign_endorsement(older, signatures, network.now()), [target])
+            assert "a later endorsement" in answers[target]
+            assert found.proof.outer_step >= first.outer_step
+            now = network.now()
+            await network.close()
+            members = await swarm.finish()
+            assert_equal_steps(members, NUM_STEPS)
+            for member in members:
+                (event,) = member.of(StateEndorsed)
+                assert (event.step, event.digest, event.is_other) == (
+                    first.outer_step,
+                    first.state_digest.hex(),
+                    False,
+                )
+            store = EndorsementFile(tmp_path / "votes")
+            assert Endorsements(store).take(data, signatures, now)
+            recalled = Endorsements(store)
+            recalled.recall(signatures, now)
+            assert recalled.newest == first
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_newcomer_waits_where_nobody_shows_the_endorsed_history_and_begins_no_run_of_its_own() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=1, outer_steps=NUM_STEPS)) as swarm, AsyncExitStack() as stack:
+            signatures = RunSignatures.of_run(swarm.run, AUTHOR, "test")
+            lost = replace(ENDORSEMENT, run=swarm.run.run_id)
+            data = sign_endorsement(lost, signatures, swarm.internet.network(ONLOOKER).now())
+            network = swarm.internet.network(Identity(b"holder".ljust(32)))
+            stack.push_async_callback(network.close)
+            standing = Standing(outer_step=0, state_digest=bytes(32), endorsement=data).to_bytes()
+
+            async def answer(_peer: str, _request: bytes) -> bytes:
+                return standing
+
+            await network.serve(Methods(swarm.run.run_id).standing, answer)
+            membership = await stack.enter_async_context(Membership(network))
+            membership.announce(
+                TrainerRecord(run=swarm.run.run_id, outer_step=0, digest=bytes(32), state="training", endorsed_step=3)
+            )
+            await asyncio.sleep(1.0)
+            newcomer = await swarm.join("newcomer")
+            await asyncio.sleep(30.0)
+            assert not newcomer.of(OuterStep)
+            assert "which the run's author endorses" in newcomer.of(RoundAborted)[0].reason
+            newcomer.trainer.stop()
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_endorsement_of_another_key_run_or_network_is_refused() -> None:
+    data = sign_endorsement(ENDORSEMENT, SIGNERS, NOW)
+    assert read_endorsement(data, SIGNERS, NOW) == ENDORSEMENT
+    for reader in (
+        replace(SIGNERS, author=ONLOOKER.peer_id),
+        replace(SIGNERS, run="other"),
+        replace(SIGNERS, network_id="other"),
+        replace(SIGNERS, last_step=2),
+        replace(SIGNERS, admission=(AUTHOR.peer_id,)),
+    ):
+        with pytest.raises((PeerViolation, IntegrityError)):
+            read_endorsement(data, reader, NOW)
+        with pytest.raises((PeerViolation, IntegrityError)):
+            Endorsements().take(data, reader, NOW)
+    with pytest.raises((PeerViolation, IntegrityError)):
+        Endorsements().take(data[:-1] + bytes([data[-1] ^ 1]), SIGNERS, NOW)
+
+
+def test_endorsement_that_has_expired_is_shown_to_nobody() -> None:
+    known = Endorsements()
+    assert known.take(sign_endorsement(ENDORSEMENT, SIGNERS, NOW), SIGNERS, NOW)
+    assert known.shown(NOW)
+    assert not known.shown(NOW + 2 * 366 * 86400)

@@ -8,6 +8,9 @@ two such dials meet as one connection with two clients, fail, and are not tried 
 greater id waits a moment for the other one, and meanwhile asks the machine whether anything listens there.
 
 A relay that is gone tells nothing about a peer behind it, which may have other relays by now: these are searched for.
+Nor does one that holds no connection to the peer now: it may have given up the path to an address that the peer has
+lost, and the peer be about to connect to it anew.
+
 State belongs to the network's loop; the daemon's dials end with the tasks that wait for them.
 """
 
@@ -92,6 +95,18 @@ class Reconnector:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
+    async def reach_patiently(self, peer_id: str) -> None:
+        """As `reach`, but a peer that may return is looked for until the caller's deadline."""
+        pause_s = MIN_PAUSE_S
+        while True:
+            try:
+                return await self.reach(peer_id)
+            except PeerUnreachable:
+                if not self.may_return(peer_id):
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
     async def _connects_itself(self, peer_id: str) -> bool:
         """Return whether the peer was there, or connected in time. Raises PeerUnreachable if nothing listens where it
         was."""
@@ -134,7 +149,8 @@ class Reconnector:
         """Dial the addresses that are known, and then, of a peer whose relay broke off, those that others know.
 
         Where this node gave the path up, nothing says that the relay is gone, and a search would hold up the next dial.
-        Raises ControlError or OSError.
+        A peer of which no address is known is searched for anyway: most peers that use each other in a large network
+        are in neither's routing table. Raises ControlError or OSError.
         """
         known = self._host.known_addrs(peer_id)
         try:
@@ -142,7 +158,7 @@ class Reconnector:
             return await (self._host.connect(peer_id, known) if known else self._host.control.connect(peer_id))
         except ControlError as error:
             has_direct = any(map(tcp_place, known))
-            if has_direct or self._was_dropped(peer_id) or self._is_refusal(peer_id, str(error)):
+            if known and (has_direct or self._was_dropped(peer_id) or self._is_refusal(peer_id, str(error))):
                 raise
             async with aclosing(self._host.find_addrs(peer_id)) as places:
                 async for found in places:

@@ -80,7 +80,7 @@ def reopening(host: Host, reconnector: Reconnector, protocol: str, peer_id: str,
         try:
             async with asyncio.timeout(reconnector.patience_s(peer_id)):
                 while True:
-                    await reconnector.reach(peer_id)
+                    await reconnector.reach_patiently(peer_id)
                     with suppress(TimeoutError, *CONTROL_FAILURES):  # this connection breaks, too
                         async with asyncio.timeout(ANSWER_TIMEOUT_S):
                             return await _ask(host, protocol, peer_id, request)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from swarm.network.libp2p.daemon_control import ControlError
 from swarm.network.libp2p.host import Connect, Host
@@ -22,6 +23,10 @@ nobody does."""
 DIRECT_S = 3.0
 """Time for a dial to public addresses of a peer that relays lead to as well: twice across the world, and a SYN that was
 lost. An address that the peer has lost does not answer, and libp2p would wait for longer than callers do."""
+
+RELAYED_AGAIN_S = 1.0
+"""Time for introductions to a peer that only a relay led to until its connection was lost: streams wait for the next
+one, and where NATs allow no direct path an attempt takes its whole time. `upgrades` tries for longer."""
 
 MAX_RELAYS = 2
 """Relays of a peer that are asked for an introduction, one after the other."""
@@ -42,12 +47,20 @@ def judged(connect: Connect, policy: DialPolicy) -> Connect:
 
 
 class Dialler:
-    """Connects to peers. `policy` returns what holds now."""
+    """Connects to peers. `policy` returns what holds now; `was_relayed(peer_id)` whether a relay alone has led to a
+    peer lately, so that a direct path need not be waited for."""
 
-    def __init__(self, host: Host, introductions: Introductions, policy: Callable[[], DialPolicy]) -> None:
+    def __init__(
+        self,
+        host: Host,
+        introductions: Introductions,
+        policy: Callable[[], DialPolicy],
+        was_relayed: Callable[[str], bool],
+    ) -> None:
         self._host = host
         self._introductions = introductions
         self._policy = policy
+        self._was_relayed = was_relayed
 
     async def connect(self, peer_id: str, addrs: Sequence[str]) -> None:
         """Connect to a peer by the best way that works. Raises ControlError with the failures of the last way that was
@@ -66,9 +79,11 @@ class Dialler:
                 failure = error
             except TimeoutError:
                 failure = ControlError("i/o timeout")
-        for relay, relay_addrs in _relays(relayed):
-            if await self._introductions.connect(peer_id, relay, relay_addrs):
-                return None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RELAYED_AGAIN_S if self._was_relayed(peer_id) else None):
+                for relay, relay_addrs in _relays(relayed):
+                    if await self._introductions.connect(peer_id, relay, relay_addrs):
+                        return None
         if relayed:
             return await self._host.control.connect(peer_id, tuple(dict.fromkeys(map(policy.told_daemon, relayed))))
         raise failure

@@ -80,7 +80,7 @@ class DirectPaths:
         await self._introductions.serve()
         await self.own.serve()
         await self.own.refresh()
-        self._host.connect = Dialler(self._host, self._introductions, self.policy).connect
+        self._host.connect = Dialler(self._host, self._introductions, self.policy, self._upgrades.was_relayed).connect
         tasks.create_task(self._upgrades.run(), name="upgrade paths")
 
     def policy(self) -> DialPolicy:

@@ -66,6 +66,11 @@ class Upgrades:
         self._replace = replace
         self._may_be_introduced = may_be_introduced
         self._relayed: dict[str, _Relayed] = {}
+        self._tried: set[str] = set()  # the peers of attempts that are under way
+
+    def was_relayed(self, peer_id: str) -> bool:
+        """Return whether a relay led to the peer when it was last seen, and no attempt to change that is under way."""
+        return peer_id in self._relayed and peer_id not in self._tried
 
     def expect_news(self) -> None:
         """Try all peers soon: this node's addresses have changed."""
@@ -116,8 +121,11 @@ class Upgrades:
             each.tried |= self._direct(peer_id)
         each.pause_s = min(each.pause_s * GROWTH, MAX_S)
         each.due_at = asyncio.get_running_loop().time() + each.pause_s
+        self._tried.add(peer_id)
         try:
             async with asyncio.timeout(ATTEMPT_S):
                 await self._replace(peer_id)
         except (PeerError, TimeoutError) as error:
             logger.info("no direct path to %s instead of the relayed one: %s", peer_id, error)
+        finally:
+            self._tried.discard(peer_id)

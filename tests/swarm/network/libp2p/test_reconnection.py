@@ -1,13 +1,18 @@
-"""What a peer's announced addresses tell of whether it is gone."""
+"""What a peer's addresses tell of whether it is gone, and which are tried."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Sequence
 from types import SimpleNamespace
 from typing import cast
 
+import pytest
+from swarm.network.libp2p.daemon_control import ControlError
 from swarm.network.libp2p.host import Host
-from swarm.network.libp2p.reconnection import Reconnector
+from swarm.network.libp2p.reconnection import GRACE_S, MAX_PAUSE_S, Reconnector
+from swarm.testing import virtual_time
+from swarm_protocol.errors import PeerUnreachable
 from swarm_protocol.identity import Identity
 
 PEER = Identity(b"1" * 32).peer_id
@@ -17,3 +22,77 @@ def test_name_that_cannot_be_looked_up_tells_nothing() -> None:
     name = f"/dns4/{64 * 'a'}.example/tcp/1"
     host = cast(Host, SimpleNamespace(known_addrs=lambda _peer_id: (name,)))
     assert not asyncio.run(Reconnector(host)._refuses(PEER))
+
+
+class Peer:
+    """A peer as the host of another node sees it. It is reached at `place` from `back_at` on; until then its relay says
+    that it holds no place for it."""
+
+    def __init__(self, *, known: Sequence[str], place: str = "", back_at: float = 0.0) -> None:
+        self.peer_id = "0"  # smaller than any peer's, so that this node dials first
+        self.control = self
+        self.dialled: list[Sequence[str]] = []
+        self.num_searches = 0
+        self._known = known
+        self._place = place
+        self._back_at = back_at
+
+    def known_addrs(self, _peer_id: str) -> Sequence[str]:
+        return self._known
+
+    async def connected_peers(self) -> dict[str, tuple[str, ...]]:
+        return {}
+
+    async def disconnect(self, _peer_id: str) -> None:
+        pass
+
+    async def connect(self, _peer_id: str, addrs: Sequence[str] = ()) -> None:
+        self.dialled.append(addrs)
+        if self._place not in addrs:
+            raise ControlError("failed to dial: no addresses")
+        if asyncio.get_running_loop().time() < self._back_at:
+            raise ControlError("error opening relay circuit: NO_RESERVATION (204)")
+
+    async def find_addrs(self, _peer_id: str) -> AsyncGenerator[Sequence[str], None]:
+        self.num_searches += 1
+        yield (self._place,)
+
+
+CIRCUIT = f"/ip4/44.1.1.1/tcp/4001/p2p/{PEER}/p2p-circuit"
+
+
+def test_peer_of_which_no_address_is_known_is_searched_for_also_where_this_node_gave_the_path_up() -> None:
+    async def main() -> None:
+        peer = Peer(known=(), place=CIRCUIT)
+        reconnector = Reconnector(cast(Host, peer))
+        await reconnector.drop(PEER)
+        await reconnector.reach(PEER)
+        assert peer.num_searches == 1
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("back_s", [0.0, 0.3, GRACE_S])
+def test_relay_that_holds_no_place_for_a_peer_is_asked_again_where_a_stream_waits(back_s: float) -> None:
+    async def main() -> None:
+        now = asyncio.get_running_loop().time
+        peer = Peer(known=(CIRCUIT,), place=CIRCUIT, back_at=now() + back_s)
+        reconnector = Reconnector(cast(Host, peer))
+        if back_s:
+            with pytest.raises(PeerUnreachable, match="holds no place"):
+                await reconnector.reach(PEER)
+        began_at = now()
+        await reconnector.reach_patiently(PEER)
+        assert back_s <= now() - began_at <= back_s + MAX_PAUSE_S
+
+    virtual_time.run(main())
+
+
+def test_peer_whose_machine_refuses_connections_is_not_waited_for() -> None:
+    async def main() -> None:
+        peer = Peer(known=("/ip4/127.0.0.1/tcp/1",))
+        reconnector = Reconnector(cast(Host, peer))
+        with pytest.raises(PeerUnreachable, match="is gone"):
+            await reconnector.reach_patiently(PEER)
+
+    asyncio.run(main())

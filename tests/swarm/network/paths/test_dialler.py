@@ -29,10 +29,14 @@ class World:
     def __init__(self, reached: Sequence[str], silent: Sequence[str], introduces: Sequence[str]) -> None:
         self.log: list[tuple[str, object]] = []
         self._reached, self._silent, self._introduces = set(reached), set(silent), set(introduces)
+        self.introduction_s = 0.0
+        self.relayed: set[str] = set()
         host = SimpleNamespace(control=SimpleNamespace(connect=self._dial))
         introductions = SimpleNamespace(connect=self._introduce)
         policy = DialPolicy(own=("/ip4/192.168.1.2/tcp/4001",), given=(FAR,), connected={OTHER_RELAY})
-        self.dialler = Dialler(cast(Host, host), cast(Introductions, introductions), lambda: policy)
+        self.dialler = Dialler(
+            cast(Host, host), cast(Introductions, introductions), lambda: policy, self.relayed.__contains__
+        )
 
     async def _dial(self, _peer_id: str, addrs: Sequence[str]) -> None:
         self.log.append(("dial", tuple(addrs)))
@@ -45,6 +49,7 @@ class World:
 
     async def _introduce(self, _peer_id: str, relay: str, relay_addrs: Sequence[str]) -> bool:
         self.log.append(("introduce", (relay, tuple(relay_addrs))))
+        await asyncio.sleep(self.introduction_s)
         return relay in self._introduces
 
 
@@ -83,6 +88,19 @@ def test_relays_are_the_last_way_and_their_failure_is_told() -> None:
         world._reached.clear()
         with pytest.raises(ControlError, match="connection refused"):
             await world.dialler.connect(PEER, (FAR, CIRCUIT))
+
+    run(case, reached=[CIRCUIT])
+
+
+@pytest.mark.parametrize(("was_relayed", "seconds"), [(False, 8.0), (True, dialler.RELAYED_AGAIN_S)])
+def test_peer_that_was_relayed_waits_for_its_relay_no_longer_than_it_must(was_relayed: bool, seconds: float) -> None:
+    async def case(world: World) -> None:
+        world.introduction_s = 4.0
+        world.relayed |= {PEER} if was_relayed else set()
+        began_at = asyncio.get_running_loop().time()
+        await world.dialler.connect(PEER, (CIRCUIT, OTHER_CIRCUIT))
+        assert asyncio.get_running_loop().time() - began_at == pytest.approx(seconds)
+        assert world.log[-1] == ("dial", (CIRCUIT, OTHER_CIRCUIT))
 
     run(case, reached=[CIRCUIT])
 

@@ -121,6 +121,28 @@ def test_connection_that_became_direct_is_left_alone() -> None:
     run(case)
 
 
+def test_peer_counts_as_relayed_while_it_is_away_and_not_in_an_attempt_to_change_that() -> None:
+    async def case(world: World) -> None:
+        assert not world.upgrades.was_relayed("b"), "it has not been looked at"
+        await asyncio.sleep(2 * upgrades.LOOK_S)
+        assert world.upgrades.was_relayed("b")
+        del world.kinds["b"]
+        await asyncio.sleep(2 * upgrades.LOOK_S)
+        assert world.upgrades.was_relayed("b"), "its connection was lost"
+        world.kinds["b"] = "relayed"
+        world.pause_s = 10.0
+        await asyncio.sleep(upgrades.FIRST_S - 2 * upgrades.LOOK_S)
+        assert world.tried_at
+        assert not world.upgrades.was_relayed("b"), "an attempt is under way"
+        await asyncio.sleep(10.0)
+        assert world.upgrades.was_relayed("b"), "the attempt led nowhere"
+        world.kinds["b"] = "punched"
+        await asyncio.sleep(2 * upgrades.LOOK_S)
+        assert not world.upgrades.was_relayed("b")
+
+    run(case)
+
+
 def test_own_address_that_changed_is_a_reason_to_try_again() -> None:
     async def case(world: World) -> None:
         await asyncio.sleep(100)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from support.network_worlds import eventually, libp2p_node
+from support.network_worlds import RelayedWorld, eventually, libp2p_node
 from swarm.network.interface import Stream
 from swarm.network.libp2p import address_news, libp2p_network, stream_resume
 from swarm.network.libp2p.daemon_control import read_delimited
@@ -217,6 +217,33 @@ def test_node_whose_only_relay_dies_is_reached_through_a_member_that_it_found_an
                 assert await late.call(trio.hidden.peer_id, "echo", b"hello", timeout_s=20) == b"hello"
 
     run(tmp_path, case)
+
+
+@pytest.mark.parametrize("opener", ["a", "b"])
+def test_stream_outlives_a_relay_that_gives_the_path_to_one_end_up(tmp_path: Path, opener: str) -> None:
+    async def repeat(_peer_id: str, stream: Stream) -> None:
+        while True:
+            await stream.send(await stream.receive())
+
+    async def case(world: RelayedWorld) -> None:
+        caller, server = (world.a, world.b) if opener == "a" else (world.b, world.a)
+        await server.serve_stream("repeat", repeat)
+        async with caller.stream(server.peer_id, "repeat", timeout_s=20) as stream:
+            await stream.send(b"before")
+            assert await stream.receive() == b"before"
+            reserved = world.relay._relay._reserved
+            lost = reserved[server.peer_id]
+            # as where the acceptor's address has changed: it is back soon, and till then the relay holds no place
+            await world.relay._host.control.disconnect(server.peer_id)
+            await stream.send(b"after")
+            assert await stream.receive() == b"after"
+            assert reserved.get(server.peer_id) is not lost
+
+    world = RelayedWorld(tmp_path)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(world.open())
+        runner.run(case(world))
+        runner.run(world.close())
 
 
 # --- relays that fail or lie ------------------------------------------------------------------------------------------

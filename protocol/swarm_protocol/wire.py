@@ -28,11 +28,12 @@ more than MAX_MESSAGE_VALUES values is refused before it is parsed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
 from functools import cache, lru_cache
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar, get_args
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar, cast, get_args
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
@@ -244,19 +245,44 @@ class WireMessage(Checked):
     __slots__ = ()
     PROTO: ClassVar[type[Message]]
     MAX_BYTES: ClassVar[int]
+    _encoded: ClassVar[dict[bytes, Any] | None] = None
+    """The messages of this type that were encoded lately, by their bytes, while `decoding_own` lasts."""
 
     def to_bytes(self) -> bytes:
         message_type: Any = type(self)
         message = self.PROTO()
         _codec(message_type).write(message, self)
-        return encode(message)
+        data = encode(message)
+        if (encoded := self._encoded) is not None:
+            if len(encoded) >= _MAX_REMEMBERED:
+                encoded.clear()
+            encoded[data] = self
+        return data
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Decode one message. Raises PeerViolation."""
         message_type: Any = cls
+        if cls._encoded is not None and (known := cls._encoded.get(data)) is not None:
+            return cast("Self", known)
         found: Self = decode(data, cls.PROTO, _codec(message_type).read, max_bytes=cls.MAX_BYTES)
         return found
+
+
+_MAX_REMEMBERED = 10_000
+
+
+@contextmanager
+def decoding_own(*message_types: type[WireMessage]) -> Iterator[None]:
+    """While this context lasts, do not parse messages of these types that this process has encoded, but return what was
+    encoded. For simulations, whose nodes are in one process."""
+    for each in message_types:
+        each._encoded = {}
+    try:
+        yield
+    finally:
+        for each in message_types:
+            each._encoded = None
 
 
 class _Codec(NamedTuple):

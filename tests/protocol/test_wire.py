@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm_protocol import limits, wire
+from swarm_protocol.dht_messages import StoreResponse
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.proto import dht_pb2, failure_pb2, hello_pb2, records_pb2, session_pb2
 
@@ -137,3 +138,16 @@ def test_decode_refuses_what_would_fill_the_memory_before_parsing_it() -> None:
 def test_decode_takes_bulk_in_one_field() -> None:
     bulk = wire.encode(records_pb2.TrainerRecord(digest=bytes(10 * limits.MAX_MESSAGE_VALUES)))
     assert len(decode_flat(bulk, max_bytes=len(bulk)).digest) == 10 * limits.MAX_MESSAGE_VALUES
+
+
+def test_messages_of_this_process_are_not_parsed_while_that_is_asked_for_and_those_of_others_are() -> None:
+    held = StoreResponse(held=True)
+    foreign = StoreResponse(held=False).to_bytes()
+    with wire.decoding_own(StoreResponse):
+        assert StoreResponse.from_bytes(held.to_bytes()) is held
+        assert not StoreResponse.from_bytes(foreign).held
+        with pytest.raises(PeerViolation):
+            StoreResponse.from_bytes(b"")
+    again = StoreResponse.from_bytes(held.to_bytes())
+    assert again == held
+    assert again is not held

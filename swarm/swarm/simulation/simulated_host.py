@@ -43,6 +43,7 @@ class Links:
         self._latency_s = [
             [(one.latency_ms if one is other else 60.0) / 1e3 for other in scenario.regions] for one in scenario.regions
         ]
+        self._costs: dict[tuple[int, str, int, str], tuple[float, float]] = {}
         for path in scenario.paths:
             a, b = (index[name] for name in path.between)
             self._latency_s[a][b] = self._latency_s[b][a] = path.latency_ms / 1e3
@@ -51,6 +52,14 @@ class Links:
         """Return the latency in one direction. A relay is in the region of the one that it relays for."""
         latency_s = self._latency_s[a.region][b.region]
         return latency_s + self._latency_s[b.region][b.region] if is_relayed(a, b) else latency_s
+
+    def cost(self, a: Place, b: Place) -> tuple[float, float]:
+        """Return the seconds that a message takes in one direction beside both hosts' own links: in all, and a byte."""
+        key = (a.region, a.nat.kind, b.region, b.nat.kind)
+        if (known := self._costs.get(key)) is None:
+            s_per_byte = 1 / RELAY_BYTES_PER_S if is_relayed(a, b) else 0.0
+            known = self._costs[key] = (self.latency_s(a, b), s_per_byte)
+        return known
 
     def between(self, a: Place, b: Place) -> LinkModel:
         rate = RELAY_BYTES_PER_S if is_relayed(a, b) else float("inf")
@@ -137,10 +146,9 @@ class SimulatedHost:
         self.num_sent += 1
         self.sent_bytes += num_bytes
         now = self._world.loop.time()
+        latency_s, s_per_byte = self._world.links.cost(self.place, target.place)
         left_s = max(self.up.reserve(num_bytes, now), target.down.reserve(num_bytes, now))
-        if is_relayed(self.place, target.place):
-            left_s += num_bytes / RELAY_BYTES_PER_S
-        return left_s + self._world.links.latency_s(self.place, target.place)
+        return left_s + num_bytes * s_per_byte + latency_s
 
     def _receive(self, caller: SimulatedHost, protocol: str, request: bytes, answer: asyncio.Future[bytes]) -> None:
         if not self.is_up or answer.done():

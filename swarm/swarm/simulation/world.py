@@ -17,9 +17,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from swarm_protocol.dht_messages import FindRequest, FindResponse, StoreRequest, StoreResponse
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord, publish_key
+from swarm_protocol.wire import decoding_own
 
 from swarm.network.libp2p.partition_watch import REFRESH_S
 from swarm.network.membership import Membership
@@ -92,7 +94,8 @@ def simulate(
     # millions of objects stay, and to look through them again and again takes as long as all else
     gc.set_threshold(1_000_000, 20, 1000)
     try:
-        return virtual_time.run(World(scenario, on_minute).run(), real_timeout_s=real_limit_s, inline_jobs=True)
+        with decoding_own(FindRequest, FindResponse, StoreRequest, StoreResponse):
+            return virtual_time.run(World(scenario, on_minute).run(), real_timeout_s=real_limit_s, inline_jobs=True)
     finally:
         gc.set_threshold(*thresholds)
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 from swarm.serving.server import span_volunteer
-from swarm.simulation import simulated_serving, simulated_training
+from swarm.simulation import simulated_serving, simulated_training, world
 from swarm.simulation.report import IN_WORK, Report
 from swarm.simulation.scenario import Churn, Model, Nat, NodeClass, Scenario, Training
 from swarm.simulation.world import simulate
 from swarm_protocol import limits
+from swarm_protocol.dht_messages import FindResponse
 
 SERVING = Scenario(
     nodes=20,
@@ -59,13 +61,22 @@ def test_servers_take_the_blocks_and_gateways_get_answers() -> None:
     assert serving["tokens/s of all answers"] > 0
 
 
-def test_equal_seeds_give_equal_reports_and_others_do_not() -> None:
-    again = simulate(SERVING)
-    assert again.to_json() == served().to_json()
-    assert (
-        simulate(replace(SERVING, nodes=4, minutes=1, seed=1)).to_json()
-        != simulate(replace(SERVING, nodes=4, minutes=1)).to_json()
-    )
+def test_equal_seeds_give_equal_reports_also_where_messages_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_for: list[type] = []
+
+    def parsing(*message_types: type) -> AbstractContextManager[None]:
+        asked_for.extend(message_types)
+        return nullcontext()
+
+    report = served()
+    monkeypatch.setattr(world, "decoding_own", parsing)
+    assert simulate(SERVING).to_json() == report.to_json()
+    assert FindResponse in asked_for
+
+
+def test_other_seeds_give_other_reports() -> None:
+    small = replace(SERVING, nodes=4, minutes=1)
+    assert simulate(replace(small, seed=1)).to_json() != simulate(small).to_json()
 
 
 def test_report_is_json_and_one_page_that_loads_nothing() -> None:

@@ -87,6 +87,11 @@ class Identity:
         if not _write_private(path, self._file_bytes()):
             raise ConfigError(f"{path} exists already", remedy="keep it, or move it away first: it is who this node is")
 
+    @property
+    def seed(self) -> bytes:
+        """The 32 secret bytes that the key follows from, to be passed on with it."""
+        return self._key.private_bytes_raw()
+
     def sign(self, message: bytes) -> bytes:
         """64 bytes, deterministic. What is signed must start with its purpose: see `swarm_protocol.envelope`."""
         return self._key.sign(message)

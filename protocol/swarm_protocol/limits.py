@@ -33,6 +33,17 @@ MAX_FAILURE_PEERS = 128
 # A peer that is refused for longer than an hour should look for another one instead.
 MAX_RETRY_AFTER_S = 3600.0
 
+# --- private networks ------------------------------------------------------------------------------------------------
+
+# A serial and four words.
+MAX_INVITATION_TERMS_BYTES = 64
+# Invitations that are revoked and have not expired. An owner who revokes more than that starts a new network.
+MAX_REVOKED = 1024
+# Their serials, of 8 bytes each.
+MAX_REVOCATIONS_BYTES = 8 * 2**10 + 64
+# A hello, two certificates of some 300 bytes, and the list of revocations.
+MAX_PRIVATE_GREETING_BYTES = 12 * 2**10
+
 # --- signed envelopes ----------------------------------------------------------------------------------------------
 
 # A signed group of 256 members, with some 200 bytes each for id, weight, commitment and parts, fits four times.

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarm_protocol.envelope import read_record, seal, seal_record, unseal, unseal_record
-from swarm_protocol.errors import PeerRefused, RoundError, SessionError
+from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError, SessionError
 from swarm_protocol.failure_messages import decode_failure, encode_failure
 from swarm_protocol.identity import Identity
+from swarm_protocol.network_invitation import PrivateGreeting, check_chain, open_revocations
 from swarm_protocol.records import (
     NodeRecord,
     PathCounts,
@@ -30,6 +31,7 @@ from protocol import (
     control_examples,
     dht_examples,
     path_examples,
+    private_examples,
     proof_examples,
     serving_examples,
     session_examples,
@@ -152,9 +154,22 @@ def _unseal_record(data: bytes) -> Any:
     return envelope
 
 
+def _check_chain(data: bytes) -> Any:
+    try:
+        return check_chain(
+            PrivateGreeting.from_bytes(data).chain,
+            network_id=private_examples.NETWORK_ID,
+            peer_id=private_examples.MEMBER,
+            now=NOW,
+        )
+    except PeerRefused as error:  # it has expired
+        raise PeerViolation(error.message) from None
+
+
 DECODERS: tuple[Decoder, ...] = (
     *by_class(NODE, SERVE, TRAINER, JOINING_TRAINER, HELLO),
     *by_class(*training_examples.EXAMPLES, *serving_examples.EXAMPLES, *control_examples.EXAMPLES),
+    *by_class(*private_examples.EXAMPLES),
     *by_class(*session_examples.EXAMPLES, *dht_examples.EXAMPLES, *path_examples.EXAMPLES, *proof_examples.EXAMPLES),
     Decoder(
         name="Failure",
@@ -178,5 +193,20 @@ DECODERS: tuple[Decoder, ...] = (
         decode=_unseal_record,
         encode=lambda value: value.to_bytes(),
         examples=(RECORD_ENVELOPE.to_bytes(),),
+    ),
+    Decoder(
+        name="Chain",
+        decode=_check_chain,
+        encode=None,
+        examples=(
+            PrivateGreeting(hello=None, chain=private_examples.CHAIN).to_bytes(),
+            PrivateGreeting(hello=None, chain=private_examples.BOUND.chain_for(private_examples.MEMBER)).to_bytes(),
+        ),
+    ),
+    Decoder(
+        name="SignedRevocations",
+        decode=lambda data: open_revocations(data, network_id=private_examples.NETWORK_ID, now=NOW),
+        encode=None,
+        examples=(private_examples.LIST,),
     ),
 )

@@ -176,6 +176,8 @@ class RecordDht:
         self.on_answer: Callable[[str, float], None] = lambda _peer_id, _seconds: None
         """Told of each small answer to a call, and after how many seconds it came: peers answer these calls at once."""
         self._chance = random.Random(host.peer_id)
+        self.may_store: Callable[[str, Envelope], bool] = lambda _peer_id, _envelope: True
+        """Whether a peer may have a record kept here; a private network sets it."""
 
     @classmethod
     async def create(cls, host: RecordTransport, prefix: str, validator: RecordValidator) -> RecordDht:
@@ -522,6 +524,8 @@ class RecordDht:
             self._num_refused += 1
             return _NO_ANSWER
         envelope = self._validator.envelope(record)
+        if envelope is not None and not self.may_store(peer_id, envelope):
+            envelope = None
         self._num_refused += envelope is None
         return StoreResponse(held=envelope is not None and self._storage.store(envelope, record)).to_bytes()
 

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from swarm_protocol.dht_messages import Contact
+from swarm_protocol.network_secret import NetworkSecret
 
 from swarm.network.discovery.mdns_messages import MdnsQuery, answer, is_near, query, read_message, service_of
 from swarm.network.discovery.multicast import Link, MulticastLink, OpenLink, Segment, segments_of
@@ -53,10 +54,12 @@ class LocalDiscovery:
         peer_id: str,
         addrs: Callable[[Sequence[Subnet]], Sequence[str]],
         *,
+        secret: NetworkSecret | None = None,
         subnets: Callable[[], Sequence[Subnet]] = own_subnets,
         open_link: OpenLink = MulticastLink.open,
     ) -> None:
-        self._service = service_of(network_id)
+        self._service = service_of(network_id, secret)
+        self._secret = secret
         self._peer_id = peer_id
         self._addrs = addrs
         self._subnets = subnets
@@ -122,7 +125,7 @@ class LocalDiscovery:
     def _take(self, segment: Segment, sender: IpAddress, packet: bytes) -> None:
         if not self._has_budget(sender):
             return
-        said = read_message(packet, self._service, segment.subnets)
+        said = read_message(packet, self._service, segment.subnets, self._secret)
         if isinstance(said, MdnsQuery):
             self._on_query(segment)
         elif said is not None and said.peer_id != self._peer_id:
@@ -153,7 +156,7 @@ class LocalDiscovery:
     def _answer(self, segment: Segment) -> None:
         addrs = [addr for addr in self._addrs(segment.subnets) if is_near(addr, segment.subnets)]
         if addrs and segment in self._segments:
-            self._send(segment, answer(self._service, self._peer_id, addrs))
+            self._send(segment, answer(self._service, self._peer_id, addrs, self._secret))
 
 
 def local_addrs(listen: Sequence[str], known: Sequence[str], subnets: Sequence[Subnet]) -> tuple[str, ...]:

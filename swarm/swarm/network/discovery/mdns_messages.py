@@ -18,7 +18,8 @@ from itertools import islice
 
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import Contact
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, PeerViolation
+from swarm_protocol.network_secret import NetworkSecret
 
 from swarm.network.discovery.dns_packets import (
     ANY,
@@ -45,6 +46,7 @@ MAX_TXT_STRINGS = 2 * limits.MAX_CONTACT_ADDRS
 
 TTL_S = 120
 _RECORD = "dnsaddr="
+_SEALED = b"sealed="
 _NUM_NAME_CHARS = 8
 
 
@@ -53,12 +55,14 @@ class MdnsQuery:
     """Somebody asks who is there."""
 
 
-def service_of(network_id: str) -> str:
+def service_of(network_id: str, secret: NetworkSecret | None = None) -> str:
     """Return the service that stands for a network: `_swarm-` and 8 letters of the SHA-256 digest of its id in base32.
 
-    A service name has at most 15 characters, of fewer kinds than network ids have (RFC 6763, section 7).
+    Of a private network it is the digest of a name that its secret gives. A service name has at most 15
+    characters, of fewer kinds than network ids have (RFC 6763, section 7).
     """
-    digest = base64.b32encode(hashlib.sha256(network_id.encode()).digest()).decode().lower()
+    name = secret.discovery_name if secret else network_id
+    digest = base64.b32encode(hashlib.sha256(name.encode()).digest()).decode().lower()
     return f"_swarm-{digest[:_NUM_NAME_CHARS]}._udp.local."
 
 
@@ -66,14 +70,20 @@ def query(service: str) -> bytes:
     return write_question(name_of(service), PTR)
 
 
-def answer(service: str, peer_id: str, addrs: Iterable[str]) -> bytes:
-    """Tell that `peer_id` is at `addrs`, of which the first few are named."""
+def answer(service: str, peer_id: str, addrs: Iterable[str], secret: NetworkSecret | None = None) -> bytes:
+    """Tell that `peer_id` is at `addrs`, of which the first few are named; with a `secret` for members alone."""
     told = [f"{_RECORD}{PeerAddr(peer_id=peer_id, addr=addr)}".encode() for addr in addrs]
+    instance = peer_id
+    if secret is not None:
+        told = [_SEALED + base64.b64encode(secret.seal(text, service.encode())) for text in told]
+        instance = secret.protocol_name(peer_id).removeprefix("/")
     fitting = [text for text in told if len(text) <= MAX_STRING_BYTES][: limits.MAX_CONTACT_ADDRS]
-    return write_instance(name_of(service), peer_id.encode(), fitting, TTL_S)
+    return write_instance(name_of(service), instance.encode(), fitting, TTL_S)
 
 
-def read_message(packet: bytes, service: str, subnets: Sequence[Subnet]) -> MdnsQuery | Contact | None:
+def read_message(
+    packet: bytes, service: str, subnets: Sequence[Subnet], secret: NetworkSecret | None = None
+) -> MdnsQuery | Contact | None:
     """Return what a packet says of `service`; None if that is nothing, or is not to be believed.
 
     `subnets` are the receiver's on the interface that the packet came in by. Only addresses inside these count, and
@@ -89,17 +99,20 @@ def read_message(packet: bytes, service: str, subnets: Sequence[Subnet]) -> Mdns
     asked = ((each.name, each.kind) for each in said.records) if said.is_answer else said.questions
     if not any(name == wanted and kind in (PTR, ANY) for name, kind in asked):
         return None
-    return _contact(said.records, wanted, subnets) if said.is_answer else MdnsQuery()
+    return _contact(said.records, wanted, subnets, secret) if said.is_answer else MdnsQuery()
 
 
-def _contact(records: Sequence[Record], wanted: Name, subnets: Sequence[Subnet]) -> Contact | None:
+def _contact(
+    records: Sequence[Record], wanted: Name, subnets: Sequence[Subnet], secret: NetworkSecret | None
+) -> Contact | None:
     texts = (
         text
         for each in records
         if each.kind == TXT and each.name[-len(wanted) :] == wanted
         for text in strings_of(each.data)
     )
-    found = [addr for text in islice(texts, MAX_TXT_STRINGS) if (addr := _near(text, subnets)) is not None]
+    clear = (text if secret is None else _unsealed(text, wanted, secret) for text in islice(texts, MAX_TXT_STRINGS))
+    found = [addr for text in clear if (addr := _near(text, subnets)) is not None]
     peer_ids = {addr.peer_id for addr in found}
     if len(peer_ids) != 1:
         return None
@@ -115,6 +128,15 @@ def is_near(addr: str, subnets: Iterable[Subnet]) -> bool:
     if ip.version == 6 and ip.is_link_local:
         return False  # nobody can dial it without a zone
     return any(ip.version == subnet.network.version and ip in subnet.network for subnet in subnets)
+
+
+def _unsealed(text: bytes, wanted: Name, secret: NetworkSecret) -> bytes:
+    """Return what a member sealed in one string of a TXT record; nothing for a string of anybody else."""
+    service = b".".join(wanted) + b"."
+    try:
+        return secret.open(base64.b64decode(text.removeprefix(_SEALED), validate=True), service)
+    except (ValueError, PeerViolation):
+        return b""
 
 
 def _near(text: bytes, subnets: Sequence[Subnet]) -> PeerAddr | None:

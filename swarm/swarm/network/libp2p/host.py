@@ -17,6 +17,7 @@ from typing import Literal, TypeVar
 
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.errors import ConfigError, PeerRefused, PeerUnreachable, StartError
+from swarm_protocol.network_invitation import NetworkInvitation, owner_of
 from swarm_protocol.records import PathKind as PathKind  # noqa: PLC0414 - exported: `paths` sets the kinds
 from swarm_protocol.version import check_network_id
 
@@ -24,6 +25,7 @@ from swarm.network.discovery.peer_names import check_peer
 from swarm.network.interface import NotServed, too_many_calls
 from swarm.network.libp2p import sent_frames
 from swarm.network.libp2p.daemon_control import Control, ControlError
+from swarm.network.libp2p.greeting import Gate
 from swarm.network.libp2p.p2pd_process import Daemon, DaemonOptions
 from swarm.network.libp2p.shared_look import SharedLook
 from swarm.network.libp2p.unary_connection import (
@@ -62,6 +64,9 @@ Connect = Callable[[str, Sequence[str]], Awaitable[None]]
 
 _NOT_DIALLED = ("failed to dial", "no addresses", "dial backoff", "all dials failed")
 """Messages by which the daemon reports that it reached nobody, so that nothing was sent."""
+
+OWN_PROTOCOLS = "/swarm/"
+"""Begins the name of each protocol that is not libp2p's."""
 
 CONNECTED_S = 1.0
 """Time for which a peer that was introduced is taken to be connected still."""
@@ -109,6 +114,8 @@ class Host:
         self.find_addrs: FindAddrs = _nowhere
         self.known_addrs: Callable[[str], Sequence[str]] = lambda _peer_id: ()
         """Addresses of a peer that are worth a dial, found without asking anybody."""
+        self.gate: Gate | None = None
+        """Set before anything is served or asked in a private network."""
         self.connect: Connect = control.connect
         """How a peer is dialled at given addresses. Raises what `Control.connect` raises."""
 
@@ -165,12 +172,16 @@ class Host:
     async def call(self, peer_id: str, protocol: str, request: bytes, *, addrs: Sequence[str] | None = None) -> bytes:
         """Ask a peer, dialled at `addrs` if the daemon does not reach it; None: wherever `find_addrs` finds it.
 
-        Raises PeerUnreachable, PeerRefused (it works on too many calls of ours) or NotServed.
+        Raises PeerUnreachable, PeerRefused (it works on too many calls of ours) or NotServed; in a private network also
+        what `Gate.enter` raises.
         """
+        if self.gate is not None:
+            await self.gate.enter(peer_id, protocol, addrs)
+        wire_name = self.wire_name(protocol)
         self._num_calls[peer_id] += 1
         try:
             self.traffic.sent(peer_id, len(request))
-            response = await self._dialling(peer_id, addrs, lambda: self.unary.call(peer_id, protocol, request))
+            response = await self._dialling(peer_id, addrs, lambda: self.unary.call(peer_id, wire_name, request))
         except (ControlError, UnaryConnectionClosed, RemoteCallError) as error:
             raise translate(error, peer_id) from None
         finally:
@@ -188,38 +199,49 @@ class Host:
         """Return how many calls with a peer are under way, its own included."""
         return self._num_calls[peer_id] + self.unary.num_calls(peer_id)
 
+    def wire_name(self, protocol: str) -> str:
+        """Return the name that peers know a protocol by: its own, or in a private network one that says nothing."""
+        is_hidden = self.gate is not None and protocol.startswith(OWN_PROTOCOLS)
+        return self.gate.wire_name(protocol) if self.gate is not None and is_hidden else protocol
+
     async def serve(self, protocol: str, answer: UnaryAnswer) -> None:
         """Raises PeerUnreachable if the daemon cannot be asked."""
 
         async def counted(peer_id: str, request: bytes) -> bytes:
+            if self.gate is not None and not await self.gate.admits(peer_id, protocol):
+                raise NotServed(peer_id)
             self.traffic.received(peer_id, len(request))
             response = await answer(peer_id, request)
             self.traffic.sent(peer_id, len(response))
             return response
 
         try:
-            await self.unary.serve(protocol, counted)
+            await self.unary.serve(self.wire_name(protocol), counted)
         except (ControlError, UnaryConnectionClosed) as error:
             raise translate(error, self.peer_id) from None
 
     async def accept_streams(self, protocol: str, socket_path: str) -> None:
         """Have streams of `protocol` come to a socket of ours. Raises PeerUnreachable likewise."""
         try:
-            await self.control.accept_streams(protocol, socket_path)
+            await self.control.accept_streams(self.wire_name(protocol), socket_path)
         except CONTROL_FAILURES as error:
             raise translate(error, self.peer_id) from None
 
     async def open_stream(self, peer_id: str, protocol: str, *, addrs: Sequence[str] | None = None) -> RawStream:
-        """Open a stream to a peer, dialled as by `call`. Raises PeerUnreachable or NotServed."""
+        """Open a stream to a peer, dialled as by `call`. Raises PeerUnreachable or NotServed, and in a private network
+        what `Gate.enter` raises."""
+        if self.gate is not None:
+            await self.gate.enter(peer_id, protocol, addrs)
+        wire_name = self.wire_name(protocol)
 
         async def open_one() -> RawStream:
             try:
-                return await self.control.open_stream(peer_id, protocol)
+                return await self.control.open_stream(peer_id, wire_name)
             except ControlError as error:
                 if _RESET not in str(error):
                     raise
             # another connection replaces the one that the daemon chose; nothing has been said on the stream yet
-            return await self.control.open_stream(peer_id, protocol)
+            return await self.control.open_stream(peer_id, wire_name)
 
         try:
             return await self._dialling(peer_id, addrs, open_one)
@@ -313,6 +335,7 @@ class Libp2pOptions:
     `relay`: "serve" lets nodes behind NAT be reached through this one, which must be reachable itself; "use" makes this
     node reachable through those of `peers` and `relays` that serve; "none" does neither; "auto" serves once peers have
     confirmed that this node is public, and uses relays until then. `relay_bytes_per_s` bounds all that it relays.
+    `invitation`: makes this node a member of a private network, with the list of `revocations` that it kept.
     Without `listen` nobody can connect directly. Raises ConfigError, which names the part of an address that is
     malformed.
     """
@@ -328,12 +351,15 @@ class Libp2pOptions:
     relay: Literal["none", "serve", "use", "auto"] = "none"
     relay_bytes_per_s: float = math.inf
     mdns: bool = False
+    invitation: NetworkInvitation | None = None
+    revocations: bytes = b""
 
     def __post_init__(self) -> None:
         try:
             check_network_id(self.network_id)
         except ValueError as error:
             raise ConfigError(str(error), remedy="choose a short name of letters, digits, - and _") from None
+        check_invitation(self.network_id, self.invitation)
         for peer in (*self.peers, *self.relays):
             check_peer(peer)
         for addr in self.listen:
@@ -363,4 +389,16 @@ class Libp2pOptions:
             listen=self.listen,
             announce=self.announce,
             nat_port_map=self.relay == "auto" and not self.announce and not all(map(is_loopback, self.listen)),
+        )
+
+
+def check_invitation(network_id: str, invitation: NetworkInvitation | None) -> None:
+    """Raises ConfigError if there is none to a private network, or one to another network."""
+    if invitation is None and owner_of(network_id) is not None:
+        raise ConfigError(
+            f"{network_id} is a private network", remedy="give --invite the invitation that its owner made for you"
+        )
+    if invitation is not None and invitation.network_id != network_id:
+        raise ConfigError(
+            f"the invitation is to {invitation.network_id}, not to {network_id}", remedy="leave out the network id"
         )

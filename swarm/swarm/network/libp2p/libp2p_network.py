@@ -58,6 +58,7 @@ from swarm.network.link_meter import LinkMeter
 from swarm.network.multiaddr import is_loopback, parse_peer_addr
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm.network.paths.direct_paths import DirectPaths, wants_relays
+from swarm.network.private.private_gate import PrivateGate
 from swarm.network.relay.candidates import RelayCandidate, candidates
 from swarm.network.relay.members import Members
 from swarm.network.relay.relay import Relay, RelayCounts, RelayLimits
@@ -91,6 +92,7 @@ class Libp2pNetwork:
         reconnector = Reconnector(host)
         self._reservations = Reservations(host, self._relay_candidates, reconnector.drop, wanted=wants_relays(options))
         self._watch = PathWatch(host, reconnector, self._kept_peers)
+        self._gate: PrivateGate | None = None
         self._entry = NetworkEntry()
         self._calls_served: dict[str, UnaryHandler] = {}
         self._streams_served: dict[str, StreamHandler] = {}
@@ -118,6 +120,8 @@ class Libp2pNetwork:
         host = await start_host(options, given, policy)
         host.traffic = traffic or host.traffic
         network = cls(identity, host, options, given)
+        if options.invitation is not None:
+            host.gate = network._gate = PrivateGate(host, options.invitation, revocations=options.revocations)
         network._main = asyncio.create_task(network._run(), name=f"libp2p network {identity.peer_id}")
         try:
             await asyncio.wait((network._main, network._ready), return_when=asyncio.FIRST_COMPLETED)
@@ -199,6 +203,11 @@ class Libp2pNetwork:
     def traffic(self) -> Traffic:
         """Return the bytes that this node sends and receives itself."""
         return self._host.traffic
+
+    @property
+    def revocations(self) -> bytes:
+        """Return the signed list of revocations of a private network that this node has, to be kept; empty: none."""
+        return self._gate.revocations if self._gate else b""
 
     @property
     def dht_counts(self) -> DhtCounts:
@@ -333,7 +342,8 @@ class Libp2pNetwork:
 
     async def lookup(self, keys: Sequence[str], *, timeout_s: float, max_records: int = 0) -> list[Envelope]:
         self._check_open()
-        return await self._records.lookup(keys, timeout_s=timeout_s, max_records=max_records)
+        found = await self._records.lookup(keys, timeout_s=timeout_s, max_records=max_records)
+        return found if self._gate is None else self._gate.believed(found)
 
     async def addrs(self) -> tuple[str, ...]:
         self._check_open()
@@ -381,7 +391,7 @@ class Libp2pNetwork:
 
     async def _enter(self, tasks: asyncio.TaskGroup) -> None:
         self._streams = StreamServer(self._host, tasks, self._watch, self._name("resume", ""))
-        members = Members(lambda peer_id: check_member(self._host, peer_id, self._network_id))
+        members = self._gate or Members(lambda peer_id: check_member(self._host, peer_id, self._network_id))
         bounds = replace(RelayLimits(), bytes_per_s=self._options.relay_bytes_per_s)
         self._relay = Relay(self._host, tasks, bounds, members, serves=self._options.relay == "serve")
         await self._streams.start()
@@ -394,10 +404,13 @@ class Libp2pNetwork:
         self._dht = await RecordDht.create(self._host, self._name("dht", ""), validator)
         self._records = OwnRecords(self._dht, self._identity, self._network_id, self.now, self._end_as_copy)
         self._dht.on_answer = self.links.answered
+        if self._gate is not None:
+            self._dht.may_store = self._gate.may_store
+            tasks.create_task(self._gate.run(self._watch.end_streams), name="private gate")
         self._host.find_addrs = self._dht.find_addrs
         self._host.known_addrs = lambda peer_id: self._paths.policy().worth_knowing(self._dht.known_addrs(peer_id))
         await self._streams.serve(self._name("parcel", ""), self._calls.hand_out_parcel, max_message_bytes=TOKEN_BYTES)
-        await self._host.serve(HELLO, hello_answer(self._network_id))
+        await self._host.serve(HELLO, self._gate.answer if self._gate else hello_answer(self._network_id))
         remembered = [contact for contact in self._options.remembered if contact.peer_id != self.peer_id]
         discovery = self._discovery(tasks)
         self._entry = entry = await join(
@@ -437,7 +450,10 @@ class Libp2pNetwork:
         from swarm.network.discovery.local_discovery import LocalDiscovery, local_addrs  # noqa: PLC0415
 
         discovery = LocalDiscovery(
-            self._network_id, self.peer_id, lambda subnets: local_addrs(listen, self._dht.own_addrs, subnets)
+            self._network_id,
+            self.peer_id,
+            lambda subnets: local_addrs(listen, self._dht.own_addrs, subnets),
+            secret=self._options.invitation.network_secret if self._options.invitation else None,
         )
         tasks.create_task(discovery.run(), name="local discovery")
         return discovery

@@ -26,22 +26,24 @@ from swarm_protocol.errors import (
     StartError,
     SwarmError,
 )
-from swarm_protocol.version import PROTOCOL_VERSION, Hello, check_hello, software_version
+from swarm_protocol.network_invitation import NetworkInvitation
+from swarm_protocol.version import PROTOCOL_VERSION, Hello, check_hello
 
 from swarm.network.dht.record_dht import RecordDht
 from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.discovery.peer_names import GivenPeers
 from swarm.network.interface import NotServed
+from swarm.network.libp2p.greeting import HELLO as HELLO  # noqa: PLC0414 - exported
+from swarm.network.libp2p.greeting import Greeting, greeting_of, hello_of
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host, Libp2pOptions, dial_failure
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.libp2p.unary_connection import UnaryAnswer
 from swarm.network.multiaddr import PeerAddr
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm.network.paths.dialler import judged
+from swarm.network.private.private_gate import PrivateGate
 
 T = TypeVar("T")
-
-HELLO = "/swarm/hello"
 
 SEED_TIMEOUT_S = 5.0
 """Time-out of one seed: across the world on a slow link, and half of a user's patience."""
@@ -64,12 +66,6 @@ NUM_COPY_DIALS = 8
 """Remembered peers that are asked for a copy of this node, besides the given ones."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Greeting:
-    hello: Hello
-    skew_s: float  # the peer's clock minus ours
-
-
 def method_prefix(network_id: str) -> str:
     """Return the prefix of all method names of a network."""
     return f"/swarm/{PROTOCOL_VERSION}/{network_id}/"
@@ -77,36 +73,36 @@ def method_prefix(network_id: str) -> str:
 
 def hello_answer(network_id: str) -> UnaryAnswer:
     async def answer(_peer_id: str, _request: bytes) -> bytes:
-        return _hello(network_id, time.time()).to_bytes()
+        return hello_of(network_id, time.time()).to_bytes()
 
     return answer
 
 
 async def greet(host: Host, peer_id: str, network_id: str, *, addrs: Sequence[str] | None = None) -> Greeting:
     """Raises PeerUnreachable, PeerRefused (no Swarm node) or PeerViolation. `addrs` as in `Host.call`."""
+    if host.gate is not None:
+        return await host.gate.greet(peer_id, addrs=addrs)
     before = time.time()
     try:
-        answer = await host.call(peer_id, HELLO, _hello(network_id, before).to_bytes(), addrs=addrs)
+        answer = await host.call(peer_id, HELLO, hello_of(network_id, before).to_bytes(), addrs=addrs)
     except NotServed:
         raise PeerRefused(
             "it is a libp2p host, but not a Swarm node", remedy="give the address of one", peer_id=peer_id
         ) from None
-    after = time.time()
-    hello = Hello.from_bytes(answer)
-    return Greeting(hello=hello, skew_s=hello.sent_at - (before + after) / 2 if hello.sent_at else 0.0)
+    return greeting_of(Hello.from_bytes(answer), before)
 
 
 async def check_member(host: Host, peer_id: str, network_id: str) -> None:
     """Greet a peer that has connected itself. Raises PeerError if it is not of this network, or does not say so."""
     greeting = await greet(host, peer_id, network_id, addrs=())
-    check_hello(_hello(network_id, 0.0), greeting.hello, peer_id)
+    check_hello(hello_of(network_id), greeting.hello, peer_id)
 
 
 async def explain_refusal(host: Host, peer_id: str, network_id: str, method: str) -> PeerError:
     """Why `peer_id` does not know a method of ours."""
     try:
         greeting = await greet(host, peer_id, network_id)
-        check_hello(_hello(network_id, 0.0), greeting.hello, peer_id)
+        check_hello(hello_of(network_id), greeting.hello, peer_id)
     except PeerError as error:
         return error
     return PeerRefused(f"the peer does not serve {method!r}", remedy="ask one that does", peer_id=peer_id)
@@ -122,7 +118,7 @@ async def connect(host: Host, peer_id: str, addrs: Sequence[str], network_id: st
         raise PeerTimeout(f"no answer within {SEED_TIMEOUT_S:.0f} s", peer_id=peer_id) from None
     except CONTROL_FAILURES as error:
         raise PeerUnreachable(dial_failure(str(error)), peer_id=peer_id) from None
-    check_hello(_hello(network_id, 0.0), greeting.hello, peer_id)
+    check_hello(hello_of(network_id), greeting.hello, peer_id)
     return greeting
 
 
@@ -224,10 +220,6 @@ async def _attempt(
             await asyncio.wait(attempts)
 
 
-def _hello(network_id: str, sent_at: float) -> Hello:
-    return Hello(network_id=network_id, software_version=software_version(), sent_at=sent_at)
-
-
 async def first_success(tasks: set[asyncio.Task[T]], *, timeout_s: float | None = None) -> None:
     """Wait until one task has succeeded, all have failed, or `timeout_s` is over."""
     pending = {task for task in tasks if not task.done()}
@@ -307,7 +299,10 @@ async def start_host(options: Libp2pOptions, given: GivenPeers, policy: DialPoli
     asked: tuple[PeerAddr | Contact, ...] = (*given.addrs, *options.remembered[:NUM_COPY_DIALS])
     if not asked:
         return await Host.start(daemon_options)
-    check = asyncio.create_task(check_identity_is_free(asked, peer_id, options.network_id, policy))
+    if options.invitation is not None and options.invitation.terms.is_bound:
+        return await Host.start(daemon_options)  # no other host may ask in its name
+    checking = check_identity_is_free(asked, peer_id, options.network_id, policy, options.invitation)
+    check = asyncio.create_task(checking)
     host: Host | None = None
     try:
         host = await Host.start(daemon_options)
@@ -322,7 +317,11 @@ async def start_host(options: Libp2pOptions, given: GivenPeers, policy: DialPoli
 
 
 async def check_identity_is_free(
-    addrs: Sequence[PeerAddr | Contact], peer_id: str, network_id: str, policy: DialPolicy
+    addrs: Sequence[PeerAddr | Contact],
+    peer_id: str,
+    network_id: str,
+    policy: DialPolicy,
+    invitation: NetworkInvitation | None = None,
 ) -> None:
     """Raises StartError if a running node has this identity, wherever it is.
 
@@ -333,10 +332,14 @@ async def check_identity_is_free(
     """
     host = await Host.start(DaemonOptions())
     host.connect = judged(host.control.connect, policy)
+    answer = hello_answer(network_id)
+    if invitation is not None:
+        host.gate = gate = PrivateGate(host, invitation)
+        answer = gate.answer
     unary = asyncio.create_task(host.unary.run())
     try:
         async with asyncio.timeout(COPY_CHECK_S):
-            await host.serve(HELLO, hello_answer(network_id))  # relays carry nobody who does not answer
+            await host.serve(HELLO, answer)  # relays carry nobody who does not answer
             reached = await _reach_any(host, addrs)
             if not reached or not await _is_there(host, reached, peer_id, network_id):
                 return

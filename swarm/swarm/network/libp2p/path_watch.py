@@ -20,7 +20,7 @@ import socket
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from swarm_protocol.errors import PeerUnreachable
+from swarm_protocol.errors import PeerRefused, PeerUnreachable
 
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host
 from swarm.network.libp2p.libp2p_stream import Libp2pStream
@@ -71,6 +71,11 @@ class PathWatch:
             yield
         finally:
             self._streams.discard(stream)
+
+    def end_streams(self, peer_id: str, refusal: PeerRefused) -> None:
+        """Have the streams with a peer end, and tell it why."""
+        for stream in [stream for stream in self._streams if stream.peer_id == peer_id]:
+            stream.give_way(refusal)
 
     def used_peers(self) -> set[str]:
         """Return the peers with a stream or a call under way, and those that are kept."""

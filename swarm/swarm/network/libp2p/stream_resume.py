@@ -93,7 +93,7 @@ def reopening(host: Host, reconnector: Reconnector, protocol: str, peer_id: str,
 
 async def _ask(host: Host, protocol: str, peer_id: str, request: bytes) -> Resumed:
     """Ask for a stream once. Raises PeerUnreachable if it is refused, or one of CONTROL_FAILURES."""
-    reader, writer = await host.control.open_stream(peer_id, protocol)
+    reader, writer = await host.control.open_stream(peer_id, host.wire_name(protocol))
     try:
         writer.write(request)
         status, num_received = ANSWER.unpack(await reader.readexactly(ANSWER.size))

@@ -40,7 +40,7 @@ class StreamServer:
         self._watch = watch
         self._resume_protocol = resume_protocol
         self.resumable = ResumableStreams(host, watch.reconnector, resume_protocol)
-        self._handlers: dict[str, tuple[StreamHandler, int]] = {}
+        self._handlers: dict[str, tuple[str, StreamHandler, int]] = {}  # by the name on the wire
         self._num_streams: Counter[str] = Counter()
         self._num_resumes: Counter[str] = Counter()
         self._server: asyncio.Server | None = None
@@ -57,7 +57,7 @@ class StreamServer:
     async def serve(
         self, protocol: str, handler: StreamHandler, *, max_message_bytes: int = limits.MAX_MESSAGE_BYTES
     ) -> None:
-        self._handlers[protocol] = handler, max_message_bytes
+        self._handlers[self._host.wire_name(protocol)] = protocol, handler, max_message_bytes
         await self._host.accept_streams(protocol, self._host.daemon.listen_socket)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -68,7 +68,7 @@ class StreamServer:
             async with asyncio.timeout(OPENING_TIMEOUT_S):
                 info: Any = await read_message(reader, p2pd_pb2.StreamInfo)
                 peer_id = peer_id_text(info.peer)
-                if info.proto == self._resume_protocol:
+                if info.proto == self._host.wire_name(self._resume_protocol):
                     await self._resume(peer_id, reader, writer)
                     return
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError, ControlError):
@@ -78,7 +78,7 @@ class StreamServer:
             try:
                 if number > MAX_STREAMS_PER_PEER:
                     await _refuse(Libp2pStream(reader, writer, peer_id=peer_id, timeout_s=None))
-                else:
+                elif await self._admits(peer_id, self._handlers[info.proto][0]):
                     async with asyncio.timeout(OPENING_TIMEOUT_S):
                         stream_id = await reader.readexactly(ID_BYTES)
                     await self._run(info.proto, peer_id, stream_id, reader, writer)
@@ -89,10 +89,14 @@ class StreamServer:
 
     async def _resume(self, peer_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with _counted(self._num_resumes, peer_id) as number:
-            if number > MAX_STREAMS_PER_PEER:
+            if number > MAX_STREAMS_PER_PEER or not await self._admits(peer_id, self._resume_protocol):
                 writer.transport.abort()
             else:
                 self.resumable.offer(peer_id, await reader.readexactly(REQUEST.size), reader, writer)
+
+    async def _admits(self, peer_id: str, protocol: str) -> bool:
+        gate = self._host.gate
+        return gate is None or await gate.admits(peer_id, protocol)
 
     async def _run(
         self,
@@ -103,7 +107,7 @@ class StreamServer:
         writer: asyncio.StreamWriter,
     ) -> None:
         """Run the handler for as long as the caller stays."""
-        handler, max_message_bytes = self._handlers[protocol]
+        _, handler, max_message_bytes = self._handlers[protocol]
         with self.resumable.accepted(peer_id, stream_id) as accepted:
             stream = Libp2pStream(
                 reader,

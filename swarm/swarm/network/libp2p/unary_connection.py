@@ -17,6 +17,7 @@ from typing import Any
 from swarm_protocol import limits
 from swarm_protocol.proto import p2pd_pb2
 
+from swarm.network.interface import NotServed
 from swarm.network.libp2p.daemon_control import Control, ControlError, raise_if_error, read_message, write_message
 from swarm.network.multiaddr import peer_id_bytes, peer_id_text
 
@@ -25,7 +26,8 @@ NOT_SERVED, BUSY, FAILED = "not served", "busy", "failed"
 here; the handler failed."""
 
 UnaryAnswer = Callable[[str, bytes], Awaitable[bytes]]
-"""`async answer(peer_id, request) -> response`. What it raises is a defect: logged, and for the caller `FAILED`."""
+"""`async answer(peer_id, request) -> response`. It may raise `NotServed`; anything else is a defect: logged, and
+for the caller `FAILED`."""
 
 logger = logging.getLogger(__name__)
 
@@ -166,6 +168,8 @@ class UnaryConnection:
     async def _handle(self, call_id: bytes, answer: UnaryAnswer, request: Any) -> None:
         try:
             response = p2pd_pb2.CallUnaryResponse(response=await answer(peer_id_text(request.peer), request.data))
+        except NotServed:  # by this answer, to this peer
+            response = p2pd_pb2.CallUnaryResponse(error=NOT_SERVED.encode())
         except Exception:  # a defect, which costs this caller its answer and nobody else anything
             logger.exception("an answer to %s failed", request.proto)
             response = p2pd_pb2.CallUnaryResponse(error=FAILED.encode())

@@ -24,14 +24,24 @@ from dataclasses import dataclass
 
 from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope, seal_record, unseal_record
-from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, SwarmError
+from swarm_protocol.errors import (
+    IntegrityError,
+    PeerError,
+    PeerRefused,
+    PeerTimeout,
+    PeerUnreachable,
+    PeerViolation,
+    SwarmError,
+)
 from swarm_protocol.identity import Identity
+from swarm_protocol.network_invitation import NetworkInvitation
 from swarm_protocol.version import Hello, check_hello, software_version
 
 from swarm.network.interface import Stream, StreamHandler, UnaryHandler, too_many_calls
 from swarm.network.link_meter import LinkMeter
 from swarm.network.memory.memory_link import LinkModel, Pipe
 from swarm.network.memory.memory_stream import StreamEnd
+from swarm.network.private.member_roll import MemberRoll
 from swarm.network.rate import Rate
 
 EPOCH_S = 1_750_000_000.0
@@ -85,8 +95,10 @@ class MemoryInternet:
         up_bytes_per_s: float = math.inf,
         down_bytes_per_s: float = math.inf,
         clock_offset_s: float = 0.0,
+        invitation: NetworkInvitation | None = None,
     ) -> MemoryNetwork:
         """A new node, reachable at once. Without `identity` it gets one that the seed and the order of calls decide.
+        With an `invitation` it is in that private network.
 
         All links of a node share its uplink and its downlink. Raises ValueError if the identity is live already.
         """
@@ -95,7 +107,7 @@ class MemoryInternet:
         if self._is_up(identity.peer_id):
             raise ValueError(f"{identity.peer_id} is live already")
         access = AccessLink(up=Rate(up_bytes_per_s), down=Rate(down_bytes_per_s), clock_offset_s=clock_offset_s)
-        return self._start(identity, network_id, access)
+        return self._start(identity, invitation.network_id if invitation else network_id, access, invitation)
 
     def link(self, a: str, b: str, link: LinkModel, back: LinkModel | None = None) -> None:
         """Connect two peers by `link`, and in the direction from `b` to `a` by `back` if it differs."""
@@ -164,17 +176,19 @@ class MemoryInternet:
         node = self._nodes[peer_id]
         if node.is_up:
             raise ValueError(f"{peer_id} is live already")
-        return self._start(node._identity, node.network_id, node._access)
+        return self._start(node._identity, node.network_id, node._access, node._invitation)
 
     async def close(self) -> None:
         """Close every node that is live."""
         for node in self._nodes.values():
             await node.close()
 
-    def _start(self, identity: Identity, network_id: str, access: AccessLink) -> MemoryNetwork:
+    def _start(
+        self, identity: Identity, network_id: str, access: AccessLink, invitation: NetworkInvitation | None
+    ) -> MemoryNetwork:
         for pair in [pair for pair in self._pipes if identity.peer_id in pair]:
             del self._pipes[pair]
-        node = MemoryNetwork(self, identity, network_id, access)
+        node = MemoryNetwork(self, identity, network_id, access, invitation)
         self._nodes[identity.peer_id] = node
         return node
 
@@ -192,7 +206,10 @@ class MemoryInternet:
         return [
             other
             for peer_id, other in self._nodes.items()
-            if other is not node and other.network_id == node.network_id and self._reaches(node.peer_id, peer_id)
+            if other is not node
+            and other.network_id == node.network_id
+            and self._reaches(node.peer_id, peer_id)
+            and node._is_acquainted(other)
         ]
 
     def _round_trip_s(self, a: str, b: str) -> float:
@@ -243,7 +260,14 @@ class AccessLink:
 class MemoryNetwork:
     """One node of a MemoryInternet. Implements `interface.Network`; made by `MemoryInternet.network`."""
 
-    def __init__(self, internet: MemoryInternet, identity: Identity, network_id: str, access: AccessLink) -> None:
+    def __init__(
+        self,
+        internet: MemoryInternet,
+        identity: Identity,
+        network_id: str,
+        access: AccessLink,
+        invitation: NetworkInvitation | None = None,
+    ) -> None:
         self.is_up = True
         self.links = LinkMeter()
         self._internet = internet
@@ -255,6 +279,8 @@ class MemoryNetwork:
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_calls: Counter[str] = Counter()
         self._records = RecordStore(network_id, self.now)
+        self._invitation = invitation
+        self._roll = MemberRoll(invitation, identity.peer_id, self.now()) if invitation else None
 
     @property
     def peer_id(self) -> str:
@@ -319,7 +345,7 @@ class MemoryNetwork:
         self._records.take(key, record)
         neighbours = self._internet._neighbours(self)
         await asyncio.sleep(self._usual_round_trip_s(neighbours))
-        return sum(node._records.take(key, record) for node in neighbours if node.is_up) > 0
+        return sum(node._take_record(self.peer_id, key, record) for node in neighbours if node.is_up) > 0
 
     async def lookup(
         self,
@@ -335,7 +361,8 @@ class MemoryNetwork:
                 await asyncio.sleep(self._usual_round_trip_s(neighbours))
         except TimeoutError:
             raise PeerTimeout(f"no records within {timeout_s} s") from None
-        return newest([node._records for node in (self, *neighbours)], keys)
+        found = newest([node._records for node in (self, *neighbours)], keys)
+        return [each for each in found if self._roll is None or self._roll.believes(each, self.now())]
 
     async def addrs(self) -> tuple[str, ...]:
         return (f"/memory/1/p2p/{self.peer_id}",)
@@ -373,6 +400,7 @@ class MemoryNetwork:
     @asynccontextmanager
     async def _conversation(self, peer_id: str, method: str, timeout_s: float) -> AsyncIterator[StreamEnd]:
         await self._reach(peer_id, timeout_s)
+        self._meet(self._internet._nodes[peer_id], _method_of(method))
         end = self._internet._connect(self.peer_id, peer_id, timeout_s)
         end.is_call = method.startswith(_CALL)
         target = self._internet._nodes[peer_id]
@@ -393,6 +421,40 @@ class MemoryNetwork:
             raise PeerUnreachable("the peer does not answer", peer_id=peer_id)
         check_hello(self._hello(), self._internet._nodes[peer_id]._hello(), peer_id)
 
+    def _meet(self, other: MemoryNetwork, method: str = "") -> None:
+        """Show each other who is a member, as the gate of a private network does on the real network, and check that
+        this node may ask the other for `method`. Raises PeerError."""
+        now = self.now()
+        if self._roll is None and other._roll is None:
+            return
+        if self._roll is None or other._roll is None:
+            raise PeerRefused("it does not answer as a member of this private network", peer_id=other.peer_id)
+        self._roll.check_own(method, other.peer_id, now)
+        try:
+            other._roll.take_in(self.peer_id, self._roll.greeting(self._hello()), other.now())
+            self._roll.take_in(other.peer_id, other._roll.greeting(other._hello()), now)
+        except IntegrityError as error:
+            raise PeerViolation(error.message, peer_id=other.peer_id) from None
+        self._roll.check_answers(other.peer_id, method, now)
+
+    def _is_acquainted(self, other: MemoryNetwork) -> bool:
+        try:
+            self._meet(other)
+        except PeerError:
+            return False
+        return True
+
+    def _take_record(self, peer_id: str, key: str, record: bytes) -> bool:
+        """Keep a record that a peer offers, if it may publish it."""
+        if self._roll is not None:
+            try:
+                envelope = unseal_record(record, network_id=self.network_id, key=key, now=self.now())
+            except SwarmError:
+                return False
+            if not self._roll.may_store(peer_id, envelope, self.now()):
+                return False
+        return self._records.take(key, record)
+
     def _hello(self) -> Hello:
         return Hello(network_id=self.network_id, software_version=software_version(), sent_at=self.now())
 
@@ -401,6 +463,8 @@ class MemoryNetwork:
         if not self.is_up:
             return  # the caller hears of it when the crash is noticed
         serve = self._handlers.get(method)
+        if self._roll is not None and not self._roll.may_call(peer_id, _method_of(method), self.now()):
+            serve = None
         if serve is None:
             end.fail(PeerRefused(f"the peer does not serve {method.partition('/')[2]}", peer_id=self.peer_id))
             return
@@ -439,6 +503,11 @@ class MemoryNetwork:
         if not neighbours:
             return 0.0
         return statistics.median(self._internet._round_trip_s(self.peer_id, node.peer_id) for node in neighbours)
+
+
+def _method_of(name: str) -> str:
+    """Return the method of a handler's name, `call/METHOD` or `stream/METHOD`."""
+    return name.partition("/")[2]
 
 
 class RecordStore:

@@ -11,6 +11,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 from swarm_protocol.errors import PeerError
@@ -33,6 +34,12 @@ class _Finding:
     until: float
 
 
+class KnowsMembers(Protocol):
+    """Tells members from strangers: `Members`, or the gate of a private network."""
+
+    async def include(self, peer_id: str) -> bool: ...
+
+
 class Members:
     def __init__(self, greet: Callable[[str], Awaitable[object]]) -> None:
         """`greet(peer_id)` raises PeerError unless the peer is of this network and protocol version."""
@@ -52,6 +59,10 @@ class Members:
             is_member = await self._says_so(peer_id)
             self._remember(peer_id, is_member)
             return is_member
+
+    def forget(self, peer_id: str) -> None:
+        """Ask a peer anew when it comes next."""
+        self._known.pop(peer_id, None)
 
     def _found(self, peer_id: str) -> bool | None:
         finding = self._known.get(peer_id)

@@ -38,7 +38,7 @@ from swarm.network.relay.circuit_messages import (
     parse_hop_request,
     stop_request,
 )
-from swarm.network.relay.members import Members
+from swarm.network.relay.members import KnowsMembers
 from swarm.network.relay.relay_budget import MAX_PIECE_BYTES, NO_LIMIT, Ends, RelayBudget
 from swarm.network.traffic import TrafficLimits
 
@@ -106,7 +106,7 @@ class CircuitRefused(Exception):
 
 class Relay:
     def __init__(
-        self, host: Host, tasks: asyncio.TaskGroup, limits: RelayLimits, members: Members, *, serves: bool
+        self, host: Host, tasks: asyncio.TaskGroup, limits: RelayLimits, members: KnowsMembers, *, serves: bool
     ) -> None:
         self.counts = RelayCounts()
         self._serves = serves

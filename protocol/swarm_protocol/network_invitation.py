@@ -1,0 +1,346 @@
+"""Invitations to a private network: certificates that its owner signs, with rights, an expiry and a serial.
+
+A private network is named by its owner's key, `private-` and the owner's peer id, so that whoever knows the name can
+check who is a member. The owner signs a certificate for an *invitation key*; who holds that key, which the invitation's
+text contains, signs a link to its own node's key. The two together are the node's *chain*. libp2p proves a node's key
+in each connection, so nobody else can use a chain that was seen. A certificate that is *bound* names the node's key
+itself, and no link continues it.
+
+The owner revokes by serial, in a signed list whose newest edition all members keep.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias, get_args
+
+from swarm_protocol import limits
+from swarm_protocol.checks import Addr, Checked, distinct, one_line, one_of, up_to, whole
+from swarm_protocol.envelope import Envelope, seal, unseal
+from swarm_protocol.errors import ConfigError, IntegrityError, PeerRefused, PeerViolation, SwarmError
+from swarm_protocol.identity import KEY_BYTES, Identity, check_peer_id
+from swarm_protocol.network_secret import SECRET_BYTES, NetworkSecret
+from swarm_protocol.proto import private_pb2
+from swarm_protocol.version import Hello
+from swarm_protocol.wire import WireMessage
+
+Right: TypeAlias = Literal["join", "serve", "train", "ask"]
+RIGHTS: tuple[Right, ...] = get_args(Right)
+
+_NETWORK = "private-"
+_TERMS_PURPOSE = "network-invitation"
+_LINK_PURPOSE = "network-member"
+_LIST_PURPOSE = "network-revocations"
+_LIST_SUBJECT = "revocations"
+
+_TEXT = "swarm1-"
+_CHECK_BYTES = 4
+_COPY_IT = "copy the whole line that swarm-node invite printed"
+MAX_TEXT_CHARS = 8192
+"""Eight seeds with the longest addresses, as base64."""
+
+
+def network_id_of(owner_id: str) -> str:
+    """Return the id of the private network that belongs to this key."""
+    return _NETWORK + owner_id
+
+
+def owner_of(network_id: str) -> str | None:
+    """Return the peer id of a private network's owner; None for an open network."""
+    owner_id = network_id.removeprefix(_NETWORK)
+    if owner_id == network_id:
+        return None
+    try:
+        return check_peer_id(owner_id)
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvitationTerms(WireMessage):
+    """What a certificate grants. Every one has the right to join; `is_bound`: to the holder of the key alone."""
+
+    PROTO = private_pb2.InvitationTerms
+    MAX_BYTES = limits.MAX_INVITATION_TERMS_BYTES
+
+    serial: Annotated[int, whole(2**64 - 1, low=1)]
+    rights: Annotated[tuple[Annotated[str, one_of(RIGHTS)], ...], distinct(len(RIGHTS))]
+    is_bound: bool = False
+
+    def __post_init__(self) -> None:
+        if "join" not in self.rights:
+            raise ValueError("rights do not contain join")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revocations(WireMessage):
+    """The serials that the owner has revoked and whose certificates have not expired, in the edition `number`."""
+
+    PROTO = private_pb2.Revocations
+    MAX_BYTES = limits.MAX_REVOCATIONS_BYTES
+
+    number: Annotated[int, whole(2**53)] = 0
+    serials: Annotated[tuple[int, ...], distinct(limits.MAX_REVOKED)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivateGreeting(WireMessage):
+    """What both sides of a connection in a private network show each other; with a `refusal` nothing else."""
+
+    PROTO = private_pb2.PrivateGreeting
+    MAX_BYTES = limits.MAX_PRIVATE_GREETING_BYTES
+
+    hello: Hello | None
+    chain: Annotated[tuple[bytes, ...], up_to(2)] = ()
+    revocations: bytes = b""
+    refusal: Annotated[str, one_line(limits.MAX_REFUSAL_CHARS)] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capability(Checked):
+    """What a chain that was checked gives to `peer_id`, until `expires_at` (Unix seconds) or a revocation."""
+
+    peer_id: str
+    serial: int
+    rights: frozenset[str]
+    expires_at: float
+
+    def holds(self, revoked: frozenset[int], now: float) -> bool:
+        """Return whether it still counts."""
+        return now < self.expires_at and self.serial not in revoked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class NetworkInvitation(WireMessage):
+    """An invitation to a private network, which is itself the secret: `repr` shows its serial only.
+
+    Raises ValueError if its parts do not belong together; whether it has expired is not looked at.
+    """
+
+    PROTO = private_pb2.NetworkInvitation
+    MAX_BYTES = MAX_TEXT_CHARS
+
+    certificate: bytes
+    secret: bytes
+    key: bytes = b""
+    seeds: Annotated[tuple[Addr, ...], distinct(limits.MAX_CONTACT_ADDRS)] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.secret) != SECRET_BYTES:
+            raise ValueError("its secret has another length")
+        envelope, terms = self._opened()
+        if terms.is_bound != (not self.key):
+            raise ValueError("its key is missing")
+        if self.key and (len(self.key) != KEY_BYTES or Identity(self.key).peer_id != envelope.subject):
+            raise ValueError("its key is another's")
+
+    def __repr__(self) -> str:
+        return f"NetworkInvitation({serial_text(self.terms.serial)})"
+
+    @property
+    def terms(self) -> InvitationTerms:
+        return self._opened()[1]
+
+    @property
+    def network_id(self) -> str:
+        return self._opened()[0].network_id
+
+    @property
+    def holder(self) -> str:
+        """The peer id that the certificate names: of the invitation key, or of the node that it is bound to."""
+        return self._opened()[0].subject
+
+    @property
+    def expires_at(self) -> float:
+        return self._opened()[0].expires_at
+
+    @property
+    def network_secret(self) -> NetworkSecret:
+        return NetworkSecret(self.secret)
+
+    def chain_for(self, peer_id: str) -> tuple[bytes, ...]:
+        """Return the chain that makes a node of `peer_id` a member. Raises ConfigError if it is bound to another."""
+        envelope, terms = self._opened()
+        if terms.is_bound:
+            if peer_id != envelope.subject:
+                raise ConfigError(
+                    f"this invitation is for the node {envelope.subject} alone",
+                    remedy="use it with that node's home, or ask the network's owner for one of your own",
+                )
+            return (self.certificate,)
+        link = seal(
+            Identity(self.key),
+            purpose=_LINK_PURPOSE,
+            network_id=envelope.network_id,
+            subject=peer_id,
+            payload=b"",
+            issued_at=envelope.issued_at,
+            expires_at=envelope.expires_at,
+        )
+        return (self.certificate, link.to_bytes())
+
+    def text(self) -> str:
+        """Return the invitation as one word, which `parse_invitation` reads."""
+        content = self.to_bytes()
+        check = hashlib.sha256(content).digest()[:_CHECK_BYTES]
+        return _TEXT + base64.urlsafe_b64encode(content + check).decode().rstrip("=")
+
+    def _opened(self) -> tuple[Envelope, InvitationTerms]:
+        """Raises ValueError."""
+        try:
+            return _open_certificate(self.certificate)
+        except SwarmError as error:
+            raise ValueError(f"its certificate is invalid: {error.message}") from None
+
+
+def invite(
+    owner: Identity,
+    *,
+    rights: Sequence[Right],
+    now: float,
+    lifetime_s: float,
+    secret: bytes,
+    seeds: Sequence[str] = (),
+    node: str = "",
+) -> NetworkInvitation:
+    """Sign an invitation, bound to the peer id `node` if there is one. Raises ValueError if anything is out of
+    bounds."""
+    holder = Identity.generate()
+    terms = InvitationTerms(
+        serial=int.from_bytes(os.urandom(8), "big") or 1,
+        rights=tuple(right for right in RIGHTS if right == "join" or right in rights),
+        is_bound=bool(node),
+    )
+    certificate = seal(
+        owner,
+        purpose=_TERMS_PURPOSE,
+        network_id=network_id_of(owner.peer_id),
+        subject=node or holder.peer_id,
+        payload=terms.to_bytes(),
+        issued_at=now,
+        expires_at=now + lifetime_s,
+    )
+    key = b"" if node else holder.seed
+    return NetworkInvitation(certificate=certificate.to_bytes(), secret=secret, key=key, seeds=tuple(seeds))
+
+
+def parse_invitation(text: str) -> NetworkInvitation:
+    """Read an invitation's text. Raises ConfigError, of which no word repeats the text."""
+    word = "".join(text.split())
+    if not word.startswith(_TEXT):
+        raise ConfigError(f"this is no invitation, which begins with {_TEXT}", remedy=_COPY_IT)
+    if len(word) > MAX_TEXT_CHARS:
+        raise ConfigError(f"this invitation has more than {MAX_TEXT_CHARS} characters", remedy=_COPY_IT)
+    body = word.removeprefix(_TEXT)
+    try:
+        data = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
+    except ValueError:  # another alphabet, or a length that no bytes have
+        data = b""
+    content, check = data[:-_CHECK_BYTES], data[-_CHECK_BYTES:]
+    if hashlib.sha256(content).digest()[:_CHECK_BYTES] != check:
+        raise ConfigError("this invitation is damaged: characters are missing or changed", remedy=_COPY_IT)
+    try:
+        return NetworkInvitation.from_bytes(content)
+    except PeerViolation as violation:
+        raise ConfigError(f"this invitation is damaged: {violation.message}", remedy=_COPY_IT) from None
+
+
+def check_chain(chain: Sequence[bytes], *, network_id: str, peer_id: str, now: float) -> Capability:
+    """Return what `chain` gives to `peer_id`, whose key the connection has proved.
+
+    Raises PeerRefused if it has expired, PeerViolation or IntegrityError if it is no chain of this network and peer.
+    Revocations are for the caller to look at (`Capability.holds`).
+    """
+    if not 1 <= len(chain) <= 2:
+        raise PeerViolation("there is no chain of certificates", peer_id=peer_id)
+    envelope, terms = _open_certificate(chain[0], now)
+    if envelope.network_id != network_id:
+        raise PeerViolation("the certificate is for another network", peer_id=peer_id)
+    expires_at, holder = envelope.expires_at, envelope.subject
+    if len(chain) == 2:
+        if terms.is_bound:
+            raise PeerViolation("the certificate is bound to one node, and not to be passed on", peer_id=peer_id)
+        link = _unseal(chain[1], _LINK_PURPOSE, network_id, now)
+        if link.peer_id != holder or link.payload:
+            raise PeerViolation("the certificate is for another key", peer_id=peer_id)
+        expires_at, holder = min(expires_at, link.expires_at), link.subject
+    elif not terms.is_bound:
+        raise PeerViolation("the certificate is for an invitation, not for a node", peer_id=peer_id)
+    if holder != peer_id:
+        raise PeerViolation("the chain of certificates is another node's", peer_id=peer_id)
+    if expires_at <= now:
+        raise PeerRefused(
+            "the invitation has expired",
+            remedy="ask the network's owner for a new one, and check this machine's clock",
+            peer_id=peer_id,
+        )
+    return Capability(peer_id=peer_id, serial=terms.serial, rights=frozenset(terms.rights), expires_at=expires_at)
+
+
+def _open_certificate(data: bytes, now: float = limits.MAX_TIME_S) -> tuple[Envelope, InvitationTerms]:
+    """Return a certificate that its network's owner signed, expired or not. Raises PeerViolation or IntegrityError."""
+    network_id = _claimed_network(data)
+    envelope = _unseal(data, _TERMS_PURPOSE, network_id, now)
+    if envelope.peer_id != owner_of(network_id):
+        raise IntegrityError("the certificate is not signed by the owner of its network", peer_id=envelope.peer_id)
+    try:
+        check_peer_id(envelope.subject)
+    except ValueError as error:
+        raise PeerViolation(f"the certificate is for no key: {error}") from None
+    return envelope, InvitationTerms.from_bytes(envelope.payload)
+
+
+def _claimed_network(data: bytes) -> str:
+    """Return the network that an envelope says it is for, whoever signed it. Raises PeerViolation."""
+    try:
+        return Envelope.parse(data).network_id
+    except ValueError as error:
+        raise PeerViolation(f"the certificate is malformed: {error}") from None
+
+
+def _unseal(data: bytes, purpose: str, network_id: str, now: float) -> Envelope:
+    return unseal(
+        data,
+        purpose=purpose,
+        network_id=network_id,
+        now=now,
+        max_payload_bytes=limits.MAX_INVITATION_TERMS_BYTES,
+        expired_too=True,
+    )
+
+
+def seal_revocations(owner: Identity, revocations: Revocations, now: float) -> bytes:
+    """Return the list, signed by the network's owner."""
+    return seal(
+        owner,
+        purpose=_LIST_PURPOSE,
+        network_id=network_id_of(owner.peer_id),
+        subject=_LIST_SUBJECT,
+        payload=revocations.to_bytes(),
+        issued_at=now,
+        expires_at=now + limits.MAX_SIGNED_LIFETIME_S,
+    ).to_bytes()
+
+
+def open_revocations(data: bytes, *, network_id: str, now: float) -> Revocations:
+    """Return the list that the network's owner signed; it has no end. Raises PeerViolation or IntegrityError."""
+    envelope = unseal(
+        data,
+        purpose=_LIST_PURPOSE,
+        network_id=network_id,
+        now=now,
+        max_payload_bytes=limits.MAX_REVOCATIONS_BYTES,
+        expired_too=True,
+    )
+    if envelope.peer_id != owner_of(network_id) or envelope.subject != _LIST_SUBJECT:
+        raise IntegrityError("the list of revocations is not signed by the network's owner", peer_id=envelope.peer_id)
+    return Revocations.from_bytes(envelope.payload)
+
+
+def serial_text(serial: int) -> str:
+    """Return a serial as people read and type it: 16 hexadecimal digits."""
+    return f"{serial:016x}"

@@ -1,0 +1,141 @@
+"""The members that one node of a private network knows: their capabilities, and what the owner has revoked. Pure.
+
+A peer comes onto the roll by the chain of certificates that it shows, and counts until that expires or its invitation
+is revoked. State belongs to the network's loop; time comes in as an argument.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+
+from swarm_protocol.envelope import Envelope
+from swarm_protocol.errors import ConfigError, PeerRefused, PeerViolation, SwarmError
+from swarm_protocol.network_invitation import (
+    Capability,
+    NetworkInvitation,
+    PrivateGreeting,
+    Revocations,
+    check_chain,
+    open_revocations,
+)
+from swarm_protocol.version import Hello
+
+from swarm.network.private.method_rights import may_publish, right_to_answer, rights_to_call
+
+MAX_MEMBERS = 8192
+"""Members that are remembered. Who comes back after it was forgotten shows its chain again."""
+
+REMEDY = "ask the network's owner for a new invitation"
+
+logger = logging.getLogger(__name__)
+
+
+class MemberRoll:
+    def __init__(self, invitation: NetworkInvitation, peer_id: str, now: float, *, revocations: bytes = b"") -> None:
+        """`revocations` is the signed list that this node kept. Raises ConfigError if the invitation makes this node no
+        member now."""
+        self.network_id = invitation.network_id
+        self._peer_id = peer_id
+        self._chain = invitation.chain_for(peer_id)
+        self._members: OrderedDict[str, Capability] = OrderedDict()
+        self._revoked: frozenset[int] = frozenset()
+        self.number = 0
+        self.revocations = b""
+        if revocations:
+            self._hear(revocations, now)
+        try:
+            self.own = check_chain(self._chain, network_id=self.network_id, peer_id=peer_id, now=now)
+        except SwarmError as error:
+            raise ConfigError(error.message, remedy=error.remedy or REMEDY) from None
+        if (trouble := self.trouble(now)) is not None:
+            raise ConfigError(trouble, remedy=REMEDY)
+
+    def greeting(self, hello: Hello) -> PrivateGreeting:
+        """Return what this node shows to a peer."""
+        return PrivateGreeting(hello=hello, chain=self._chain, revocations=self.revocations)
+
+    def take_in(self, peer_id: str, greeting: PrivateGreeting, now: float) -> None:
+        """Take a peer for a member by what it showed. Raises PeerRefused, PeerViolation or IntegrityError."""
+        if greeting.refusal:
+            raise PeerRefused(greeting.refusal, remedy=REMEDY, peer_id=peer_id)
+        if greeting.hello is None:
+            raise PeerViolation("the greeting is empty", peer_id=peer_id)
+        capability = check_chain(greeting.chain, network_id=self.network_id, peer_id=peer_id, now=now)
+        if greeting.revocations:
+            self._hear(greeting.revocations, now)
+        if capability.serial in self._revoked:
+            self._members.pop(peer_id, None)
+            raise PeerRefused("the invitation was revoked", remedy=REMEDY, peer_id=peer_id)
+        self._members[peer_id] = capability
+        self._members.move_to_end(peer_id)
+        while len(self._members) > MAX_MEMBERS:
+            self._members.popitem(last=False)
+
+    def _hear(self, data: bytes, now: float) -> None:
+        """Take a list of revocations if it is a later one."""
+        if data == self.revocations:
+            return
+        try:
+            heard: Revocations = open_revocations(data, network_id=self.network_id, now=now)
+        except SwarmError as error:
+            logger.warning("a list of revocations is ignored: %s", error)
+            return
+        if heard.number > self.number:
+            self.number, self.revocations, self._revoked = heard.number, data, frozenset(heard.serials)
+
+    # --- what holds now ---------------------------------------------------------------------------------------------
+
+    def trouble(self, now: float) -> str | None:
+        """Return why this node itself is no member any more, or None."""
+        if self.own.serial in self._revoked:
+            return "this node's invitation was revoked"
+        return None if now < self.own.expires_at else "this node's invitation has expired"
+
+    def rights_of(self, peer_id: str, now: float) -> frozenset[str]:
+        """Return the rights of a peer; none if it is not known to be a member, or is one no more."""
+        member = self._members.get(peer_id)
+        return member.rights if member is not None and member.holds(self._revoked, now) else frozenset()
+
+    def has_ended(self, peer_id: str, now: float) -> bool:
+        """Return whether a peer was a member and is one no more."""
+        member = self._members.get(peer_id)
+        return member is not None and not member.holds(self._revoked, now)
+
+    def forget_ended(self, now: float) -> None:
+        """Forget who is a member no more."""
+        for peer_id in [peer_id for peer_id in self._members if self.has_ended(peer_id, now)]:
+            del self._members[peer_id]
+
+    def check_own(self, method: str, peer_id: str, now: float) -> None:
+        """Raises PeerRefused if this node itself may not call `method`: then `peer_id` need not be asked."""
+        if (trouble := self.trouble(now)) is not None:
+            raise PeerRefused(trouble, remedy=REMEDY, peer_id=peer_id)
+        wanted = rights_to_call(method)
+        if self.own.rights.isdisjoint(wanted):
+            raise PeerRefused(
+                f"this node's invitation does not have the right to {wanted[0]}", remedy=REMEDY, peer_id=peer_id
+            )
+
+    def may_call(self, peer_id: str, method: str, now: float) -> bool:
+        return not self.rights_of(peer_id, now).isdisjoint(rights_to_call(method))
+
+    def check_answers(self, peer_id: str, method: str, now: float) -> None:
+        """Raises PeerRefused if a peer may not be asked for `method`."""
+        right = right_to_answer(method)
+        if right not in self.rights_of(peer_id, now):
+            raise PeerRefused(
+                f"the peer's invitation does not have the right to {right}", remedy="ask another peer", peer_id=peer_id
+            )
+
+    def may_store(self, peer_id: str, envelope: Envelope, now: float) -> bool:
+        """Return whether a peer may have this record kept: its own, and what its rights cover."""
+        return peer_id == envelope.peer_id and may_publish(envelope, self.rights_of(peer_id, now))
+
+    def believes(self, envelope: Envelope, now: float) -> bool:
+        """Return whether a record that another member kept is to be looked at. Of a signer that this node has not met
+        it is: nothing is asked of that peer before it has shown its chain."""
+        member = self._members.get(envelope.peer_id)
+        if envelope.peer_id == self._peer_id or member is None:
+            return True
+        return member.holds(self._revoked, now) and may_publish(envelope, member.rights)

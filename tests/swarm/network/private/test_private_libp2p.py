@@ -1,0 +1,366 @@
+"""Real hosts: what a private network shows to whom, and when it ends. The bulk of the rules is in `test_member_roll`."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from support.network_worlds import eventually
+from support.private_networks import Owner, private_node
+from swarm.network.interface import NotServed, Stream
+from swarm.network.libp2p.daemon_control import ControlError, read_delimited
+from swarm.network.libp2p.greeting import HELLO
+from swarm.network.libp2p.host import Host
+from swarm.network.libp2p.libp2p_network import Libp2pNetwork, Libp2pOptions
+from swarm.network.libp2p.p2pd_process import DaemonOptions
+from swarm.network.multiaddr import PeerAddr, parse_peer_addr
+from swarm.network.private import private_gate
+from swarm.network.relay.circuit_messages import HOP, MAX_MESSAGE_BYTES, CircuitStatus, check_hop_accepted, reserve_request
+from swarm_protocol.dht_messages import FindRequest, place_of
+from swarm_protocol.errors import ConfigError, PeerError, PeerRefused, PeerUnreachable, StartError, SwarmError
+from swarm_protocol.identity import Identity
+from swarm_protocol.network_invitation import NetworkInvitation, PrivateGreeting
+from swarm_protocol.network_secret import NetworkSecret
+from swarm_protocol.version import PROTOCOL_VERSION, Hello, software_version
+
+IDENTIFY = "/ipfs/id/1.0.0"
+MODEL = "orchid"
+OWNER = Owner()
+
+Case = Callable[[Path], Awaitable[None]]
+
+
+def run(case: Case, folder: Path) -> None:
+    uvloop.run(case(folder))  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def two_members(
+    folder: Path, first: NetworkInvitation | None = None, second: NetworkInvitation | None = None, **options: Any
+) -> AsyncIterator[tuple[Libp2pNetwork, Libp2pNetwork]]:
+    a = await private_node(folder / "a", first or OWNER.invite(), **options)
+    try:
+        b = await private_node(folder / "b", second or OWNER.invite(), peers=await a.addrs())
+        try:
+            yield a, b
+        finally:
+            await b.close()
+    finally:
+        await a.close()
+
+
+@asynccontextmanager
+async def raw_host(identity_path: Path | None = None) -> AsyncIterator[Host]:
+    """A host of somebody who speaks libp2p and our control protocol, and has no invitation."""
+    host = await Host.start(DaemonOptions(identity_path=identity_path))
+    unary = asyncio.create_task(host.unary.run())
+    try:
+        yield host
+    finally:
+        await host.stop()
+        await unary
+
+
+async def echo(_peer_id: str, request: bytes) -> bytes:
+    return request
+
+
+async def answered(call: Awaitable[bytes]) -> bytes | None:
+    try:
+        return await call
+    except (PeerError, NotServed):
+        return None
+
+
+async def stranger_reads(host: Host, there: PeerAddr, protocol: str, request: bytes) -> bytes:
+    """What a stream gives to a stranger that sends `request`, until it ends."""
+    try:
+        reader, writer = await host.control.open_stream(there.peer_id, protocol)
+    except ControlError:
+        return b""
+    try:
+        writer.write(request)
+        async with asyncio.timeout(5):
+            return await reader.read()
+    except OSError:
+        return b""
+    finally:
+        writer.transport.abort()
+
+
+async def identified(host: Host, peer_id: str) -> bytes:
+    """What libp2p's identify tells anybody."""
+    reader, writer = await host.control.open_stream(peer_id, IDENTIFY)
+    try:
+        return await read_delimited(reader, 1 << 20)
+    finally:
+        writer.transport.abort()
+
+
+def test_stranger_with_the_addresses_learns_no_name_and_is_answered_nothing(tmp_path: Path) -> None:
+    async def case(folder: Path) -> None:
+        async with two_members(folder, relay="serve") as (a, b):
+            calls: list[str] = []
+
+            async def count(peer_id: str, request: bytes) -> bytes:
+                calls.append(peer_id)
+                return request
+
+            async def take(peer_id: str, stream: Stream) -> None:
+                calls.append(peer_id)
+                await stream.send(b"secret")
+
+            await a.serve(f"serving.files/{MODEL}", count)
+            await a.serve_stream(f"serving.lane/{MODEL}", take)
+            assert await b.publish("notes", b"record", lifetime_s=60)
+            assert await b.call(a.peer_id, f"serving.files/{MODEL}", b"x", timeout_s=5) == b"x", "a member is answered"
+            there = parse_peer_addr((await a.addrs())[0])
+            async with raw_host() as stranger:
+                await stranger.control.connect(there.peer_id, [there.addr])
+                told = await identified(stranger, a.peer_id)
+                assert b"/ipfs/ping/1.0.0" in told, "identify is read"
+                for word in (b"private-", b"swarm/", MODEL.encode(), OWNER.identity.peer_id.encode(), b"serving"):
+                    assert word not in told
+                names = {each.decode() for each in re.findall(rb"/[a-z2-7]{32}(?![a-z2-7])", told)}
+                assert len(names) >= 10, "the methods are there, under names that say nothing"
+                find = FindRequest(keys=(place_of("notes"),)).to_bytes()
+                hello = Hello(network_id=OWNER.network_id, software_version=software_version()).to_bytes()
+                own = f"/swarm/{PROTOCOL_VERSION}/{OWNER.network_id}/"
+                guessed = {HELLO, *(own + each for each in ("dht/find", "dht/store", "call/ping", "paths/observe"))}
+                for name in (*guessed, *names):
+                    for request in (find, hello, b""):
+                        assert await answered(stranger.call(a.peer_id, name, request)) is None, name
+                    assert await stranger_reads(stranger, there, name, bytes(16) + request) == b"", name
+                assert calls == [b.peer_id], "no handler heard of the stranger"
+                reader, writer = await stranger.control.open_stream(a.peer_id, HOP)
+                writer.write(reserve_request())
+                with pytest.raises(ValueError, match=f"status {CircuitStatus.PERMISSION_DENIED}"):
+                    check_hop_accepted(await read_delimited(reader, MAX_MESSAGE_BYTES))
+                writer.transport.abort()
+
+    run(case, tmp_path)
+
+
+def test_stranger_that_copies_the_names_and_is_greeted_back_learns_nothing(tmp_path: Path) -> None:
+    """It serves the greeting under the name that identify tells, and so is shown what members are shown: sealed."""
+
+    async def case(folder: Path) -> None:
+        a = await private_node(folder / "a", OWNER.invite())
+        there = parse_peer_addr((await a.addrs())[0])
+        secret = NetworkSecret(OWNER.secret)
+        heard: list[bytes] = []
+
+        async def listen(_peer_id: str, request: bytes) -> bytes:
+            heard.append(request)
+            return request  # what was sealed for it, sent back
+
+        async with raw_host() as stranger:
+            await stranger.serve(secret.protocol_name(HELLO), listen)
+            await stranger.control.connect(there.peer_id, [there.addr])
+            find = secret.protocol_name(f"/swarm/{PROTOCOL_VERSION}/{OWNER.network_id}/dht/find")
+            assert await answered(stranger.call(a.peer_id, find, b"")) is None
+            assert len(heard) == 1
+            assert all(word not in heard[0] for word in (b"private", OWNER.identity.public_key, a.peer_id.encode()))
+        await a.close()
+
+    run(case, tmp_path)
+
+
+def test_stolen_chain_is_refused_under_another_key(tmp_path: Path) -> None:
+    """Whoever has the secret and a member's chain, but no invitation, is no member."""
+
+    async def case(folder: Path) -> None:
+        invitation = OWNER.invite()
+        a = await private_node(folder / "a", invitation)
+        there = parse_peer_addr((await a.addrs())[0])
+        secret = invitation.network_secret
+        victim = Identity.generate()
+        async with raw_host() as thief:
+            await thief.control.connect(there.peer_id, [there.addr])
+            hello = Hello(network_id=OWNER.network_id, software_version=software_version())
+            greeting = PrivateGreeting(hello=hello, chain=invitation.chain_for(victim.peer_id)).to_bytes()
+            about = f"greeting {thief.peer_id} {a.peer_id}".encode()
+            answer = await thief.call(a.peer_id, secret.protocol_name(HELLO), secret.seal(greeting, about))
+            back = f"greeting {a.peer_id} {thief.peer_id}".encode()
+            told = PrivateGreeting.from_bytes(secret.open(answer, back))
+            assert told == PrivateGreeting(hello=None, refusal="the chain of certificates is another node's")
+            find = secret.protocol_name(f"/swarm/{PROTOCOL_VERSION}/{OWNER.network_id}/dht/find")
+            assert await answered(thief.call(a.peer_id, find, FindRequest().to_bytes())) is None
+        await a.close()
+
+    run(case, tmp_path)
+
+
+def test_stranger_that_stays_connected_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private_gate, "STRANGER_S", 0.5)
+    monkeypatch.setattr(private_gate, "CHECK_S", 0.2)
+
+    async def case(folder: Path) -> None:
+        async with two_members(folder) as (a, b), raw_host() as stranger:
+            there = parse_peer_addr((await a.addrs())[0])
+            await stranger.control.connect(there.peer_id, [there.addr])
+            await eventually(partial(is_connected, a, stranger.peer_id))
+
+            async def is_gone() -> bool:
+                return not await is_connected(a, stranger.peer_id)
+
+            await eventually(is_gone)
+            assert await is_connected(a, b.peer_id), "members stay"
+
+    run(case, tmp_path)
+
+
+async def is_connected(node: Libp2pNetwork, peer_id: str) -> bool:
+    return peer_id in await node._host.connected_peers()
+
+
+def test_rights_are_enforced_by_receivers(tmp_path: Path) -> None:
+    async def case(folder: Path) -> None:
+        async with two_members(folder, second=OWNER.invite("join")) as (a, b):
+            await a.serve(f"serving.files/{MODEL}", echo)
+            await a.serve("train.vote/story", echo)
+            await a.serve("train.standing/story", echo)
+            with pytest.raises(PeerRefused, match="right to ask"):
+                await b.call(a.peer_id, f"serving.files/{MODEL}", b"", timeout_s=5)
+            with pytest.raises(PeerRefused, match="right to train"):
+                await b.call(a.peer_id, "train.vote/story", b"", timeout_s=5)
+            assert await b.call(a.peer_id, "train.standing/story", b"x", timeout_s=5) == b"x", "members may watch"
+            b._gate._roll.check_own = lambda *_: None  # type: ignore[union-attr, method-assign]
+            with pytest.raises(PeerRefused, match="does not serve"):
+                await b.call(a.peer_id, f"serving.files/{MODEL}", b"", timeout_s=5)
+            with pytest.raises(PeerRefused, match="does not serve"):
+                await b.call(a.peer_id, "train.vote/story", b"", timeout_s=5)
+            with pytest.raises((PeerError, SwarmError)):
+                async with b.stream(a.peer_id, f"serving.lane/{MODEL}", timeout_s=5) as stream:
+                    await stream.receive()
+            await b.serve(f"serving.files/{MODEL}", echo)
+            with pytest.raises(PeerRefused, match="right to serve"):
+                await a.call(b.peer_id, f"serving.files/{MODEL}", b"", timeout_s=5)
+
+    run(case, tmp_path)
+
+
+def test_members_over_a_relay_and_after_a_restart_know_each_other(tmp_path: Path) -> None:
+    async def case(folder: Path) -> None:
+        relay = await private_node(folder / "relay", OWNER.invite(), relay="serve")
+        peers = await relay.addrs()
+        hidden = {"peers": peers, "listen": (), "relay": "use"}
+        a = await private_node(folder / "a", OWNER.invite(), **hidden)
+        b = await private_node(folder / "b", OWNER.invite(), **hidden)
+        await a.serve("echo", echo)
+
+        async def reaches() -> bool:
+            return await answered(b.call(a.peer_id, "echo", b"x", timeout_s=5)) == b"x"
+
+        await eventually(reaches)
+        await a.close()
+        a = await private_node(folder / "a", OWNER.invite(), **hidden)
+        await a.serve("echo", echo)
+        await eventually(reaches, timeout_s=20)
+        for node in (a, b, relay):
+            await node.close()
+
+    run(case, tmp_path)
+
+
+def test_invitation_that_expires_ends_calls_streams_and_the_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private_gate, "CHECK_S", 0.2)
+
+    async def case(folder: Path) -> None:
+        async with two_members(folder, second=OWNER.invite(lifetime_s=4.0)) as (a, b):
+            ended = asyncio.Event()
+
+            async def hold(_peer_id: str, stream: Stream) -> None:
+                try:
+                    await stream.receive()
+                finally:
+                    ended.set()
+
+            await a.serve_stream(f"serving.lane/{MODEL}", hold)
+            async with b.stream(a.peer_id, f"serving.lane/{MODEL}", timeout_s=30) as stream:
+                with pytest.raises((PeerRefused, PeerUnreachable)):
+                    await stream.receive()
+                async with asyncio.timeout(5):
+                    await ended.wait()
+            assert "expired" in str(await b.wait_failed()), "and its own node ends with the reason"
+
+            async def is_gone() -> bool:
+                return not await is_connected(a, b.peer_id)
+
+            await eventually(is_gone)
+            expired = OWNER.invite(lifetime_s=0.001)
+            with pytest.raises((ConfigError, StartError), match="expired"):
+                await private_node(folder / "c", expired, peers=await a.addrs())
+
+    run(case, tmp_path)
+
+
+def test_revocation_reaches_members_that_were_not_told_and_drops_its_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private_gate, "CHECK_S", 0.2)
+
+    async def case(folder: Path) -> None:
+        revoked = OWNER.invite("ask")
+        async with two_members(folder, second=revoked) as (a, b):
+            c = await private_node(folder / "c", OWNER.invite(), peers=await a.addrs())
+            list_ = OWNER.revoke(revoked.terms.serial)
+            messenger = await private_node(
+                folder / "m", OWNER.invite(), peers=await c.addrs(), revocations=list_, listen=()
+            )
+
+            async def all_know() -> bool:
+                return a.revocations == c.revocations == list_
+
+            assert await eventually(all_know) < 10
+            assert "revoked" in str(await b.wait_failed())
+            with pytest.raises(ConfigError, match="revoked"):
+                await private_node(folder / "b2", revoked, peers=await a.addrs())
+            with pytest.raises(ConfigError, match="revoked"):
+                await private_node(folder / "b3", revoked, peers=await a.addrs(), revocations=list_)
+            for node in (messenger, c):
+                await node.close()
+
+    run(case, tmp_path)
+
+
+def test_private_network_needs_an_invitation_to_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is a private network"):
+        Libp2pOptions(identity_path=tmp_path / "a", network_id=OWNER.network_id)
+    with pytest.raises(ConfigError, match="the invitation is to"):
+        Libp2pOptions(identity_path=tmp_path / "a", network_id="swarm", invitation=OWNER.invite())
+
+
+def test_invitation_to_another_network_leads_nowhere(tmp_path: Path) -> None:
+    async def case(folder: Path) -> None:
+        a = await private_node(folder / "a", OWNER.invite())
+        with pytest.raises(ConfigError, match="does not answer as a member of this private network"):
+            await private_node(folder / "b", Owner(seed=20).invite(), peers=await a.addrs())
+        await a.close()
+
+    run(case, tmp_path)
+
+
+def test_bound_invitation_joins_its_node_alone(tmp_path: Path) -> None:
+    async def case(folder: Path) -> None:
+        a = await private_node(folder / "a", OWNER.invite())
+        identity = Identity.load_or_create(folder / "b")
+        bound = OWNER.invite(node=identity.peer_id)
+        b = await private_node(folder / "b", bound, peers=await a.addrs())
+        await a.serve("echo", echo)
+        assert await b.call(a.peer_id, "echo", b"x", timeout_s=5) == b"x"
+        with pytest.raises(ConfigError, match="alone"):
+            await private_node(folder / "c", bound, peers=await a.addrs())
+        await b.close()
+        await a.close()
+
+    run(case, tmp_path)

@@ -58,6 +58,7 @@ from swarm.network.link_meter import LinkMeter
 from swarm.network.multiaddr import is_loopback, parse_peer_addr
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm.network.paths.direct_paths import DirectPaths, wants_relays
+from swarm.network.private.member_roll import MemberRoll
 from swarm.network.private.private_gate import PrivateGate
 from swarm.network.relay.candidates import RelayCandidate, candidates
 from swarm.network.relay.members import Members
@@ -113,6 +114,8 @@ class Libp2pNetwork:
         Raises ConfigError or StartError with one line of cause and a remedy; nothing is left running then.
         """
         identity = Identity.load(options.identity_path)
+        if options.invitation is not None:  # refused before anything runs
+            MemberRoll(options.invitation, identity.peer_id, time.time(), revocations=options.revocations)
         given = GivenPeers(options.peers, own_peer_id=identity.peer_id, listen=options.listen)
         await given.look_up(timeout_s=HURRIED_TIMEOUT_S if options.remembered else TIMEOUT_S)
         policy = DialPolicy.of_machine(listen=options.listen, given=[peer.addr for peer in given.addrs])

@@ -332,13 +332,13 @@ async def check_identity_is_free(
     """
     host = await Host.start(DaemonOptions())
     host.connect = judged(host.control.connect, policy)
-    answer = hello_answer(network_id)
-    if invitation is not None:
-        host.gate = gate = PrivateGate(host, invitation)
-        answer = gate.answer
     unary = asyncio.create_task(host.unary.run())
     try:
         async with asyncio.timeout(COPY_CHECK_S):
+            answer = hello_answer(network_id)
+            if invitation is not None:
+                host.gate = gate = PrivateGate(host, invitation)
+                answer = gate.answer
             await host.serve(HELLO, answer)  # relays carry nobody who does not answer
             reached = await _reach_any(host, addrs)
             if not reached or not await _is_there(host, reached, peer_id, network_id):

@@ -22,7 +22,13 @@ from swarm.network.libp2p.libp2p_network import Libp2pNetwork, Libp2pOptions
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.multiaddr import PeerAddr, parse_peer_addr
 from swarm.network.private import private_gate
-from swarm.network.relay.circuit_messages import HOP, MAX_MESSAGE_BYTES, CircuitStatus, check_hop_accepted, reserve_request
+from swarm.network.relay.circuit_messages import (
+    HOP,
+    MAX_MESSAGE_BYTES,
+    CircuitStatus,
+    check_hop_accepted,
+    reserve_request,
+)
 from swarm_protocol.dht_messages import FindRequest, place_of
 from swarm_protocol.errors import ConfigError, PeerError, PeerRefused, PeerUnreachable, StartError, SwarmError
 from swarm_protocol.identity import Identity

@@ -34,7 +34,7 @@ app = typer.Typer(
 EXIT_USAGE = 2
 
 HERE = ("home",)
-NETWORK = ("home", "name", "network_id", "peers", "listen", "announce")
+NETWORK = ("home", "name", "network_id", "peers", "invite", "listen", "announce")
 DAEMON = (*NETWORK, "mdns", "relay_rate", "tethered", "drain_s", "metrics", "otlp", "log_format", "log_level")
 LINK = ("max_upload", "max_download")
 WORK = (
@@ -120,7 +120,7 @@ COMMANDS = (
         name="run watch",
         purpose="Follow the outer steps and the members of a run, without training it.",
         code="swarm_node.commands.run:watch",
-        settings=("peers", "network_id", "tensorboard"),
+        settings=("home", "peers", "network_id", "invite", "tensorboard"),
         example=f"swarm-node run watch story.toml --peers {ADDR}",
         options={"PATH": "The signed run file, or the run's id (default: run.toml)."},
     ),
@@ -128,7 +128,7 @@ COMMANDS = (
         name="run export",
         purpose="Write a run's certified state, from this home or its members, as a Hugging Face model.",
         code="swarm_node.commands.run:export",
-        settings=(*HERE, "tokenizer", "peers", "network_id"),
+        settings=(*HERE, "tokenizer", "peers", "network_id", "invite"),
         example="swarm-node run export story.toml --step 200",
         options={
             "PATH": "The signed run file, or the run's id (default: run.toml).",
@@ -140,7 +140,7 @@ COMMANDS = (
         name="run resume",
         purpose="Let a run continue without members that are gone. Only the run's author can do this.",
         code="swarm_node.commands.run:resume",
-        settings=(*HERE, "peers", "network_id"),
+        settings=(*HERE, "peers", "network_id", "invite"),
         example=f"swarm-node run resume story.toml --peers {ADDR} --yes",
         options={
             "PATH": "The signed run file (default: run.toml).",
@@ -185,7 +185,7 @@ COMMANDS = (
         name="models list",
         purpose="List the models of a network, with their revisions and whether all blocks are served.",
         code="swarm_node.commands.models:list_models",
-        settings=(*HERE, "peers", "network_id"),
+        settings=(*HERE, "peers", "network_id", "invite"),
         example=f"swarm-node models list --peers {ADDR}",
     ),
     Command(
@@ -200,7 +200,7 @@ COMMANDS = (
         name="chat",
         purpose="Chat with a model of a network. A question on standard input gets one answer.",
         code="swarm_node.commands.chat:run",
-        settings=(*HERE, "peers", "network_id"),
+        settings=(*HERE, "peers", "network_id", "invite"),
         example=f"swarm-node chat story --peers {ADDR}",
         options={
             "MODEL": "The model's name, or NAME@REVISION for one of several that are served under it.",
@@ -237,9 +237,39 @@ COMMANDS = (
         name="top",
         purpose="Show a network live in the terminal: its models, runs and nodes.",
         code="swarm_node.top.command:run",
-        settings=("peers", "url", "network_id"),
+        settings=("home", "peers", "url", "network_id", "invite"),
         example=f"swarm-node top --peers {ADDR}",
         options={"--once": "Print the overview once as plain text and exit. Without a terminal this is always done."},
+    ),
+    Command(
+        name="invite create",
+        purpose="Print an invitation to a private network that this home owns, or start such a network.",
+        code="swarm_node.commands.invite:create",
+        settings=(*HERE, "peers"),
+        example="swarm-node invite --rights join,ask --expires 30d --out alice.invitation",
+        options={
+            "--new-network": "Make a new private network, which this home owns. Its key is never overwritten.",
+            "--rights RIGHTS": "What its node may do: some of join, serve, train, ask (default: all).",
+            "--expires TIME": "When it ends: 30d, 12h or 90m from now, at most 366d (default: 30d).",
+            "--for-node NODE": "Bind it to the node with this peer id, as swarm-node identity shows it there.",
+            "--note NOTE": "A word for your own list, such as whom it is for.",
+            "--out FILE": "Write it to a file that only you can read, instead of to the terminal.",
+        },
+    ),
+    Command(
+        name="invite list",
+        purpose="List the invitations to the private network of this home: serial, state, expiry and rights.",
+        code="swarm_node.commands.invite:list_issued",
+        settings=HERE,
+        example="swarm-node invite list",
+    ),
+    Command(
+        name="invite revoke",
+        purpose="Revoke an invitation: its nodes are dropped, and told so by those that they ask.",
+        code="swarm_node.commands.invite:revoke",
+        settings=(*HERE, "peers"),
+        example="swarm-node invite revoke 0123456789abcdef",
+        options={"SERIAL": "The serial that invite list shows."},
     ),
     Command(
         name="status",
@@ -317,8 +347,13 @@ GROUPS = {
         help="List the models of a network (the default), or check a model before serving it.",
         epilog="Example: swarm-node models check OWNER/NAME",
     ),
+    "invite": typer.Typer(
+        name="invite",
+        help="Invite others to a private network that this home owns (the default), list and revoke invitations.",
+        epilog="Example: swarm-node invite --new-network",
+    ),
 }
-USUAL = {"evidence": "list", "models": "list"}
+USUAL = {"evidence": "list", "models": "list", "invite": "create"}
 """The command that a group runs when none of its commands is named."""
 for entry in COMMANDS:
     entry.add_to(GROUPS.get(entry.name.split()[0], app))

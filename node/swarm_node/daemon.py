@@ -39,7 +39,7 @@ from swarm_node.metrics.exporter import exporting
 from swarm_node.node import Node, NodeRole, StartupSteps
 from swarm_node.settings.config import Config
 from swarm_node.shutdown import CTRL_C, Shutdown, signals_to, watch_stdin
-from swarm_node.storage import remembered_peers
+from swarm_node.storage import kept_invitation, remembered_peers
 from swarm_node.storage.home import Home
 
 logger = logging.getLogger(__name__)
@@ -236,9 +236,13 @@ async def _on_network(config: Config, home: Home, role: NodeRole, traffic: Traff
             mdns=config.mdns,
             relay_bytes_per_s=config.relay_rate,
             relay=role.relay(config),
+            invitation=config.invite,
+            revocations=kept_invitation.read_revocations(home) if config.invite else b"",
         ),
         traffic,
     )
+    if config.invite is not None:
+        kept_invitation.keep(home, config.invite)
     try:
         yield network
     finally:

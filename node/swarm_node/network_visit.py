@@ -16,6 +16,8 @@ from swarm_protocol.identity import Identity
 
 from swarm_node.node import RelayUse
 from swarm_node.settings.config import Config
+from swarm_node.storage.home import Home
+from swarm_node.storage.kept_invitation import read_revocations
 
 T = TypeVar("T")
 
@@ -48,6 +50,8 @@ async def visiting(
             announce=announce,
             relay=relay,
             mdns=config.mdns,
+            invitation=config.invite,
+            revocations=read_revocations(Home(config.home)) if config.invite else b"",
         )
         network = await Libp2pNetwork.create(options)
         try:

@@ -24,6 +24,7 @@ from typing import Any, Literal
 from swarm_compression import warm_up
 from swarm_protocol.errors import ConfigError, SessionError
 from swarm_protocol.identity import Identity
+from swarm_protocol.network_invitation import NetworkInvitation, parse_invitation
 from torch import nn
 from torch.utils.data import default_collate
 
@@ -61,13 +62,17 @@ class MemberOptions:
     `identity` is the file with the key that names this member to others; it is created if it does not exist. None makes
     a key for this session, which does not work where the run admits only certain peers.
 
+    `invite` is the invitation to a private network, or its text. The default of `network_id` is the invitation's, or
+    "swarm".
+
     `listen`, `announce` and `relay` are those of `Libp2pOptions`: others must reach this member to train with it.
     `local` and `data` say how, and on which files, to train a run that its file describes; `start` is this member's
     copy of the checkpoint that the run starts from, which is otherwise downloaded from the hub. `collate` makes a batch
     of samples of one's own data set.
     """
 
-    network_id: str = NETWORK_ID
+    network_id: str = ""
+    invite: str | NetworkInvitation | None = None
     identity: Path | None = None
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
     announce: tuple[str, ...] = ()
@@ -275,11 +280,14 @@ class Trainer:
         with temporary_folder("trainer") as folder:
             path = options.identity or folder / "identity.key"
             identity = Identity.load_or_create(path)
+            invite = options.invite
+            invitation = parse_invitation(invite) if isinstance(invite, str) else invite
             network = await Libp2pNetwork.create(
                 Libp2pOptions(
                     identity_path=path,
-                    network_id=options.network_id,
-                    peers=self._peers,
+                    network_id=options.network_id or (invitation.network_id if invitation else NETWORK_ID),
+                    peers=self._peers or (invitation.seeds if invitation else ()),
+                    invitation=invitation,
                     listen=options.listen,
                     announce=options.announce,
                     relay=options.relay,

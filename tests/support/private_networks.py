@@ -31,7 +31,12 @@ class Owner:
         self.network_id = network_id_of(self.identity.peer_id)
 
     def invite(
-        self, *rights: Right, lifetime_s: float = DAY_S, node: str = "", now: float | None = None
+        self,
+        *rights: Right,
+        lifetime_s: float = DAY_S,
+        node: str = "",
+        now: float | None = None,
+        seeds: Sequence[str] = (),
     ) -> NetworkInvitation:
         """Without `rights` it has all of them."""
         return invite(
@@ -41,6 +46,7 @@ class Owner:
             lifetime_s=lifetime_s,
             secret=self.secret,
             node=node,
+            seeds=seeds,
         )
 
     def revoke(self, *serials: int, number: int = 1, now: float | None = None) -> bytes:

@@ -68,7 +68,7 @@ class Conversation:
 
 
 def run(flags: Flags) -> int:
-    config = flags.resolve()
+    config = flags.member()
     conversation = _conversation_of(flags)
     peers = join_addrs(config)
     # with it comes torch, for seconds
@@ -82,7 +82,7 @@ def run(flags: Flags) -> int:
     home = Home(config.home)
     used = used_in(home.revisions, config.network_id) if home.path.is_dir() else UsedRevisions()
     interrupts.raise_in_command()
-    with Client(peers=peers, network_id=config.network_id, used=used) as client:
+    with Client(peers=peers, network_id=config.network_id, used=used, invite=config.invite) as client:
         chat = Chat(client, conversation, emitter)
         chat.begin()
         if sys.stdin.isatty():

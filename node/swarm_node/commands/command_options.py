@@ -61,6 +61,12 @@ class Flags:
         """Resolve the settings from these flags, the environment and the file. Raises ConfigError."""
         return config.resolve(self.values, file=self.file)
 
+    def member(self) -> Config:
+        """Resolve the settings of a command that goes to a network, which may be a private one. Raises ConfigError."""
+        from swarm_node.storage.kept_invitation import with_invitation  # noqa: PLC0415 - the network's code
+
+        return with_invitation(self.resolve())
+
     def home(self) -> Path:
         """Return the home, for a command that needs no other setting. Raises ConfigError."""
         return config.resolve_home(self.values)

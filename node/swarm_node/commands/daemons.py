@@ -21,6 +21,7 @@ from swarm_node.settings.config import Config
 from swarm_node.settings.parsers import RUN_ID_FORM
 from swarm_node.storage import remembered_peers
 from swarm_node.storage.home import Home
+from swarm_node.storage.kept_invitation import check_right
 
 SERVING = ("dtype", "blocks", "max_blocks", "max_memory")
 TRAINING = (
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def seed(flags: Flags) -> int:
-    config = flags.resolve()
+    config = flags.member()
     if not config.listen:
         raise ConfigError(
             "a seed needs an address to listen on", remedy="give --listen one, such as /ip4/0.0.0.0/tcp/4001"
@@ -42,8 +43,9 @@ def seed(flags: Flags) -> int:
 
 
 def join(flags: Flags) -> int:
-    config = flags.resolve()
+    config = flags.member()
     _check_work(config)
+    config = _within_rights(config)
     if isinstance(config.run, Path):
         # a file that is no run, or not what was signed, is refused before torch is imported to try the run's model
         from swarm.training.run.run_file import read_signed  # noqa: PLC0415
@@ -58,11 +60,30 @@ def join(flags: Flags) -> int:
 
 
 def gateway(flags: Flags) -> int:
-    return live(flags, flags.resolve(), "swarm_node.gateway.role:GatewayRole", joins=True)
+    config = flags.member()
+    check_right(config, "ask", "answer requests")
+    return live(flags, config, "swarm_node.gateway.role:GatewayRole", joins=True)
 
 
 def dashboard(flags: Flags) -> int:
-    return live(flags, flags.resolve(), "swarm_node.dashboard.role:DashboardRole", joins=True)
+    return live(flags, flags.member(), "swarm_node.dashboard.role:DashboardRole", joins=True)
+
+
+def _within_rights(config: Config) -> Config:
+    """Return the settings of a node that takes only work for which its invitation has the right. Raises ConfigError if
+    it was given other work."""
+    if config.invite is None:
+        return config
+    if config.model or config.then_serve or ("take" in config.origins and config.take == "models"):
+        check_right(config, "serve", "serve a model")
+    if config.run or ("take" in config.origins and config.take == "runs"):
+        check_right(config, "train", "train a run")
+    rights = set(config.invite.terms.rights)
+    kinds = [kind for kind, right in (("models", "serve"), ("runs", "train")) if right in rights]
+    if config.take != "any" or len(kinds) == 2:
+        return config
+    origins = {**config.origins, "take": "the rights of this node's invitation"}
+    return config.model_copy(update={"take": kinds[0] if kinds else "nothing", "origins": origins})
 
 
 def _check_work(config: Config) -> None:

@@ -47,7 +47,7 @@ _MARKS = {"ok": "✓", "warn": "!", "fail": "✗"}
 
 
 def run(flags: Flags) -> int:
-    config = remembered_peers.choose_listen(flags.resolve())
+    config = remembered_peers.choose_listen(flags.member())
     diagnostics.quieten_libraries()
     logging.getLogger("swarm").setLevel(logging.CRITICAL)  # a finding says it better
     emitter = Emitter(json=flags.json)

@@ -51,7 +51,12 @@ async def check_local_network(config: Config) -> list[Finding]:
     if closed := {each.interface for each in segments} - opened:
         message = f"multicast cannot be used on {', '.join(sorted(closed))}"
         return [Finding("local network", "warn", message, "free UDP port 5353, or turn this search off with --no-mdns")]
-    discovery = LocalDiscovery(config.network_id, Identity.generate().peer_id, lambda _subnets: ())
+    discovery = LocalDiscovery(
+        config.network_id,
+        Identity.generate().peer_id,
+        lambda _subnets: (),
+        secret=config.invite.network_secret if config.invite else None,
+    )
     running = asyncio.create_task(discovery.run())
     found = await discovery.first(timeout_s=LISTEN_S)
     running.cancel()

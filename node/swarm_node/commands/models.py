@@ -39,7 +39,7 @@ BlockSpans = Sequence[tuple[int, int]]
 
 
 def list_models(flags: Flags) -> int:
-    config = flags.resolve()
+    config = flags.member()
     peers = join_addrs(config)
     # with it comes torch, for seconds
     with uncollected():
@@ -48,7 +48,7 @@ def list_models(flags: Flags) -> int:
     diagnostics.quieten_libraries()
     emitter = Emitter(json=flags.json)
     interrupts.raise_in_command()
-    with Client(peers=peers, network_id=config.network_id) as client:
+    with Client(peers=peers, network_id=config.network_id, invite=config.invite) as client:
         models = soon(client.models, FIRST_S) or ()
         contexts = _contexts(client, [model.name for model in models if not model.missing])
     if flags.json:

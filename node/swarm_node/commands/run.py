@@ -124,7 +124,9 @@ def endorse(flags: Flags) -> int:
 
 
 def export(flags: Flags) -> int:
-    config, which, text = flags.resolve(), _file_or_id(flags), flags.options["step"]
+    config, which, text = flags.member(), _file_or_id(flags), flags.options["step"]
+    if not {"peers", "invite"} & {*config.origins}:
+        config = config.model_copy(update={"peers": ()})  # an invitation that the home keeps has seeds, too
     try:
         outer_step = None if text is None else whole_number(0, MAX_OUTER_STEP)(text)
     except ValueError as error:
@@ -175,7 +177,7 @@ def _starting_from(config: RunConfig, checkpoint: str, home: Path) -> RunConfig:
 
 def _with_peers(flags: Flags) -> Config:
     """Return the settings, which have to name a peer. Raises ConfigError."""
-    config = flags.resolve()
+    config = flags.member()
     if not config.peers:
         raise ConfigError("no peer is named", remedy="give --peers the address of a seed, or of any node of the run")
     return config

@@ -68,6 +68,37 @@ EVENTS: Mapping[str, EventSpec] = {
         "others join with:\n\n  {command}\n",
         command="text: a shell command, ready to paste",
     ),
+    "network_created": _event(
+        "`invite --new-network` made a private network.",
+        "this home owns the private network {network_id}\n"
+        "  start its first node: swarm-node seed --listen /ip4/0.0.0.0/tcp/4001\n"
+        "  then invite others:   swarm-node invite",
+        network_id="text: the network's id, which names its owner's key",
+        home="text: the home that holds the key",
+    ),
+    "invited": _event(
+        "An invitation to a private network was signed. Its text is in no event: it goes to stdout, or to stderr with "
+        "`--json`, or to `file`.",
+        "invitation {serial} until {until}, with the right to {rights_text}. Whoever has it can join",
+        serial="text: its serial, by which it is revoked",
+        network_id="text: the network",
+        rights="list: some of join, serve, train, ask",
+        rights_text="text: the same as one line",
+        expires_at="number: Unix seconds",
+        until="text: the same in local time",
+        file="text: the file that holds it; empty: none",
+    ),
+    "invitations": _event(
+        "The invitations that a home has signed, for `invite list --json`.",
+        network_id="text: the network",
+        invitations="list: objects with serial, rights, issued_at, expires_at, node, note and state",
+    ),
+    "revoked": _event(
+        "An invitation to a private network was revoked.",
+        "invitation {serial} is revoked",
+        serial="text: its serial",
+        told="bool: whether a member was told, which passes it on; otherwise the next node of this home does",
+    ),
     "waiting": _event(
         "A node that was given no work finds none that it can do; it takes what comes.",
         "waiting for work: {reason}",

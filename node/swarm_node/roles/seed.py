@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from swarm.network.multiaddr import is_loopback, is_private
+from swarm_protocol.network_invitation import owner_of
 
 from swarm_node.node import Node, NodeRole, RelayUse
 from swarm_node.settings.config import Config
@@ -30,7 +31,12 @@ class SeedRole(NodeRole):
 
 
 def join_command(addrs: tuple[str, ...], network_id: str) -> str:
-    """Return the command to run on other machines, with the first address that most of them can use."""
+    """Return the command to run on other machines, with the first address that most of them can use.
+
+    Into a private network only an invitation leads, which the command does not contain.
+    """
+    if owner_of(network_id) is not None:
+        return "swarm-node join --invite @FILE"
     best = sorted(addrs, key=lambda addr: (is_loopback(addr), is_private(addr)))[:1]
     words = ["swarm-node", "join", *(("--peers", *best) if best else ())]
     if network_id != DEFAULT_NETWORK:

@@ -22,11 +22,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf
 from pydantic_core import PydanticUndefined
 from swarm.network.multiaddr import check_announce_addr, check_listen_addr, is_loopback
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
+from swarm_protocol.network_invitation import NetworkInvitation
 
 from swarm_node.lending.hours import Window, parse_window
 from swarm_node.settings import parsers
@@ -125,6 +126,11 @@ class Config(BaseModel):
     )
     """Address of a peer to join through, as `seed` prints it, or a DNS name that leads to peers, such as
     swarm.example.org. Not needed if the node remembers peers or finds some by mdns."""
+    invite: InstanceOf[NetworkInvitation] | None = _setting(
+        None, parsers.parse_invite, "STRING|@FILE", example="@invitation"
+    )
+    """Invitation to a private network, as its owner's `swarm-node invite` printed it, or @ and the file that holds it.
+    A node that has joined keeps it in its home."""
     url: str = _setting("", parsers.parse_url, "URL", example="http://127.0.0.1:8000")
     """Read from the dashboard at this address, instead of from peers."""
     listen: tuple[str, ...] = _setting(

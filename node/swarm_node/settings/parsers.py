@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 
 from swarm.network.discovery.peer_names import check_peer
 from swarm_protocol import limits
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.network_invitation import MAX_TEXT_CHARS, NetworkInvitation, parse_invitation
 from swarm_protocol.version import check_network_id
 
 _SIZE_UNITS = {"": 1, "B": 1}
@@ -47,6 +49,23 @@ def parse_network_id(text: str) -> str:
         return check_network_id(text)
     except ValueError as error:
         raise ValueError("is not a network id: letters, digits and ._:@+-") from error
+
+
+def parse_invite(text: str) -> NetworkInvitation:
+    """Read an invitation, or @ and the file that holds it. Raises ConfigError, which does not repeat it."""
+    if not text.startswith("@"):
+        return parse_invitation(text)
+    path = parse_path(text[1:])
+    try:
+        with path.open("rb") as file:
+            found = file.read(MAX_TEXT_CHARS + 1).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else "it is not text"
+        raise ConfigError(f"{path} cannot be read: {why.lower()}", remedy="give @ and the invitation's file") from None
+    try:
+        return parse_invitation(found)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}", remedy=error.remedy) from None
 
 
 def parse_path(text: str) -> Path:

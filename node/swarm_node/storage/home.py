@@ -6,6 +6,8 @@
     HOME/peers.json     the peers that the node remembers (see `remembered_peers`); may be deleted at any time
     HOME/revisions.json the weights of models that its clients have used (see `used_models`); may be deleted, too
     HOME/traffic.json   what was sent and received in this month (see `lending.monthly_traffic`); may be deleted, too
+    HOME/invitation     the invitation to a private network, and HOME/revocations (see `kept_invitation`)
+    HOME/network.key    the key of a private network that this home owns, and HOME/network.json (see `owned_network`)
     HOME/cache/         measurements and downloaded files; may be deleted at any time
     HOME/checkpoints/   one directory per run, also for its votes and its evidence
     HOME/log/           rotated log files
@@ -84,6 +86,10 @@ class Home:
         self.peers = path / "peers.json"
         self.revisions = path / "revisions.json"
         self.traffic = path / "traffic.json"
+        self.invitation = path / "invitation"
+        self.revocations = path / "revocations"
+        self.network_key = path / "network.key"
+        self.network = path / "network.json"
         self.cache = path / "cache"
         self.checkpoints = path / "checkpoints"
         self.log = path / "log"

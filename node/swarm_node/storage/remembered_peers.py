@@ -30,6 +30,7 @@ from swarm_protocol.identity import check_peer_id
 
 from swarm_node.settings.config import Config
 from swarm_node.storage.home import Home, read_json, replace_json
+from swarm_node.storage.kept_invitation import keep_revocations
 
 if TYPE_CHECKING:
     from swarm.network.libp2p.libp2p_network import Libp2pNetwork
@@ -205,6 +206,7 @@ async def remembering(home: Home, network: Libp2pNetwork) -> AsyncIterator[None]
         # the network's tables are read here: they change in this thread
         present, relays = {contact.peer_id: contact.addrs for contact in network.known_peers}, network.relays
         await asyncio.to_thread(merge, present, relays)
+        await asyncio.to_thread(keep_revocations, home, network.revocations)
 
     async def keep() -> None:
         pause_s = FIRST_SAVE_S

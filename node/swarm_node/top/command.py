@@ -31,7 +31,7 @@ MAX_DETAILS = 8
 
 def run(flags: Flags) -> int:
     """Show the network live, or once where there is no terminal. Raises ConfigError, StartError or PeerError."""
-    config = flags.resolve()
+    config = flags.member()
     if bool(config.url) == bool(config.peers):
         raise ConfigError(
             "--url and --peers are both given" if config.url else "no swarm to look at is named",

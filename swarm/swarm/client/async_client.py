@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from swarm_protocol.errors import ConfigError, PeerError
 from swarm_protocol.identity import Identity
+from swarm_protocol.network_invitation import NetworkInvitation, parse_invitation
 from swarm_protocol.records import ServeRecord
 
 from swarm.client.assets_cache import AssetsCache
@@ -108,17 +109,22 @@ class AsyncClient(TextClient[Generation]):
     async def connect(
         cls,
         *,
-        peers: Sequence[str],
-        network_id: str = DEFAULT_NETWORK_ID,
+        peers: Sequence[str] = (),
+        network_id: str = "",
         pins: Mapping[str, str] | None = None,
         used: UsedRevisions | None = None,
+        invite: str | NetworkInvitation | None = None,
     ) -> AsyncIterator[AsyncClient]:
         """Join the network behind `peers` (multiaddrs, or names) as a client with a fresh identity.
 
+        `invite` is the invitation to a private network, or its text: its seeds and its network are the defaults.
         Raises ConfigError without peers, StartError.
         """
         if isinstance(peers, str):
             raise ConfigError("peers is one address and not a list of them", remedy=f"give peers=[{peers!r:.200}]")
+        invitation = parse_invitation(invite) if isinstance(invite, str) else invite
+        if invitation is not None:
+            peers, network_id = peers or invitation.seeds, network_id or invitation.network_id
         if not peers:
             raise ConfigError(
                 "a client needs the address of a node: alone it would be a network of its own",
@@ -130,7 +136,12 @@ class AsyncClient(TextClient[Generation]):
         with temporary_folder("client") as folder:
             identity_path = folder / "identity"
             Identity.generate().save(identity_path)
-            options = Libp2pOptions(identity_path=identity_path, network_id=network_id, peers=tuple(peers))
+            options = Libp2pOptions(
+                identity_path=identity_path,
+                network_id=network_id or DEFAULT_NETWORK_ID,
+                peers=tuple(peers),
+                invitation=invitation,
+            )
             network = await Libp2pNetwork.create(options)
             try:
                 async with (

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 from swarm_protocol.errors import SessionError, SwarmError
+from swarm_protocol.network_invitation import NetworkInvitation
 
-from swarm.client.async_client import DEFAULT_NETWORK_ID, AsyncClient, Generation
+from swarm.client.async_client import AsyncClient, Generation
 from swarm.client.catalog import ModelStatus, UsedRevisions
 from swarm.client.request import GenerationRequest, TextClient
 from swarm.serving.model.model_assets import Message
@@ -32,12 +33,15 @@ class Client(TextClient[Iterator[Token]]):
     def __init__(
         self,
         *,
-        peers: Sequence[str],
-        network_id: str = DEFAULT_NETWORK_ID,
+        peers: Sequence[str] = (),
+        network_id: str = "",
         pins: Mapping[str, str] | None = None,
         used: UsedRevisions | None = None,
+        invite: str | NetworkInvitation | None = None,
     ) -> None:
-        self._connect = partial(AsyncClient.connect, peers=peers, network_id=network_id, pins=pins, used=used)
+        self._connect = partial(
+            AsyncClient.connect, peers=peers, network_id=network_id, pins=pins, used=used, invite=invite
+        )
         self._client: AsyncClient | None = None
         self._generations: WeakSet[Generation] = WeakSet()
         self._loop: asyncio.AbstractEventLoop

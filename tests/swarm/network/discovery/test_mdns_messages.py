@@ -25,6 +25,7 @@ from swarm.network.multiaddr import ip_of
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.identity import Identity
+from swarm_protocol.network_secret import NetworkSecret
 
 PEER, OTHER = (Identity(bytes([number] * 32)).peer_id for number in (1, 2))
 SERVICE = service_of("swarm")
@@ -187,3 +188,26 @@ def test_packet_costs_little_whatever_it_says(num_labels: int) -> None:
     for packet in worst:
         ip_of.cache_clear()
         assert num_lines(lambda packet=packet: read_message(packet, SERVICE, HERE)) < 3 * usual  # type: ignore[misc]
+
+
+def test_private_network_tells_strangers_neither_its_name_nor_who_is_there() -> None:
+    secret, stranger = NetworkSecret(bytes(32)), NetworkSecret(bytes([1]) * 32)
+    service = service_of("private-name", secret)
+    assert service not in (service_of("private-name"), service_of("private-name", stranger))
+    packet = answer(service, PEER, ["/ip4/192.168.1.7/tcp/4001"], secret)
+    for word in (b"private", b"dnsaddr", b"192.168", b"4001", PEER.encode()):
+        assert word not in packet
+    assert read_message(packet, service, HERE, secret) == Contact(peer_id=PEER, addrs=("/ip4/192.168.1.7/tcp/4001",))
+    assert read_message(packet, service, HERE) is None
+    assert read_message(packet, service, HERE, stranger) is None
+    open_answer = answer(service, PEER, ["/ip4/192.168.1.7/tcp/4001"])
+    assert read_message(open_answer, service, HERE, secret) is None, "a stranger's answer is not believed"
+
+
+def test_private_network_tells_its_longest_address() -> None:
+    secret = NetworkSecret(bytes(32))
+    addr = "/ip6/fd12:3456:789a:1111:2222:3333:4444:5555/tcp/65535"
+    here = subnets("fd12:3456:789a:1111::1/64")
+    service = service_of("private-name", secret)
+    said = read_message(answer(service, PEER, [addr], secret), service, here, secret)
+    assert said == Contact(peer_id=PEER, addrs=(addr,))

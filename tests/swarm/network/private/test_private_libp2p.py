@@ -1,4 +1,4 @@
-"""Real hosts: what a private network shows to whom, and when it ends. The bulk of the rules is in `test_member_roll`."""
+"""Real hosts: what a private network shows to whom, and when it ends. See `test_member_roll` for the rules."""
 
 from __future__ import annotations
 

@@ -1,0 +1,192 @@
+"""`swarm-node invite create`, `invite list` and `invite revoke`: invitations to a private network that this home owns.
+
+`create` prints the invitation alone on stdout, so that it can be kept with `> FILE`; it is in no event and no log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from pathlib import Path
+
+from swarm.network.multiaddr import is_loopback, is_relayed
+from swarm_protocol import limits
+from swarm_protocol.errors import ConfigError, PeerError, StartError
+from swarm_protocol.identity import check_peer_id
+from swarm_protocol.network_invitation import RIGHTS, NetworkInvitation, Right
+
+from swarm_node import diagnostics, interrupts
+from swarm_node.commands.command_options import Flags
+from swarm_node.events.emitter import Emitter
+from swarm_node.formatting import plural
+from swarm_node.settings.config import Config, UsageError
+from swarm_node.storage.home import Home, explained
+from swarm_node.storage.kept_invitation import with_invitation, write_private
+from swarm_node.storage.owned_network import OwnedNetwork
+from swarm_node.storage.remembered_peers import remembered
+
+DEFAULT_RIGHTS = "join,serve,train,ask"
+DEFAULT_LIFETIME = "30d"
+MAX_NOTE_CHARS = 64
+_LIFETIME = re.compile(r"([1-9]\d{0,5})([mhd])")
+_UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def create(flags: Flags) -> int:
+    options, config, home = flags.options, flags.resolve(), Home(flags.home())
+    rights, lifetime_s = parse_rights(options["rights"] or DEFAULT_RIGHTS), parse_lifetime(options["expires"])
+    node, note = _node(options["for_node"] or ""), _note(options["note"] or "")
+    emitter = Emitter(json=flags.json)
+    owned = OwnedNetwork.create(home) if options["new_network"] else OwnedNetwork(home)
+    if options["new_network"]:
+        emitter.emit("network_created", network_id=owned.network_id, home=str(home.path))
+    seeds = _seeds(config, home)
+    if not seeds and options["new_network"]:
+        return 0
+    if not seeds:
+        raise ConfigError(
+            "an invitation names a node to join through, and none of this network is known",
+            remedy="start a seed with this --home first, or give --peers the address of a member",
+        )
+    owned.renew_own()
+    invitation = owned.invite(rights, lifetime_s=lifetime_s, seeds=seeds, node=node, note=note)
+    _tell(invitation, options["out"], emitter)
+    return 0
+
+
+def _tell(invitation: NetworkInvitation, out: Path | None, emitter: Emitter) -> None:
+    emitter.emit(
+        "invited",
+        serial=f"{invitation.terms.serial:016x}",
+        network_id=invitation.network_id,
+        rights=list(invitation.terms.rights),
+        rights_text=", ".join(invitation.terms.rights),
+        expires_at=invitation.expires_at,
+        until=time.strftime("%Y-%m-%d %H:%M", time.localtime(invitation.expires_at)),
+        file=str(out) if out else "",
+    )
+    if out is None:
+        emitter.result(invitation.text())
+        return
+    with explained(f"write {out}", option="--out"):
+        write_private(out, invitation.text().encode() + b"\n")
+
+
+def list_issued(flags: Flags) -> int:
+    owned, emitter, now = OwnedNetwork(Home(flags.home())), Emitter(json=flags.json), time.time()
+    if flags.json:
+        emitter.emit(
+            "invitations",
+            network_id=owned.network_id,
+            invitations=[
+                {
+                    "serial": each.serial,
+                    "rights": list(each.rights),
+                    "issued_at": each.issued_at,
+                    "expires_at": each.expires_at,
+                    "node": each.node,
+                    "note": each.note,
+                    "state": each.state(now),
+                }
+                for each in owned.issued
+            ],
+        )
+        return 0
+    emitter.result(f"network {owned.network_id}, {plural(len(owned.issued), 'invitation')}")
+    for each in owned.issued:
+        until = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.expires_at))
+        about = "  ".join(filter(None, (each.note, f"for {each.node}" if each.node else "")))
+        emitter.result(f"{each.serial}  {each.state(now):<7}  until {until}  {','.join(each.rights)}  {about}".rstrip())
+    return 0
+
+
+def revoke(flags: Flags) -> int:
+    serial = flags.options["serial"]
+    if not serial:
+        raise UsageError("SERIAL is missing", remedy="give one of those that swarm-node invite list shows")
+    home, emitter = Home(flags.home()), Emitter(json=flags.json)
+    entry = OwnedNetwork(home).revoke(serial)
+    emitter.emit("revoked", serial=entry.serial, told=_deliver(flags, home, emitter))
+    return 0
+
+
+def _deliver(flags: Flags, home: Home, emitter: Emitter) -> bool:
+    """Bring the list to the network, whose members pass it on. Return whether somebody was reached."""
+    config = with_invitation(flags.resolve())
+    config = config.model_copy(update={"peers": _seeds(config, home) or _remembered(config)})
+    trouble = "no node of this network is known"
+    if config.peers:
+        # the network takes half a second to import
+        from swarm_node.network_visit import visiting  # noqa: PLC0415
+
+        async def visit() -> None:
+            async with visiting(config):
+                pass  # whoever is greeted has the list
+
+        diagnostics.quieten_libraries()
+        interrupts.raise_in_command()
+        try:
+            asyncio.run(visit())
+        except (StartError, PeerError, ConfigError) as error:
+            trouble = error.message
+        else:
+            return True
+    emitter.emit(
+        "warning",
+        message=f"the revocation is signed, and nobody was told yet: {trouble}",
+        remedy="start a node with this --home, or revoke again with --peers the address of a member",
+    )
+    return False
+
+
+def _remembered(config: Config) -> tuple[str, ...]:
+    return tuple(f"{addr}/p2p/{each.peer_id}" for each in remembered(config) for addr in each.addrs)
+
+
+def _seeds(config: Config, home: Home) -> tuple[str, ...]:
+    """Return the addresses that are given, or those of the daemon that runs in this home."""
+    found = config.peers
+    if not found and home.owner() is not None:
+        from swarm_node.control import ControlClient  # noqa: PLC0415 - gRPC
+
+        addrs = tuple(addr for addr in ControlClient(home).status().addrs if not is_relayed(addr))
+        found = tuple(addr for addr in addrs if not is_loopback(addr)) or addrs
+    return found[: limits.MAX_CONTACT_ADDRS]
+
+
+def parse_rights(text: str) -> tuple[Right, ...]:
+    """Read rights with commas between. Raises UsageError."""
+    words = text.replace(",", " ").split()
+    unknown = [word for word in words if word not in RIGHTS]
+    if unknown or not words:
+        raise UsageError(
+            f"--rights: {unknown[0][:40] if unknown else text!r} is no right",
+            remedy=f"give some of {', '.join(RIGHTS)}",
+        )
+    return tuple(right for right in RIGHTS if right == "join" or right in words)
+
+
+def parse_lifetime(text: str | None) -> float:
+    """Read a time such as 30d, 12h or 90m, in seconds. Raises UsageError."""
+    match = _LIFETIME.fullmatch(text or DEFAULT_LIFETIME)
+    lifetime_s = int(match[1]) * _UNITS_S[match[2]] if match else 0.0
+    if not 0.0 < lifetime_s <= limits.MAX_SIGNED_LIFETIME_S:
+        raise UsageError(
+            f"--expires: {text!r:.40} is not a time of at most {limits.MAX_SIGNED_LIFETIME_S / 86400:.0f} days",
+            remedy="write it as 30d, 12h or 90m",
+        )
+    return lifetime_s
+
+
+def _node(text: str) -> str:
+    try:
+        return check_peer_id(text) if text else ""
+    except ValueError as error:
+        raise UsageError(f"--for-node: {error}", remedy="give what swarm-node identity shows on that machine") from None
+
+
+def _note(text: str) -> str:
+    if len(text) > MAX_NOTE_CHARS or not text.isprintable():
+        raise UsageError(f"--note is not one line of at most {MAX_NOTE_CHARS} characters", remedy="make it shorter")
+    return text

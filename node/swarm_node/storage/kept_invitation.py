@@ -1,0 +1,113 @@
+"""The invitation by which a node is in a private network, as its settings give it or its home keeps it.
+
+    HOME/invitation     the invitation's text (0600); written once the node has joined with it
+    HOME/revocations    the newest list of revocations that the node has heard of, as the network's owner signed it
+
+The text is a secret: it is in no message, event or log.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from swarm.network.libp2p.host import check_invitation
+from swarm_protocol import limits
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.network_invitation import MAX_TEXT_CHARS, NetworkInvitation, Right, parse_invitation
+
+from swarm_node.settings.config import Config
+from swarm_node.storage.home import Home
+
+MAX_LIST_BYTES = limits.MAX_REVOCATIONS_BYTES + limits.MAX_ENVELOPE_OVERHEAD_BYTES
+
+logger = logging.getLogger(__name__)
+
+
+def with_invitation(config: Config) -> Config:
+    """Return the settings of a node that may be in a private network: its network id, and the invitation's seeds if no
+    peers are named.
+
+    The invitation is the one that is given, or else the one that the home keeps, unless another network is named.
+    Raises ConfigError if a private network is named without an invitation to it.
+    """
+    invitation = config.invite
+    if invitation is None:
+        kept = read(Home(config.home))
+        if kept is not None and ("network_id" not in config.origins or config.network_id == kept.network_id):
+            invitation = kept
+    if invitation is None or "network_id" in config.origins:
+        check_invitation(config.network_id, invitation)
+    if invitation is None:
+        return config
+    peers = config.peers or tuple(invitation.seeds)
+    return config.model_copy(update={"invite": invitation, "network_id": invitation.network_id, "peers": peers})
+
+
+def check_right(config: Config, right: Right, to_do: str) -> None:
+    """Raises ConfigError if the node's invitation lacks a right that it needs `to_do` what it was asked for."""
+    if config.invite is not None and right not in config.invite.terms.rights:
+        raise ConfigError(
+            f"this node's invitation does not have the right to {right}, which it needs to {to_do}",
+            remedy="ask the network's owner for one that has it: swarm-node invite --rights",
+        )
+
+
+def read(home: Home) -> NetworkInvitation | None:
+    """Return the invitation in a home; None if there is none. Raises ConfigError for a file that is none."""
+    try:
+        text = home.invitation.read_text(encoding="utf-8")[: MAX_TEXT_CHARS + 1]
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{home.invitation} cannot be read: {error}", remedy="move it away") from None
+    try:
+        return parse_invitation(text)
+    except ConfigError as error:
+        raise ConfigError(f"{home.invitation}: {error.message}", remedy="move it away, and give --invite") from None
+
+
+def keep(home: Home, invitation: NetworkInvitation) -> None:
+    """Keep an invitation for the next start. A disk that refuses is only a warning."""
+    try:
+        write_private(home.invitation, invitation.text().encode() + b"\n")
+    except OSError as error:
+        logger.warning("the invitation is not kept for the next start: %s", error)
+
+
+def read_revocations(home: Home) -> bytes:
+    """Return the list that the home keeps; empty: none. What it says is checked where it is used."""
+    try:
+        with home.revocations.open("rb") as file:
+            data = file.read(MAX_LIST_BYTES + 1)
+    except OSError:
+        return b""
+    return data if len(data) <= MAX_LIST_BYTES else b""
+
+
+def keep_revocations(home: Home, revocations: bytes) -> None:
+    """Keep a list that differs from the kept one. A disk that refuses is only a warning."""
+    if not revocations or revocations == read_revocations(home):
+        return
+    try:
+        write_private(home.revocations, revocations)
+    except OSError as error:
+        logger.warning("the list of revocations is not kept: %s", error)
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Replace a file in one step, readable by its owner alone. Raises OSError, and then leaves it as it was."""
+    beside = path.with_name(f"{path.name}.new")
+    try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError:
+        with suppress(OSError):
+            beside.unlink()
+        raise

@@ -1,0 +1,189 @@
+"""A private network that this home owns: its key, its secret, and the invitations that were signed with it.
+
+    HOME/network.key    the owner's Ed25519 key (0600), in the form of identity.key
+    HOME/network.json   {"secret": …, "number": …, "issued": [{"serial", "rights", "issued_at", "expires_at", "node",
+                        "note", "revoked"}, …]} (0600)
+
+Whoever loses the key can invite nobody any more and revoke nothing; the members go on until their invitations expire.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+from swarm_protocol import limits
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.identity import Identity
+from swarm_protocol.network_invitation import (
+    RIGHTS,
+    NetworkInvitation,
+    Revocations,
+    Right,
+    invite,
+    network_id_of,
+    seal_revocations,
+    serial_text,
+)
+from swarm_protocol.network_secret import SECRET_BYTES, NetworkSecret
+
+from swarm_node.storage import kept_invitation
+from swarm_node.storage.home import Home, read_json, replace_json
+
+MAX_FILE_BYTES = 4 * 2**20
+MAX_ISSUED = 10_000
+RENEW_S = 60 * 86400.0
+"""The owner's own invitation is signed anew when it has less than this left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IssuedInvitation:
+    """What the owner keeps of an invitation: not its key. `serial` is in hexadecimal, times are Unix seconds."""
+
+    serial: str
+    rights: tuple[str, ...]
+    issued_at: float
+    expires_at: float
+    node: str = ""
+    note: str = ""
+    revoked: bool = False
+
+    def state(self, now: float) -> str:
+        """Return "valid", "revoked" or "expired"."""
+        return "revoked" if self.revoked else "valid" if now < self.expires_at else "expired"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Book:
+    secret: str
+    number: int
+    issued: tuple[IssuedInvitation, ...]
+
+
+class OwnedNetwork:
+    """Reads the home's files anew for each command. Raises ConfigError for files that are broken."""
+
+    def __init__(self, home: Home) -> None:
+        if not os.path.lexists(home.network_key):
+            raise ConfigError(
+                f"this home owns no private network: {home.path}",
+                remedy="start one with swarm-node invite --new-network, or give the owner's --home",
+            )
+        self._home = home
+        self._owner = Identity.load(home.network_key)
+        self._book = self._read()
+
+    @classmethod
+    def create(cls, home: Home) -> OwnedNetwork:
+        """Make a new network, and this home its first member. Raises ConfigError if the home owns one."""
+        home.create()
+        if os.path.lexists(home.network_key):
+            raise ConfigError(
+                f"this home owns a private network already: {home.path}",
+                remedy="leave out --new-network to invite somebody to it, or choose another --home",
+            )
+        book = _Book(secret=os.urandom(SECRET_BYTES).hex(), number=0, issued=())
+        Identity.load_or_create(home.identity)
+        _write(home, book)
+        Identity.generate().save(home.network_key)
+        owned = cls(home)
+        owned.renew_own()
+        return owned
+
+    @property
+    def network_id(self) -> str:
+        return network_id_of(self._owner.peer_id)
+
+    @property
+    def issued(self) -> tuple[IssuedInvitation, ...]:
+        """The invitations that were signed, the oldest first."""
+        return self._book.issued
+
+    def renew_own(self) -> None:
+        """Sign an invitation for the owner's own node, if its last one ends soon."""
+        kept = kept_invitation.read(self._home)
+        is_own = kept is not None and kept.network_id == self.network_id
+        if kept is None or not is_own or kept.expires_at < time.time() + RENEW_S:
+            own = self.invite(RIGHTS, lifetime_s=limits.MAX_SIGNED_LIFETIME_S, note="the owner's own nodes")
+            kept_invitation.keep(self._home, own)
+
+    def invite(
+        self, rights: Sequence[Right], *, lifetime_s: float, seeds: Sequence[str] = (), node: str = "", note: str = ""
+    ) -> NetworkInvitation:
+        """Sign an invitation and enter it into the book. Raises ConfigError if anything is out of bounds."""
+        now = time.time()
+        try:
+            invitation = invite(
+                self._owner,
+                rights=rights,
+                now=now,
+                lifetime_s=lifetime_s,
+                secret=bytes.fromhex(self._book.secret),
+                seeds=seeds,
+                node=node,
+            )
+        except ValueError as error:
+            raise ConfigError(
+                f"such an invitation cannot be signed: {error}", remedy="see swarm-node invite --help"
+            ) from None
+        entry = IssuedInvitation(
+            serial=serial_text(invitation.terms.serial),
+            rights=tuple(invitation.terms.rights),
+            issued_at=now,
+            expires_at=invitation.expires_at,
+            node=node,
+            note=note,
+        )
+        # invitations that ended a year ago make room
+        recent = [each for each in self._book.issued if each.expires_at > now - limits.MAX_SIGNED_LIFETIME_S]
+        self._save(replace(self._book, issued=(*recent[-MAX_ISSUED + 1 :], entry)))
+        return invitation
+
+    def revoke(self, serial: str) -> IssuedInvitation:
+        """Enter a revocation, and keep the new list for this home's nodes. Raises ConfigError."""
+        now = time.time()
+        found = next((each for each in self._book.issued if each.serial == serial.lower()), None)
+        if found is None:
+            raise ConfigError(f"no invitation has the serial {serial[:40]!r}", remedy="see swarm-node invite list")
+        if found.expires_at <= now:
+            raise ConfigError(f"the invitation {found.serial} has expired already", remedy="nothing needs to be done")
+        entry = replace(found, revoked=True)
+        issued = tuple(entry if each is found else each for each in self._book.issued)
+        serials = tuple(int(each.serial, 16) for each in issued if each.revoked and each.expires_at > now)
+        if len(serials) > limits.MAX_REVOKED:
+            raise ConfigError(
+                f"more than {limits.MAX_REVOKED} invitations would be revoked that have not expired",
+                remedy="wait until some have expired, or start a new network",
+            )
+        number = self._book.number + 1
+        self._save(replace(self._book, issued=issued, number=number))
+        signed = seal_revocations(self._owner, Revocations(number=number, serials=serials), now)
+        kept_invitation.keep_revocations(self._home, signed)
+        return entry
+
+    def _save(self, book: _Book) -> None:
+        _write(self._home, book)
+        self._book = book
+
+    def _read(self) -> _Book:
+        try:
+            data = read_json(self._home.network, max_bytes=MAX_FILE_BYTES)
+            issued = tuple(IssuedInvitation(**{**each, "rights": tuple(each["rights"])}) for each in data["issued"])
+            book = _Book(secret=str(data["secret"]), number=int(data["number"]), issued=issued)
+            NetworkSecret(bytes.fromhex(book.secret))
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            raise ConfigError(
+                f"{self._home.network} is missing or broken", remedy="restore it from a backup, with network.key"
+            ) from None
+        return book
+
+
+def _write(home: Home, book: _Book) -> None:
+    try:
+        replace_json(home.network, asdict(book))
+    except OSError as error:
+        raise ConfigError(
+            f"{home.network} cannot be written: {error}", remedy="make room, or check its rights"
+        ) from None

@@ -1,0 +1,230 @@
+"""`swarm-node invite`, and how the other commands take an invitation."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from support.node_process import Node
+from support.private_networks import Owner
+from swarm_node import cli
+from swarm_node.commands.daemons import _within_rights
+from swarm_node.dashboard.invitation import invitation as shown_invitation
+from swarm_node.settings.config import Config, resolve
+from swarm_node.storage import kept_invitation
+from swarm_node.storage.home import Home
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.identity import Identity
+from swarm_protocol.network_invitation import parse_invitation
+
+OWNER = Owner()
+PEER = Identity(bytes([3]) * 32).peer_id
+SEED = f"/ip4/127.0.0.1/tcp/4001/p2p/{PEER}"
+
+
+def invite(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = cli.run(["invite", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_invite_new_network_makes_a_key_and_the_first_member(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = invite(capsys, "--new-network", "--home", tmp_path)
+    assert (code, out) == (0, "")
+    assert "this home owns the private network private-12D3KooW" in err
+    home = Home(tmp_path)
+    for path in (home.network_key, home.network, home.invitation):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    kept = kept_invitation.read(home)
+    assert kept is not None
+    assert set(kept.terms.rights) == {"join", "serve", "train", "ask"}
+    code, _, err = invite(capsys, "--new-network", "--home", tmp_path)
+    assert code == 1
+    assert "owns a private network already" in err
+
+
+def test_invite_prints_the_invitation_alone_and_lists_it_without_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    invite(capsys, "--new-network", "--home", tmp_path)
+    code, out, err = invite(
+        capsys, "--home", tmp_path, "--peers", SEED, "--rights", "ask", "--expires", "2h", "--note", "alice"
+    )
+    made = parse_invitation(out)
+    assert (code, out.count("\n")) == (0, 1)
+    assert (made.terms.rights, made.seeds) == (("join", "ask"), (SEED,))
+    assert out.strip() not in err
+    _, listed, _ = invite(capsys, "list", "--home", tmp_path)
+    assert f"{made.terms.serial:016x}  valid " in listed
+    assert listed.rstrip().endswith("join,ask  alice")
+    _, events, _ = invite(capsys, "list", "--home", tmp_path, "--json")
+    assert json.loads(events)["invitations"][-1]["state"] == "valid"
+    _, events, err = invite(capsys, "--home", tmp_path, "--peers", SEED, "--json")
+    assert "swarm1-" not in events
+    assert "swarm1-" in err
+    path = tmp_path / "for-bob"
+    _, out, _ = invite(capsys, "--home", tmp_path, "--peers", SEED, "--for-node", PEER, "--out", path)
+    assert out == ""
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert parse_invitation(path.read_text()).holder == PEER
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--rights", "fly"), 2, "fly is no right"),
+        (("--expires", "0d"), 2, "is not a time of at most 366 days"),
+        (("--expires", "367d"), 2, "is not a time of at most 366 days"),
+        (("--for-node", "me"), 2, "is not an Ed25519 peer id"),
+        (("--note", "a\tb"), 2, "--note is not one line"),
+        ((), 1, "names a node to join through"),
+        (("revoke", "77"), 1, "no invitation has the serial"),
+        (("revoke",), 2, "SERIAL is missing"),
+    ],
+)
+def test_invite_refuses_in_one_line_with_a_remedy(
+    arguments: tuple[str, ...], code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    invite(capsys, "--new-network", "--home", tmp_path)
+    found, out, err = invite(capsys, *arguments, "--home", tmp_path)
+    assert (found, out) == (code, "")
+    first, remedy = err.strip().splitlines()
+    assert first.startswith("error: ")
+    assert said in first
+    assert remedy.startswith("  → ")
+
+
+def test_invite_without_a_network_or_with_a_broken_book_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, _, err = invite(capsys, "list", "--home", tmp_path)
+    assert "this home owns no private network" in err
+    invite(capsys, "--new-network", "--home", tmp_path)
+    Home(tmp_path).network.write_text("{}")
+    _, _, err = invite(capsys, "list", "--home", tmp_path)
+    assert "is missing or broken" in err
+
+
+def test_revoke_without_anybody_to_tell_keeps_the_list_for_the_next_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    invite(capsys, "--new-network", "--home", tmp_path)
+    _, out, _ = invite(capsys, "--home", tmp_path, "--peers", SEED)
+    serial = f"{parse_invitation(out).terms.serial:016x}"
+    code, _, err = invite(capsys, "revoke", serial, "--home", tmp_path)
+    assert code == 0
+    assert f"invitation {serial} is revoked" in err
+    assert "nobody was told yet" in err
+    assert kept_invitation.read_revocations(Home(tmp_path))
+    _, listed, _ = invite(capsys, "list", "--home", tmp_path)
+    assert f"{serial}  revoked" in listed
+
+
+@pytest.mark.parametrize("bad", ["swarm1-xyzxyzxyz", "hello", "@/nonesuch/file", "@"])
+def test_bad_invitation_is_refused_in_one_line_that_does_not_repeat_it(
+    bad: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for arguments, name in ((["--invite", bad], "--invite"), ([], "SWARM_INVITE")):
+        if name == "SWARM_INVITE":
+            monkeypatch.setenv(name, bad)
+        assert cli.run(["join", "--home", str(tmp_path), *arguments]) == 2
+        error, remedy = capsys.readouterr().err.strip().splitlines()
+        assert error.startswith(f"error: {name}: ")
+        assert bad.startswith("@") or bad not in error
+        assert remedy.startswith("  → ")
+
+
+def config_with(**flags: str) -> Config:
+    return kept_invitation.with_invitation(resolve(flags))
+
+
+def test_settings_take_the_network_and_the_seeds_of_an_invitation(tmp_path: Path) -> None:
+    home, text = str(tmp_path), OWNER.invite(seeds=(SEED,)).text()
+    config = config_with(home=home, invite=text)
+    assert (config.network_id, config.peers) == (OWNER.network_id, (SEED,))
+    assert text not in repr(config)
+    other = f"/ip4/127.0.0.1/tcp/4002/p2p/{PEER}"
+    assert config_with(home=home, invite=text, peers=other).peers == (other,)
+    with pytest.raises(ConfigError, match="the invitation is to"):
+        config_with(home=home, invite=text, network_id="swarm")
+    with pytest.raises(ConfigError, match="is a private network"):
+        config_with(home=home, network_id=OWNER.network_id)
+    assert config_with(home=home).network_id == "swarm", "nothing is kept before it has joined"
+    kept_invitation.keep(Home(tmp_path), OWNER.invite(seeds=(SEED,)))
+    assert config_with(home=home).network_id == OWNER.network_id
+    assert config_with(home=home, network_id="swarm").invite is None, "another network of the same home"
+    Home(tmp_path).invitation.write_text("swarm1-broken")
+    with pytest.raises(ConfigError, match="characters are missing"):
+        config_with(home=home)
+
+
+@pytest.mark.parametrize(
+    ("rights", "flags", "expected"),
+    [
+        (("serve",), {"model": "OWNER/NAME"}, "any"),
+        (("train",), {"model": "OWNER/NAME"}, "the right to serve"),
+        (("serve",), {"run": "story-0123456789ab"}, "the right to train"),
+        (("train",), {"run": "story-0123456789ab", "then_serve": "true"}, "the right to serve"),
+        (("train",), {"take": "models"}, "the right to serve"),
+        (("serve", "train"), {}, "any"),
+        (("serve",), {}, "models"),
+        (("train",), {}, "runs"),
+        (("ask",), {}, "nothing"),
+    ],
+)
+def test_join_takes_only_work_that_its_invitation_allows(
+    rights: tuple[str, ...], flags: dict[str, str], expected: str, tmp_path: Path
+) -> None:
+    text = OWNER.invite(*rights, seeds=(SEED,)).text()  # type: ignore[arg-type]
+    config = config_with(home=str(tmp_path), invite=text, **flags)
+    if expected.startswith("the right"):
+        with pytest.raises(ConfigError, match=expected):
+            _within_rights(config)
+    else:
+        assert _within_rights(config).take == expected
+
+
+def test_dashboard_s_command_to_join_names_no_address_and_no_invitation() -> None:
+    assert shown_invitation((SEED,), {}, OWNER.network_id) == "swarm-node join --invite @FILE"
+
+
+def test_private_swarm_of_processes_joins_restarts_and_drops_a_revoked_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One string, no other setting; a restart needs none; the string is in no log, event or status."""
+    owner, home = tmp_path / "owner", tmp_path / "guest"
+    invite(capsys, "--new-network", "--home", owner)
+    seed = Node("seed", "--no-mdns", home=owner)
+    seed.wait_for("ready")
+    path = tmp_path / "guest.invitation"
+    code, _, err = invite(capsys, "--home", owner, "--rights", "join", "--out", path)
+    assert code == 0, err
+    text = path.read_text().strip()
+    guest = Node("join", "--invite", f"@{path}", "--probe", "off", "--no-mdns", home=home)
+    guest.wait_for("ready")
+    guest.end()
+    path.unlink()
+    guest = Node("join", "--probe", "off", "--no-mdns", "--log-level", "debug", home=home)
+    guest.wait_for("ready")
+    capsys.readouterr()
+    assert cli.run(["status", "--home", str(home), "--json"]) == 0
+    assert text[20:60] not in capsys.readouterr().out
+    serial = f"{parse_invitation(text).terms.serial:016x}"
+    code, _, err = invite(capsys, "revoke", serial, "--home", owner)
+    assert code == 0
+    assert "nobody was told" not in err
+    assert "revoked" in str(guest.wait_for("error", 30.0)["message"])
+    guest.wait_end()
+    guest.end()
+    seed.end()
+    logs = [each for root in (owner, home) for each in (root / "log").iterdir()]
+    logs += [guest.err_path, seed.err_path]
+    assert logs
+    for each in logs:
+        assert text[20:60] not in each.read_text(), each
+    assert text[20:60] not in json.dumps([*guest.events, *seed.events])

@@ -80,7 +80,7 @@ def _within_rights(config: Config) -> Config:
         check_right(config, "train", "train a run")
     rights = set(config.invite.terms.rights)
     kinds = [kind for kind, right in (("models", "serve"), ("runs", "train")) if right in rights]
-    if config.take != "any" or len(kinds) == 2:
+    if config.run or config.model or config.take != "any" or len(kinds) == 2:
         return config
     origins = {**config.origins, "take": "the rights of this node's invitation"}
     return config.model_copy(update={"take": kinds[0] if kinds else "nothing", "origins": origins})

@@ -31,9 +31,7 @@ def invite(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int,
     return code, captured.out, captured.err
 
 
-def test_invite_new_network_makes_a_key_and_the_first_member(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invite_new_network_makes_a_key_and_a_member(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = invite(capsys, "--new-network", "--home", tmp_path)
     assert (code, out) == (0, "")
     assert "this home owns the private network private-12D3KooW" in err
@@ -77,7 +75,7 @@ def test_invite_prints_the_invitation_alone_and_lists_it_without_it(
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("--rights", "fly"), 2, "fly is no right"),
+        (("--rights", "fly"), 2, "'fly' is no right"),
         (("--expires", "0d"), 2, "is not a time of at most 366 days"),
         (("--expires", "367d"), 2, "is not a time of at most 366 days"),
         (("--for-node", "me"), 2, "is not an Ed25519 peer id"),

@@ -128,10 +128,10 @@ def test_flood_of_answers_is_bounded_in_number_and_work_and_takes_nobodys_turn(m
     num_read = 0
     really_read = local_discovery.read_message
 
-    def read(packet: bytes, service: str, here: Sequence[Subnet]) -> object:
+    def read(packet: bytes, service: str, here: Sequence[Subnet], secret: None) -> object:
         nonlocal num_read
         num_read += 1
-        return really_read(packet, service, here)
+        return really_read(packet, service, here, secret)
 
     monkeypatch.setattr(local_discovery, "read_message", read)
 

@@ -1,5 +1,4 @@
-"""The rules of a private network, pure and on the memory network; `test_private_libp2p` has the essential ones with real
-hosts."""
+"""The rules of a private network, pure and on the memory network. See `test_private_libp2p` for real hosts."""
 
 from __future__ import annotations
 
@@ -185,8 +184,12 @@ def simulated(case: Callable[[MemoryInternet], Coroutine[Any, Any, None]]) -> No
     virtual_time.run(main())
 
 
+def now() -> float:
+    return EPOCH_S + asyncio.get_running_loop().time()
+
+
 def member(internet: MemoryInternet, *rights: Right, **options: Any) -> MemoryNetwork:
-    return internet.network(invitation=OWNER.invite(*rights, now=EPOCH_S, **options))
+    return internet.network(invitation=OWNER.invite(*rights, now=now(), **options))
 
 
 async def echo(_peer_id: str, request: bytes) -> bytes:
@@ -197,7 +200,7 @@ def test_memory_network_answers_members_alone() -> None:
     async def case(internet: MemoryInternet) -> None:
         a, b = member(internet), member(internet)
         stranger = internet.network(network_id=OWNER.network_id)
-        other = internet.network(invitation=Owner(seed=50).invite(now=EPOCH_S))
+        other = internet.network(invitation=Owner(seed=50).invite(now=now()))
         await a.serve("echo", echo)
         assert await b.call(a.peer_id, "echo", b"x", timeout_s=5) == b"x"
         assert await b.publish("notes", b"text", lifetime_s=60.0)

@@ -246,7 +246,7 @@ COMMANDS = (
         purpose="Print an invitation to a private network that this home owns, or start such a network.",
         code="swarm_node.commands.invite:create",
         settings=(*HERE, "peers"),
-        example="swarm-node invite --rights join,ask --expires 30d --out alice.invitation",
+        example="swarm-node invite create --rights join,ask --out alice.invitation",
         options={
             "--new-network": "Make a new private network, which this home owns. Its key is never overwritten.",
             "--rights RIGHTS": "What its node may do: some of join, serve, train, ask (default: all).",
@@ -259,7 +259,7 @@ COMMANDS = (
     Command(
         name="invite list",
         purpose="List the invitations to the private network of this home: serial, state, expiry and rights.",
-        code="swarm_node.commands.invite:list_issued",
+        code="swarm_node.commands.invite:show",
         settings=HERE,
         example="swarm-node invite list",
     ),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import typer
 from support.node_settings import resolve
+from support.private_networks import Owner
 from swarm_node import cli
 from swarm_node.commands.command_options import spread
 from swarm_node.settings.config import SETTINGS, Config
@@ -42,4 +43,6 @@ def config_of(words: Sequence[str], environment: Mapping[str, str] | None = None
     context = command.make_context(command.name, list(words))
     options = {each.name for each in command.params if each.param_type_name == "option" and each.name in SETTINGS}
     given = {name: value for name in options if (value := context.params[name]) not in (None, [], ())}
+    if given.get("invite", "").startswith("@"):  # a file that the reader has
+        given["invite"] = Owner().invite().text()
     return resolve({"home": str(NO_HOME)} | given, env=environment or {})

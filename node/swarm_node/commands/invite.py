@@ -73,7 +73,7 @@ def _tell(invitation: NetworkInvitation, out: Path | None, emitter: Emitter) -> 
         write_private(out, invitation.text().encode() + b"\n")
 
 
-def list_issued(flags: Flags) -> int:
+def show(flags: Flags) -> int:
     owned, emitter, now = OwnedNetwork(Home(flags.home())), Emitter(json=flags.json), time.time()
     if flags.json:
         emitter.emit(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.node_settings import resolve
+from support.private_networks import Owner
 from swarm.network.traffic import MIN_BYTES_PER_S
 from swarm_node.settings import config, parsers
 from swarm_node.settings.config import SETTINGS, Setting, UsageError
@@ -188,7 +189,11 @@ def test_default_text_is_empty_where_it_says_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_resolve_example_of_each_setting_can_be_written(name: str, tmp_path: Path) -> None:
+def test_resolve_example_of_each_setting_can_be_written(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("invitation").write_text(Owner().invite().text())
     setting = SETTINGS[name]
     example = setting.example or config.default_text(name)
     assert example

@@ -46,8 +46,8 @@ MAX_PRIVATE_GREETING_BYTES = 12 * 2**10
 
 # --- signed envelopes ----------------------------------------------------------------------------------------------
 
-# A signed group of 256 members, with some 200 bytes each for id, weight, commitment and parts, fits four times.
-MAX_SIGNED_PAYLOAD_BYTES = 320 * 2**10
+# The largest is a signed group that holds another one, see MAX_READY_BYTES.
+MAX_SIGNED_PAYLOAD_BYTES = 408 * 2**10
 # Version, five length fields and three texts at their own bounds, key, times and signature come to 507 bytes.
 MAX_ENVELOPE_OVERHEAD_BYTES = 512
 # A run's configuration is signed for as long as the run may take.
@@ -246,13 +246,14 @@ MAX_INTERVAL_TOKENS = 10**14
 MAX_PART_VALUES = 2**34
 # A member that has not said anything for this long while parts or votes are due is taken for dead.
 MAX_PHASE_S = 3600.0
-# A signed group with the group whose outcome it resumes: 256 members with commitments (50 KiB), MAX_TRAINERS (57 KiB)
-# and MAX_NEWCOMERS, twice. In a run without clusters it is 116 KiB at most.
-MAX_READY_BYTES = 304 * 2**10
+# A signed group with the group whose outcome it resumes: 256 signed reports (79 KiB), MAX_TRAINERS (57 KiB),
+# MAX_NEWCOMERS and a resume order, twice, and one lock (27 KiB). In a run without clusters and orders it is 185 KiB at
+# most.
+MAX_READY_BYTES = 400 * 2**10
 # 256 part digests and two more.
 MAX_VOTE_BYTES = 16 * 2**10
-# One signed vote of each of 256 members, and their group.
-MAX_CERTIFICATE_BYTES = 5 * 2**20
+# A signed group, an outcome, and a signature of each of 256 members; ids of members beside it.
+MAX_CERTIFICATE_BYTES = 480 * 2**10
 # A reason and the ids of a whole group.
 MAX_ABORT_BYTES = 32 * 2**10
 # Digests and indices.

@@ -21,13 +21,12 @@ from swarm_protocol.proto import training_pb2
 from swarm_protocol.records import Loss, OuterStep
 
 GROUP_PURPOSE = "group"
-VOTE_PURPOSE = "vote"
 RESUME_PURPOSE = "resume"
 ENDORSEMENT_PURPOSE = "endorsement"
-_DOMAIN = b"swarm-slices:"
 
 OpeningKind: TypeAlias = Literal["exchange", "keep", "result", "slices", "audit"]
 ReplyKind: TypeAlias = Literal["group", "pending", "attempt", "behind", "left_out"]
+VoteKind: TypeAlias = Literal["prepare", "commit"]
 FollowKind: TypeAlias = Literal["welcome", "full", "hurry", "late", "committed"]
 
 MAX_SEQUENCE = 2**53
@@ -46,7 +45,7 @@ Newcomers: TypeAlias = Annotated[tuple[PeerId, ...], distinct(limits.MAX_NEWCOME
 
 
 def round_subject(run: str, step: int, attempt: int) -> str:
-    """Return what the envelopes of this round's group and votes are about."""
+    """Return what the envelopes of this round's group and statements are about."""
     return f"{run}/{step}/{attempt}"
 
 
@@ -69,54 +68,10 @@ class Follower(Checked):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceCommitment(Checked):
     """A member's commitment to its encoded pseudo-gradient: the `root` of the hash tree over its leaves (see
-    `swarm_protocol.hash_tree`), and the member's `signature` of `slices_message`."""
+    `swarm_protocol.hash_tree`), and the member's `signature` of `round_signatures.slices_message`."""
 
     root: Digest
     signature: Annotated[bytes, sized(SIGNATURE_BYTES)]
-
-
-def slices_message(network_id: str, run: str, step: int, state_digest: bytes, root: bytes) -> bytes:
-    """Return what a member signs to commit to its slices of `step` of `run`. Every field but the run has one length, or
-    ends with a zero byte, which no name holds."""
-    subject = network_id.encode() + b"\x00" + run.encode() + b"\x00" + step.to_bytes(8, "big")
-    return _DOMAIN + subject + state_digest + root
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contribution(Checked):
-    """What one member contributes: tokens trained on, samples of its lease used, mean training loss. 0 tokens: nothing.
-
-    A member that is `leaving` takes part for the last time. `bytes_per_s` is the bandwidth that it reported (see
-    `Ready`), from which every member computes the same part sizes.
-
-    A head contributes for its cluster: tokens, samples and loss are those of its `followers` and its own together.
-    `newcomers` are trainers that ask it to be taken into the run.
-
-    `commitment` is to the slices that it will send; a member with tokens has one.
-    """
-
-    peer_id: PeerId
-    num_tokens: Work = 0
-    num_samples: Work = 0
-    loss: Loss = 0.0
-    leaving: bool = False
-    bytes_per_s: BytesPerS = 0
-    followers: tuple[Follower, ...] = ()
-    newcomers: Newcomers = ()
-    commitment: SliceCommitment | None = None
-
-    def __post_init__(self) -> None:
-        _check_work(self.num_tokens, self.num_samples)
-        _check_cluster(self)
-
-    @property
-    def own_tokens(self) -> int:
-        """The tokens without those of the followers."""
-        return self.num_tokens - sum(each.num_tokens for each in self.followers)
-
-    @property
-    def own_samples(self) -> int:
-        return self.num_samples - sum(each.num_samples for each in self.followers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,14 +88,96 @@ class Outcome(Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedSignature(Checked):
+    """A member's signature of its vote. `place` is its index among the peers that the holder of the vote names."""
+
+    place: Annotated[int, whole(limits.MAX_GROUP_MEMBERS - 1)]
+    signature: Annotated[bytes, sized(SIGNATURE_BYTES)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lock(Checked):
+    """First votes of a quorum for `outcome`, in the group `group_digest` of `attempt`: no other outcome of that attempt
+    can have as many, if fewer than a third lie.
+
+    The places of `votes` are those of the voters among the electors: the members of the state before, or, while there
+    are none, those of the outcome's own group, in the order of peer ids.
+    """
+
+    attempt: Attempt
+    group_digest: Digest
+    outcome: Outcome
+    votes: tuple[PlacedSignature, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.outcome, Outcome):
+            raise ValueError("it has no outcome")  # noqa: TRY004 - absent in the message
+        _check_places(self.votes)
+
+    @property
+    def claim(self) -> LockClaim:
+        return LockClaim(attempt=self.attempt, outcome_digest=self.outcome.digest())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class LockClaim(Checked):
+    """Names a lock. Of two, the later attempt is the higher one."""
+
+    attempt: Attempt
+    outcome_digest: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution(Checked):
+    """What one member contributes: tokens trained on, samples of its lease used, mean training loss. 0 tokens: nothing.
+
+    A member that is `leaving` takes part for the last time. `bytes_per_s` is the bandwidth that it reported (see
+    `Ready`), from which every member computes the same part sizes.
+
+    A head contributes for its cluster: tokens, samples and loss are those of its `followers` and its own together.
+    `newcomers` are trainers that ask it to be taken into the run.
+
+    `commitment` is to the slices that it will send; a member with tokens has one. `locked` names the lock that it
+    holds, if it holds one. `signature` is the member's of all this, for one attempt
+    (`round_signatures.report_message`).
+    """
+
+    peer_id: PeerId
+    num_tokens: Work = 0
+    num_samples: Work = 0
+    loss: Loss = 0.0
+    leaving: bool = False
+    bytes_per_s: BytesPerS = 0
+    followers: tuple[Follower, ...] = ()
+    newcomers: Newcomers = ()
+    commitment: SliceCommitment | None = None
+    locked: LockClaim | None = None
+    signature: Annotated[bytes, up_to(SIGNATURE_BYTES)] = b""
+
+    def __post_init__(self) -> None:
+        _check_work(self.num_tokens, self.num_samples)
+        _check_cluster(self)
+
+    @property
+    def own_tokens(self) -> int:
+        """The tokens without those of the followers."""
+        return self.num_tokens - sum(each.num_tokens for each in self.followers)
+
+    @property
+    def own_samples(self) -> int:
+        return self.num_samples - sum(each.num_samples for each in self.followers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ready(wire.WireMessage):
     """A member tells the coordinator that it holds `state_digest`, and what it contributes.
 
-    `accused` are members that failed in an earlier attempt at this step. `voted` is the outcome for which the member
-    last voted at this step, in `voted_attempt`, with the signed group it came from: it may have been committed, so it
-    takes precedence. `bytes_per_s` is the bandwidth that the member has measured in its reductions; 0: not yet.
-    `sequence` is that of the author's last resume order that the member knows (see `ResumeOrder`); 0: none.
-    `followers`, `newcomers` and `commitment` are those of the `Contribution`.
+    `accused` are members that failed in an earlier attempt at this step. `lock` is the highest lock that the member
+    holds at this step, with `origin`, the signed group that its outcome is from: the outcome may have been committed,
+    so it takes precedence. `signature` is of the report as a group carries it, see `contribution_of`. `bytes_per_s` is
+    the bandwidth that the member has measured in its reductions; 0: not yet. `sequence` is that of the author's last
+    resume order that the member knows (see `ResumeOrder`); 0: none. `followers`, `newcomers` and `commitment` are those
+    of the `Contribution`.
     """
 
     PROTO = training_pb2.Ready
@@ -154,21 +191,39 @@ class Ready(wire.WireMessage):
     num_samples: Work = 0
     loss: Loss = 0.0
     accused: Peers = ()
-    voted_attempt: Attempt = 0
-    voted: Outcome | None = None
-    voted_origin: bytes = b""
     leaving: bool = False
     bytes_per_s: BytesPerS = 0
     sequence: Annotated[int, whole(MAX_SEQUENCE)] = 0
     followers: tuple[Follower, ...] = ()
     newcomers: Newcomers = ()
     commitment: SliceCommitment | None = None
+    lock: Lock | None = None
+    origin: bytes = b""
+    signature: Annotated[bytes, up_to(SIGNATURE_BYTES)] = b""
 
     def __post_init__(self) -> None:
         _check_work(self.num_tokens, self.num_samples)
         _check_cluster(self)
-        if (self.voted is None) != (not self.voted_origin):
-            raise ValueError("voted and voted_origin come together")
+        if (self.lock is None) != (not self.origin):
+            raise ValueError("lock and origin come together")
+        if self.lock is not None and self.lock.attempt > self.attempt:
+            raise ValueError("its lock is of a later attempt")
+
+    def contribution_of(self, peer_id: str) -> Contribution:
+        """Return what a group carries of this report of `peer_id`."""
+        return Contribution(
+            peer_id=peer_id,
+            num_tokens=self.num_tokens,
+            num_samples=self.num_samples,
+            loss=self.loss,
+            leaving=self.leaving,
+            bytes_per_s=self.bytes_per_s,
+            followers=self.followers,
+            newcomers=self.newcomers,
+            commitment=self.commitment,
+            locked=self.lock.claim if self.lock else None,
+            signature=self.signature,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,9 +258,10 @@ class Group(wire.WireMessage):
     """The fixed members of one round, which all start from `state_digest`. Signed by its coordinator.
 
     Member i owns part i, of `part_values[i]` values; there are no parts if no member has tokens. `reduce_s` and
-    `vote_s` bound the reduction and the vote, each from its beginning at each member. A group that `resumes` an earlier
-    outcome reduces nothing: its members fetch the outcome's parts and vote on it again; `origin` is the outcome's own
-    signed group. `order` is the author's last resume order that the state follows from, if there is one.
+    `vote_s` bound the reduction and each of the two votes, from its beginning at each member. A group with a `lock`,
+    the highest one that its members report, `resumes` that outcome and reduces nothing: its members fetch the outcome's
+    parts and vote on it again; `origin` is the outcome's own signed group. `order` is the author's last resume order
+    that the state follows from, if there is one.
     """
 
     PROTO = training_pb2.Group
@@ -219,7 +275,7 @@ class Group(wire.WireMessage):
     part_values: tuple[Annotated[int, whole(limits.MAX_PART_VALUES)], ...] = ()
     reduce_s: PhaseS
     vote_s: PhaseS
-    resumes: Outcome | None = None
+    lock: Lock | None = None
     origin: bytes = b""
     order: bytes = b""
 
@@ -231,8 +287,13 @@ class Group(wire.WireMessage):
         reduces = self.num_tokens > 0 and self.resumes is None
         if len(self.part_values) != (len(self.members) if reduces else 0):
             raise ValueError("the parts do not fit the members")
-        if (self.resumes is None) != (not self.origin):
-            raise ValueError("resumes and origin come together")
+        if (self.lock is None) != (not self.origin):
+            raise ValueError("lock and origin come together")
+
+    @property
+    def resumes(self) -> Outcome | None:
+        """The outcome that it finishes; None if it makes a new one."""
+        return self.lock.outcome if self.lock else None
 
     @property
     def peer_ids(self) -> tuple[str, ...]:
@@ -339,7 +400,12 @@ class ReduceOpening(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vote(wire.WireMessage):
-    """A member's statement that it holds all parts of `outcome`, and that they give its state. Signed by the member."""
+    """A member's statement that it holds all parts of `outcome`, and that they give its state.
+
+    `kind` says which of its two votes it is: `prepare` the first one, of which a quorum makes a `Lock`; `commit` the
+    second one, of a member that holds the lock, of which a quorum makes a `Certificate`. `signature` is the member's of
+    `round_signatures.vote_message`.
+    """
 
     PROTO = training_pb2.Vote
     MAX_BYTES = limits.MAX_VOTE_BYTES
@@ -349,6 +415,8 @@ class Vote(wire.WireMessage):
     attempt: Attempt
     group_digest: Digest
     outcome: Outcome
+    kind: VoteKind
+    signature: Annotated[bytes, up_to(SIGNATURE_BYTES)] = b""
 
     def __post_init__(self) -> None:
         if not isinstance(self.outcome, Outcome):
@@ -431,7 +499,8 @@ class SignedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate(wire.WireMessage):
-    """A signed group and votes of its members for one outcome; `swarm.training.state.certificate` counts them.
+    """A signed group and second votes of its members for `outcome`, by the voters' places in the group;
+    `swarm.training.state.certificate` counts them.
 
     Or it is the author's signed resume `order`, which commits a state as votes do.
     """
@@ -440,12 +509,14 @@ class Certificate(wire.WireMessage):
     MAX_BYTES = limits.MAX_CERTIFICATE_BYTES
 
     group: bytes = b""
-    votes: Annotated[tuple[bytes, ...], distinct(limits.MAX_GROUP_MEMBERS)] = ()
     order: bytes = b""
+    outcome: Outcome | None = None
+    votes: tuple[PlacedSignature, ...] = ()
 
     def __post_init__(self) -> None:
-        if bool(self.order) == bool(self.group or self.votes):
+        if bool(self.order) == bool(self.group or self.votes) or bool(self.group) != (self.outcome is not None):
             raise ValueError("it holds neither a group with votes nor an order, or both")
+        _check_places(self.votes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -530,6 +601,12 @@ class ChunkRequest(wire.WireMessage):
 
     state_digest: Digest
     index: Annotated[int, whole(2**32 - 1)]
+
+
+def _check_places(votes: tuple[PlacedSignature, ...]) -> None:
+    places = [each.place for each in votes]
+    if len(places) > limits.MAX_GROUP_MEMBERS or places != sorted(set(places)):
+        raise ValueError("the votes are too many, or not sorted and distinct")
 
 
 def _check_cluster(claim: Contribution | Ready) -> None:

@@ -23,7 +23,7 @@ from swarm.network.libp2p import stream_resume
 from swarm.serving.sampling.drawing import pick
 from swarm.serving.wire.page_keys import page_keys
 from swarm.training.allreduce.parts import part_sizes
-from swarm.training.round.round_state import coordinator_of
+from swarm.training.round.beacon import attempt_beacon, coordinator_of
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import parse_text, sign_mapping
 from swarm.training.run.vote import quorum
@@ -168,8 +168,9 @@ def test_sessions_page_describes_which_token_is_drawn(
 
 
 def test_rounds_page_describes_the_coordinator_and_the_quorum() -> None:
-    expected = min(PEERS, key=lambda peer: hashlib.sha256(f"own/4/2/{peer}".encode()).digest())
-    assert coordinator_of("own", 4, 2, PEERS) == expected
+    beacon = hashlib.sha256(f"own/{'ab' * 32}/4/2".encode()).digest()
+    expected = min(PEERS, key=lambda peer: hashlib.sha256(beacon + peer.encode()).digest())
+    assert coordinator_of(attempt_beacon("own", b"\xab" * 32, 4, 2), PEERS) == expected
     assert [quorum(number) for number in range(1, 9)] == [math.ceil(2 * number / 3) for number in range(1, 9)]
 
 

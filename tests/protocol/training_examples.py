@@ -14,9 +14,11 @@ from swarm_protocol.training_messages import (
     FollowReply,
     FollowRequest,
     Group,
+    Lock,
     ManifestRequest,
     Outcome,
     PartRequest,
+    PlacedSignature,
     Ready,
     ReadyReply,
     ReduceOpening,
@@ -30,8 +32,23 @@ from swarm_protocol.training_messages import (
 FIRST, SECOND = sorted(Identity(bytes([number] * 32)).peer_id for number in range(2))
 DIGEST = bytes(range(32))
 OUTCOME = Outcome(origin_digest=DIGEST, part_digests=(DIGEST, DIGEST), state_digest=DIGEST[::-1])
+SIGNATURE = bytes(range(64))
+LOCK = Lock(
+    attempt=0,
+    group_digest=DIGEST,
+    outcome=OUTCOME,
+    votes=(PlacedSignature(place=0, signature=SIGNATURE), PlacedSignature(place=3, signature=SIGNATURE)),
+)
 MEMBERS = (
-    Contribution(peer_id=FIRST, num_tokens=4096, num_samples=32, loss=2.5, bytes_per_s=12_500_000),
+    Contribution(
+        peer_id=FIRST,
+        num_tokens=4096,
+        num_samples=32,
+        loss=2.5,
+        bytes_per_s=12_500_000,
+        locked=LOCK.claim,
+        signature=SIGNATURE,
+    ),
     Contribution(peer_id=SECOND, num_tokens=2048, num_samples=16, loss=2.75, leaving=True),
 )
 
@@ -50,9 +67,9 @@ EXAMPLES: tuple[object, ...] = (
         num_samples=32,
         loss=2.5,
         accused=(SECOND,),
-        voted_attempt=0,
-        voted=OUTCOME,
-        voted_origin=b"signed group",
+        lock=LOCK,
+        origin=b"signed group",
+        signature=SIGNATURE,
         leaving=True,
         bytes_per_s=12_500_000,
         sequence=1_767_225_600,
@@ -95,15 +112,24 @@ EXAMPLES: tuple[object, ...] = (
         members=MEMBERS[:1],
         reduce_s=30.0,
         vote_s=10.0,
-        resumes=OUTCOME,
+        lock=LOCK,
         origin=b"signed group",
         order=b"signed order",
     ),
     ReduceOpening(kind="exchange", part=0),
     ReduceOpening(kind="slices", part=1, frame=3),
-    Vote(run="stdlib-1f00ba44", step=3, attempt=1, group_digest=DIGEST, outcome=OUTCOME),
+    Vote(run="stdlib-1f00ba44", step=3, attempt=1, group_digest=DIGEST, outcome=OUTCOME, kind="prepare"),
+    Vote(
+        run="stdlib-1f00ba44",
+        step=3,
+        attempt=1,
+        group_digest=DIGEST,
+        outcome=OUTCOME,
+        kind="commit",
+        signature=SIGNATURE,
+    ),
     VoteReply(bytes_per_s=12_500_000),
-    Certificate(group=b"signed group", votes=(b"signed vote", b"another")),
+    Certificate(group=b"signed group", outcome=OUTCOME, votes=(PlacedSignature(place=1, signature=SIGNATURE),)),
     Certificate(order=b"signed order"),
     ResumeOrder(
         run="stdlib-1f00ba44", sequence=1_767_225_600, outer_step=3, state_digest=DIGEST, roster=(FIRST, SECOND)

@@ -13,6 +13,7 @@ from typing import Any
 
 from swarm.training.round import round_events as events
 from swarm.training.round import state_machine as machine
+from swarm.training.round.beacon import attempt_beacon, coordinator_of
 from swarm.training.round.group_formation import form_group
 from swarm.training.round.round_events import (
     Action,
@@ -32,20 +33,34 @@ from swarm.training.round.round_events import (
     Voted,
     Withdrew,
 )
-from swarm.training.round.round_state import RoundSetup, RoundState, coordinator_of
+from swarm.training.round.round_state import RoundSetup, RoundState
 from swarm.training.run.vote import Succession
 from swarm.training.state.clusters import Clusters
 from swarm_protocol import training_messages as messages
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Abort, Contribution, Outcome, Ready, SignedGroup, Vote
+from swarm_protocol.training_messages import (
+    Abort,
+    Contribution,
+    Lock,
+    Outcome,
+    PlacedSignature,
+    Ready,
+    SignedGroup,
+    Vote,
+    VoteKind,
+)
 
 TRACES = Path(__file__).parents[1] / "swarm" / "training" / "traces"
 PEERS = tuple(sorted(Identity(bytes([number]) * 32).peer_id for number in range(4)))
 RUN, STEP, DIGEST = "run", 7, bytes(32)
 
 
+SIGNATURE = bytes(64)
+
+
 def coordinator_at(attempt: int, without: tuple[str, ...] = ()) -> str:
-    return coordinator_of(RUN, STEP, attempt, [peer for peer in PEERS if peer not in without])
+    beacon = attempt_beacon(RUN, DIGEST, STEP, attempt)
+    return coordinator_of(beacon, [peer for peer in PEERS if peer not in without])
 
 
 COORDINATOR = coordinator_at(0)
@@ -94,7 +109,27 @@ def signed(
     members: tuple[str, ...] = PEERS, attempt: int = 0, signer: str = COORDINATOR, **changes: Any
 ) -> SignedGroup:
     reports = {peer: ready(attempt) for peer in members}
-    group, _ = form_group(setup(members[0], min_group=1), attempt, reports)
+    return signed_of(reports, attempt, signer, **changes)
+
+
+def resuming(
+    first: SignedGroup, attempt: int, signer: str, holder: str, origin: SignedGroup | None = None
+) -> SignedGroup:
+    """Return a group of all peers, of whom `holder` has a lock of what `first` came to. `origin` replaces `first`."""
+    held = {"lock": locked(first), "origin": first.data}
+    reports = {peer: ready(attempt, **(held if peer == holder else {})) for peer in PEERS}
+    return replace(signed_of(reports, attempt, signer), origin=origin or first)
+
+
+def locked(group: SignedGroup) -> Lock:
+    """Return the lock that the first votes of all of `group` make."""
+    votes = tuple(PlacedSignature(place=place, signature=SIGNATURE) for place in range(len(group.group.members)))
+    return Lock(attempt=group.group.attempt, group_digest=group.digest, outcome=outcome(group), votes=votes)
+
+
+def signed_of(reports: dict[str, Ready], attempt: int, signer: str, **changes: Any) -> SignedGroup:
+    """Return the group of these reports, with changes that its members may find wrong."""
+    group, _ = form_group(setup(next(iter(reports)), min_group=1), attempt, reports)
     group = replace(group, **changes)
     name = f"group {attempt} by {signer[-6:]} {sorted(changes)}".encode()
     return SignedGroup(group=group, signer=signer, data=name, digest=(name * 32)[:32])
@@ -105,9 +140,22 @@ def outcome(group: SignedGroup, state: bytes = b"s") -> Outcome:
     return Outcome(origin_digest=group.digest, part_digests=parts, state_digest=state * 32)
 
 
-def voted(peer: str, group: SignedGroup, chosen: Outcome) -> Voted:
-    vote = Vote(run=RUN, step=STEP, attempt=group.group.attempt, group_digest=group.digest, outcome=chosen)
-    return Voted(peer=peer, vote=vote, data=f"vote of {peer[-6:]}".encode())
+def voted(peer: str, group: SignedGroup, chosen: Outcome, kind: VoteKind = "prepare") -> Voted:
+    vote = Vote(
+        run=RUN,
+        step=STEP,
+        attempt=group.group.attempt,
+        group_digest=group.digest,
+        outcome=chosen,
+        kind=kind,
+        signature=SIGNATURE,
+    )
+    return Voted(peer=peer, vote=vote)
+
+
+def committed(peer: str, group: SignedGroup, chosen: Outcome) -> Voted:
+    """Return the second vote of `peer`."""
+    return voted(peer, group, chosen, "commit")
 
 
 def left(peer: str, group: SignedGroup, reason: str) -> AttemptLeft:
@@ -138,7 +186,11 @@ def member_commits() -> tuple[str, Script]:
         (7.0, Reduced(attempt=0, outcome=OUTCOME)),
         (7.0, voted(ME, FIRST, OUTCOME)),
         (7.1, voted(OTHERS[1], FIRST, OUTCOME)),
+        (7.1, committed(ME, FIRST, OUTCOME)),
         (7.2, voted(COORDINATOR, FIRST, OUTCOME)),
+        (7.2, committed(OTHERS[1], FIRST, OUTCOME)),
+        (7.3, committed(COORDINATOR, FIRST, OUTCOME)),
+        (7.4, committed(OTHERS[0], FIRST, OUTCOME)),
     ]
 
 
@@ -178,12 +230,15 @@ def owner_dies_and_the_parts_come_from_who_voted() -> tuple[str, Script]:
         (6.9, Reduced(attempt=0, outcome=OUTCOME)),
         (6.9, voted(ME, FIRST, OUTCOME)),
         (7.0, voted(COORDINATOR, FIRST, OUTCOME)),
+        (7.0, committed(ME, FIRST, OUTCOME)),
+        (7.1, committed(COORDINATOR, FIRST, OUTCOME)),
+        (7.1, committed(OTHERS[0], FIRST, OUTCOME)),
     ]
 
 
 def undecided_vote_is_resumed_by_the_next_attempt() -> tuple[str, Script]:
     coordinator = coordinator_at(1)
-    resumed = replace(signed(PEERS, 1, coordinator, part_values=(), resumes=OUTCOME, origin=FIRST.data), origin=FIRST)
+    resumed = resuming(FIRST, 1, coordinator, COORDINATOR)
     return ME, [
         (5.0, OFFER),
         (6.0, Grouped(signed=FIRST)),
@@ -196,6 +251,26 @@ def undecided_vote_is_resumed_by_the_next_attempt() -> tuple[str, Script]:
         (16.7, voted(ME, resumed, OUTCOME)),
         (16.8, voted(OTHERS[0], resumed, OUTCOME)),
         (16.8, voted(COORDINATOR, resumed, OUTCOME)),
+        (16.8, committed(ME, resumed, OUTCOME)),
+        (16.9, committed(OTHERS[0], resumed, OUTCOME)),
+        (16.9, committed(COORDINATOR, resumed, OUTCOME)),
+    ]
+
+
+def lock_that_a_member_holds_is_in_its_next_report() -> tuple[str, Script]:
+    coordinator = coordinator_at(1)
+    return ME, [
+        (5.0, OFFER),
+        (6.0, Grouped(signed=FIRST)),
+        (6.5, Reduced(attempt=0, outcome=OUTCOME)),
+        (6.5, voted(ME, FIRST, OUTCOME)),
+        (6.6, voted(OTHERS[0], FIRST, OUTCOME)),
+        (6.6, voted(OTHERS[1], FIRST, OUTCOME)),
+        (6.6, committed(ME, FIRST, OUTCOME)),
+        (16.6, Tick()),
+        (16.7, Tick()),
+        # the coordinator does not carry on what this member reported
+        (16.8, Grouped(signed=signed(PEERS, 1, coordinator))),
     ]
 
 
@@ -203,7 +278,7 @@ def reduction_that_fails_is_tried_again_with_the_same_contribution() -> tuple[st
     """An owner cannot be reached and nobody has voted: the attempt is aborted, its pseudo-gradient kept."""
     gone = OTHERS[1]
     left_peers = tuple(peer for peer in PEERS if peer != gone)
-    coordinator = coordinator_of(RUN, STEP, 1, left_peers)
+    coordinator = coordinator_at(1, (gone,))
     second = signed(left_peers, 1, coordinator)
     return ME, [
         (5.0, OFFER),
@@ -214,7 +289,10 @@ def reduction_that_fails_is_tried_again_with_the_same_contribution() -> tuple[st
         (7.5, Reduced(attempt=1, outcome=outcome(second))),
         (7.5, voted(ME, second, outcome(second))),
         (7.6, voted(COORDINATOR, second, outcome(second))),
-        (7.7, voted(OTHERS[0], second, outcome(second))),
+        (7.6, voted(OTHERS[0], second, outcome(second))),
+        (7.6, committed(ME, second, outcome(second))),
+        (7.7, committed(COORDINATOR, second, outcome(second))),
+        (7.7, committed(OTHERS[0], second, outcome(second))),
     ]
 
 
@@ -260,6 +338,7 @@ SCRIPTS: dict[str, Callable[[], tuple[str, Script]]] = {
         coordinator_dies_and_the_next_one_takes_over,
         owner_dies_and_the_parts_come_from_who_voted,
         undecided_vote_is_resumed_by_the_next_attempt,
+        lock_that_a_member_holds_is_in_its_next_report,
         reduction_that_fails_is_tried_again_with_the_same_contribution,
         coordinator_signs_two_groups,
         owner_gives_different_results,

@@ -33,7 +33,15 @@ from swarm.training.state.evidence_folder import EvidenceStore
 from swarm.training.state.replica_state import ReplicaState
 from swarm_compression import Codec, get_codec
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, Vote
+from swarm_protocol.training_messages import (
+    Certificate,
+    Contribution,
+    Group,
+    Outcome,
+    PlacedSignature,
+    SignedGroup,
+    Vote,
+)
 from torch import Tensor
 
 E = TypeVar("E")
@@ -305,8 +313,28 @@ def certified(signers: list[RunSignatures], step: int, now: float) -> bytes:
     outcome = Outcome(
         origin_digest=signed.digest, part_digests=(bytes(32),) * len(peers), state_digest=bytes([step + 1]) * 32
     )
-    vote = Vote(run=group.run, step=step, attempt=0, group_digest=signed.digest, outcome=outcome)
-    return Certificate(group=signed.data, votes=tuple(each.sign_vote(vote, now) for each in signers)).to_bytes()
+    return certificate_of(signed, outcome, signers)
+
+
+def certificate_of(signed: SignedGroup, outcome: Outcome, signers: Sequence[RunSignatures]) -> bytes:
+    """Return the certificate that second votes of these members of the group make."""
+    group = signed.group
+    vote = Vote(
+        run=group.run,
+        step=group.step,
+        attempt=group.attempt,
+        group_digest=signed.digest,
+        outcome=outcome,
+        kind="commit",
+    )
+    votes = placed_votes(vote, signers, group.peer_ids)
+    return Certificate(group=signed.data, outcome=outcome, votes=votes).to_bytes()
+
+
+def placed_votes(vote: Vote, signers: Sequence[RunSignatures], peers: Sequence[str]) -> tuple[PlacedSignature, ...]:
+    """Return this vote of the `signers`, by their places among `peers`."""
+    signatures = {peers.index(each.identity.peer_id): each.sign_vote(vote).signature for each in signers}
+    return tuple(PlacedSignature(place=place, signature=signatures[place]) for place in sorted(signatures))
 
 
 class SpoiledCodec:

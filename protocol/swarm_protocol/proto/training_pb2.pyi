@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Contribution(_message.Message):
-    __slots__ = ("peer_id", "num_tokens", "num_samples", "loss", "leaving", "bytes_per_s", "followers", "newcomers", "commitment")
+    __slots__ = ("peer_id", "num_tokens", "num_samples", "loss", "leaving", "bytes_per_s", "followers", "newcomers", "commitment", "locked", "signature")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,8 @@ class Contribution(_message.Message):
     FOLLOWERS_FIELD_NUMBER: _ClassVar[int]
     NEWCOMERS_FIELD_NUMBER: _ClassVar[int]
     COMMITMENT_FIELD_NUMBER: _ClassVar[int]
+    LOCKED_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     num_tokens: int
     num_samples: int
@@ -26,7 +28,9 @@ class Contribution(_message.Message):
     followers: _containers.RepeatedCompositeFieldContainer[Follower]
     newcomers: _containers.RepeatedScalarFieldContainer[str]
     commitment: SliceCommitment
-    def __init__(self, peer_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ..., followers: _Optional[_Iterable[_Union[Follower, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ..., commitment: _Optional[_Union[SliceCommitment, _Mapping]] = ...) -> None: ...
+    locked: LockClaim
+    signature: bytes
+    def __init__(self, peer_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ..., followers: _Optional[_Iterable[_Union[Follower, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ..., commitment: _Optional[_Union[SliceCommitment, _Mapping]] = ..., locked: _Optional[_Union[LockClaim, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class SliceCommitment(_message.Message):
     __slots__ = ("root", "signature")
@@ -58,8 +62,36 @@ class Outcome(_message.Message):
     state_digest: bytes
     def __init__(self, origin_digest: _Optional[bytes] = ..., part_digests: _Optional[_Iterable[bytes]] = ..., state_digest: _Optional[bytes] = ...) -> None: ...
 
+class LockClaim(_message.Message):
+    __slots__ = ("attempt", "outcome_digest")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    outcome_digest: bytes
+    def __init__(self, attempt: _Optional[int] = ..., outcome_digest: _Optional[bytes] = ...) -> None: ...
+
+class Lock(_message.Message):
+    __slots__ = ("attempt", "group_digest", "outcome", "votes")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    GROUP_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    VOTES_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    group_digest: bytes
+    outcome: Outcome
+    votes: _containers.RepeatedCompositeFieldContainer[PlacedSignature]
+    def __init__(self, attempt: _Optional[int] = ..., group_digest: _Optional[bytes] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., votes: _Optional[_Iterable[_Union[PlacedSignature, _Mapping]]] = ...) -> None: ...
+
+class PlacedSignature(_message.Message):
+    __slots__ = ("place", "signature")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    place: int
+    signature: bytes
+    def __init__(self, place: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
 class Ready(_message.Message):
-    __slots__ = ("run", "step", "attempt", "state_digest", "num_tokens", "num_samples", "loss", "accused", "voted_attempt", "voted", "voted_origin", "leaving", "bytes_per_s", "sequence", "followers", "newcomers", "commitment")
+    __slots__ = ("run", "step", "attempt", "state_digest", "num_tokens", "num_samples", "loss", "accused", "leaving", "bytes_per_s", "sequence", "followers", "newcomers", "commitment", "lock", "origin", "signature")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -68,15 +100,15 @@ class Ready(_message.Message):
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     ACCUSED_FIELD_NUMBER: _ClassVar[int]
-    VOTED_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    VOTED_FIELD_NUMBER: _ClassVar[int]
-    VOTED_ORIGIN_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     FOLLOWERS_FIELD_NUMBER: _ClassVar[int]
     NEWCOMERS_FIELD_NUMBER: _ClassVar[int]
     COMMITMENT_FIELD_NUMBER: _ClassVar[int]
+    LOCK_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     run: str
     step: int
     attempt: int
@@ -85,16 +117,16 @@ class Ready(_message.Message):
     num_samples: int
     loss: float
     accused: _containers.RepeatedScalarFieldContainer[str]
-    voted_attempt: int
-    voted: Outcome
-    voted_origin: bytes
     leaving: bool
     bytes_per_s: int
     sequence: int
     followers: _containers.RepeatedCompositeFieldContainer[Follower]
     newcomers: _containers.RepeatedScalarFieldContainer[str]
     commitment: SliceCommitment
-    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., accused: _Optional[_Iterable[str]] = ..., voted_attempt: _Optional[int] = ..., voted: _Optional[_Union[Outcome, _Mapping]] = ..., voted_origin: _Optional[bytes] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ..., sequence: _Optional[int] = ..., followers: _Optional[_Iterable[_Union[Follower, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ..., commitment: _Optional[_Union[SliceCommitment, _Mapping]] = ...) -> None: ...
+    lock: Lock
+    origin: bytes
+    signature: bytes
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., accused: _Optional[_Iterable[str]] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ..., sequence: _Optional[int] = ..., followers: _Optional[_Iterable[_Union[Follower, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ..., commitment: _Optional[_Union[SliceCommitment, _Mapping]] = ..., lock: _Optional[_Union[Lock, _Mapping]] = ..., origin: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class ReadyReply(_message.Message):
     __slots__ = ("kind", "group", "attempt", "certificate", "state_digest", "reason")
@@ -157,7 +189,7 @@ class ReduceOpening(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., part: _Optional[int] = ..., frame: _Optional[int] = ..., leaves: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class Group(_message.Message):
-    __slots__ = ("run", "step", "attempt", "state_digest", "members", "part_values", "reduce_s", "vote_s", "resumes", "origin", "order")
+    __slots__ = ("run", "step", "attempt", "state_digest", "members", "part_values", "reduce_s", "vote_s", "origin", "order", "lock")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -166,9 +198,9 @@ class Group(_message.Message):
     PART_VALUES_FIELD_NUMBER: _ClassVar[int]
     REDUCE_S_FIELD_NUMBER: _ClassVar[int]
     VOTE_S_FIELD_NUMBER: _ClassVar[int]
-    RESUMES_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
+    LOCK_FIELD_NUMBER: _ClassVar[int]
     run: str
     step: int
     attempt: int
@@ -177,10 +209,10 @@ class Group(_message.Message):
     part_values: _containers.RepeatedScalarFieldContainer[int]
     reduce_s: float
     vote_s: float
-    resumes: Outcome
     origin: bytes
     order: bytes
-    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., members: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., part_values: _Optional[_Iterable[int]] = ..., reduce_s: _Optional[float] = ..., vote_s: _Optional[float] = ..., resumes: _Optional[_Union[Outcome, _Mapping]] = ..., origin: _Optional[bytes] = ..., order: _Optional[bytes] = ...) -> None: ...
+    lock: Lock
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., members: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., part_values: _Optional[_Iterable[int]] = ..., reduce_s: _Optional[float] = ..., vote_s: _Optional[float] = ..., origin: _Optional[bytes] = ..., order: _Optional[bytes] = ..., lock: _Optional[_Union[Lock, _Mapping]] = ...) -> None: ...
 
 class ResumeOrder(_message.Message):
     __slots__ = ("run", "sequence", "outer_step", "state_digest", "roster")
@@ -215,28 +247,34 @@ class Endorsement(_message.Message):
     def __init__(self, run: _Optional[str] = ..., sequence: _Optional[int] = ..., order_sequence: _Optional[int] = ..., outer_step: _Optional[int] = ..., next_attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., roster: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Vote(_message.Message):
-    __slots__ = ("run", "step", "attempt", "group_digest", "outcome")
+    __slots__ = ("run", "step", "attempt", "group_digest", "outcome", "kind", "signature")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     GROUP_DIGEST_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     run: str
     step: int
     attempt: int
     group_digest: bytes
     outcome: Outcome
-    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., group_digest: _Optional[bytes] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ...) -> None: ...
+    kind: str
+    signature: bytes
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., group_digest: _Optional[bytes] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., kind: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Certificate(_message.Message):
-    __slots__ = ("group", "votes", "order")
+    __slots__ = ("group", "order", "outcome", "votes")
     GROUP_FIELD_NUMBER: _ClassVar[int]
-    VOTES_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    VOTES_FIELD_NUMBER: _ClassVar[int]
     group: bytes
-    votes: _containers.RepeatedScalarFieldContainer[bytes]
     order: bytes
-    def __init__(self, group: _Optional[bytes] = ..., votes: _Optional[_Iterable[bytes]] = ..., order: _Optional[bytes] = ...) -> None: ...
+    outcome: Outcome
+    votes: _containers.RepeatedCompositeFieldContainer[PlacedSignature]
+    def __init__(self, group: _Optional[bytes] = ..., order: _Optional[bytes] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., votes: _Optional[_Iterable[_Union[PlacedSignature, _Mapping]]] = ...) -> None: ...
 
 class VoteReply(_message.Message):
     __slots__ = ("bytes_per_s",)

@@ -11,7 +11,7 @@ from support.leaks import no_leaks
 from support.training_swarm import Member, Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.testing import virtual_time
 from swarm.training.member.trainer_events import ContributionLate, IntervalDone, OuterStep, RoundAborted, StateFetched
-from swarm.training.round.round_state import coordinator_of
+from swarm.training.round.beacon import coordinator_of
 from swarm.training.run.run_config import RunConfig
 
 STEP_S = 0.4
@@ -108,7 +108,11 @@ def test_killed_head_leaves_its_followers_at_work(is_coordinator: bool) -> None:
             await until_step(swarm, 2)
             await asyncio.sleep(STEP_S)
             heads = {head.peer_id: head for head in heads_of(swarm)}
-            coordinator = coordinator_of(swarm.run.run_id, 3, 0, heads)
+            service = heads_of(swarm)[0].trainer._service
+            assert service is not None
+            assert service._driver is not None
+            assert service._driver.setup.step == 3
+            coordinator = coordinator_of(service._driver.setup.beacon(0), heads)
             others = [head for head in heads if head != coordinator]
             swarm.kill(heads[coordinator if is_coordinator else others[0]].name)
             members = await swarm.finish()
@@ -189,6 +193,7 @@ def test_follower_that_lies_about_its_work_is_refused_and_moves_the_state_no_mor
     async def main() -> None:
         async with Swarm(clustered()) as swarm:
             await join_all(swarm, 8)
+            await until_step(swarm, 1)
             await swarm.join("liar", inner=SyntheticInner(virtual_step_s=STEP_S, corrupt=lambda x_N: x_N - 1e3))
             members = await swarm.finish()
             assert_equal_steps(members, 6)

@@ -7,7 +7,7 @@ import logging
 from dataclasses import replace
 
 import pytest
-from support.training_swarm import Member, Swarm, assert_equal_steps, certified, config, identity_of
+from support.training_swarm import Member, Swarm, assert_equal_steps, certificate_of, certified, config, identity_of
 from swarm.network.interface import Stream
 from swarm.network.memory.memory_network import MemoryNetwork
 from swarm.testing import virtual_time
@@ -17,7 +17,7 @@ from swarm.training.run.methods import Methods
 from swarm.training.state.certificate import RunSignatures
 from swarm_protocol.errors import IntegrityError, PeerViolation, RoundError
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, Ready, Vote
+from swarm_protocol.training_messages import Contribution, Group, Lock, Outcome, Ready, Vote
 
 NUM_STEPS = 3
 
@@ -52,20 +52,22 @@ def test_forged_groups_and_votes_are_refused_and_change_nothing() -> None:
             genuine = member.trainer._signatures.check_certificate(member.trainer.certificate, now)
             group = replace(genuine.origin, step=2)
             outcome = Outcome(origin_digest=bytes(32), part_digests=(), state_digest=bytes(32))
-            vote = Vote(run=swarm.run.run_id, step=2, attempt=0, group_digest=bytes(32), outcome=outcome)
+            vote = Vote(run=swarm.run.run_id, step=2, attempt=0, group_digest=bytes(32), outcome=outcome, kind="commit")
             # signed by the stranger, who is in no group
             with pytest.raises(PeerViolation, match="without one of us"):
                 await exchange(network, member.peer_id, names.reduce, stranger.sign_group(group, now).data)
             # a broken signature
-            broken = stranger.sign_vote(vote, now)
-            with pytest.raises((IntegrityError, PeerViolation)):
-                await network.call(member.peer_id, names.vote, broken[:-1] + bytes([broken[-1] ^ 1]), timeout_s=1.0)
-            # somebody else's vote
+            signature = stranger.sign_vote(vote).signature
+            broken = replace(vote, signature=signature[:-1] + bytes([signature[-1] ^ 1]))
+            # somebody else's vote, a first vote as a second one, and a vote of another run
             other = RunSignatures(identity=Identity(b"o" * 32), network_id="test", run=swarm.run.run_id)
-            with pytest.raises(PeerViolation, match="from its voter"):
-                await network.call(member.peer_id, names.vote, other.sign_vote(vote, now), timeout_s=1.0)
+            first = replace(stranger.sign_vote(replace(vote, kind="prepare")), kind="commit")
+            elsewhere = stranger.sign_vote(replace(vote, run="other"))
+            for forged in (vote, broken, other.sign_vote(vote), first, elsewhere):
+                with pytest.raises((IntegrityError, PeerViolation)):
+                    await network.call(member.peer_id, names.vote, forged.to_bytes(), timeout_s=1.0)
             # its own vote is well formed, and counts for nothing
-            await network.call(member.peer_id, names.vote, stranger.sign_vote(vote, now), timeout_s=1.0)
+            await network.call(member.peer_id, names.vote, stranger.sign_vote(vote).to_bytes(), timeout_s=1.0)
             members = await swarm.finish("m0", "m1")
             await network.close()
             assert_equal_steps(members, NUM_STEPS)
@@ -99,9 +101,7 @@ def test_certificate_that_the_runs_own_terms_rule_out_overtakes_nobody(num_signe
             outcome = Outcome(
                 origin_digest=signed.digest, part_digests=(bytes(32),) * num_signers, state_digest=bytes(32)
             )
-            vote = Vote(run=run, step=step, attempt=0, group_digest=signed.digest, outcome=outcome)
-            votes = tuple(each.sign_vote(vote, now) for each in signers)
-            forged = Certificate(group=signed.data, votes=votes).to_bytes()
+            forged = certificate_of(signed, outcome, signers)
             with pytest.raises(PeerViolation, match="does not allow"):
                 member.trainer._signatures.check_certificate(forged, now)
             await swarm.finish("m0", "m1")
@@ -186,7 +186,7 @@ def test_parts_for_another_round_are_refused() -> None:
     virtual_time.run(main(), compute_s=_slow)
 
 
-def test_made_up_vote_of_a_stranger_does_not_hand_it_the_run() -> None:
+def test_made_up_lock_of_a_stranger_does_not_hand_it_the_run() -> None:
     """It needs no parts: the outcome is the present state, with the stranger and its other self as the only members."""
 
     async def main() -> None:
@@ -212,15 +212,16 @@ def test_made_up_vote_of_a_stranger_does_not_hand_it_the_run() -> None:
                 )
                 signed = stranger.sign_group(group, network.now())
                 state = replace(service._context.replica.current.manifest, roster=group.roster).digest()
+                outcome = Outcome(origin_digest=signed.digest, part_digests=(), state_digest=state)
                 ready = Ready(
                     **round_of,  # type: ignore[arg-type]
                     state_digest=setup.state_digest,
-                    voted=Outcome(origin_digest=signed.digest, part_digests=(), state_digest=state),
-                    voted_attempt=attempt,
-                    voted_origin=signed.data,
+                    lock=Lock(attempt=attempt, group_digest=signed.digest, outcome=outcome, votes=()),
+                    origin=signed.data,
                 )
+                data, method = stranger.sign_report(ready).to_bytes(), service._context.methods.ready
                 with pytest.raises(PeerViolation, match="no member of the state"):
-                    await network.call(target.peer_id, service._context.methods.ready, ready.to_bytes(), timeout_s=20.0)
+                    await network.call(target.peer_id, method, data, timeout_s=20.0)
                 refused.append(target)
 
             await asyncio.gather(*map(claim, swarm.members.values()))

@@ -82,7 +82,7 @@ def measured(state: RoundState) -> Measured | None:
     match state.phase:
         case "reducing":
             return "reduce"
-        case "voting":
+        case "preparing" | "voting":
             return "commit"
         case "done":
             return "apply"

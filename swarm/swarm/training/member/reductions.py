@@ -148,10 +148,14 @@ class Reductions:
         except SwarmError as error:
             self._feed(reduce_failed(attempt, error))
             return
-        is_new = signed.group.resumes is None and not action.is_vouched
-        auditing = self._auditing.get(outcome.origin_digest) if is_new else None
-        if auditing is None or await self._is_right(auditing, attempt, parts):
-            await self._propose(attempt, outcome.origin_digest, origin, parts)
+        if parts and not action.is_vouched:
+            auditing = self._auditing.get(outcome.origin_digest)
+            if auditing is None:
+                self._feed(reduce_failed(attempt, RoundError("this member cannot audit parts that it had no share in")))
+                return
+            if not await self._is_right(auditing, attempt, parts):
+                return
+        await self._propose(attempt, outcome.origin_digest, origin, parts)
 
     async def accept(self, peer: str, signed: SignedGroup, stream: Stream) -> None:
         """Pass `peer`'s stream to the butterfly of its group, once this member takes part in it. Raises RoundError."""

@@ -65,7 +65,14 @@ from swarm.training.round.round_events import (
     Voted,
     Withdrew,
 )
-from swarm.training.round.round_state import Ballot, RoundSetup, RoundState, own_report, with_coordinator
+from swarm.training.round.round_state import (
+    HeldLock,
+    Prepared,
+    RoundSetup,
+    RoundState,
+    own_report,
+    with_coordinator,
+)
 from swarm.training.state.certificate import Proof
 from swarm.training.state.clusters import has_contributed
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S
@@ -128,7 +135,8 @@ class RoundDriver:
         self._bytes_sent = 0
         self._certificate = b""
         self._offered: tuple[float, float] | None = None  # by the loop's clock and by the network's
-        self._kept: tuple[int, Ballot | None] | None = None
+        self._kept: tuple[int, HeldLock | None, Prepared | None] | None = None
+        self._checked: set[bytes] = set()
 
     @property
     def setup(self) -> RoundSetup:
@@ -162,7 +170,8 @@ class RoundDriver:
     @property
     def promise(self) -> Promise:
         """Return what this member is bound to at later attempts at the step."""
-        return Promise(report=own_report(self._state), first_attempt=self.setup.first_attempt)
+        state = self._state
+        return Promise(report=own_report(state), first_attempt=state.setup.first_attempt, prepared=state.prepared)
 
     @property
     def waiting(self) -> Waiting | None:
@@ -249,6 +258,7 @@ class RoundDriver:
             raise
 
     async def accept(self, peer: str, signed: SignedGroup, stream: Stream) -> None:
+        self._check_group(signed)
         self.feed(Grouped(signed=signed))
         await self._reductions.accept(peer, signed, stream)
 
@@ -370,14 +380,15 @@ class RoundDriver:
         await self._convictions.take(evidence.to_bytes(), self._context.network.peer_id)
 
     async def _keep_promise(self) -> None:
-        """Write the attempt and the vote to disk before others hear of them."""
-        store, ballot = self._promises, self._state.ballot
-        if store is None or self._kept == (self.attempt, ballot):
+        """Write the attempt, the lock and the first vote to disk before others hear of them."""
+        store, prepared = self._promises, self._state.prepared
+        bound = (self.attempt, self._state.lock, prepared)
+        if store is None or self._kept == bound:
             return
-        parts = self._context.replica.parts_of(ballot.outcome.origin_digest) if ballot is not None else ()
+        parts = self._context.replica.parts_of(prepared.vote.outcome.origin_digest) if prepared is not None else ()
         promise = replace(self.promise, parts=parts)
         await asyncio.get_running_loop().run_in_executor(self._context.executor, store.write, promise)
-        self._kept = (self.attempt, ballot)
+        self._kept = bound
 
     def _work(self, action: Ask | Reduce | Recover) -> Coroutine[Any, Any, None]:
         """Return the work of `action`, which ends with the attempt at the latest."""
@@ -403,7 +414,8 @@ class RoundDriver:
     async def _ask(self, action: Ask) -> None:
         """Report to the coordinator until it decides."""
         await self._context.faults.reached("round.ready")
-        context, peer, request, num_bytes = self._context, action.peer, action.ready.to_bytes(), 0
+        context, peer, num_bytes = self._context, action.peer, 0
+        request = context.signatures.sign_report(action.ready).to_bytes()
         reply = ReadyReply(kind="pending")
         try:
             while reply.kind == "pending":
@@ -421,6 +433,7 @@ class RoundDriver:
         match reply.kind:
             case "group":
                 signed = self._context.signatures.read_group(reply.group, self._context.network.now())
+                self._check_group(signed)
                 return Grouped(signed=signed)
             case "attempt":
                 return Moved(attempt=attempt, to=reply.attempt)
@@ -429,6 +442,17 @@ class RoundDriver:
             case _:
                 further = await overtaken(self._context, peer, reply.certificate)
                 return further or Lost(peer=peer, reason="it starts from another state")
+
+    def _check_group(self, signed: SignedGroup) -> None:
+        """Raises PeerViolation or IntegrityError unless the reports and the lock in a group of this step are
+        genuine."""
+        group, signatures = signed.group, self._context.signatures
+        if signed.digest in self._checked or group.attempt < self.attempt:
+            return  # attempts only grow: a group of an earlier one is not looked at
+        signatures.check_reports(signed)
+        if group.lock is not None and signed.origin is not None:
+            signatures.check_lock(group.lock, signed.origin, self.setup.roster)
+        self._checked.add(signed.digest)
 
     def _reply(self, peer: str, reply: ReadyReply) -> None:
         if reply.kind == "behind":
@@ -480,7 +504,8 @@ class RoundDriver:
 
     async def _sign(self, action: Sign) -> None:
         await self._context.faults.reached("round.sign")
-        signed = self._context.signatures.sign_group(action.group, self._context.network.now())
+        context = self._context
+        signed = context.signatures.sign_group(action.group, context.network.now(), self.setup.sequence)
         await self._context.faults.reached("round.signed")
         for peer in action.group.peer_ids:
             self._bytes_sent += len(signed.data)
@@ -491,8 +516,9 @@ class RoundDriver:
 
     async def _cast(self, action: CastVote) -> None:
         await self._context.faults.reached("round.vote")
-        data = self._context.signatures.sign_vote(action.vote, self._context.network.now())
-        self.feed(Voted(peer=self._context.network.peer_id, vote=action.vote, data=data))
+        vote = self._context.signatures.sign_vote(action.vote)
+        data = vote.to_bytes()
+        self.feed(Voted(peer=self._context.network.peer_id, vote=vote))
         for peer in action.peers:
             self._bytes_sent += len(data)
             # others may still need this vote when this member has seen enough of them

@@ -18,6 +18,7 @@ from swarm_protocol.training_messages import (
     ReadyReply,
     SignedGroup,
     StandingRequest,
+    Vote,
     VoteReply,
 )
 
@@ -91,11 +92,12 @@ class RoundService:
         ready = Ready.from_bytes(request)
         if ready.run != self._context.run:
             raise PeerViolation("this is about another run", peer_id=peer)
+        self._context.signatures.check_report(ready, peer)
         self._context.signatures.check_slices(ready, peer, ready.step, ready.state_digest)
         origin = None
-        if ready.voted is not None:
+        if ready.lock is not None:
             origin = self._context.signatures.check_origin(
-                ready.voted_origin, ready.voted, ready.step, ready.state_digest, self._context.network.now()
+                ready.origin, ready.lock.outcome, ready.step, ready.state_digest, self._context.network.now()
             )
         return (await self._answer(peer, ready, origin)).to_bytes()
 
@@ -116,8 +118,9 @@ class RoundService:
             return ReadyReply(kind="pending")
         if driver.abstains:
             raise PeerRefused("this member has lost the state that it voted from, and waits for it")
-        if origin is not None and ready.state_digest == driver.setup.state_digest:
+        if origin is not None and ready.lock is not None and ready.state_digest == driver.setup.state_digest:
             _check_origin(driver.setup, origin, peer)
+            self._context.signatures.check_lock(ready.lock, origin, driver.setup.roster)
         reply = await driver.report(peer, ready)
         if reply.kind == "pending":
             self._refuse_if_closed()
@@ -139,11 +142,10 @@ class RoundService:
             raise PeerRefused("this member does not train any more")
 
     async def _on_vote(self, peer: str, request: bytes) -> bytes:
-        voter, vote = self._context.signatures.read_vote(request, self._context.network.now())
-        if voter != peer:
-            raise PeerViolation("a vote comes from its voter", peer_id=peer)
+        vote = Vote.from_bytes(request)
+        self._context.signatures.check_vote(vote, peer)
         if self._driver is not None and self._driver.setup.step == vote.step:
-            self._driver.feed(Voted(peer=voter, vote=vote, data=request))
+            self._driver.feed(Voted(peer=peer, vote=vote))
         return VoteReply(bytes_per_s=self._context.meter.rate_from(peer)).to_bytes()
 
     async def _on_abort(self, peer: str, request: bytes) -> bytes:
@@ -226,4 +228,4 @@ async def _on_alive(_peer: str, _request: bytes) -> bytes:
 def _check_origin(setup: RoundSetup, origin: SignedGroup, peer: str) -> None:
     """Raises PeerViolation unless `peer` can have voted in `origin`."""
     if wrong := origin_complaint(setup, origin):
-        raise PeerViolation(f"of the group that it says to have voted in, {wrong}", peer_id=peer)
+        raise PeerViolation(f"of the group whose outcome it holds a lock of, {wrong}", peer_id=peer)

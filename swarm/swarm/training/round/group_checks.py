@@ -1,36 +1,42 @@
 """What every member checks of a signed group, before it takes part.
 
-A coordinator is trusted only to choose among the members that reported. Every member checks that its own contribution
-is there unchanged, that nobody's weight exceeds its lease, and a head's not those of its cluster, that all start from
-its own state, and that the part sizes follow from the bandwidths in the group. Each member finds its own bandwidth
-there, so a coordinator can invent only its own, within `parts.MAX_SKEW`.
+A coordinator can only leave members out. The group carries the reports that its members have signed for this very
+attempt, and all else follows from these: weights, part sizes, clusters, and which outcome it resumes (`locks`). Every
+member recomputes it, and checks that its own report is there unchanged, that nobody's weight exceeds its lease, and a
+head's not those of its cluster, and that all start from its own state. `RunSignatures.check_reports` checks the
+signatures.
 
 Pure functions on the round's setup.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from swarm_protocol.training_messages import Contribution, Group, SignedGroup
 
 from swarm.training.allreduce.parts import part_sizes
-from swarm.training.round.round_state import RoundSetup, reported
+from swarm.training.round.locks import lock_complaint
+from swarm.training.round.round_state import RoundSetup
 from swarm.training.run.methods import short
 from swarm.training.state.clusters import overclaim
 
 
-def complaint(setup: RoundSetup, attempt: int, contribution: Contribution | None, signed: SignedGroup) -> str:
-    """Return what is wrong with a group for `setup.me`, which offered `contribution`; empty if nothing is."""
+def complaint(setup: RoundSetup, attempt: int, mine: Contribution, signed: SignedGroup) -> str:
+    """Return what is wrong with a group for `setup.me`, which reported `mine`; empty if nothing is."""
     group = signed.group
+    kept = next((replace(member, signature=b"") for member in group.members if member.peer_id == setup.me), None)
     checks = (
         ((group.run, group.step, group.attempt) != (setup.run, setup.step, attempt), "it is for another round"),
         (group.state_digest != setup.state_digest, "it starts from another state"),
-        (reported(setup, contribution) not in group.members, "it lacks or changes this member's contribution"),
+        (kept != replace(mine, signature=b""), "it lacks or changes this member's report"),
         (
-            group.reduce_s > setup.reduce_s or group.vote_s > setup.vote_s,
-            "its deadlines are longer than the run allows",
+            (group.reduce_s, group.vote_s) != (setup.reduce_s, setup.vote_s),
+            "its deadlines are not those that follow from the run",
         ),
     )
-    wrong = next((text for is_wrong, text in checks if is_wrong), "") or _forbidden(setup, group)
+    wrong = next((text for is_wrong, text in checks if is_wrong), "") or lock_complaint(group)
+    wrong = wrong or _forbidden(setup, group)
     if wrong or group.resumes is None:
         return wrong
     wrong = origin_complaint(setup, signed.origin) if signed.origin else "it is not there"

@@ -16,7 +16,9 @@ from dataclasses import replace
 from swarm_protocol.training_messages import Contribution, Group, Ready, ReadyReply
 
 from swarm.training.allreduce.parts import part_sizes
+from swarm.training.round.beacon import drawn, seat_beacon
 from swarm.training.round.group_checks import cluster_overclaim
+from swarm.training.round.locks import highest_claim
 from swarm.training.round.round_events import Ask, GiveUp, Query, Reply, Sign
 from swarm.training.round.round_state import (
     MAX_BELIEVED_ATTEMPT,
@@ -146,7 +148,7 @@ def _form(state: RoundState, now: float) -> Step:
     if len(group.members) < state.setup.succession.min_group or not _has_electors(state, group.peer_ids, now):
         reasons = "; ".join(f"{short(peer)}: {reason}" for peer, reason in left_out.items())
         return give_up(state, f"too few members are fit for a group: {reasons}", (), now)
-    claimants = tuple(peer for peer, each in present.items() if each.voted and each.voted == group.resumes)
+    claimants = tuple(peer for peer, each in present.items() if each.lock and each.lock.outcome == group.resumes)
     return replace(state, phase="signing", claimants=claimants, timers=Timers()), [Sign(group=group, left_out=left_out)]
 
 
@@ -209,9 +211,10 @@ def absent_members(state: RoundState) -> tuple[str, ...]:
     trainers that take vacant places."""
     present = present_members(state)
     mine = {state.setup.me} if state.mine else set()
-    # if more than a third say that a member is gone, not all of them lie
-    reports = Counter(peer for each in present.values() for peer in each.accused)
-    gone = {peer for peer, count in reports.items() if 3 * count > len(present.keys() | mine)}
+    # if more than a third of the state's members say that a member is gone, not all of them lie
+    roster = set(state.setup.roster)
+    reports = Counter(peer for by, each in present.items() if by in roster for peer in each.accused)
+    gone = {peer for peer, count in reports.items() if 3 * count > len(roster)}
     expected = roster_left(state) | (set(state.setup.clusters.promoted) - state.faults.peers)
     return tuple(sorted(expected - present.keys() - mine - gone))
 
@@ -239,8 +242,9 @@ def awaited_peers(state: RoundState) -> tuple[str, ...]:
     if setup.follows:
         return setup.clusters.heads_of(setup.me)[:1]
     match state.phase:
-        case "voting" if group is not None:
-            return tuple(peer for peer in group.group.peer_ids if peer not in state.voting.votes and peer != setup.me)
+        case "preparing" | "voting" if group is not None:
+            voted = state.voting.prepares if state.phase == "preparing" else state.voting.commits
+            return tuple(peer for peer in group.group.peer_ids if peer not in voted and peer != setup.me)
         case "forming" | "left_out" | "resting" if state.coordinator == setup.me:
             return tuple(sorted(set(setup.roster) - _ready_members(state)))
         case "forming" | "left_out" | "resting":
@@ -259,20 +263,17 @@ def form_group(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> t
     """Return the group of the members that are `ready`, and the reason for each one left out. `setup.me` is always
     taken.
 
-    If a member of the state voted in an earlier attempt, the group resumes the outcome of the latest such vote. The
-    votes of other peers do not matter: enough members of the state must have voted for an outcome that was decided.
+    If members hold locks, the group resumes the outcome of the highest one (see `locks`).
     """
     left_out = _unfit(setup, attempt, ready)
-    fit = {peer: each for peer, each in ready.items() if peer not in left_out}
-    # members that contribute go before those that only want to be admitted
-    order = sorted(fit, key=lambda peer: (peer != setup.me, fit[peer].num_tokens == 0, peer))
+    fit = {peer: each.contribution_of(peer) for peer, each in ready.items() if peer not in left_out}
+    order = _seated(setup, attempt, fit)
     for peer in order[setup.max_group :]:
         left_out[peer] = f"the group is full with {setup.max_group} members"
-    members = tuple(_contribution(peer, fit[peer]) for peer in sorted(order[: setup.max_group]))
-    votes = [each for peer, each in fit.items() if each.voted and (peer in setup.roster or not setup.roster)]
-    # of two outcomes of one attempt, which takes a damaged member, only the one with most votes can have been decided
-    supporters = Counter(each.voted for each in votes)
-    latest = max(votes, key=lambda each: (each.voted_attempt, supporters[each.voted]), default=None)
+    members = tuple(fit[peer] for peer in sorted(order[: setup.max_group]))
+    claim = highest_claim(members)
+    locked = (ready[member.peer_id] for member in members if claim is not None and member.locked == claim)
+    latest = next(locked, None)
     reduces = latest is None and any(member.num_tokens for member in members)
     group = Group(
         run=setup.run,
@@ -283,20 +284,43 @@ def form_group(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> t
         part_values=part_sizes(setup.num_values, members) if reduces else (),
         reduce_s=setup.reduce_s,
         vote_s=setup.vote_s,
-        resumes=latest.voted if latest else None,
-        origin=latest.voted_origin if latest else b"",
+        lock=latest.lock if latest else None,
+        origin=latest.origin if latest else b"",
         order=setup.order,
     )
     return group, left_out
 
 
-def convict(accusations: Mapping[str, Collection[str]], num_failed: int = 0) -> tuple[str, ...]:
-    """Return the peers to leave out of the group, by its members' word alone. `accusations` are by accuser.
+def _seated(setup: RoundSetup, attempt: int, fit: Mapping[str, Contribution]) -> list[str]:
+    """Return the members that are `fit`, in the order in which they take the group's seats.
+
+    Members that contribute come before those that only want to be admitted, and members of the state before others; of
+    equals, a beacon draws (see `beacon`).
+    """
+    members = [each for peer, each in fit.items() if peer in setup.roster]
+    beacon = seat_beacon(setup.beacon(attempt), members)
+
+    def place(peer: str) -> tuple[bool, bool, bool, bytes]:
+        return peer != setup.me, fit[peer].num_tokens == 0, peer not in setup.roster, drawn(beacon, peer)
+
+    return sorted(fit, key=place)
+
+
+def widely_accused(accusations: Mapping[str, Collection[str]], num_members: int) -> tuple[str, ...]:
+    """Return the peers that more than a third of the state's `num_members` accuse: not all of these lie, if fewer than
+    a third do. No other word counts before an attempt has failed. `accusations` are by accuser."""
+    counts = Counter(peer for by, accused in accusations.items() for peer in set(accused) - {by})
+    return tuple(sorted(peer for peer, count in counts.items() if peer in accusations and 3 * count > num_members))
+
+
+def convict(accusations: Mapping[str, Collection[str]], num_failed: int) -> tuple[str, ...]:
+    """Return the peers to leave out of an attempt after `num_failed` have failed, by the members' word alone.
+    `accusations` are by accuser.
 
     Nothing is proved here, so this takes the peer in most disputes, on either side: a peer that breaks the round for
-    all is accused by all, and a peer that accuses all stands alone. In a tie nobody is left out. But if `num_failed`
-    attempts at the step have failed, the two may be unable to work with each other. Then the tied peers take turns: by
-    a hash, one of them is left out, or none.
+    all is accused by all, and a peer that accuses all stands alone. In a tie the two may be unable to work with each
+    other. Then the tied peers take turns: by a hash, one of them is left out, or none. So liars that make an attempt
+    fail can have an honest member left out of some of those that follow, and of no step's first one.
     """
     edges = {(by, of) for by, accused in accusations.items() for of in accused if of in accusations and of != by}
     convicted = []
@@ -317,8 +341,6 @@ def convict(accusations: Mapping[str, Collection[str]], num_failed: int = 0) -> 
 
 def _in_turn(tied: list[str], num_failed: int) -> str:
     """Return which of `tied` to leave out of this attempt; empty for none."""
-    if not num_failed:
-        return ""
     return min(("", *tied), key=lambda peer: hashlib.sha256(f"{num_failed}/{peer}".encode()).digest())
 
 
@@ -327,7 +349,7 @@ def _unfit(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> dict[
     places = set[int]()
     # this member's own claims come first: it does not leave itself out
     for peer, each in sorted(ready.items(), key=lambda item: (item[0] != setup.me, item[0])):
-        reason = cluster_overclaim(setup, _contribution(peer, each))
+        reason = cluster_overclaim(setup, each.contribution_of(peer))
         claimed = {follower.place for follower in each.followers}
         if not reason and claimed & places:
             reason = "it brings a trainer's work that another member brings, too"
@@ -336,24 +358,14 @@ def _unfit(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> dict[
         else:
             unfit[peer] = reason
     honest = {peer: each.accused for peer, each in ready.items() if peer not in unfit}
+    # anyone can make any number of strangers
+    heard = {peer: each if peer in setup.roster or not setup.roster else () for peer, each in honest.items()}
+    num_failed = attempt - setup.first_attempt
+    out = convict(heard, num_failed) if num_failed else widely_accused(heard, len(setup.roster or heard))
     own = ready[setup.me].accused if setup.me in ready else ()
     # what this member saw itself counts also in a tie: it signs a group of members that it can work with
-    for peer in (*convict(honest, attempt - setup.first_attempt), *(peer for peer in own if peer in honest)):
+    for peer in (*out, *(peer for peer in own if peer in honest)):
         if peer != setup.me:
             accusers = [by for by, accused in honest.items() if peer in accused]
             unfit[peer] = f"accused by {', '.join(map(short, accusers)) or 'nobody else, and accuses others'}"
     return unfit
-
-
-def _contribution(peer: str, ready: Ready) -> Contribution:
-    return Contribution(
-        peer_id=peer,
-        num_tokens=ready.num_tokens,
-        num_samples=ready.num_samples,
-        loss=ready.loss,
-        leaving=ready.leaving,
-        bytes_per_s=ready.bytes_per_s,
-        followers=ready.followers,
-        newcomers=ready.newcomers,
-        commitment=ready.commitment,
-    )

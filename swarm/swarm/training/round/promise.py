@@ -1,10 +1,10 @@
 """What a member has promised and voted for, written to disk before others hear of it, so that it outlives a restart.
 
-In the terms of Paxos (Lamport 1998, "The Part-Time Parliament") members are acceptors: one that reports ready for an
-attempt promises to vote in no earlier one, and says what it voted for last. Both must outlive the process. The parts of
-the outcome are kept as well, so that a vote that nobody counted can still be finished when all members stopped at once.
-They are not flushed, since they are large: a power failure may lose them, a killed process does not. The page "One
-history" of the documentation says what follows from this, and what a run does when the parts are lost.
+A member that reports ready for an attempt promises to vote in no earlier one, and says which lock it holds (`locks`).
+Both must outlive the process. The parts of the outcome that it voted for first are kept as well, so that an outcome
+that nobody saw decided can still be finished when all members stopped at once. They are not flushed, since they are
+large: a power failure may lose them, a killed process does not. The page "One history" of the documentation says what
+follows from this, and what a run does when the parts are lost.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncio
 import hashlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,9 +21,9 @@ from typing import Protocol
 
 from swarm_compression.codec import Data
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation, SwarmError
-from swarm_protocol.training_messages import Outcome, Ready
+from swarm_protocol.training_messages import Outcome, Ready, Vote
 
-from swarm.training.round.round_state import Ballot, RoundState, with_coordinator
+from swarm.training.round.round_state import HeldLock, Prepared, RoundState, with_coordinator
 from swarm.training.state.state_sync import RunContext
 
 logger = logging.getLogger(__name__)
@@ -34,11 +34,12 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """A member's newest `report`, and the `first_attempt` of its step (see `round_state.RoundSetup`). `parts` are the
-    parts of the outcome that the report names; empty if it names none or they are lost."""
+    """A member's newest `report`, and the `first_attempt` of its step (see `round_state.RoundSetup`). `prepared` is its
+    newest first vote, and `parts` are the parts of that outcome; empty if there is none or they are lost."""
 
     report: Ready
     first_attempt: int = 0
+    prepared: Prepared | None = None
     parts: tuple[Data, ...] = ()
 
 
@@ -55,7 +56,7 @@ class PromiseStore(Protocol):
 def bound_by(state: RoundState, promise: Promise | None) -> RoundState:
     """Return `state`, the beginning of a step, as far as an earlier `promise` allows.
 
-    If the run's state is the one of the promise, the member goes on after the attempt it promised, with its vote. If it
+    If the run's state is the one of the promise, the member goes on after the attempt it promised, with its lock. If it
     is an earlier one, the member abstains: what it voted for later is not known any more. A run with a `min_group` of 1
     has no history to protect in this way.
     """
@@ -72,10 +73,8 @@ def bound_by(state: RoundState, promise: Promise | None) -> RoundState:
         return replace(state, abstains=is_lost)
     if report.attempt < setup.first_attempt:
         return state  # a round has admitted the same members again since then
-    ballot = None
-    if report.voted is not None:
-        ballot = Ballot(attempt=report.voted_attempt, outcome=report.voted, origin=report.voted_origin)
-    return with_coordinator(replace(state, attempt=report.attempt + 1, ballot=ballot))
+    lock = HeldLock(lock=report.lock, origin=report.origin) if report.lock is not None else None
+    return with_coordinator(replace(state, attempt=report.attempt + 1, lock=lock, prepared=promise.prepared))
 
 
 async def recall_promise(context: RunContext, promises: PromiseStore | None) -> Promise | None:
@@ -84,11 +83,12 @@ async def recall_promise(context: RunContext, promises: PromiseStore | None) -> 
     if promises is None:
         return None
     kept = await asyncio.get_running_loop().run_in_executor(context.executor, promises.read)
-    if kept is None or kept.report.voted is None or kept.report.state_digest != context.replica.digest:
+    if kept is None or kept.prepared is None or kept.report.state_digest != context.replica.digest:
         return kept
     try:
-        origin = context.signatures.read_group(kept.report.voted_origin, context.network.now()).group
-        await context.replica.propose(context.executor, kept.report.voted.origin_digest, origin, kept.parts)
+        origin = context.signatures.read_group(kept.prepared.origin, context.network.now()).group
+        outcome = kept.prepared.vote.outcome
+        await context.replica.propose(context.executor, outcome.origin_digest, origin, kept.parts)
     except SwarmError as error:
         logger.warning("what this member voted for before its restart cannot be made again: %s", error)
     return kept
@@ -112,25 +112,27 @@ class PromiseFile:
         content = data[_DIGEST_BYTES:]
         if hashlib.sha256(content).digest() != data[:_DIGEST_BYTES]:
             raise self._damaged("its digest does not match")
-        try:
-            report = Ready.from_bytes(content[_NUMBER_BYTES:])
-        except PeerViolation as error:
-            raise self._damaged(error.message) from error
         first_attempt = int.from_bytes(content[:_NUMBER_BYTES], "big")
-        parts = self._parts(report.voted) if report.voted else ()
-        return Promise(report=report, first_attempt=first_attempt, parts=parts)
+        try:
+            report, *voted = _split(content[_NUMBER_BYTES:])
+            prepared = Prepared(vote=Vote.from_bytes(voted[0]), origin=voted[1]) if voted else None
+            promised = Ready.from_bytes(report)
+        except (PeerViolation, ValueError, IndexError) as error:
+            raise self._damaged(str(error)) from error
+        parts = self._parts(prepared.vote.outcome) if prepared else ()
+        return Promise(report=promised, first_attempt=first_attempt, prepared=prepared, parts=parts)
 
     def write(self, promise: Promise) -> None:
-        voted = promise.report.voted
-        content = promise.first_attempt.to_bytes(_NUMBER_BYTES, "big") + promise.report.to_bytes()
+        prepared = promise.prepared
+        voted = prepared.vote.outcome if prepared else None
+        kept = (promise.report.to_bytes(), *((prepared.vote.to_bytes(), prepared.origin) if prepared else ()))
+        content = promise.first_attempt.to_bytes(_NUMBER_BYTES, "big") + b"".join(_joined(kept))
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             if voted is not None and promise.parts and not self._place(voted).exists():
                 partial = self._folder / "parts.partial"
                 with partial.open("wb") as file:
-                    for part in promise.parts:
-                        file.write(len(part).to_bytes(_NUMBER_BYTES, "big"))
-                        file.write(part)
+                    file.writelines(_joined(promise.parts))
                 partial.replace(self._place(voted))
             self._write_flushed(hashlib.sha256(content).digest() + content)
             self._forget(voted)
@@ -177,6 +179,12 @@ class PromiseFile:
             f"what this member has voted for cannot be read from {self._path}: {how}",
             remedy="restore that file, or join with a new home: a member that forgets its votes could vote twice",
         )
+
+
+def _joined(items: Iterable[Data]) -> Iterator[Data]:
+    for each in items:
+        yield len(each).to_bytes(_NUMBER_BYTES, "big")
+        yield each
 
 
 def _split(data: bytes) -> Iterator[bytes]:

@@ -105,11 +105,10 @@ class Convicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Voted:
-    """A vote, this member's own included. `data` is its envelope."""
+    """A signed vote of either kind, this member's own included."""
 
     peer: str
     vote: Vote
-    data: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +192,8 @@ class Reduce:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recover:
     """Get the parts of an outcome that other members have reached, from `holders` in order, and apply them. If so many
-    have voted for it that one of them is honest, it `is_vouched` for: it need not be audited again."""
+    have voted for it that one of them is honest, or a lock proves that, it `is_vouched` for: it need not be audited
+    again."""
 
     signed: SignedGroup
     outcome: Outcome
@@ -203,7 +203,7 @@ class Recover:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastVote:
-    """Sign the vote and send it to `peers`."""
+    """Sign the vote and send it to `peers`. What it binds this member to is on disk before that."""
 
     vote: Vote
     peers: tuple[str, ...]

@@ -5,21 +5,21 @@ Values and pure functions. See `state_machine` for what the phases mean.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from swarm_protocol import limits
-from swarm_protocol.training_messages import Contribution, Outcome, Ready, ReadyReply, SignedGroup
+from swarm_protocol.training_messages import Contribution, Lock, Outcome, Ready, ReadyReply, SignedGroup, Vote
 
 from swarm.training.allreduce.peer_connections import SLOWEST_BYTES_PER_S
-from swarm.training.round.round_events import Action, GiveUp, Reply, Voted
+from swarm.training.round.beacon import attempt_beacon, coordinator_of
+from swarm.training.round.round_events import Action, GiveUp, Reply
 from swarm.training.run.vote import Succession
 from swarm.training.state.clusters import Clusters
 from swarm.training.state.state_sync import RunContext
 
-Phase: TypeAlias = Literal["forming", "signing", "left_out", "reducing", "voting", "resting", "done"]
+Phase: TypeAlias = Literal["forming", "signing", "left_out", "reducing", "preparing", "voting", "resting", "done"]
 
 FIRST_REST_S = 0.05
 MAX_REST_S = 5.0
@@ -88,6 +88,9 @@ class RoundSetup:
     def admits(self, peer: str) -> bool:
         return not self.admission or peer in self.admission
 
+    def beacon(self, attempt: int) -> bytes:
+        return attempt_beacon(self.run, self.state_digest, self.step, attempt)
+
 
 def setup_of(context: RunContext) -> RoundSetup:
     """Return the setup of the step that follows the replica's committed state."""
@@ -124,11 +127,18 @@ def setup_of(context: RunContext) -> RoundSetup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ballot:
-    """The outcome this member last voted for at this step, and the signed group the outcome is from."""
+class HeldLock:
+    """The highest lock that this member holds at this step, and `origin`, the signed group that its outcome is from."""
 
-    attempt: int
-    outcome: Outcome
+    lock: Lock
+    origin: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """The last first vote of this member at this step, whose parts it keeps, and the signed group they are from."""
+
+    vote: Vote
     origin: bytes
 
 
@@ -178,10 +188,12 @@ class Timers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Voting:
-    """The votes of this attempt. `outcome` is what this member votes for; `silent` are members that vote no more."""
+    """The votes of this attempt: first ones (`prepares`) and second ones (`commits`). `outcome` is what this member
+    votes for; `silent` are members that vote no more."""
 
     outcome: Outcome | None = None
-    votes: Mapping[str, Voted] = field(default_factory=dict)
+    prepares: Mapping[str, Vote] = field(default_factory=dict)
+    commits: Mapping[str, Vote] = field(default_factory=dict)
     silent: frozenset[str] = frozenset()
 
 
@@ -192,8 +204,8 @@ class RoundState:
     The step began at `began_at`, and the member's newest interval took `interval_s`; 0: unknown. `mine` is its
     contribution. `known` are peers seen in the run, `ready` the reports that it holds, and `heard` the peers that have
     answered or called in this attempt. A member that `abstains` takes part in no group (see `promise`). `asked` is the
-    coordinator that it reports to. At the coordinator, `claimants` say that they voted for the outcome that the group
-    resumes. A member that is `recovering` gets the parts from others instead of reducing.
+    coordinator that it reports to. At the coordinator, `claimants` hold a lock of the outcome that the group resumes. A
+    member that is `recovering` gets the parts from others instead of reducing.
     """
 
     setup: RoundSetup
@@ -204,7 +216,8 @@ class RoundState:
     mine: Contribution | None = None
     known: tuple[str, ...] = ()
     ready: Mapping[str, Ready] = field(default_factory=dict)
-    ballot: Ballot | None = None
+    lock: HeldLock | None = None
+    prepared: Prepared | None = None
     abstains: bool = False
     faults: Faults = field(default_factory=Faults)
     attempts: Attempts = field(default_factory=Attempts)
@@ -221,11 +234,6 @@ class RoundState:
 Step: TypeAlias = tuple[RoundState, list[Action]]
 
 
-def coordinator_of(run: str, step: int, attempt: int, candidates: Iterable[str]) -> str:
-    """Return the candidate with the lowest hash: another one for each attempt, and the same for all members."""
-    return min(candidates, key=lambda peer: hashlib.sha256(f"{run}/{step}/{attempt}/{peer}".encode()).digest())
-
-
 def with_coordinator(state: RoundState) -> RoundState:
     """Return `state` with the attempt's coordinator, as this member sees it.
 
@@ -233,8 +241,7 @@ def with_coordinator(state: RoundState) -> RoundState:
     as at a run's beginning, it is one of the peers seen lately.
     """
     candidates = roster_left(state) or (set(state.known) - state.faults.peers) | {state.setup.me}
-    coordinator = coordinator_of(state.setup.run, state.setup.step, state.attempt, candidates)
-    return replace(state, coordinator=coordinator)
+    return replace(state, coordinator=coordinator_of(state.setup.beacon(state.attempt), candidates))
 
 
 def roster_left(state: RoundState) -> set[str]:
@@ -268,9 +275,8 @@ def own_report(state: RoundState) -> Ready:
         num_samples=mine.num_samples,
         loss=mine.loss,
         accused=tuple(sorted(accused[: limits.MAX_GROUP_MEMBERS])),
-        voted_attempt=state.ballot.attempt if state.ballot else 0,
-        voted=state.ballot.outcome if state.ballot else None,
-        voted_origin=state.ballot.origin if state.ballot else b"",
+        lock=state.lock.lock if state.lock else None,
+        origin=state.lock.origin if state.lock else b"",
         leaving=mine.leaving,
         bytes_per_s=mine.bytes_per_s,
         sequence=state.setup.sequence,
@@ -341,7 +347,8 @@ def begin_attempt(state: RoundState, attempt: int) -> Step:
         mine=state.mine,
         known=state.known,
         ready={peer: each for peer, each in state.ready.items() if each.attempt >= attempt},
-        ballot=state.ballot,
+        lock=state.lock,
+        prepared=state.prepared,
         abstains=state.abstains,
         faults=replace(
             faults,

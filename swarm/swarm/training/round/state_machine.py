@@ -1,19 +1,21 @@
 """One outer step at one member, as a pure state machine: `step(state, event, now) -> (state, actions)`.
 
-    forming ── group ──> reducing ── parts ──> voting ── two thirds ──> done
-       │                    │                    │
-       └─ coordinator gone ─┴── anything fails ──┴──> resting ──> forming, next attempt
+    forming ─ group ─> reducing ─ parts ─> preparing ─ lock ─> voting ─ two thirds ─> done
+       │                  │                  │                  │
+       └ coordinator gone ┴── anything fails ┴──────────────────┴──> resting ──> forming, next attempt
 
 The machine runs while the member's interval does, since others may be ready sooner. Every attempt has one coordinator
 and one signed group. An attempt that fails changes nothing but the attempt's number: the contribution is kept.
 
-No two replicas commit different outcomes of one step: an outcome needs the votes of two thirds of its group; a member
-votes only when it holds all parts; and a member that voted says so in its next report, so that the next group resumes
-that outcome before any new one. A coordinator asks absent members where they are before it goes on without them, so a
-member that has committed already says so. An outcome also needs the votes of enough members of the state before (see
-`vote.Succession`): at most one side of a partitioned network goes on, and the other side follows it later. If too many
-members are gone without a word, the run waits for some of them. Members that lie, and a `min_group` of 1, void this
-guarantee. The two sides then have different states, and the certificates decide who follows.
+No two replicas commit different outcomes of one step. A member votes for an outcome when it holds all parts and has
+audited them. Once two thirds of the group have voted, it holds a lock, writes it to disk, and votes a second time; two
+thirds of second votes are a certificate. Both times enough members of the state before must be among the voters (see
+`vote.Succession`). A report names the lock, so that the next group resumes that outcome before any new one (`locks`).
+So at most one side of a partitioned network goes on, and the other side follows it later; if fewer than a third of the
+members lie, lies change nothing of that. A coordinator asks absent members where they are before it goes on without
+them, so a member that has committed already says so. If too many members are gone without a word, the run waits for
+some of them. A `min_group` of 1 voids this guarantee, and so do liars where a majority is enough. The two sides then
+have different states, and the certificates decide who follows.
 
 A group in which nobody has tokens reduces nothing and commits no outer step. It commits the roster: its members hold
 the leases that follow. A run's first round is such a group, and a round whose members all failed to train.
@@ -27,7 +29,15 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from swarm_protocol.training_messages import Abort, Certificate, Outcome, SignedGroup, Vote
+from swarm_protocol.training_messages import (
+    Abort,
+    Certificate,
+    Outcome,
+    PlacedSignature,
+    SignedGroup,
+    Vote,
+    VoteKind,
+)
 
 from swarm.training.round.group_checks import complaint
 from swarm.training.round.group_formation import (
@@ -39,6 +49,7 @@ from swarm.training.round.group_formation import (
     on_reported,
     too_few,
 )
+from swarm.training.round.locks import make_lock
 from swarm.training.round.promise import Promise, bound_by
 from swarm.training.round.round_events import (
     Announce,
@@ -68,8 +79,9 @@ from swarm.training.round.round_events import (
 from swarm.training.round.round_state import (
     MAX_BELIEVED_ATTEMPT,
     MAX_HEARD,
-    Ballot,
     Faults,
+    HeldLock,
+    Prepared,
     RoundSetup,
     RoundState,
     Step,
@@ -79,12 +91,13 @@ from swarm.training.round.round_state import (
     is_waiting,
     moves_at,
     note_shortage,
+    own_report,
     roster_left,
     suspect,
     with_coordinator,
 )
 from swarm.training.run.methods import short
-from swarm.training.run.vote import disagreement, tally
+from swarm.training.run.vote import Tally, disagreement, electors_of, tally
 
 
 def begin(
@@ -195,7 +208,7 @@ def _on_lost(state: RoundState, peer: str, reason: str, now: float) -> Step:
     if state.phase == "forming" and state.asked == peer:
         gone = f"the coordinator {short(peer)} is gone: {reason}{_shortage(state)}"
         return give_up(note_shortage(state, now), gone, (peer,), now)
-    if state.phase == "voting":
+    if state.phase in {"preparing", "voting"}:
         return _count(_without_vote_of(state, peer), now)
     return advance(state, now)
 
@@ -221,7 +234,8 @@ def _on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Step:
     if liar:
         return give_up(blame(state, (liar,), (), reason), reason, (liar,), now)
     group = signed.group
-    votes = {peer: each for peer, each in state.voting.votes.items() if peer in group.peer_ids}
+    prepares = {peer: each for peer, each in state.voting.prepares.items() if peer in group.peer_ids}
+    commits = {peer: each for peer, each in state.voting.commits.items() if peer in group.peer_ids}
     state = replace(
         state,
         phase="reducing",
@@ -229,13 +243,14 @@ def _on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Step:
         asked="",
         attempts=replace(state.attempts, short_since=None),
         timers=Timers(deadline=now + group.reduce_s),
-        voting=replace(state.voting, votes=votes),
+        voting=replace(state.voting, prepares=prepares, commits=commits),
         # the reports to this attempt are answered from now on
         ready={peer: each for peer, each in state.ready.items() if each.attempt > state.attempt},
     )
     if group.resumes is None:
         return state, [Reduce(signed=signed)]
-    return replace(state, recovering=True), [_recover(state, signed, group.resumes)]
+    # the votes of the lock are those of members that audited the outcome
+    return replace(state, recovering=True), [replace(_recover(state, signed, group.resumes), is_vouched=True)]
 
 
 def _objection(state: RoundState, signed: SignedGroup) -> tuple[str, str]:
@@ -244,7 +259,7 @@ def _objection(state: RoundState, signed: SignedGroup) -> tuple[str, str]:
     if signed.signer == me:
         # the group was right when this member signed it, even if its interval has ended since
         return "", ""
-    if wrong := complaint(state.setup, state.attempt, mine, signed):
+    if wrong := complaint(state.setup, state.attempt, own_report(state).contribution_of(me), signed):
         return signed.signer, f"the group that {short(signed.signer)} signed is not acceptable: {wrong}"
     leaves = any(member.peer_id == me and member.leaving for member in origin.group.members) if origin else False
     if origin and leaves and origin.signer != me and not (mine and mine.leaving):
@@ -259,7 +274,7 @@ def _on_second_group(state: RoundState, signed: SignedGroup, now: float) -> Step
 
 
 def _recover(state: RoundState, signed: SignedGroup, outcome: Outcome) -> Recover:
-    voters = [peer for peer, each in state.voting.votes.items() if each.vote.outcome == outcome]
+    voters = [peer for peer, each in state.voting.prepares.items() if each.outcome == outcome]
     others = [peer for peer in signed.group.peer_ids if peer not in voters and peer != state.setup.me]
     return Recover(signed=signed, outcome=outcome, holders=(*voters, *others))
 
@@ -272,11 +287,16 @@ def _on_reduced(state: RoundState, attempt: int, outcome: Outcome, now: float) -
     if group.resumes is not None and outcome != group.resumes:
         return _fail(state, "the resumed outcome gives another state here", (), now)
     vote = Vote(
-        run=group.run, step=group.step, attempt=group.attempt, group_digest=state.signed.digest, outcome=outcome
+        run=group.run,
+        step=group.step,
+        attempt=group.attempt,
+        group_digest=state.signed.digest,
+        outcome=outcome,
+        kind="prepare",
     )
-    ballot = Ballot(attempt=group.attempt, outcome=outcome, origin=group.origin or state.signed.data)
+    prepared = Prepared(vote=vote, origin=group.origin or state.signed.data)
     voting, timers = replace(state.voting, outcome=outcome), Timers(deadline=now + group.vote_s)
-    state = replace(state, phase="voting", ballot=ballot, voting=voting, timers=timers)
+    state = replace(state, phase="preparing", prepared=prepared, voting=voting, timers=timers)
     return state, [CastVote(vote=vote, peers=_others(state))]
 
 
@@ -297,7 +317,7 @@ def _vouched_outcome(state: RoundState) -> Outcome | None:
     """Return the outcome for which more than a third of the group, and two members at least, have voted: if fewer than
     a third lie, one that did not lie has audited it. None if there is no such outcome."""
     assert state.signed is not None
-    counts = Counter(each.vote.outcome for each in _valid_votes(state).values())
+    counts = Counter(each.outcome for each in _valid_votes(state, "prepare").values())
     outcome, most = counts.most_common(1)[0] if counts else (None, 0)
     return outcome if most >= max(2, len(state.signed.group.members) // 3 + 1) else None
 
@@ -320,20 +340,24 @@ def _on_convicted(state: RoundState, peer: str, reason: str, now: float) -> Step
 
 def _on_voted(state: RoundState, event: Voted, now: float) -> Step:
     # votes may come before the group does
-    votes, is_member = state.voting.votes, state.signed is None or event.peer in state.signed.group.peer_ids
+    voting, vote = state.voting, event.vote
+    votes = voting.prepares if vote.kind == "prepare" else voting.commits
+    is_member = state.signed is None or event.peer in state.signed.group.peer_ids
     is_owed = state.signed is not None or event.peer in state.setup.roster
     has_room = is_owed or len(votes) < MAX_HEARD
     counts = state.setup.admits(event.peer) and event.peer not in state.faults.convicted
-    if event.vote.attempt != state.attempt or not (is_member and has_room and counts):
+    if vote.attempt != state.attempt or not (is_member and has_room and counts):
         return state, []
     known = votes.get(event.peer)
-    if known is not None and known.vote != event.vote:
+    if known is not None and known != vote:
         # the first vote counts; strangers, who may vote before there is a group, are not worth the memory
         if state.signed is None:
             return state, []
         accused = {**state.faults.accused, event.peer: "voted twice"}
         return replace(state, faults=replace(state.faults, accused=accused)), []
-    return _count(replace(state, voting=replace(state.voting, votes={**votes, event.peer: event})), now)
+    votes = {**votes, event.peer: vote}
+    voting = replace(voting, prepares=votes) if vote.kind == "prepare" else replace(voting, commits=votes)
+    return _count(replace(state, voting=voting), now)
 
 
 def _without_vote_of(state: RoundState, peer: str) -> RoundState:
@@ -341,46 +365,90 @@ def _without_vote_of(state: RoundState, peer: str) -> RoundState:
     return replace(state, voting=replace(state.voting, silent=state.voting.silent | {peer}))
 
 
-def _valid_votes(state: RoundState) -> dict[str, Voted]:
-    """Return the votes of the group's members for this very group."""
+def _valid_votes(state: RoundState, kind: VoteKind) -> dict[str, Vote]:
+    """Return the votes of this kind by the group's members for this very group."""
     signed = state.signed
     if signed is None:
         return {}
+    votes = state.voting.prepares if kind == "prepare" else state.voting.commits
     return {
-        peer: each
-        for peer, each in state.voting.votes.items()
-        if peer in signed.group.peer_ids and each.vote.group_digest == signed.digest
+        peer: vote
+        for peer, vote in votes.items()
+        if peer in signed.group.peer_ids and vote.group_digest == signed.digest
     }
+
+
+def _tally(state: RoundState, kind: VoteKind) -> Tally:
+    assert state.signed is not None
+    silent = set(state.voting.silent)
+    if kind == "commit":
+        # who has another result than this member does not vote for it a second time
+        others = _valid_votes(state, "prepare").items()
+        silent |= {peer for peer, vote in others if vote.outcome != state.voting.outcome}
+    return tally(
+        state.signed.group.peer_ids,
+        _valid_votes(state, kind),
+        silent,
+        roster=_electors(state),
+        succession=state.setup.succession,
+    )
+
+
+def _electors(state: RoundState) -> tuple[str, ...]:
+    assert state.signed is not None
+    return electors_of(state.setup.roster, (state.signed.origin or state.signed).group)
 
 
 def _count(state: RoundState, now: float) -> Step:
     """Count the votes. They decide only once this member has voted too: until then others may still need its part."""
-    if state.signed is None or state.phase != "voting":
+    if state.signed is None or state.phase not in {"preparing", "voting"}:
         return state, []
-    votes = _valid_votes(state)
-    result = tally(
-        state.signed.group.peer_ids,
-        {peer: each.vote for peer, each in votes.items()},
-        state.voting.silent,
-        roster=state.setup.roster,
-        succession=state.setup.succession,
+    second = _tally(state, "commit")
+    if second.decided is not None:
+        return _finish(state, second.decided)
+    if state.phase == "voting":
+        return _no_quorum(state, second.reason, now) if second.hopeless else (state, [])
+    first = _tally(state, "prepare")
+    if first.decided is not None and first.decided == state.voting.outcome:
+        return _lock(state, first.decided, now)
+    # if others have decided otherwise, this member's own result is damaged: their second votes will say so
+    return _no_quorum(state, first.reason, now) if first.hopeless else (state, [])
+
+
+def _lock(state: RoundState, outcome: Outcome, now: float) -> Step:
+    """Hold the lock that the first votes make, and vote a second time."""
+    assert state.signed is not None
+    prepared = state.prepared
+    assert prepared is not None
+    votes = {peer: vote for peer, vote in _valid_votes(state, "prepare").items() if vote.outcome == outcome}
+    lock = HeldLock(lock=make_lock(votes, _electors(state)), origin=prepared.origin)
+    timers = Timers(deadline=now + state.signed.group.vote_s)
+    state = replace(state, phase="voting", lock=lock, timers=timers)
+    vote = replace(prepared.vote, kind="commit")
+    state, actions = _count(state, now)
+    return state, [CastVote(vote=vote, peers=_others(state)), *actions]
+
+
+def _finish(state: RoundState, decided: Outcome) -> Step:
+    assert state.signed is not None
+    votes = _valid_votes(state, "commit")
+    placed = tuple(
+        PlacedSignature(place=place, signature=votes[peer].signature)
+        for place, peer in enumerate(state.signed.group.peer_ids)
+        if peer in votes and votes[peer].outcome == decided
     )
-    if result.decided is not None:
-        agreeing = tuple(votes[peer].data for peer in sorted(votes) if votes[peer].vote.outcome == result.decided)
-        certificate = Certificate(group=state.signed.data, votes=agreeing).to_bytes()
-        return replace(state, phase="done"), [Finish(certificate=certificate)]
-    if result.hopeless:
-        return _no_quorum(state, result.reason, now)
-    return state, []
+    certificate = Certificate(group=state.signed.data, outcome=decided, votes=placed).to_bytes()
+    return replace(state, phase="done"), [Finish(certificate=certificate)]
 
 
 def _no_quorum(state: RoundState, reason: str, now: float) -> Step:
     mine = state.voting.outcome
     assert state.signed is not None
     assert mine is not None
-    votes = {peer: each.vote for peer, each in _valid_votes(state).items()}
+    votes = _valid_votes(state, "prepare")
     convicted, suspects = disagreement(mine, votes, state.signed.group.peer_ids)
-    absent = tuple(sorted(set(state.signed.group.peer_ids) - votes.keys()))
+    voted = votes if state.phase == "preparing" else _valid_votes(state, "commit")
+    absent = tuple(sorted(set(state.signed.group.peer_ids) - voted.keys()))
     names = f"; no vote from {', '.join(map(short, absent))}" if absent else ""
     state = suspect(blame(state, convicted, suspects, "its part or vote differs"), suspects)
     return _abort(state, reason + names, (*absent, *convicted, *suspects), now)
@@ -391,7 +459,7 @@ def _on_left(state: RoundState, peer: str, abort: Abort, now: float) -> Step:
     if state.signed is None or abort.group_digest != state.signed.digest or peer not in members:
         return state, []
     state = _without_vote_of(state, peer)
-    if state.phase == "voting":
+    if state.phase in {"preparing", "voting"}:
         return _count(state, now)
     reason = f"{short(peer)} left: {abort.reason}"
     # it may report rightly that another member has left or lied, or accuse anyone: a peer in two disputes is suspect
@@ -424,7 +492,7 @@ def _on_deadline(state: RoundState, now: float) -> Step:
             return advance(replace(state, phase="forming", timers=replace(state.timers, deadline=None)), now)
         case "reducing":
             return _fail(state, "the reduction took too long", (), now)
-        case "voting":
+        case "preparing" | "voting":
             return _no_quorum(state, "the vote took too long", now)
         case _:
             return too_few(state, now)
@@ -439,9 +507,9 @@ def _fail(
     assert signed is not None
     # members that voted have all parts, and would have given them
     state = blame(state, (), state.claimants, "it does not give the parts it says it voted for")
-    votes = _valid_votes(state)
+    votes = _valid_votes(state, "prepare")
     if votes and not state.recovering:
-        outcome = next(iter(votes.values())).vote.outcome
+        outcome = next(iter(votes.values())).outcome
         return replace(state, recovering=True), [_recover(state, signed, outcome)]
     return _abort(state, reason, accused, now, missing=missing)
 

@@ -1,19 +1,20 @@
 """How a group decides, and how many of a state's members must agree on the state that follows it.
 
 An outcome needs the votes of two thirds of its group, rounded up, and of enough members of the state before
-(`Succession`). Any two sets of members that are enough for one state share a member, and a member votes once in an
-attempt. A member that has voted says so when it reports to a later attempt, whose group then finishes that outcome
-before any other. So an outcome stays decided, even if nobody saw that it was. The page "One history" of the
-documentation has the whole argument.
+(`Succession`), twice: the first votes make a lock, the second ones a certificate. Any two sets of members that are
+enough for one state share a member, two sets of two thirds one that does not lie if fewer than a third do, and a member
+votes once of each kind in an attempt. A member that holds a lock says so when it reports to a later attempt, whose
+group then finishes that outcome before any other. So an outcome stays decided, even if nobody saw that it was. The page
+"One history" of the documentation has the whole argument.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from swarm_protocol.training_messages import Outcome, Vote
+from swarm_protocol.training_messages import Group, Outcome, Vote
 
 
 def quorum(num_members: int) -> int:
@@ -90,6 +91,12 @@ def tally(
     split = f", in {len(counts)} different outcomes" if len(counts) > 1 else ""
     reason = f"{len(votes)} of {len(members)} members voted{split}, and {needed} must agree"
     return Tally(decided=None, hopeless=most + len(outstanding) < needed, reason=reason)
+
+
+def electors_of(roster: Sequence[str], origin: Group) -> tuple[str, ...]:
+    """Return the peers whose votes for an outcome of the group `origin` count: the members of the state before, its
+    `roster`. In a run's first round there are none, and the members of `origin` take their place."""
+    return tuple(roster) or origin.peer_ids
 
 
 def disagreement(

@@ -1,8 +1,8 @@
 """Certificates: what proves that a state was committed, the history of them, and which history to follow.
 
-A certificate is a signed group and two thirds of its members' votes for one outcome. It names the state, so that its
-holder can check a state that comes from strangers. It does not prove that the members were honest, nor that they are
-the run's. For that, enough members of an earlier state, which is trusted, must be among its voters
+A certificate is a signed group and the second votes of two thirds of its members for one outcome. It names the state,
+so that its holder can check a state that comes from strangers. It does not prove that the members were honest, nor that
+they are the run's. For that, enough members of an earlier state, which is trusted, must be among its voters
 (`state_sync.follows`). If too many of these have been replaced meanwhile, the certificates in between lead there,
 link by link: each replica keeps a `CertificateHistory` to show to others.
 
@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from swarm_protocol import limits
@@ -34,25 +34,27 @@ from swarm_protocol.envelope import Envelope, seal, unseal
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import Identity, verify
 from swarm_protocol.proof_messages import PART_PURPOSE, PartStatement
+from swarm_protocol.round_signatures import report_message, slices_message, vote_message
 from swarm_protocol.training_messages import (
     GROUP_PURPOSE,
     RESUME_PURPOSE,
-    VOTE_PURPOSE,
     Certificate,
     Contribution,
     Group,
+    Lock,
     Outcome,
+    PlacedSignature,
     Ready,
     ResumeOrder,
     SignedGroup,
     SliceCommitment,
     Vote,
     round_subject,
-    slices_message,
 )
 
+from swarm.training.run.methods import short
 from swarm.training.run.signed_run import SignedRun
-from swarm.training.run.vote import Succession, tally
+from swarm.training.run.vote import Succession, electors_of, tally
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +70,8 @@ MAX_ASKED = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSignatures:
-    """Signs groups, votes and resume orders as one member of one run in one network, and checks those of others.
+    """Signs reports, groups, votes and resume orders as one member of one run in one network, and checks those of
+    others.
 
     `succession`, `last_step` and `admission` are the run's own setup, which no certificate of honest members breaks.
     `of_run` takes all of them from the run.
@@ -99,12 +102,82 @@ class RunSignatures:
         """Return whether the run allows all of `peers` to be members."""
         return not self.admission or set(peers) <= set(self.admission)
 
-    def sign_group(self, group: Group, now: float) -> SignedGroup:
+    def sign_group(self, group: Group, now: float, sequence: int = 0) -> SignedGroup:
+        """Sign a group, and this member's own report in it. `sequence` is that of the resume order that it names."""
+        me = self.identity.peer_id
+        members = tuple(
+            self._sign_contribution(group, each, sequence) if each.peer_id == me else each for each in group.members
+        )
+        group = replace(group, members=members)
         data = self._seal(GROUP_PURPOSE, group, now)
         return SignedGroup(group=group, signer=self.identity.peer_id, data=data, digest=hashlib.sha256(data).digest())
 
-    def sign_vote(self, vote: Vote, now: float) -> bytes:
-        return self._seal(VOTE_PURPOSE, vote, now)
+    def sign_report(self, ready: Ready) -> Ready:
+        """Return the report of this member with its signature."""
+        report = ready.contribution_of(self.identity.peer_id)
+        return replace(ready, signature=self._sign_contribution(ready, report, ready.sequence).signature)
+
+    def check_report(self, ready: Ready, peer: str) -> None:
+        """Raises PeerViolation unless `peer` has signed its report."""
+        self._check_contribution(ready, ready.contribution_of(peer), ready.sequence)
+
+    def check_reports(self, signed: SignedGroup) -> None:
+        """Raises PeerViolation, which names the coordinator, unless the group holds reports that its members have
+        signed for its attempt."""
+        sequence = signed.order.sequence if signed.order else 0
+        for member in signed.group.members:
+            try:
+                self._check_contribution(signed.group, member, sequence)
+            except PeerViolation as error:
+                reason = f"its group has a report that {short(member.peer_id)} did not sign"
+                raise PeerViolation(reason, peer_id=signed.signer) from error
+
+    def _sign_contribution(self, place: Group | Ready, report: Contribution, sequence: int) -> Contribution:
+        return replace(report, signature=self.identity.sign(self._report_message(place, report, sequence)))
+
+    def _check_contribution(self, place: Group | Ready, report: Contribution, sequence: int) -> None:
+        try:
+            verify(report.peer_id, self._report_message(place, report, sequence), report.signature)
+        except IntegrityError as error:
+            raise PeerViolation("it has not signed its report", peer_id=report.peer_id) from error
+
+    def _report_message(self, place: Group | Ready, report: Contribution, sequence: int) -> bytes:
+        return report_message(self.network_id, place, sequence, report)
+
+    def sign_vote(self, vote: Vote) -> Vote:
+        return replace(vote, signature=self.identity.sign(vote_message(self.network_id, vote)))
+
+    def check_vote(self, vote: Vote, voter: str) -> None:
+        """Raises PeerViolation or IntegrityError unless it is a vote of `voter` in this run."""
+        if vote.run != self.run:
+            raise PeerViolation("a vote is of another run", peer_id=voter)
+        verify(voter, vote_message(self.network_id, vote), vote.signature)
+
+    def check_lock(self, lock: Lock, origin: SignedGroup, roster: Sequence[str]) -> None:
+        """Raises PeerViolation or IntegrityError unless enough members of the state before, its `roster`, have voted
+        for the lock's outcome, which is from the group `origin`."""
+        electors, group = electors_of(roster, origin.group), origin.group
+        vote = Vote(
+            run=group.run,
+            step=group.step,
+            attempt=lock.attempt,
+            group_digest=lock.group_digest,
+            outcome=lock.outcome,
+            kind="prepare",
+        )
+        voters = self._voters(vote, lock.votes, electors)
+        if lock.attempt < group.attempt or not self.succession.is_enough(electors, voters):
+            raise PeerViolation(f"a lock proves nothing: {len(voters)} of {len(electors)} members voted for it")
+
+    def _voters(self, vote: Vote, votes: Iterable[PlacedSignature], peers: Sequence[str]) -> tuple[str, ...]:
+        """Return who of `peers` gave these `votes`. Raises PeerViolation or IntegrityError if one is not valid."""
+        message, voters = vote_message(self.network_id, vote), []
+        for each in votes:
+            if each.place >= len(peers):
+                raise PeerViolation("a vote is of no member")
+            verify(peers[each.place], message, each.signature)
+            voters.append(peers[each.place])
+        return tuple(voters)
 
     def sign_slices(self, step: int, state_digest: bytes, root: bytes) -> SliceCommitment:
         """Commit to this member's slices of `step`, whose hash tree has this `root`."""
@@ -167,22 +240,15 @@ class RunSignatures:
         group = Group.from_bytes(envelope.payload)
         self._check_subject(envelope, group)
         origin = None
-        if group.resumes is not None:
+        if group.lock is not None:
             if is_origin:
                 raise PeerViolation("an outcome comes from a group that resumes another one", peer_id=envelope.peer_id)
-            origin = self.check_origin(group.origin, group.resumes, group.step, group.state_digest, now)
+            origin = self.check_origin(group.origin, group.lock.outcome, group.step, group.state_digest, now)
         order = self.read_order(group.order, now) if group.order else None
         if order is not None and group.step <= order.outer_step:
             raise PeerViolation("a group is of a step before the resume order that it names", peer_id=envelope.peer_id)
         digest = hashlib.sha256(data).digest()
         return SignedGroup(group=group, signer=envelope.peer_id, data=data, digest=digest, origin=origin, order=order)
-
-    def read_vote(self, data: bytes, now: float) -> tuple[str, Vote]:
-        """Return the voter and the vote. Raises PeerViolation or IntegrityError."""
-        envelope = unseal(data, purpose=VOTE_PURPOSE, network_id=self.network_id, now=now)
-        vote = Vote.from_bytes(envelope.payload)
-        self._check_subject(envelope, vote)
-        return envelope.peer_id, vote
 
     def check_origin(self, origin: bytes, outcome: Outcome, step: int, state_digest: bytes, now: float) -> SignedGroup:
         """Return the group that `outcome` is from. Raises PeerViolation unless it started at `state_digest` for
@@ -203,16 +269,23 @@ class RunSignatures:
         certificate = Certificate.from_bytes(data)
         if certificate.order:
             return self._proof_of_order(certificate.order, now)
-        signed = self.read_group(certificate.group, now)
-        votes = {}
-        for each in certificate.votes:
-            voter, vote = self.read_vote(each, now)
-            if vote.group_digest == signed.digest and voter in signed.group.peer_ids:
-                votes[voter] = vote
-        result = tally(signed.group.peer_ids, votes, ())
+        signed, outcome = self.read_group(certificate.group, now), certificate.outcome
+        group = signed.group
+        assert outcome is not None
+        vote = Vote(
+            run=group.run,
+            step=group.step,
+            attempt=group.attempt,
+            group_digest=signed.digest,
+            outcome=outcome,
+            kind="commit",
+        )
+        voters = self._voters(vote, certificate.votes, group.peer_ids)
+        result = tally(group.peer_ids, dict.fromkeys(voters, vote), ())
         if result.decided is None:
             raise PeerViolation(f"a certificate proves nothing: {result.reason}")
-        group, outcome = signed.group, result.decided
+        if group.resumes not in {None, outcome}:
+            raise PeerViolation("a certificate is of another outcome than its group resumes")
         origin = self.check_origin(group.origin or signed.data, outcome, group.step, group.state_digest, now).group
         fewest = min(len(group.members), len(origin.members))
         if fewest < self.succession.min_group or group.step > self.last_step:
@@ -221,7 +294,6 @@ class RunSignatures:
             raise PeerViolation("a certificate resumes an outcome from before the last resume order")
         if not self.admits(*group.peer_ids, *origin.peer_ids):
             raise PeerViolation("a certificate is of a group with a member that the run does not admit")
-        voters = tuple(sorted(voter for voter, vote in votes.items() if vote.outcome == outcome))
         return Proof(
             certificate=data, attempt=group.attempt, origin=origin, outcome=outcome, voters=voters, order=signed.order
         )
@@ -274,7 +346,7 @@ class RunSignatures:
             raise IntegrityError("the certificate to resume with is of another state", remedy="resume without it")
         return proof
 
-    def _seal(self, purpose: str, message: Group | Vote | PartStatement | ResumeOrder, now: float) -> bytes:
+    def _seal(self, purpose: str, message: Group | PartStatement | ResumeOrder, now: float) -> bytes:
         envelope = seal(
             self.identity,
             purpose=purpose,
@@ -286,12 +358,12 @@ class RunSignatures:
         )
         return envelope.to_bytes()
 
-    def _check_subject(self, envelope: Envelope, message: Group | Vote | PartStatement) -> None:
+    def _check_subject(self, envelope: Envelope, message: Group | PartStatement) -> None:
         if message.run != self.run or envelope.subject != _subject(message):
-            raise PeerViolation("a group, vote or statement is for another round", peer_id=envelope.peer_id)
+            raise PeerViolation("a group or statement is for another round", peer_id=envelope.peer_id)
 
 
-def _subject(message: Group | Vote | PartStatement | ResumeOrder) -> str:
+def _subject(message: Group | PartStatement | ResumeOrder) -> str:
     if isinstance(message, ResumeOrder):
         return f"{message.run}/resume/{message.sequence}"
     return round_subject(message.run, message.step, message.attempt)

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
-from support.training_swarm import AUTHOR, Member, Swarm, assert_equal_steps, config, identity_of
+from support.training_swarm import AUTHOR, Member, Swarm, assert_equal_steps, certificate_of, config, identity_of
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
 from swarm.training.member.observer import Observer
@@ -22,7 +22,7 @@ from swarm.training.state.state_sync import follows
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerTimeout, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
-from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, ResumeOrder, Vote
+from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, ResumeOrder
 
 NUM_STEPS = 10
 ONLOOKER = Identity(b"onlooker".ljust(32))
@@ -270,8 +270,7 @@ def _forged(signers: list[RunSignatures], order: bytes, step: int, now: float) -
     )
     signed = signers[0].sign_group(group, now)
     outcome = Outcome(origin_digest=signed.digest, part_digests=(), state_digest=bytes(32))
-    vote = Vote(run=group.run, step=step, attempt=0, group_digest=signed.digest, outcome=outcome)
-    return Certificate(group=signed.data, votes=tuple(each.sign_vote(vote, now) for each in signers)).to_bytes()
+    return certificate_of(signed, outcome, signers)
 
 
 def test_member_that_is_started_again_from_a_resumed_state_still_knows_the_order() -> None:

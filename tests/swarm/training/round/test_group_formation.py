@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.training.allreduce.parts import fair_shares, leaf_values, part_values
+from swarm.training.allreduce.parts import fair_shares, leaf_values, part_sizes, part_values
+from swarm.training.round.beacon import attempt_beacon, coordinator_of
 from swarm.training.round.group_checks import complaint, origin_complaint
-from swarm.training.round.group_formation import MAX_GRACE_S, convict, form_group, grace_after
-from swarm.training.round.round_state import RoundSetup, coordinator_of
+from swarm.training.round.group_formation import MAX_GRACE_S, convict, form_group, grace_after, widely_accused
+from swarm.training.round.round_state import RoundSetup
 from swarm.training.run.vote import Succession
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Contribution, Group, Outcome, Ready, SignedGroup
+from swarm_protocol.training_messages import Contribution, Group, Lock, Outcome, Ready, SignedGroup
 
 PEERS = tuple(sorted(Identity(bytes([number]) * 32).peer_id for number in range(6)))
 A, B, C, D, E, F = PEERS
@@ -57,11 +58,19 @@ def signed(group: Group, signer: str = B, origin: SignedGroup | None = None) -> 
 
 
 def test_coordinator_of_same_candidates_in_any_order_is_the_same_peer() -> None:
-    assert coordinator_of("run", 3, 0, PEERS) == coordinator_of("run", 3, 0, reversed(PEERS))
+    beacon = attempt_beacon("run", DIGEST, 3, 0)
+    assert coordinator_of(beacon, PEERS) == coordinator_of(beacon, reversed(PEERS))
 
 
 def test_coordinator_of_successive_attempts_visits_everybody() -> None:
-    assert {coordinator_of("run", 3, attempt, PEERS) for attempt in range(100)} == set(PEERS)
+    drawn = {coordinator_of(attempt_beacon("run", DIGEST, 3, attempt), PEERS) for attempt in range(100)}
+    assert drawn == set(PEERS)
+
+
+def test_coordinator_of_another_state_is_another_one_as_often_as_not() -> None:
+    """Otherwise who made its key for a low hash would coordinate the same attempt of every step."""
+    drawn = [coordinator_of(attempt_beacon("run", bytes([state]) * 32, 3, 0), PEERS) for state in range(100)]
+    assert all(5 <= drawn.count(peer) <= 35 for peer in PEERS)
 
 
 @given(st.integers(0, 10**7), st.lists(st.floats(0.1, 1e9), min_size=1, max_size=16))
@@ -107,26 +116,46 @@ def test_form_group_without_tokens_has_no_parts() -> None:
     assert group.part_values == ()
 
 
-def test_form_group_resumes_the_latest_outcome_voted_for() -> None:
-    old = Outcome(origin_digest=DIGEST, part_digests=(), state_digest=b"o" * 32)
-    new = Outcome(origin_digest=DIGEST, part_digests=(), state_digest=b"n" * 32)
-    reports = {
-        A: ready(),
-        B: ready(voted=old, voted_origin=b"old", voted_attempt=1),
-        C: ready(voted=new, voted_origin=b"new", voted_attempt=2),
-    }
-    group, _ = form_group(TERMS, 3, reports)
-    assert (group.resumes, group.origin) == (new, b"new")
+def lock(attempt: int, state: bytes = b"o") -> Lock:
+    outcome = Outcome(origin_digest=DIGEST, part_digests=(), state_digest=state * 32)
+    return Lock(attempt=attempt, group_digest=DIGEST, outcome=outcome, votes=())
+
+
+def holds(held: Lock, **changes: object) -> Ready:
+    return ready(**{"attempt": 3, "lock": held, "origin": bytes([held.attempt]), **changes})  # type: ignore[arg-type]
+
+
+def test_form_group_resumes_the_outcome_of_the_highest_lock() -> None:
+    group, _ = form_group(TERMS, 3, {A: ready(attempt=3), B: holds(lock(1)), C: holds(lock(2, b"n"))})
+    assert (group.lock, group.resumes, group.origin) == (lock(2, b"n"), lock(2, b"n").outcome, b"\x02")
     assert group.part_values == ()
+    assert [member.locked for member in group.members] == [None, lock(1).claim, lock(2, b"n").claim]
 
 
-def test_form_group_resumes_what_most_voted_for_in_the_latest_attempt() -> None:
-    right = Outcome(origin_digest=DIGEST, part_digests=(), state_digest=b"r" * 32)
-    damaged = Outcome(origin_digest=DIGEST, part_digests=(), state_digest=b"d" * 32)
-    votes = {A: damaged, B: right, C: right}
-    reports = {peer: ready(voted=each, voted_origin=b"origin", voted_attempt=1) for peer, each in votes.items()}
-    group, _ = form_group(TERMS, 3, reports)
-    assert group.resumes == right
+def test_complaint_about_a_group_that_resumes_another_outcome_than_its_reports_demand() -> None:
+    """A coordinator that lies can leave a lock out of the group only with the report that names it."""
+    group, _ = form_group(TERMS, 3, {A: ready(attempt=3), B: holds(lock(1)), C: holds(lock(2, b"n"))})
+    origin = signed(form_group(TERMS, 0, {peer: ready() for peer in (A, B, C)})[0])
+    mine = group.members[0]
+    assert complaint(TERMS, 3, mine, signed(group, origin=origin)) == ""
+    lower = replace(group, lock=lock(1))
+    fresh = replace(group, lock=None, origin=b"", part_values=part_sizes(TERMS.num_values, group.members))
+    late = replace(group, lock=lock(3), members=tuple(replace(each, locked=lock(3).claim) for each in group.members))
+    for wrong in (lower, fresh):
+        assert "highest lock" in complaint(TERMS, 3, mine, signed(wrong, origin=origin))
+    assert "no earlier attempt" in complaint(TERMS, 3, late.members[0], signed(late, origin=origin))
+    # a lock that no report names is none of this group's
+    made_up, _ = form_group(TERMS, 3, {peer: ready(attempt=3) for peer in (A, B, C)})
+    made_up = replace(made_up, lock=lock(2), origin=b"made up", part_values=())
+    assert "highest lock" in complaint(TERMS, 3, made_up.members[0], signed(made_up, origin=origin))
+
+
+def test_complaint_about_a_group_that_changes_the_lock_of_this_member() -> None:
+    group, _ = form_group(TERMS, 3, {A: holds(lock(2)), B: ready(attempt=3), C: ready(attempt=3)})
+    mine = group.members[0]
+    without = tuple(replace(each, locked=None) for each in group.members)
+    fresh = replace(group, members=without, lock=None, origin=b"", part_values=part_sizes(TERMS.num_values, without))
+    assert "changes this member's report" in complaint(TERMS, 3, mine, signed(fresh))
 
 
 @pytest.mark.parametrize(
@@ -162,11 +191,11 @@ def test_complaint_about_a_coordinator_that_makes_up_the_bandwidth_of_another_me
     """It could hand itself most of the vector; of its own bandwidth it gets MAX_SKEW times the usual part at most."""
     reports = {peer: ready(bytes_per_s=1000) for peer in (A, B, C)}
     group, _ = form_group(replace(TERMS, me=B, bytes_per_s=1000), 0, reports)
-    mine = Contribution(peer_id=A, num_tokens=40, num_samples=10, loss=2.0)
+    mine = Contribution(peer_id=A, num_tokens=40, num_samples=10, loss=2.0, bytes_per_s=1000)
     setup = replace(TERMS, bytes_per_s=1000)
     assert complaint(setup, 0, mine, signed(group)) == ""
     made_up, _ = form_group(setup, 0, {**reports, A: ready(bytes_per_s=1), B: ready(bytes_per_s=10**9)})
-    assert "changes this member's contribution" in complaint(setup, 0, mine, signed(made_up))
+    assert "changes this member's report" in complaint(setup, 0, mine, signed(made_up))
     boast, _ = form_group(replace(TERMS, me=B), 0, {**reports, B: ready(bytes_per_s=10**9)})
     assert complaint(setup, 0, mine, signed(boast)) == ""
     assert boast.part_values[1] <= 4 / 6 * TERMS.num_values + 256
@@ -177,15 +206,6 @@ def test_complaint_about_a_group_too_small_or_too_large() -> None:
     mine = group.members[0]
     assert "fewer than 4" in complaint(replace(TERMS, succession=Succession(min_group=4)), 0, mine, signed(group))
     assert "more than 2" in complaint(replace(TERMS, max_group=2), 0, mine, signed(group))
-
-
-def test_form_group_resumes_nothing_that_only_a_stranger_says_to_have_voted_for() -> None:
-    made_up = Outcome(origin_digest=DIGEST, part_digests=(), state_digest=b"x" * 32)
-    claim = ready(0, voted=made_up, voted_origin=b"made up", voted_attempt=9)
-    group, _ = form_group(TERMS, 1, {A: ready(), B: ready(), C: ready(), E: claim})
-    assert group.resumes is None
-    group, _ = form_group(replace(TERMS, roster=()), 1, {A: ready(0), E: claim})
-    assert group.resumes == made_up
 
 
 @pytest.mark.parametrize(
@@ -203,35 +223,37 @@ def test_complaint_about_an_outcome_from_a_group_that_could_not_be(
     made, _ = form_group(replace(TERMS, me=members[0]), 0, {peer: ready(0) for peer in members})
     origin = signed(made, signer)
     assert words in origin_complaint(TERMS, origin)
-    outcome = Outcome(origin_digest=DIGEST, part_digests=(), state_digest=b"x" * 32)
-    group, _ = form_group(TERMS, 1, {peer: ready() for peer in (A, B, C)})
-    group = replace(group, part_values=(), resumes=outcome, origin=b"group")
+    group, _ = form_group(TERMS, 1, {A: ready(), B: ready(), C: ready(attempt=1, lock=lock(0), origin=b"group")})
     mine = group.members[0]
     assert words in complaint(TERMS, 1, mine, signed(group, origin=origin))
     assert bool(complaint(TERMS, 1, mine, signed(group, origin=origin))) == bool(words)
     assert "not there" in complaint(TERMS, 1, mine, signed(group))
 
 
-def test_convict_leaves_out_whom_all_accuse() -> None:
-    assert convict({A: {D}, B: {D}, C: {D}, D: set()}) == (D,)
+def test_first_attempt_leaves_out_only_whom_more_than_a_third_accuse() -> None:
+    """Two liars of seven could otherwise keep an honest member out of every step by their word."""
+    members = (A, B, C, D, E, F, "G")
+    honest: dict[str, set[str]] = {peer: set() for peer in members}
+    assert widely_accused({**honest, E: {A}, F: {A}}, len(members)) == ()
+    assert widely_accused({**honest, E: {A}, F: {A}, "G": {A, "G"}}, len(members)) == (A,)
+    assert widely_accused({**honest, E: {"gone"}, F: {"gone"}, "G": {"gone"}}, len(members)) == ()
+
+
+def test_words_of_strangers_leave_nobody_out() -> None:
+    strangers = {peer: ready(0, accused=(B,)) for peer in (E, F)}
+    for attempt in range(8):
+        group, left_out = form_group(replace(TERMS, max_group=6), attempt, {A: ready(), B: ready(), **strangers})
+        assert B in group.peer_ids
+        assert not left_out
+
+
+@pytest.mark.parametrize("attempt", range(1, 9))
+def test_convict_leaves_out_whom_all_accuse(attempt: int) -> None:
+    assert convict({A: {D}, B: {D}, C: {D}, D: set()}, attempt) == (D,)
 
 
 def test_convict_leaves_out_who_accuses_all() -> None:
-    assert convict({A: {B, C, D}, B: set(), C: set(), D: set()}) == (A,)
-
-
-@pytest.mark.parametrize(
-    "accusations",
-    [
-        {A: {B}, B: set()},
-        {A: {B}, B: {A}},
-        {A: {B}, B: set(), C: {D}, D: {C}},
-        {A: {B, C}, B: {A, D}, C: set(), D: set()},
-    ],
-    ids=["one-sided", "mutual", "two pairs", "two in the same number"],
-)
-def test_convict_of_a_tie_leaves_out_nobody(accusations: dict[str, set[str]]) -> None:
-    assert convict(accusations) == ()
+    assert convict({A: {B, C, D}, B: set(), C: set(), D: set()}, 1) == (A,)
 
 
 def test_convict_of_a_tie_after_failed_attempts_leaves_out_either_or_none_in_turn() -> None:
@@ -244,10 +266,10 @@ def test_convict_of_a_tie_after_failed_attempts_leaves_out_either_or_none_in_tur
 
 def test_convict_leaves_out_two_liars_that_accuse_each_other() -> None:
     honest = {A: {E, F}, B: {E, F}, C: {E, F}}
-    assert set(convict({**honest, E: {F}, F: {E}})) == {E, F}
+    assert set(convict({**honest, E: {F}, F: {E}}, 1)) == {E, F}
 
 
-@given(st.dictionaries(st.sampled_from(PEERS), st.sets(st.sampled_from(PEERS))), st.integers(0, 5))
+@given(st.dictionaries(st.sampled_from(PEERS), st.sets(st.sampled_from(PEERS))), st.integers(1, 5))
 def test_convict_leaves_out_nobody_without_a_dispute(accusations: dict[str, set[str]], num_failed: int) -> None:
     disputed = {peer for by, accused in accusations.items() for of in accused if of in accusations for peer in (by, of)}
     assert set(convict(accusations, num_failed)) <= disputed

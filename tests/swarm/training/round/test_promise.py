@@ -10,20 +10,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.round_scripts import ME, OFFER, OUTCOME, PEERS, ready, setup
+from support.round_scripts import FIRST, ME, OFFER, OUTCOME, PEERS, locked, ready, setup, voted
 from support.training_swarm import Swarm, SyntheticInner, config
 from swarm.testing import virtual_time
 from swarm.training.member.trainer_events import OuterStep, RoundAborted
 from swarm.training.round import state_machine as machine
 from swarm.training.round.promise import Promise, PromiseFile
 from swarm.training.round.round_events import Ask, Reported, Sign
-from swarm.training.round.round_state import RoundSetup, RoundState
+from swarm.training.round.round_state import Prepared, RoundSetup, RoundState
 from swarm_protocol.errors import ConfigError, IntegrityError
-from swarm_protocol.training_messages import Ready
+from swarm_protocol.training_messages import Ready, Vote
 
 PARTS = (b"first part", b"second part")
 VOTED = replace(OUTCOME, part_digests=tuple(hashlib.sha256(part).digest() for part in PARTS))
-PROMISE = Promise(report=ready(3, voted=VOTED, voted_attempt=2, voted_origin=b"origin"), first_attempt=1, parts=PARTS)
+LOCK = replace(locked(FIRST), attempt=2, outcome=VOTED)
+PREPARED = Prepared(vote=voted(ME, FIRST, VOTED).vote, origin=b"origin")
+PROMISE = Promise(report=ready(3, lock=LOCK, origin=b"origin"), first_attempt=1, prepared=PREPARED, parts=PARTS)
 
 
 def test_promise_file_gives_back_what_was_written_last(tmp_path: Path) -> None:
@@ -69,12 +71,12 @@ def begun(promise: Promise | None, start: RoundSetup | None = None) -> RoundStat
 def test_step_after_a_restart_goes_on_behind_the_promised_attempt_with_the_vote() -> None:
     state = begun(PROMISE)
     assert state.attempt == 4
-    assert state.ballot is not None
-    assert (state.ballot.attempt, state.ballot.outcome) == (2, VOTED)
+    assert state.lock is not None
+    assert (state.lock.lock, state.lock.origin, state.prepared) == (LOCK, b"origin", PREPARED)
     # and so it reports, or lets its own group resume
     _, actions = machine.step(state, OFFER, 0.0)
     assert all(isinstance(each, Ask | Sign) for each in actions)
-    assert {each.ready.voted for each in actions if isinstance(each, Ask)} <= {VOTED}
+    assert {each.ready.lock for each in actions if isinstance(each, Ask)} <= {LOCK}
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_step_from_another_state_is_taken_part_in_unless_the_promise_was_from_a_
     start: RoundSetup, attempt: int, abstains: bool
 ) -> None:
     state = begun(PROMISE, start)
-    assert (state.attempt, state.abstains, state.ballot) == (attempt, abstains, None)
+    assert (state.attempt, state.abstains, state.lock) == (attempt, abstains, None)
     state, actions = machine.step(state, OFFER, 0.0)
     assert not (actions and abstains)
     assert machine.begin(start, accused={}).abstains is False
@@ -109,7 +111,7 @@ def test_abstaining_member_leads_no_group() -> None:
 
 
 def test_member_promises_on_disk_before_others_hear_of_it(tmp_path: Path) -> None:
-    """The file of a member holds each report, group and vote before it is sent."""
+    """The file of a member holds each report and vote, and the lock behind a second one, before it is sent."""
     sent: list[tuple[str, bool]] = []
 
     async def main() -> None:
@@ -131,19 +133,28 @@ def test_member_promises_on_disk_before_others_hear_of_it(tmp_path: Path) -> Non
                     kind = method.split("/", maxsplit=1)[0]
                     if kind in {"train.ready", "train.vote"}:
                         kept = file.read()  # type: ignore[attr-defined]
-                        message = Ready.from_bytes(request) if kind == "train.ready" else None
-                        is_kept = kept is not None and (
-                            kept.report.attempt == message.attempt if message else kept.report.voted is not None
-                        )
-                        sent.append((kind, is_kept))
+                        sent.append(_is_kept(kept, request, is_vote=kind == "train.vote"))
                     return await honest(peer_id, method, request, **bounds)  # type: ignore[operator]
 
                 member.network.call = call  # type: ignore[method-assign, assignment]
             await swarm.finish()
 
     virtual_time.run(main())
-    assert {kind for kind, _ in sent} == {"train.ready", "train.vote"}
+    assert {kind for kind, _ in sent} == {"report", "prepare", "commit"}
     assert all(is_kept for _, is_kept in sent)
+
+
+def _is_kept(kept: Promise | None, request: bytes, *, is_vote: bool) -> tuple[str, bool]:
+    """Return what a request is, and whether the promise `kept` covers it."""
+    if not is_vote:
+        return "report", kept is not None and kept.report.attempt == Ready.from_bytes(request).attempt
+    vote = Vote.from_bytes(request)
+    if kept is None or kept.prepared is None:
+        return vote.kind, False
+    lock = kept.report.lock
+    if vote.kind == "commit":
+        return vote.kind, lock is not None and (lock.attempt, lock.outcome) == (vote.attempt, vote.outcome)
+    return vote.kind, kept.prepared.vote.outcome == vote.outcome
 
 
 @pytest.mark.parametrize("keeps", [True, False], ids=["kept", "forgotten"])
@@ -158,7 +169,7 @@ def test_votes_that_nobody_counted_before_all_were_killed_are_finished_after_the
         return PromiseFile(tmp_path / name) if keeps else None
 
     async def main() -> None:
-        voted: set[str] = set()
+        decided: set[str] = set()
         async with Swarm(run) as before:
             for name in ("m0", "m1", "m2"):
                 member = await before.join(name, promises=store(name))
@@ -168,26 +179,25 @@ def test_votes_that_nobody_counted_before_all_were_killed_are_finished_after_the
                     peer_id: str, method: str, request: bytes, *, honest: object = honest, **bounds: object
                 ) -> bytes:
                     if method.startswith("train.vote") and before.members["m0"].of(OuterStep):
-                        _, vote = before.members["m0"].trainer._signatures.read_vote(
-                            request, before.members["m0"].network.now()
-                        )
-                        voted.add(vote.outcome.state_digest.hex())
-                        return b""
+                        vote = Vote.from_bytes(request)
+                        if vote.kind == "commit":
+                            decided.add(vote.outcome.state_digest.hex())
+                            return b""
                     return await honest(peer_id, method, request, **bounds)  # type: ignore[operator]
 
                 member.network.call = lose_votes  # type: ignore[method-assign, assignment]
-            while not voted:
+            while not decided:
                 await asyncio.sleep(0.01)
             trainers = {name: member.trainer for name, member in before.members.items()}
             held = {name: (each.state, each.certificate) for name, each in trainers.items()}
-        assert len(voted) == 1
+        assert len(decided) == 1
         async with Swarm(run) as after:
             for name, (state, certificate) in held.items():
                 # their next interval would give other contributions
                 inner = SyntheticInner(corrupt=lambda x_N: x_N + 0.01 * torch.ones_like(x_N))
                 await after.join(name, inner=inner, state=state, certificate=certificate, promises=store(name))
             members = await after.finish()
-            assert ({member.digest for member in members} == voted) == keeps
+            assert ({member.digest for member in members} == decided) == keeps
 
     virtual_time.run(main())
 

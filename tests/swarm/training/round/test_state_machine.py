@@ -23,16 +23,18 @@ from support.round_scripts import (
     SCRIPTS,
     TRACES,
     Script,
+    committed,
     contribution,
     from_json,
     left,
+    locked,
     member_commits,
     outcome,
     play,
     ready,
+    resuming,
     run,
     setup,
-    signed,
     trace,
     voted,
 )
@@ -99,7 +101,7 @@ def test_step_with_a_member_that_left_before_voting_ends_a_hopeless_vote_at_once
     state, actions = run(script)
     assert isinstance(actions[0], Announce)
     assert isinstance(actions[1], GiveUp)
-    assert state.ballot is not None
+    assert state.lock is None, "two first votes of four prove nothing"
     assert state.mine == contribution(ME), "the contribution is kept"
 
 
@@ -150,8 +152,10 @@ def test_reports_and_votes_of_strangers_are_bounded() -> None:
     for number in range(3000):
         state, _ = machine.step(state, Reported(peer=f"stranger {number}", ready=ready()), 0.0)
         state, _ = machine.step(state, replace(voted(ME, FIRST, OUTCOME), peer=f"stranger {number}"), 0.0)
+        state, _ = machine.step(state, replace(committed(ME, FIRST, OUTCOME), peer=f"stranger {number}"), 0.0)
     assert len(state.ready) <= 1024
-    assert len(state.voting.votes) <= 1024
+    assert len(state.voting.prepares) <= 1024
+    assert len(state.voting.commits) <= 1024
 
 
 @pytest.mark.parametrize("tellers", [(OTHERS[0], OTHERS[0]), (OTHERS[1], COORDINATOR)], ids=["itself", "others"])
@@ -221,7 +225,8 @@ def test_member_tells_for_whom_it_waits() -> None:
 def test_strangers_without_number_keep_no_member_from_voting_and_reporting() -> None:
     script: Script = [(0.0, replace(voted(ME, FIRST, OUTCOME), peer=f"stranger {number}")) for number in range(1100)]
     script += [(1.0, OFFER), (2.0, Grouped(signed=FIRST)), (3.0, Reduced(attempt=0, outcome=OUTCOME))]
-    state, _ = run([*script, *((3.1, voted(peer, FIRST, OUTCOME)) for peer in PEERS)])
+    script += [(3.1, voted(peer, FIRST, OUTCOME)) for peer in PEERS]
+    state, _ = run([*script, *((3.2, committed(peer, FIRST, OUTCOME)) for peer in PEERS)])
     assert state.phase == "done"
     script = [
         (0.0, Reported(peer=f"stranger {number}", ready=ready(num_tokens=0, num_samples=0))) for number in range(1100)
@@ -231,8 +236,10 @@ def test_strangers_without_number_keep_no_member_from_voting_and_reporting() -> 
 
 
 def test_votes_of_peers_that_the_run_does_not_admit_are_not_kept() -> None:
-    state, _ = run([(0.0, voted(PEERS[3], FIRST, OUTCOME))], setup(COORDINATOR, roster=(), admission=PEERS[:3]))
-    assert not state.voting.votes
+    for vote in (voted(PEERS[3], FIRST, OUTCOME), committed(PEERS[3], FIRST, OUTCOME)):
+        state, _ = run([(0.0, vote)], setup(COORDINATOR, roster=(), admission=PEERS[:3]))
+        assert not state.voting.prepares
+        assert not state.voting.commits
 
 
 @pytest.mark.parametrize("by_report", [True, False])
@@ -299,7 +306,7 @@ def test_member_that_votes_twice_is_accused_and_its_first_vote_counts() -> None:
     first, second = voted(COORDINATOR, FIRST, OUTCOME), voted(COORDINATOR, FIRST, outcome(FIRST, b"x"))
     state, _ = run([(0.0, OFFER), (0.1, Grouped(signed=FIRST)), (0.2, first), (0.3, second)])
     assert state.faults.accused == {COORDINATOR: "voted twice"}
-    assert state.voting.votes[COORDINATOR] == first
+    assert state.voting.prepares[COORDINATOR] == first.vote
 
 
 def test_strangers_that_vote_twice_are_not_accused() -> None:
@@ -369,15 +376,18 @@ def test_member_behind_is_told_and_an_earlier_attempt_corrected() -> None:
 
 
 def test_coordinator_blames_who_does_not_give_the_parts_it_says_it_voted_for() -> None:
-    made_up = {"voted": OUTCOME, "voted_origin": b"made up", "voted_attempt": 0}
-    script: Script = [(0.0, Reported(peer=peer, ready=ready())) for peer in OTHERS]
-    script += [(0.5, Reported(peer=ME, ready=ready(**made_up))), (0.6, Offered(contribution=contribution(COORDINATOR)))]
-    state, (sign,) = run(script, setup(COORDINATOR))
+    withheld = {"lock": locked(FIRST), "origin": FIRST.data}
+    start, me = setup(COORDINATOR, first_attempt=4), Offered(contribution=contribution(COORDINATOR))
+    script: Script = [(0.0, Reported(peer=peer, ready=ready(4))) for peer in OTHERS]
+    script += [(0.5, Reported(peer=ME, ready=ready(4, **withheld))), (0.6, me)]
+    assert machine.begin(start, accused={}).coordinator == COORDINATOR
+    state, (sign,) = run(script, start)
     assert isinstance(sign, Sign)
     own = SignedGroup(group=sign.group, signer=COORDINATOR, data=b"own", digest=b"o" * 32)
     state, (recover,) = machine.step(state, Grouped(signed=own), 2.0)
     assert isinstance(recover, Recover)
-    state, _ = machine.step(state, ReduceFailed(attempt=0, reason="cannot be had"), 3.0)
+    assert recover.is_vouched, "the lock shows that honest members have audited it"
+    state, _ = machine.step(state, ReduceFailed(attempt=4, reason="cannot be had"), 3.0)
     assert set(state.faults.unreachable) == {ME}
 
 
@@ -385,7 +395,7 @@ def test_member_that_another_ones_origin_says_to_leave_blames_who_signed_that() 
     members = tuple(replace(each, leaving=each.peer_id == ME) for each in FIRST.group.members)
     made_up = replace(FIRST, group=replace(FIRST.group, members=members), signer=OTHERS[0])
     coordinator = machine.begin(setup(ME, first_attempt=1), accused={}).coordinator
-    resumed = signed(PEERS, 1, coordinator, part_values=(), resumes=OUTCOME, origin=FIRST.data)
+    resumed = resuming(FIRST, 1, coordinator, OTHERS[0])
     script: Script = [(0.0, OFFER), (1.0, Moved(attempt=0, to=1))]
     state, _ = run([*script, (2.0, Grouped(signed=replace(resumed, origin=made_up)))])
     assert set(state.faults.accused) == {OTHERS[0]}
@@ -420,7 +430,9 @@ def test_finished_round_ignores_everything() -> None:
     state, actions = run(script[:-1], setup(me))
     (finish,) = actions
     assert isinstance(finish, Finish)
-    assert len(Certificate.from_bytes(finish.certificate).votes) == 3
+    certificate = Certificate.from_bytes(finish.certificate)
+    assert (certificate.group, certificate.outcome) == (FIRST.data, OUTCOME)
+    assert [PEERS[each.place] for each in certificate.votes] == sorted((ME, OTHERS[1], COORDINATOR))
     for _, event in script:
         assert machine.step(state, event, 99.0) == (state, [])
     assert machine.wake_at(state) is None
@@ -439,10 +451,11 @@ def test_step_in_any_order_of_events_never_raises_and_votes_once_an_attempt(
         now += pause_s
         before = state.attempt
         state, actions = machine.step(state, event, now)
-        votes += [action.vote.attempt for action in actions if isinstance(action, CastVote)]
+        votes += [(each.vote.attempt, each.vote.kind) for each in actions if isinstance(each, CastVote)]
         assert state.attempt >= before
         assert all(not isinstance(action, Ask) or action.peer != me for action in actions)
     assert len(votes) == len(set(votes))
+    assert {attempt for attempt, kind in votes if kind == "commit"} <= {attempt for attempt, _ in votes}
 
 
 def test_member_that_spoiled_an_attempt_is_forgiven_only_after_the_next_one() -> None:

@@ -56,7 +56,7 @@ def test_liar_that_votes_for_its_lie_gets_no_vote_of_who_has_the_evidence() -> N
     state, actions = run(script)
     assert not any(isinstance(each, Recover) for each in actions)
     state, actions = machine.step(state, voted(LIAR, signed(attempt=1), lie), 2.5)
-    assert LIAR not in state.voting.votes
+    assert LIAR not in state.voting.prepares
 
 
 def test_group_with_a_convicted_member_is_refused_and_its_members_are_shown_the_evidence() -> None:

@@ -7,16 +7,33 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.training_swarm import certificate_of, placed_votes
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.run.vote import Succession
 from swarm.training.state import certificate
 from swarm.training.state.certificate import RunSignatures
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, ResumeOrder, SignedGroup, Vote
+from swarm_protocol.training_messages import (
+    Certificate,
+    Contribution,
+    Follower,
+    Group,
+    Lock,
+    Outcome,
+    PlacedSignature,
+    Ready,
+    ResumeOrder,
+    SignedGroup,
+    SliceCommitment,
+    Vote,
+    VoteKind,
+)
 
 NOW = 1_750_000_000.0
 IDENTITIES = sorted((Identity(bytes([number]) * 32) for number in range(4)), key=lambda each: each.peer_id)
+PEERS = [each.peer_id for each in IDENTITIES]
 SIGNERS = [RunSignatures(identity=each, network_id="test", run="run") for each in IDENTITIES]
 STRANGER = RunSignatures(identity=Identity(b"s" * 32), network_id="test", run="run")
 OUTCOME_STATE = b"n" * 32
@@ -42,15 +59,31 @@ def make_outcome(signed: SignedGroup, num_parts: int = 4) -> Outcome:
     return Outcome(origin_digest=signed.digest, part_digests=(bytes(32),) * num_parts, state_digest=OUTCOME_STATE)
 
 
-def make_vote(signed: SignedGroup, outcome: Outcome) -> Vote:
+def make_vote(signed: SignedGroup, outcome: Outcome, kind: VoteKind = "prepare") -> Vote:
     group = signed.group
-    return Vote(run=group.run, step=group.step, attempt=group.attempt, group_digest=signed.digest, outcome=outcome)
+    return Vote(
+        run=group.run,
+        step=group.step,
+        attempt=group.attempt,
+        group_digest=signed.digest,
+        outcome=outcome,
+        kind=kind,
+    )
 
 
 def certify(signed: SignedGroup, voters: list[RunSignatures], outcome: Outcome | None = None) -> bytes:
-    vote = make_vote(signed, outcome or make_outcome(signed))
-    votes = tuple(each.sign_vote(vote, NOW) for each in voters)
-    return Certificate(group=signed.data, votes=votes).to_bytes()
+    return certificate_of(signed, outcome or make_outcome(signed), voters)
+
+
+def make_lock(signed: SignedGroup, voters: list[RunSignatures], peers: list[str] = PEERS, **changes: Any) -> Lock:
+    """The lock that first votes of `voters` for what `signed` came to make."""
+    vote = replace(make_vote(signed, make_outcome(signed, len(signed.group.part_values))), **changes)
+    return Lock(
+        attempt=vote.attempt,
+        group_digest=vote.group_digest,
+        outcome=vote.outcome,
+        votes=placed_votes(vote, voters, peers),
+    )
 
 
 def test_check_certificate_with_two_thirds_proves_the_outcome() -> None:
@@ -67,15 +100,149 @@ def test_check_certificate_with_fewer_votes_is_refused() -> None:
         STRANGER.check_certificate(certify(signed, SIGNERS[:2]), NOW)
 
 
-def test_check_certificate_counts_neither_strangers_nor_votes_for_another_group() -> None:
+def test_check_certificate_counts_neither_strangers_nor_votes_for_something_else() -> None:
     signed = SIGNERS[0].sign_group(make_group(), NOW)
-    with pytest.raises(PeerViolation, match="2 of 4"):
-        STRANGER.check_certificate(certify(signed, [*SIGNERS[:2], STRANGER]), NOW)
-    other = SIGNERS[1].sign_group(make_group(), NOW)
-    foreign = SIGNERS[2].sign_vote(make_vote(other, make_outcome(signed)), NOW)
-    own = Certificate.from_bytes(certify(signed, SIGNERS[:2])).votes
-    with pytest.raises(PeerViolation, match="2 of 4"):
-        STRANGER.check_certificate(Certificate(group=signed.data, votes=(*own, foreign)).to_bytes(), NOW)
+    other, outcome = SIGNERS[1].sign_group(make_group(), NOW), make_outcome(signed)
+    own = Certificate.from_bytes(certify(signed, SIGNERS[:2]))
+    wanted = make_vote(signed, outcome, "commit")
+    for signer, vote in (
+        (STRANGER, wanted),
+        (SIGNERS[2], make_vote(other, outcome, "commit")),
+        (SIGNERS[2], make_vote(signed, outcome, "prepare")),
+        (SIGNERS[2], make_vote(signed, replace(outcome, state_digest=bytes(32)), "commit")),
+        (SIGNERS[2], replace(wanted, attempt=2)),
+        (SIGNERS[2], replace(wanted, step=4)),
+    ):
+        foreign = PlacedSignature(place=2, signature=signer.sign_vote(vote).signature)
+        with pytest.raises(IntegrityError):
+            STRANGER.check_certificate(replace(own, votes=(*own.votes, foreign)).to_bytes(), NOW)
+    beyond = PlacedSignature(place=4, signature=SIGNERS[2].sign_vote(wanted).signature)
+    with pytest.raises(PeerViolation, match="no member"):
+        STRANGER.check_certificate(replace(own, votes=(*own.votes, beyond)).to_bytes(), NOW)
+
+
+def test_certificate_of_256_members_is_small() -> None:
+    """A newcomer fetches up to 512 of them. A vote in an envelope of its own would take a megabyte more."""
+    signers = [
+        RunSignatures(identity=Identity(n.to_bytes(32, "big")), network_id="test", run="run") for n in range(256)
+    ]
+    signers.sort(key=lambda each: each.identity.peer_id)
+    group = make_group(
+        members=tuple(Contribution(peer_id=each.identity.peer_id, num_tokens=8, num_samples=2) for each in signers),
+        part_values=(256,) * 256,
+    )
+    members = tuple(each.sign_group(group, NOW).group.members[n] for n, each in enumerate(signers))
+    signed = signers[0].sign_group(replace(group, members=members), NOW)
+    STRANGER.check_reports(signed)
+    data = certify(signed, signers, make_outcome(signed, 256))
+    assert len(STRANGER.check_certificate(data, NOW).voters) == 256
+    assert len(data) < 80 * 1024
+
+
+def test_check_lock_wants_first_votes_of_two_thirds_of_the_state_before() -> None:
+    signed, reader = SIGNERS[0].sign_group(make_group(), NOW), replace(STRANGER, succession=Succession(min_group=2))
+    reader.check_lock(make_lock(signed, SIGNERS[1:]), signed, PEERS)
+    reader.check_lock(make_lock(signed, SIGNERS[1:], attempt=9), signed, PEERS)
+    with pytest.raises(PeerViolation, match="2 of 4 members voted"):
+        reader.check_lock(make_lock(signed, SIGNERS[:2]), signed, PEERS)
+    # votes of the group's members count for nothing, if they are no members of the state before
+    former = [STRANGER.identity.peer_id, PEERS[0], Identity(b"t" * 32).peer_id]
+    with pytest.raises(PeerViolation, match="1 of 3 members voted"):
+        reader.check_lock(make_lock(signed, SIGNERS[:1], former), signed, former)
+    # in a run's first round there is no state before: the members of the outcome's group vote
+    reader.check_lock(make_lock(signed, SIGNERS[1:]), signed, ())
+    with pytest.raises(PeerViolation, match="2 of 4 members voted"):
+        reader.check_lock(make_lock(signed, SIGNERS[1:3]), signed, ())
+    with pytest.raises(PeerViolation, match="proves nothing"):
+        reader.check_lock(make_lock(signed, SIGNERS, attempt=0), signed, PEERS)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attempt": 2},
+        {"group_digest": bytes(32)},
+        {"outcome": Outcome(origin_digest=bytes(32), part_digests=(bytes(32),) * 4, state_digest=bytes(32))},
+    ],
+)
+def test_lock_with_votes_for_something_else_is_an_integrity_error(changes: dict[str, Any]) -> None:
+    signed = SIGNERS[0].sign_group(make_group(), NOW)
+    genuine = make_lock(signed, SIGNERS)
+    with pytest.raises(IntegrityError):
+        STRANGER.check_lock(replace(genuine, **changes), signed, PEERS)
+    second = placed_votes(make_vote(signed, genuine.outcome, "commit"), SIGNERS, PEERS)
+    with pytest.raises(IntegrityError):
+        STRANGER.check_lock(replace(genuine, votes=second), signed, PEERS)
+
+
+REPORT = Ready(
+    run="run",
+    step=3,
+    attempt=1,
+    state_digest=bytes(32),
+    num_tokens=8,
+    num_samples=2,
+    loss=1.0,
+    bytes_per_s=5,
+    followers=(Follower(place=3, num_tokens=2, num_samples=1),),
+    newcomers=(STRANGER.identity.peer_id,),
+    commitment=SliceCommitment(root=bytes(32), signature=bytes(64)),
+)
+OTHER_LOCK = Lock(
+    attempt=0,
+    group_digest=bytes(32),
+    outcome=Outcome(origin_digest=bytes(32), part_digests=(), state_digest=bytes(32)),
+    votes=(),
+)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": 4},
+        {"attempt": 2},
+        {"state_digest": b"x" * 32},
+        {"num_tokens": 9},
+        {"num_samples": 3},
+        {"loss": 1.5},
+        {"leaving": True},
+        {"bytes_per_s": 6},
+        {"sequence": 1},
+        {"followers": (Follower(place=4, num_tokens=2, num_samples=1),)},
+        {"followers": (Follower(place=3, num_tokens=3, num_samples=1),)},
+        {"followers": (Follower(place=3, num_tokens=2, num_samples=1, leaving=True),)},
+        {"followers": ()},
+        {"newcomers": ()},
+        {"commitment": SliceCommitment(root=b"x" * 32, signature=bytes(64))},
+        {"lock": OTHER_LOCK, "origin": b"origin"},
+    ],
+    ids=str,
+)
+def test_report_is_signed_with_all_that_a_group_carries_of_it(change: dict[str, Any]) -> None:
+    ready, me = SIGNERS[0].sign_report(REPORT), PEERS[0]
+    STRANGER.check_report(ready, me)
+    with pytest.raises(PeerViolation, match="has not signed"):
+        STRANGER.check_report(replace(ready, **change), me)
+    with pytest.raises(PeerViolation, match="has not signed"):
+        STRANGER.check_report(ready, PEERS[1])
+
+
+def test_group_with_a_report_that_its_member_did_not_sign_is_the_coordinators_fault() -> None:
+    values = {"state_digest": bytes(32), "reduce_s": 1.0, "vote_s": 1.0, "part_values": (500, 500)}
+    reports = [
+        replace(each.sign_report(replace(REPORT, followers=(), newcomers=())), origin=b"") for each in SIGNERS[:2]
+    ]
+    members = tuple(each.contribution_of(peer) for each, peer in zip(reports, PEERS[:2], strict=True))
+    group = make_group(members=members, **values)
+    STRANGER.check_reports(SIGNERS[0].sign_group(group, NOW))
+    for wrong in (
+        replace(group, members=(members[0], replace(members[1], num_tokens=7))),
+        replace(group, members=(members[0], replace(members[1], signature=b""))),
+        replace(group, attempt=2),
+    ):
+        with pytest.raises(PeerViolation, match=f"{PEERS[1][-6:]} did not sign") as caught:
+            STRANGER.check_reports(SIGNERS[0].sign_group(wrong, NOW))
+        assert caught.value.peer_id == PEERS[0]
 
 
 def test_check_certificate_of_a_group_with_a_peer_that_is_not_admitted_is_refused() -> None:
@@ -112,7 +279,8 @@ def test_certificate_that_resumes_an_outcome_from_before_the_resume_order_is_ref
     for before, is_refused in ((b"", True), (order, False)):
         origin = SIGNERS[0].sign_group(make_group(order=before), NOW)
         outcome = make_outcome(origin)
-        resuming = make_group(attempt=2, part_values=(), resumes=outcome, origin=origin.data, order=order)
+        lock = make_lock(origin, SIGNERS)
+        resuming = make_group(attempt=2, part_values=(), lock=lock, origin=origin.data, order=order)
         data = certify(SIGNERS[1].sign_group(resuming, NOW), SIGNERS, outcome)
         if is_refused:
             with pytest.raises(PeerViolation, match="from before the last resume order"):
@@ -130,7 +298,7 @@ def test_group_within_a_group_within_another_is_read_no_further_than_the_first(
         if data:
             origin_digest = hashlib.sha256(data).digest()
             outcome = Outcome(origin_digest=origin_digest, part_digests=(), state_digest=OUTCOME_STATE)
-            few = replace(few, resumes=outcome, origin=data)
+            few = replace(few, lock=replace(OTHER_LOCK, outcome=outcome), origin=data)
         data = SIGNERS[0].sign_group(few, NOW).data
     num_read, unseal = 0, certificate.unseal
 
@@ -155,10 +323,11 @@ def test_signatures_of_a_run_check_by_all_its_settings() -> None:
 
 def test_check_certificate_with_a_forged_vote_is_an_integrity_error() -> None:
     signed = SIGNERS[0].sign_group(make_group(), NOW)
-    votes = list(Certificate.from_bytes(certify(signed, SIGNERS[:3])).votes)
-    votes[0] = votes[0][:-1] + bytes([votes[0][-1] ^ 1])
+    certificate = Certificate.from_bytes(certify(signed, SIGNERS[:3]))
+    first, *others = certificate.votes
+    broken = replace(first, signature=first.signature[:-1] + bytes([first.signature[-1] ^ 1]))
     with pytest.raises(IntegrityError):
-        STRANGER.check_certificate(Certificate(group=signed.data, votes=tuple(votes)).to_bytes(), NOW)
+        STRANGER.check_certificate(replace(certificate, votes=(broken, *others)).to_bytes(), NOW)
 
 
 def test_check_certificate_of_another_run_or_network_is_refused() -> None:
@@ -175,33 +344,28 @@ def test_read_group_with_a_changed_byte_is_an_integrity_error() -> None:
         STRANGER.read_group(bytes(data), NOW)
 
 
-def test_read_vote_whose_envelope_is_about_another_round_is_refused() -> None:
-    signed = SIGNERS[0].sign_group(make_group(), NOW)
-    vote = make_vote(signed, make_outcome(signed))
-    forged = SIGNERS[0]._seal("vote", replace(vote, attempt=2), NOW)
-    with pytest.raises(PeerViolation):
-        # the same payload as a group is refused by its purpose
-        STRANGER.read_group(forged, NOW)
-    with pytest.raises(PeerViolation):
-        STRANGER.read_vote(signed.data, NOW)
-
-
 def test_certificate_of_a_resumed_outcome_proves_the_first_groups_work() -> None:
     first = SIGNERS[0].sign_group(make_group(), NOW)
     outcome = make_outcome(first)
     resumed = make_group(
-        attempt=2, members=make_group().members[:2], part_values=(), resumes=outcome, origin=first.data
+        attempt=2,
+        members=make_group().members[:2],
+        part_values=(),
+        lock=make_lock(first, SIGNERS),
+        origin=first.data,
     )
     signed = SIGNERS[1].sign_group(resumed, NOW)
     proof = STRANGER.check_certificate(certify(signed, SIGNERS[:2], outcome), NOW)
     assert proof.origin == first.group
     assert proof.outcome == outcome
+    with pytest.raises(PeerViolation, match="another outcome than its group resumes"):
+        STRANGER.check_certificate(certify(signed, SIGNERS[:2], replace(outcome, state_digest=bytes(32))), NOW)
 
 
 @pytest.mark.parametrize("change", [{"step": 4}, {"state_digest": b"z" * 32}])
 def test_read_group_that_resumes_another_steps_outcome_is_refused(change: dict[str, object]) -> None:
     first = SIGNERS[0].sign_group(make_group(**change), NOW)
-    group = make_group(attempt=2, part_values=(), resumes=make_outcome(first), origin=first.data)
+    group = make_group(attempt=2, part_values=(), lock=make_lock(first, SIGNERS), origin=first.data)
     with pytest.raises(PeerViolation, match="another step or state"):
         STRANGER.read_group(SIGNERS[1].sign_group(group, NOW).data, NOW)
 

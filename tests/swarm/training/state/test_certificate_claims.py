@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from support.training_swarm import Swarm, assert_equal_steps, certified, config
+from support.training_swarm import Swarm, assert_equal_steps, certificate_of, certified, config
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
 from swarm.training.member.trainer_events import OuterStep, RoundAborted, StateFetched
@@ -25,7 +25,7 @@ from swarm.training.state.certificate import (
 from swarm.training.state.state_sync import claims_of
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
-from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, Standing, Vote
+from swarm_protocol.training_messages import Contribution, Group, Outcome, Standing
 
 NOW = 1_750_000_000.0
 SIGNERS = [RunSignatures(identity=Identity(bytes([number]) * 32), network_id="test", run="run") for number in range(8)]
@@ -95,10 +95,9 @@ def certificate(members: range, step: int, *, leaving: tuple[int, ...] = (), ord
     signed = SIGNERS[members[0]].sign_group(group, NOW)
     state = bytes([step + 1, members[0]]) * 16
     outcome = Outcome(origin_digest=signed.digest, part_digests=(bytes(32),) * len(peers), state_digest=state)
-    vote = Vote(run="run", step=step, attempt=0, group_digest=signed.digest, outcome=outcome)
     voters = [number for number in members if number not in leaving or number in FORGERS]
-    votes = tuple(SIGNERS[number].sign_vote(vote, NOW) for number in voters)
-    return SIGNERS[0].check_certificate(Certificate(group=signed.data, votes=votes).to_bytes(), NOW)
+    data = certificate_of(signed, outcome, [SIGNERS[number] for number in voters])
+    return SIGNERS[0].check_certificate(data, NOW)
 
 
 def test_most_supported_is_what_most_voters_show_and_not_the_furthest_claim() -> None:

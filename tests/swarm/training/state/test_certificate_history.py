@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.training_swarm import certificate_of
 from swarm.network.interface import Stream
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
@@ -22,7 +23,7 @@ from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S, ProofReader
 from swarm.training.state.state_sync import follows
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, Vote
+from swarm_protocol.training_messages import Contribution, Group, Outcome
 
 NOW = 1_750_000_000.0
 RULE = Succession(min_group=2)
@@ -52,9 +53,8 @@ def link(step: int, members: Sequence[int], voters: Sequence[int] = ()) -> Proof
     outcome = Outcome(
         origin_digest=signed.digest, part_digests=(bytes(32),) * len(members), state_digest=bytes([step + 1]) * 32
     )
-    vote = Vote(run="run", step=step, attempt=0, group_digest=signed.digest, outcome=outcome)
-    votes = tuple(SIGNERS[n].sign_vote(vote, NOW) for n in voters or members)
-    return SIGNERS[0].check_certificate(Certificate(group=signed.data, votes=votes).to_bytes(), NOW)
+    data = certificate_of(signed, outcome, [SIGNERS[number] for number in voters or members])
+    return SIGNERS[0].check_certificate(data, NOW)
 
 
 @dataclass

@@ -1,0 +1,67 @@
+"""The bytes that the members of a round sign: commitments to slices, reports to a coordinator, and votes.
+
+Each begins with its purpose. Every field after it has one length, or ends with a zero byte, which no name holds, or
+follows its own number of items. Whole numbers are big-endian.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from swarm_protocol.training_messages import Contribution, Group, Ready, Vote
+
+_NUMBER_BYTES = 8
+_NOTHING = bytes(32)
+
+
+def slices_message(network_id: str, run: str, step: int, state_digest: bytes, root: bytes) -> bytes:
+    """Return what a member signs to commit to its slices of `step` of `run`."""
+    return b"swarm-slices:" + _round(network_id, run, step) + state_digest + root
+
+
+def report_message(network_id: str, place: Group | Ready, sequence: int, report: Contribution) -> bytes:
+    """Return what a member signs to report ready for the attempt of `place`, the report itself or a group that carries
+    it. By that it promises to vote in no earlier attempt at the step.
+
+    `sequence` is that of the last resume order that it knows. The member itself is named by the key that signs.
+    """
+    locked, commitment = report.locked, report.commitment
+    return b"".join(
+        (
+            b"swarm-report:",
+            _round(network_id, place.run, place.step),
+            _number(place.attempt),
+            _number(sequence),
+            place.state_digest,
+            _number(report.num_tokens),
+            _number(report.num_samples),
+            struct.pack(">d", report.loss),
+            bytes([report.leaving]),
+            _number(report.bytes_per_s),
+            commitment.root if commitment else _NOTHING,
+            bytes([locked is not None]),
+            _number(locked.attempt if locked else 0),
+            locked.outcome_digest if locked else _NOTHING,
+            _number(len(report.followers)),
+            *(
+                _number(each.place) + _number(each.num_tokens) + _number(each.num_samples) + bytes([each.leaving])
+                for each in report.followers
+            ),
+            *(newcomer.encode() + b"\x00" for newcomer in report.newcomers),
+        )
+    )
+
+
+def vote_message(network_id: str, vote: Vote) -> bytes:
+    """Return what a member signs to vote."""
+    kind = vote.kind.encode() + b"\x00"
+    subject = _round(network_id, vote.run, vote.step) + _number(vote.attempt)
+    return b"swarm-vote:" + kind + subject + vote.group_digest + vote.outcome.digest()
+
+
+def _round(network_id: str, run: str, step: int) -> bytes:
+    return network_id.encode() + b"\x00" + run.encode() + b"\x00" + _number(step)
+
+
+def _number(value: int) -> bytes:
+    return value.to_bytes(_NUMBER_BYTES, "big")

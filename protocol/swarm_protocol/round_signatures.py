@@ -10,13 +10,16 @@ import struct
 
 from swarm_protocol.training_messages import Contribution, Group, Ready, Vote
 
+SLICES_DOMAIN = b"swarm-slices:"
+REPORT_DOMAIN = b"swarm-report:"
+VOTE_DOMAIN = b"swarm-vote:"
 _NUMBER_BYTES = 8
 _NOTHING = bytes(32)
 
 
 def slices_message(network_id: str, run: str, step: int, state_digest: bytes, root: bytes) -> bytes:
     """Return what a member signs to commit to its slices of `step` of `run`."""
-    return b"swarm-slices:" + _round(network_id, run, step) + state_digest + root
+    return SLICES_DOMAIN + _round(network_id, run, step) + state_digest + root
 
 
 def report_message(network_id: str, place: Group | Ready, sequence: int, report: Contribution) -> bytes:
@@ -28,7 +31,7 @@ def report_message(network_id: str, place: Group | Ready, sequence: int, report:
     locked, commitment = report.locked, report.commitment
     return b"".join(
         (
-            b"swarm-report:",
+            REPORT_DOMAIN,
             _round(network_id, place.run, place.step),
             _number(place.attempt),
             _number(sequence),
@@ -56,7 +59,7 @@ def vote_message(network_id: str, vote: Vote) -> bytes:
     """Return what a member signs to vote."""
     kind = vote.kind.encode() + b"\x00"
     subject = _round(network_id, vote.run, vote.step) + _number(vote.attempt)
-    return b"swarm-vote:" + kind + subject + vote.group_digest + vote.outcome.digest()
+    return VOTE_DOMAIN + kind + subject + vote.group_digest + vote.outcome.digest()
 
 
 def _round(network_id: str, run: str, step: int) -> bytes:

@@ -13,7 +13,7 @@ from swarm_protocol.errors import PeerRefused
 from swarm_protocol.proto import hello_pb2
 
 # Goes up when peers that differ in it cannot work together: other methods, other meanings, other bounds.
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 
 @cache

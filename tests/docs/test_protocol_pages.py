@@ -77,10 +77,10 @@ def test_protocol_pages_name_no_limit_that_does_not_exist() -> None:
 
 def test_identity_page_names_every_signature_domain_and_purpose() -> None:
     identity = PAGES["reference/protocol/identity.md"]
-    domains = found(r"^_(?:DOMAIN|PURPOSE) = b\"(.*)\"$")
+    domains = found(r"^(?:_|[A-Z]+_)(?:DOMAIN|PURPOSE) = b\"(.*)\"$")
     purposes = found(r"^[A-Z]+_PURPOSE = \"(.*)\"$")
-    assert domains == {"swarm-envelope:", "swarm-run:", "swarm-slices:"}
-    assert purposes == {"record", "group", "vote", "part", "resume"}
+    assert domains == {"swarm-envelope:", "swarm-run:", "swarm-slices:", "swarm-report:", "swarm-vote:"}
+    assert purposes == {"record", "group", "part", "resume", "endorsement"}
     assert [word for word in domains | purposes if f"`{word}`" not in identity] == []
     signers = {path.name for path, text in SOURCES.items() if re.search(r"identity\.sign\(", text)}
     assert signers == {"envelope.py", "signed_run.py", "certificate.py"}, (

@@ -424,9 +424,10 @@ def _lock(state: RoundState, outcome: Outcome, now: float) -> Step:
     lock = HeldLock(lock=make_lock(votes, _electors(state)), origin=prepared.origin)
     timers = Timers(deadline=now + state.signed.group.vote_s)
     state = replace(state, phase="voting", lock=lock, timers=timers)
-    vote = replace(prepared.vote, kind="commit")
+    cast = CastVote(vote=replace(prepared.vote, kind="commit"), peers=_others(state))
     state, actions = _count(state, now)
-    return state, [CastVote(vote=vote, peers=_others(state)), *actions]
+    # too many may have left already for this vote to matter
+    return state, [cast, *actions] if state.signed is not None else actions
 
 
 def _finish(state: RoundState, decided: Outcome) -> Step:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.training_swarm import AUTHOR, Swarm, assert_equal_steps, config
+from support.training_swarm import AUTHOR, Swarm, assert_equal_steps, certificate_of, config
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryNetwork
 from swarm.testing import virtual_time
@@ -29,13 +29,11 @@ from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
 from swarm_protocol.training_messages import (
-    Certificate,
     Contribution,
     Endorsement,
     Group,
     Outcome,
     Standing,
-    Vote,
 )
 
 NOW = 1_750_000_000.0
@@ -95,8 +93,7 @@ def forged(keys: Sequence[Identity], run: str, step: int) -> bytes:
     )
     signed = signers[0].sign_group(group, NOW)
     outcome = Outcome(origin_digest=signed.digest, part_digests=(bytes(32),) * len(peers), state_digest=b"g" * 32)
-    vote = Vote(run=run, step=step, attempt=0, group_digest=signed.digest, outcome=outcome)
-    return Certificate(group=signed.data, votes=tuple(each.sign_vote(vote, NOW) for each in signers)).to_bytes()
+    return certificate_of(signed, outcome, signers)
 
 
 async def forgers(swarm: Swarm, stack: AsyncExitStack, num_keys: int, asked: list[str]) -> None:

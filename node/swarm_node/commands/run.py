@@ -285,6 +285,7 @@ def _lines(found: InspectedRun, cost: Cost) -> Iterator[str]:
     least, most = cost.group_tokens
     who = f"{len(config.admission)} peers may join" if config.admission else "anyone may join"
     yield f"group      {config.min_group} to {config.max_group} members, {config.aggregator}, {who}"
+    yield f"votes      {config.succession.in_words}"
     if config.cluster_size > 1:
         followers = f"{config.cluster_size - 1} more trainers" if config.cluster_size > 2 else "one more trainer"
         yield f"clusters   each member brings the work of {followers}: {config.max_trainers} can train"

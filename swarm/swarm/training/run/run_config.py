@@ -327,8 +327,8 @@ class RunConfig:
         60.0,
         0.0,
         MAX_MAJORITY_S,
-        "Seconds that a round waits for two thirds of the last step's members. Then a majority of them is enough; 0: "
-        "never.",
+        "Seconds that a round waits for two thirds of the last step's members. Then a majority of them is enough, and "
+        "members that lie are not withstood any more; 0: never.",
         implied=60.0,
     )
     validation_interval: int = whole(

@@ -39,6 +39,16 @@ class Succession:
     min_group: int = 1
     majority_after_s: float = 0.0
 
+    @property
+    def in_words(self) -> str:
+        """Return who decides, and what makes no second history of the run."""
+        if self.min_group == 1:
+            return "any one member may go on alone: a partition can part the run for good (min_group = 1)"
+        if self.majority_after_s:
+            wait = f"{self.majority_after_s:g} s"
+            return f"two thirds decide, after {wait} a majority: safe against crashes and partitions, not against liars"
+        return "two thirds decide: safe against crashes, partitions, and fewer than a third that lie"
+
     def is_usual(self, roster: Collection[str], voters: Collection[str]) -> bool:
         """Return whether two thirds of `roster` are among `voters`. A run's initial state has no roster, and needs no
         voters."""

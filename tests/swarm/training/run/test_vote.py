@@ -105,3 +105,15 @@ def test_any_two_sets_of_members_that_are_enough_share_one(num_members: int, rul
     enough = [each for each in subsets if rule.is_enough(roster, each)]
     assert enough
     assert all(one & other for one in enough for other in enough)
+
+
+@pytest.mark.parametrize(
+    ("succession", "words"),
+    [
+        (Succession(min_group=2), "two thirds decide: safe against crashes, partitions, and fewer than a third that lie"),
+        (Succession(min_group=2, majority_after_s=60), "after 60 s a majority: safe against crashes and partitions, not"),
+        (Succession(min_group=1), "any one member may go on alone"),
+    ],
+)
+def test_succession_says_in_words_what_it_withstands(succession: Succession, words: str) -> None:
+    assert words in succession.in_words

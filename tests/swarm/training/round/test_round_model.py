@@ -1,0 +1,48 @@
+"""Every order of events in one step, to a bound: no two certificates with one liar of four, whatever is lost or late.
+
+`tests/chaos/test_chaos_round_model.py` goes one attempt further.
+"""
+
+from __future__ import annotations
+
+import pytest
+from support.round_model import Explored, Model, Rule, explore
+from swarm.training.run.vote import Succession
+
+MAJORITY = Succession(min_group=2, majority_after_s=60.0)
+
+
+def test_one_liar_of_four_makes_no_two_certificates_in_two_attempts() -> None:
+    found = explore(Model(rule=Rule()))
+    assert found.violation is None, found.violation
+    assert (found.num_states, found.num_certified) == (7554, 2311), "the model has changed: is the new bound right?"
+
+
+@pytest.mark.parametrize("succession", [Succession(min_group=2), MAJORITY], ids=["two thirds", "majority"])
+def test_members_that_crash_and_do_not_lie_make_no_two_certificates(succession: Succession) -> None:
+    found = explore(Model(rule=Rule(succession=succession), num_members=3, lies=False))
+    assert found.violation is None, found.violation
+    assert found.num_certified
+
+
+def _two_certificates(found: Explored) -> bool:
+    return found.violation is not None
+
+
+def test_one_phase_with_unproven_reports_falls_to_one_liar_of_four() -> None:
+    """This was the rule before there were locks."""
+    assert _two_certificates(explore(Model(rule=Rule(phases=1))))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [Rule(remembers=False), Rule(proves=False), Rule(succession=MAJORITY)],
+    ids=["locks forgotten on restart", "groups that resume what they like", "a majority"],
+)
+def test_model_finds_what_each_part_of_the_rule_prevents(rule: Rule) -> None:
+    assert _two_certificates(explore(Model(rule=rule)))
+
+
+def test_locks_forgotten_on_restart_matter_without_liars_too() -> None:
+    rule = Rule(remembers=False, succession=MAJORITY)
+    assert _two_certificates(explore(Model(rule=rule, num_members=3, lies=False)))

@@ -1,4 +1,4 @@
-"""The model of `test_round_model` over three attempts: a lock may be of the first, resumed in the second, or neither."""
+"""The model of `test_round_model` over three attempts: a lock is of the first, resumed in the second, or neither."""
 
 from __future__ import annotations
 

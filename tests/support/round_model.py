@@ -1,7 +1,7 @@
 """A model of one step of a run, small enough to look at every order of events: what may be signed, and what follows.
 
-Time, messages and coordinators are the adversary's: it delivers, loses and reorders as it likes, every coordinator works
-for it, and so does one member, the liar, if there is one. The liar votes for everything, twice if that helps, and
+Time, messages and coordinators are the adversary's: it delivers, loses and reorders as it likes, every coordinator
+works for it, and so does one member, the liar, if there is one. The liar votes for everything, twice if that helps, and
 reports any lock that can be proven, or none. What honest members sign can be neither forged nor taken back. So a state
 holds only what each honest member has signed, and what it remembers:
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from itertools import combinations, pairwise, permutations
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ from swarm.training.round.round_state import RoundState
 from swarm.training.run.vote import Succession
 from swarm_protocol.training_messages import Contribution, Group, Lock, LockClaim, Outcome, Ready
 
+TWO_THIRDS = Succession(min_group=2)
 LIAR = PEERS[0]
 DIGEST = bytes(32)
 
@@ -45,7 +46,8 @@ ABSENT = Held(-2)
 
 
 class Signed(NamedTuple):
-    """What an honest member has signed in one attempt. -1: it has not voted; a `claim` of ABSENT: it has not reported."""
+    """What an honest member has signed in one attempt. -1: it has not voted; a `claim` of ABSENT: it has not
+    reported."""
 
     claim: Held = ABSENT
     first: int = -1
@@ -68,7 +70,7 @@ class Rule:
     say of earlier votes is anybody's word. `proves` is False if a group may resume what it likes, and `remembers` if a
     restarted member has forgotten its lock."""
 
-    succession: Succession = Succession(min_group=2)
+    succession: Succession = TWO_THIRDS
     phases: int = 2
     proves: bool = True
     remembers: bool = True
@@ -171,9 +173,7 @@ class Model:
             if self._is_enough(state, attempt, value)
         )
 
-    def _reported(
-        self, me: str, reports: dict[str, Held], provable: tuple[Held, ...]
-    ) -> Iterator[tuple[Held, ...]]:
+    def _reported(self, me: str, reports: dict[str, Held], provable: tuple[Held, ...]) -> Iterator[tuple[Held, ...]]:
         """Yield what the reports of each possible group with `me` claim."""
         others = [peer for peer in reports if peer != me]
         for size in range(len(others) + 1):
@@ -226,7 +226,7 @@ def canonical(state: State) -> State:
     return min(_renamed(order) for order in permutations(state) if _is_sorted([_shape(member) for member in order]))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _shape(member: Honest) -> Honest:
     """Return the member without which of the two new outcomes of an attempt it has seen."""
     return _without_names(member)
@@ -273,12 +273,12 @@ def _with(signed: tuple[Signed, ...], attempt: int, entry: Signed) -> tuple[Sign
 # --- the decisions of the program, each asked once for each question --------------------------------------------------
 
 
-@lru_cache(maxsize=None)
+@cache
 def is_enough(succession: Succession, num_members: int, voters: frozenset[str]) -> bool:
     return succession.is_enough(PEERS[:num_members], voters)
 
 
-@lru_cache(maxsize=None)
+@cache
 def acceptable_locks(
     attempt: int, claims: tuple[Held, ...], provable: tuple[Held, ...], *, proves: bool
 ) -> tuple[Held, ...]:
@@ -308,7 +308,7 @@ def group_with(attempt: int, claims: tuple[Held, ...], held: Held) -> Group:
     )
 
 
-@lru_cache(maxsize=None)
+@cache
 def lock_of(held: Held) -> Lock | None:
     if held.attempt < 0:
         return None
@@ -316,7 +316,7 @@ def lock_of(held: Held) -> Lock | None:
     return Lock(attempt=held.attempt, group_digest=DIGEST, outcome=outcome, votes=())
 
 
-@lru_cache(maxsize=None)
+@cache
 def after_restart(attempt: int, lock: Held) -> tuple[int, Held]:
     """Return the attempt and the lock with which a member goes on that promised `attempt` and held `lock`."""
     held = lock_of(lock)

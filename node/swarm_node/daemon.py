@@ -18,6 +18,7 @@ import uvloop
 from swarm.network.libp2p.libp2p_network import Libp2pNetwork, Libp2pOptions
 from swarm.network.membership import Membership
 from swarm.network.multiaddr import is_loopback
+from swarm.network.suspension import SuspensionWatch
 from swarm.network.traffic import Traffic, TrafficLimits
 from swarm.own_thread import in_own_thread
 from swarm_protocol import limits
@@ -46,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 NUM_STEPS = 4  # hardware, network, peers, reachability
 REFRESH_S = limits.RECORD_LIFETIME_S / 6
+AWAKE_S = 2.0
+"""Time between two looks whether the machine was suspended."""
 COUNTDOWN_S = 5.0
 FORCED_S = 0.5  # for a role that has nothing in flight to return by itself
 CLOSE_S = 10.0  # for records to say that the node leaves, and sockets to close
@@ -181,6 +184,7 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
             watches = [
                 tasks.create_task(keep_sampling(use), name="measure the use of the link"),
                 tasks.create_task(_keep_announced(node, network), name="announce"),
+                tasks.create_task(_keep_renewed(node), name="watch for suspensions"),
                 tasks.create_task(failed(), name="watch libp2p"),
             ]
             if role.computes and config.probe != "off":
@@ -304,6 +308,16 @@ async def _keep_announced(node: Node, network: Libp2pNetwork) -> None:
             await node.shutdown.wait(REFRESH_S)
         node.reachability = await network.reachability()
         await _look_around(node)
+
+
+async def _keep_renewed(node: Node) -> None:
+    """Publish what this node is as soon as its machine has woken up, instead of when the next record is due."""
+    suspension = SuspensionWatch()
+    while True:
+        await asyncio.sleep(AWAKE_S)
+        if suspension.was_suspended():
+            logger.info("the machine was suspended, or its clock was set: records are published anew")
+            node.membership.renew()
 
 
 async def _look_around(node: Node) -> None:

@@ -149,6 +149,10 @@ class Lab:
         time.sleep(down_s)
         namespaces.configure(router, [*(f"link set {link} up" for link in links), _default_route("")])
 
+    def rewrite_ports(self, host: str) -> None:
+        """Let the host's router forget its mappings, so that its NAT uses other ports from the next packets on."""
+        namespaces.forget_connections(self.namespace(HOME_ROUTER[host]))
+
     def forget_after(self, host: str, seconds: int) -> None:
         """Let the host's router forget mappings after so long without a packet, from each one's next packet on."""
         settings = {"tcp_timeout_established": seconds, "udp_timeout": seconds, "udp_timeout_stream": seconds}

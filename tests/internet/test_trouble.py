@@ -61,6 +61,13 @@ def test_streams_outlive_a_router_that_reboots(nodes: LabNodes, figures: Report,
     assert pause_s < DOWN_S + MAX_PAUSE_S
 
 
+@pytest.mark.parametrize("other", ["open1", "sym2"])
+def test_streams_outlive_a_router_that_rewrites_ports(nodes: LabNodes, figures: Report, other: str) -> None:
+    pause_s = longest_pause_s(nodes, "sym1", lambda lab: lab.rewrite_ports("sym1"), other=other)
+    figures.row(f"router of sym1 rewrites ports, to {other}", longest_pause_s=pause_s)
+    assert pause_s < MAX_PAUSE_S
+
+
 @pytest.mark.quick
 def test_streams_outlive_a_change_of_address(nodes: LabNodes, figures: Report) -> None:
     pause_s = longest_pause_s(nodes, "home1", lambda lab: lab.change_address("home1"))

@@ -168,6 +168,10 @@ class Membership:
         """Say goodbye in the record of this kind and name, and publish it no more. Nothing if it was not announced."""
         self._announcer.withdraw(kind, name)
 
+    def renew(self) -> None:
+        """Publish all announced records anew now: others may have forgotten them while this machine was suspended."""
+        self._announcer.renew()
+
     # --- what others say --------------------------------------------------------------------------------------------
 
     async def nodes(self, *, timeout_s: float = LOOKUP_TIMEOUT_S) -> dict[str, NodeRecord]:
@@ -354,6 +358,12 @@ class Announcer:
         """Say goodbye in the record of this kind and name, and publish it no more. Nothing if it was not announced."""
         if announced := self._announced.get((kind, name)):
             self._put(_Announced(_last_record(announced.record), is_last=True))
+
+    def renew(self) -> None:
+        """Publish all records anew now."""
+        for announced in self._announced.values():
+            announced.due_s = 0.0
+        self._changed.set()
 
     async def run(self) -> None:
         """Publish until cancelled. Then, or on failure, publish every record once more as leaving."""

@@ -159,6 +159,21 @@ async def test_ages_are_by_kind_and_name_and_grow_from_when_each_peer_last_spoke
 
 
 @in_virtual_time
+async def test_renewed_records_are_published_at_once_and_not_only_when_they_are_due() -> None:
+    internet = make_internet()
+    async with Membership(internet.network()) as ours, Membership(internet.network()) as theirs:
+        ours.announce(serve_record())
+        ours.announce(trainer_record())
+        await asyncio.sleep(10)
+        ours.renew()
+        await asyncio.sleep(SEEN_S)
+        for kind, name, look_up in (("serve", "tiny", theirs.servers), ("train", "run", theirs.trainers)):
+            await look_up(name)
+            assert max(theirs.ages_s(kind, name).values()) < 2 * SEEN_S
+    await internet.close()
+
+
+@in_virtual_time
 async def test_announcing_again_replaces_at_once() -> None:
     internet = make_internet()
     a, b = internet.network(), internet.network()

@@ -26,6 +26,7 @@ from swarm.network.libp2p.host import CONTROL_FAILURES, Host
 from swarm.network.libp2p.libp2p_stream import Libp2pStream
 from swarm.network.libp2p.reconnection import HOLD_S, Reconnector
 from swarm.network.multiaddr import relay_of
+from swarm.network.suspension import SuspensionWatch
 
 logger = logging.getLogger(__name__)
 
@@ -91,12 +92,12 @@ class PathWatch:
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        sources = source_addresses()
+        sources, suspension = source_addresses(), SuspensionWatch()
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await asyncio.sleep(TICK_S)
                 before, sources = sources, source_addresses()
-                are_suspect = before != sources or self._has_lost_one
+                are_suspect = suspension.was_suspended() or before != sources or self._has_lost_one
                 self._has_lost_one = False
                 for peer_id, limit_s in self._look(loop.time()).items():
                     is_silent = loop.time() - self._heard_at[peer_id] >= limit_s

@@ -16,6 +16,7 @@ from support.proxied_pair import Pair, PairRun, echo_stream, pair_runner
 from support.wan_proxy import LINKS, WanProxy
 from swarm.network.libp2p import path_watch
 from swarm.network.libp2p.host import Host
+from swarm.network.suspension import SuspensionWatch
 from swarm_protocol.errors import PeerUnreachable
 
 MIB = 2**20
@@ -131,12 +132,15 @@ def test_peers_that_keep_a_node_reachable_are_asked_for_an_echo_though_nobody_us
     run(case)
 
 
-def test_change_of_an_own_address_has_the_paths_in_use_checked_at_once(
-    run: PairRun, asked: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", ["address", "suspension"])
+def test_change_of_an_own_address_or_a_suspension_has_the_paths_in_use_checked_at_once(
+    run: PairRun, asked: list[str], monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setattr(path_watch, "SILENT_S", 60.0)
     addresses = ["192.0.2.1"]
     monkeypatch.setattr(path_watch, "source_addresses", lambda: tuple(addresses))
+    asleep: list[bool] = []
+    monkeypatch.setattr(SuspensionWatch, "was_suspended", lambda _self: bool(asleep))
 
     async def case(pair: Pair) -> None:
         forgive(pair)
@@ -149,7 +153,10 @@ def test_change_of_an_own_address_has_the_paths_in_use_checked_at_once(
 
             await eventually(is_quiet)
             asked.clear()
-            addresses[:] = ["192.0.2.2"]
+            if what == "address":
+                addresses[:] = ["192.0.2.2"]
+            else:
+                asleep.append(True)
 
             async def are_asked() -> bool:
                 return set(asked) == {pair.a.peer_id, pair.b.peer_id}

@@ -1,0 +1,32 @@
+"""Tells that the machine was suspended, or that its wall clock was set: what was on time is overdue then.
+
+While a machine sleeps, the clock by which timers run stands still and the wall clock goes on. So after an hour no timer
+is due, though peers have dropped this node's records, NATs its mappings, and it may be in another network. A wall
+clock that is set forward by a program looks the same, and what follows does no harm then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+SUSPENDED_S = 5.0
+"""By so much the wall clock runs ahead of the timers' between two looks where the machine was suspended. Programs that
+keep a clock right do so in steps below it."""
+
+
+class SuspensionWatch:
+    def __init__(
+        self, wall_clock: Callable[[], float] = time.time, timers_clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._wall_clock = wall_clock
+        self._timers_clock = timers_clock
+        self._ahead_s = self._now_ahead_s()
+
+    def was_suspended(self) -> bool:
+        """Return whether the machine was suspended since the last call, or since this was made."""
+        before_s, self._ahead_s = self._ahead_s, self._now_ahead_s()
+        return self._ahead_s - before_s > SUSPENDED_S
+
+    def _now_ahead_s(self) -> float:
+        return self._wall_clock() - self._timers_clock()

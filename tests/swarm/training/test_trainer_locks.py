@@ -1,0 +1,227 @@
+"""Whole trainers with one liar of four: no second state of a step, no part sizes or seats of a coordinator's choice."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from support.training_swarm import NUM_VALUES, Member, Swarm, assert_equal_steps, config
+from swarm.testing import virtual_time
+from swarm.training.allreduce.parts import part_sizes
+from swarm.training.member.run_member import RunMember
+from swarm.training.member.trainer_events import OuterStep, RoundAborted
+from swarm.training.round.beacon import attempt_beacon, drawn
+from swarm.training.round.group_formation import form_group
+from swarm.training.round.round_state import RoundSetup
+from swarm.training.state.certificate import RunSignatures
+from swarm.training.state.state_sync import RunContext
+from swarm_protocol.identity import Identity
+from swarm_protocol.training_messages import Group, Ready, SignedGroup, SliceCommitment, Vote
+
+NUM_STEPS = 4
+Change = Callable[[Group, str], Group]
+"""Returns what a coordinator, here the second argument, signs in a group's place."""
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, logger="swarm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LyingSignatures(RunSignatures):
+    """Signs another group than its member formed. `signed` are those that differ."""
+
+    change: Change
+    signed: list[Group]
+
+    def sign_group(self, group: Group, now: float, sequence: int = 0) -> SignedGroup:
+        other = self.change(group, self.identity.peer_id)
+        if other != group:
+            self.signed.append(other)
+        return RunSignatures.sign_group(self, other, now, sequence)
+
+
+def liar_that(change: Change, signed: list[Group]) -> type[RunMember]:
+    class Liar(RunMember):
+        async def _open_context(self) -> RunContext:
+            context = await super()._open_context()
+            honest = context.signatures
+            lying = LyingSignatures(
+                identity=honest.identity,
+                network_id=honest.network_id,
+                run=honest.run,
+                succession=honest.succession,
+                author=honest.author,
+                change=change,
+                signed=signed,
+            )
+            return replace(context, signatures=lying)
+
+    return Liar
+
+
+async def join_with(swarm: Swarm, liar: type[RunMember]) -> list[Member]:
+    """Return the three honest members."""
+    honest = [await swarm.join(f"m{index}") for index in range(3)]
+    await swarm.join("liar", kind=liar)
+    return honest
+
+
+def forget_locks(group: Group, _me: str) -> Group:
+    """Make something new, whatever the members report."""
+    if group.lock is None:
+        return group
+    members = tuple(replace(member, locked=None) for member in group.members)
+    return replace(group, members=members, lock=None, origin=b"", part_values=part_sizes(NUM_VALUES, members))
+
+
+def test_one_liar_of_four_and_a_partition_make_no_second_certificate() -> None:
+    """The liar alone sees enough second votes of step 2 for a certificate. When it coordinates, it ignores the locks
+    behind them; and a member that voted is cut off from the others for a while."""
+    ignored, second = list[Group](), dict[str, Vote]()
+
+    async def main() -> None:
+        run = config(min_group=2, outer_steps=NUM_STEPS, majority_after_s=0.0)
+        async with Swarm(run) as swarm:
+            honest = await join_with(swarm, liar_that(forget_locks, ignored))
+            for member in honest:
+                member.network.call = _losing(member, second, ignored)  # type: ignore[method-assign]
+            async with asyncio.timeout(300.0):
+                while len(second) < 2:
+                    await asyncio.sleep(0.01)
+                outcomes = {vote.outcome for vote in second.values()}
+                while not ignored:
+                    await asyncio.sleep(0.01)
+            swarm.internet.partition([[next(iter(second))]])
+            await asyncio.sleep(20.0)
+            swarm.internet.heal()
+            members = await swarm.finish("m0", "m1", "m2")
+            assert_equal_steps(members, NUM_STEPS)
+            assert len(outcomes) == 1
+            (decided,) = outcomes
+            digests = {each.digest for member in members for each in member.of(OuterStep) if each.step == 2}
+            assert digests == {decided.state_digest.hex()}
+            reasons = [event.reason for member in members for event in member.of(RoundAborted)]
+            assert any("did not sign" in reason for reason in reasons), reasons
+
+    virtual_time.run(main())
+
+
+def _losing(member: Member, second: dict[str, Vote], ignored: list[Group]) -> Any:
+    """Return a `call` of `member` that loses its second votes of step 2, until the liar has ignored a lock."""
+    honest = member.network.call
+
+    async def call(peer_id: str, method: str, request: bytes, **bounds: Any) -> bytes:
+        if method.startswith("train.vote") and not ignored:
+            vote = Vote.from_bytes(request)
+            if (vote.step, vote.kind) == (2, "commit"):
+                second[member.peer_id] = vote
+                return b""
+        return await honest(peer_id, method, request, **bounds)
+
+    return call
+
+
+def take_all(group: Group, me: str) -> Group:
+    """Own the whole vector, by decree."""
+    if not group.part_values:
+        return group
+    return replace(group, part_values=tuple(group.num_values * (peer == me) for peer in group.peer_ids))
+
+
+def slow_others_down(group: Group, me: str) -> Group:
+    """Own most of the vector, by what the others are said to have reported."""
+    if not group.part_values:
+        return group
+    members = tuple(replace(member, bytes_per_s=10**9 if member.peer_id == me else 1000) for member in group.members)
+    return replace(group, members=members, part_values=part_sizes(group.num_values, members))
+
+
+def weigh_more(group: Group, _me: str) -> Group:
+    """Halve the weight of the others."""
+    if not group.part_values:
+        return group
+    members = tuple(replace(member, num_tokens=member.num_tokens // 2) for member in group.members)
+    return replace(group, members=members)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (take_all, "do not follow from the bandwidths"),
+        (slow_others_down, "did not sign"),
+        (weigh_more, "did not sign"),
+    ],
+)
+def test_coordinator_that_changes_what_follows_from_reports_is_refused_and_named(change: Change, words: str) -> None:
+    signed = list[Group]()
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=100)) as swarm:
+            honest = await join_with(swarm, liar_that(change, signed))
+            async with asyncio.timeout(300.0):
+                while not any(words in each.reason for member in honest for each in member.of(RoundAborted)):
+                    await asyncio.sleep(0.01)
+                num_steps = len(honest[0].of(OuterStep)) + 2
+                while any(len(member.of(OuterStep)) < num_steps for member in honest):
+                    await asyncio.sleep(0.01)
+            assert signed
+            states = {(each.step, each.digest) for member in honest for each in member.of(OuterStep)}
+            assert len(states) == len({step for step, _ in states})
+
+    virtual_time.run(main())
+
+
+def test_twelve_keys_that_were_made_for_low_hashes_get_their_share_of_the_seats_and_no_more() -> None:
+    """They were ground for this very state and attempt, among 2,000 keys. Members of the state keep their seats, and
+    of newcomers the commitments of the members decide, which nobody knew when the keys were made."""
+    roster = tuple(sorted(Identity(bytes([90 + number]) * 32).peer_id for number in range(8)))
+    newcomers = [Identity(bytes([140 + number]) * 32).peer_id for number in range(12)]
+    beacon = attempt_beacon("run", bytes(32), 5, 0)
+    keys = (Identity(number.to_bytes(32, "big")).peer_id for number in range(1, 2000))
+    ground = sorted(keys, key=lambda peer: drawn(beacon, peer))[:12]
+    assert max(drawn(beacon, peer) for peer in ground) < min(drawn(beacon, peer) for peer in newcomers)
+    setup = seats_of(roster)
+    taken = 0
+    for trial in range(20):
+        reports = {peer: report(bytes([trial, place]) * 16) for place, peer in enumerate(roster)}
+        reports |= {peer: report() for peer in (*ground, *newcomers)}
+        group, _ = form_group(setup, 0, reports)
+        assert set(roster) <= set(group.peer_ids)
+        assert len(group.members) == 16
+        taken += len(set(ground) & set(group.peer_ids))
+    assert 60 <= taken <= 100, "half of the 160 seats that were left, as many as the other newcomers got"
+
+
+def seats_of(roster: tuple[str, ...]) -> RoundSetup:
+    return RoundSetup(
+        run="run",
+        me=roster[0],
+        step=5,
+        first_attempt=0,
+        state_digest=bytes(32),
+        roster=roster,
+        leased=roster,
+        admission=(),
+        succession=config(min_group=2).succession,
+        max_group=16,
+        samples_per_member=10,
+        tokens_per_sample=4,
+        num_values=10_000,
+        grace_s=1.0,
+        patience_s=11.0,
+        reduce_s=20.0,
+        vote_s=10.0,
+    )
+
+
+def report(root: bytes = b"") -> Ready:
+    """Return the report of a member that has committed to `root`, or of a newcomer, which has done nothing."""
+    commitment = SliceCommitment(root=root, signature=bytes(64)) if root else None
+    work = {"num_tokens": 40, "num_samples": 10} if root else {}
+    return Ready(run="run", step=5, attempt=0, state_digest=bytes(32), commitment=commitment, **work)

@@ -43,6 +43,7 @@ WORK = (
     "run",
     "then_serve",
     "model",
+    "manifest",
     "take",
     "dtype",
     "blocks",
@@ -197,6 +198,30 @@ COMMANDS = (
         options={"MODEL": "A directory, or OWNER/NAME[@REVISION] on a hub."},
     ),
     Command(
+        name="models publish",
+        purpose="Sign a manifest of a model's files, so that clients can tell the model from others of its name.",
+        code="swarm_node.commands.models_publish:publish",
+        settings=HERE,
+        example="swarm-node models publish ~/models/story --name story",
+        options={
+            "MODEL": "A directory, or OWNER/NAME[@REVISION] on a hub, which is downloaded.",
+            "--name NAME": "The name to publish it under (default: the directory's name, or NAME on the hub).",
+            "--identity FILE": "Sign with this key instead of the one in the home.",
+            "--out FILE": "Write the manifest to FILE, too. It is always kept beside the model as swarm.manifest.",
+        },
+    ),
+    Command(
+        name="models verify",
+        purpose="Check the files of a model against its publisher's manifest.",
+        code="swarm_node.commands.models_publish:verify",
+        settings=(),
+        example="swarm-node models verify ~/models/story --manifest story.manifest",
+        options={
+            "DIR": "The model's directory.",
+            "--manifest FILE": "The signed manifest (default: swarm.manifest in the directory).",
+        },
+    ),
+    Command(
         name="chat",
         purpose="Chat with a model of a network. A question on standard input gets one answer.",
         code="swarm_node.commands.chat:run",
@@ -344,7 +369,7 @@ GROUPS = {
     ),
     "models": typer.Typer(
         name="models",
-        help="List the models of a network (the default), or check a model before serving it.",
+        help="List the models of a network (the default); check, publish or verify a model.",
         epilog="Example: swarm-node models check OWNER/NAME",
     ),
     "invite": typer.Typer(

@@ -83,6 +83,41 @@ class HashTree:
         return digests
 
 
+class PackedHashTree:
+    """The whole tree over `leaves`, digests one after the other: 64 bytes a leaf, for trees of a million of them."""
+
+    def __init__(self, leaves: bytes) -> None:
+        """Raises ValueError if there are no leaves."""
+        if not leaves or len(leaves) % DIGEST_BYTES:
+            raise ValueError(f"{len(leaves)} bytes are no leaves of a tree")
+        self._levels = [leaves]
+        while len(level := self._levels[-1]) > DIGEST_BYTES:
+            self._levels[-1] = level = level + _ABSENT * (len(level) // DIGEST_BYTES % 2)
+            nodes = [level[at : at + DIGEST_BYTES] for at in range(0, len(level), DIGEST_BYTES)]
+            self._levels.append(b"".join(map(_parent, nodes[::2], nodes[1::2])))
+        self.num_leaves = len(leaves) // DIGEST_BYTES
+
+    @property
+    def root(self) -> bytes:
+        return self._levels[-1]
+
+    def leaf(self, index: int) -> bytes:
+        """Return the digest of one leaf."""
+        return self._node(0, index)
+
+    def proof(self, index: int) -> list[bytes]:
+        """Return the digests that lead from a leaf to the root, as `HashTree.proof` does."""
+        digests, width = [], self.num_leaves
+        for level in range(len(self._levels) - 1):
+            if index ^ 1 < width:
+                digests.append(self._node(level, index ^ 1))
+            index, width = index // 2, (width + 1) // 2
+        return digests
+
+    def _node(self, level: int, index: int) -> bytes:
+        return self._levels[level][index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
+
+
 def _widths(num_leaves: int) -> Iterator[int]:
     """Yield how many nodes each level has, from the leaves to the root."""
     while num_leaves > 1:

@@ -228,6 +228,24 @@ MAX_LOGPROB = 1e6
 MAX_MODEL_FILE_BYTES = 48 * 2**20
 # The names that clients know are a dozen.
 MAX_MODEL_FILES = 16
+# The largest published models have some 200 files of weights.
+MAX_WEIGHT_FILES = 1024
+# 64 TiB, beyond any file system's habit; an index of a chunk in it fits 32 bits.
+MAX_WEIGHT_FILE_BYTES = 2**46
+# The small files, the index of the weights, and room for what tokenizers to come may need.
+MAX_MANIFEST_FILES = 32
+# Tensors of one block lie together in a file, so a block has a range or two; 4096 blocks with three each.
+MAX_MANIFEST_RANGES = 12_288
+# MAX_MANIFEST_RANGES of 20 bytes, and MAX_WEIGHT_FILES of 210 bytes.
+MAX_MANIFEST_BYTES = 512 * 2**10
+# Chunks of one proof: 512 KiB.
+MAX_DRAWN_CHUNKS = 8
+# Levels of the hash tree over the chunks of MAX_WEIGHT_FILE_BYTES.
+MAX_CHUNK_PATH = 30
+# MAX_DRAWN_CHUNKS paths of MAX_CHUNK_PATH digests.
+MAX_POSSESSION_STATEMENT_BYTES = 9 * 2**10
+# The statement in its envelope, and the chunks.
+MAX_POSSESSION_BYTES = 528 * 2**10
 
 # --- training rounds -------------------------------------------------------------------------------------------------
 

@@ -122,7 +122,8 @@ class ServeRecord(wire.WireMessage):
     next server and to the client; 0 where nothing limits it, and where the span ends with the last block, which sends
     tokens only. `token_ms` is how long the hidden states of one token take to come from a neighbour, beyond half the
     round trip, as its transfers have shown. `source` is the commit on a hub that the weights came from,
-    OWNER/NAME@COMMIT; "": they came from none.
+    OWNER/NAME@COMMIT; "": they came from none. `manifest` is the digest of the signed manifest that the weights are
+    published with; b"": they are not.
     """
 
     PROTO = records_pb2.ServeRecord
@@ -146,6 +147,7 @@ class ServeRecord(wire.WireMessage):
     source: str = ""
     send_ms_per_token: BlockMs = 0.0
     token_ms: Mapping[str, float] = field(default_factory=dict, hash=False)
+    manifest: Annotated[bytes, partial(check_digest, empty=True)] = b""
 
     def __post_init__(self) -> None:
         check_int(self.end, "end", low=1, high=self.num_blocks)

@@ -14,6 +14,7 @@ from swarm_protocol.envelope import read_record, seal, seal_record, unseal, unse
 from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError, SessionError
 from swarm_protocol.failure_messages import decode_failure, encode_failure
 from swarm_protocol.identity import Identity
+from swarm_protocol.manifest_messages import open_manifest
 from swarm_protocol.network_invitation import PrivateGreeting, check_chain, open_revocations
 from swarm_protocol.records import (
     NodeRecord,
@@ -30,6 +31,7 @@ from swarm_protocol.version import Hello
 from protocol import (
     control_examples,
     dht_examples,
+    manifest_examples,
     path_examples,
     private_examples,
     proof_examples,
@@ -109,6 +111,7 @@ SERVE = ServeRecord(
     rtt_ms={NEIGHBOUR: 25.5},
     tokens_per_s=41.5,
     source="meta-llama/Llama-3.1-8B@0e9e39f249a16976918f6564b8830bc894c89659",
+    manifest=bytes(range(32)),
 )
 TRAINER = TrainerRecord(
     run="stdlib-1f00ba44",
@@ -171,6 +174,13 @@ DECODERS: tuple[Decoder, ...] = (
     *by_class(*training_examples.EXAMPLES, *serving_examples.EXAMPLES, *control_examples.EXAMPLES),
     *by_class(*private_examples.EXAMPLES),
     *by_class(*session_examples.EXAMPLES, *dht_examples.EXAMPLES, *path_examples.EXAMPLES, *proof_examples.EXAMPLES),
+    *by_class(*manifest_examples.EXAMPLES),
+    Decoder(
+        name="PublishedManifest",
+        decode=open_manifest,
+        encode=lambda value: value.signed,
+        examples=(manifest_examples.SIGNED,),
+    ),
     Decoder(
         name="Failure",
         decode=lambda data: decode_failure(data, IDENTITY.peer_id),

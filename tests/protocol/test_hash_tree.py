@@ -7,7 +7,7 @@ import hashlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm_protocol.hash_tree import HashTree, leaf_digest
+from swarm_protocol.hash_tree import HashTree, PackedHashTree, leaf_digest
 
 
 def tree_of(num_leaves: int) -> tuple[HashTree, list[bytes]]:
@@ -56,3 +56,21 @@ def test_another_leaf_place_or_proof_leads_elsewhere_or_is_refused(data: st.Data
 def test_range_outside_the_tree_is_refused(start: int, num_leaves: int) -> None:
     with pytest.raises(ValueError, match="leaves from"):
         HashTree.proven(3, start, [bytes(32)] * num_leaves, [])
+
+
+@given(st.data(), st.integers(1, 70))
+def test_packed_tree_is_the_same_tree(data: st.DataObject, num_leaves: int) -> None:
+    tree, leaves = tree_of(num_leaves)
+    packed = PackedHashTree(b"".join(leaves))
+    index = data.draw(st.integers(0, num_leaves - 1))
+    assert (packed.root, packed.leaf(index), packed.proof(index)) == (
+        tree.root,
+        leaves[index],
+        tree.proof(index, index + 1),
+    )
+
+
+def test_packed_tree_of_no_leaves_is_refused() -> None:
+    for leaves in (b"", bytes(31)):
+        with pytest.raises(ValueError, match="no leaves"):
+            PackedHashTree(leaves)

@@ -117,7 +117,7 @@ def _state(missing: BlockSpans) -> str:
 
 
 def check(flags: Flags) -> int:
-    model, home = _model(flags), Home(flags.home())
+    model, home = named_model(flags), Home(flags.home())
     # torch takes seconds to import: what is refused above is refused at once
     from swarm_node.roles.sources import check_served  # noqa: PLC0415
 
@@ -135,7 +135,8 @@ def check(flags: Flags) -> int:
     return 0
 
 
-def _model(flags: Flags) -> Path | HubId:
+def named_model(flags: Flags) -> Path | HubId:
+    """Return the model that MODEL names. Raises ConfigError."""
     named = flags.options["model"]
     if not named:
         raise ConfigError("MODEL is missing", remedy="give a directory, or OWNER/NAME on a hub")

@@ -60,7 +60,7 @@ def init(flags: Flags) -> int:
 
 
 def sign(flags: Flags) -> int:
-    identity = _identity(flags)
+    identity = signing_identity(flags)
     path, settings = _existing(flags), flags.resolve()
     emitter = Emitter(json=flags.json)
     # torch and transformers take seconds to import: what is refused above is refused at once
@@ -103,7 +103,7 @@ def show(flags: Flags) -> int:
 
 def resume(flags: Flags) -> int:
     config = _with_peers(flags)
-    path, author = _existing(flags), _identity(flags)
+    path, author = _existing(flags), signing_identity(flags)
     from swarm_node.commands.run_resume import resume_run  # noqa: PLC0415
 
     members, emitter = flags.options["members"], Emitter(json=flags.json)
@@ -112,7 +112,7 @@ def resume(flags: Flags) -> int:
 
 def endorse(flags: Flags) -> int:
     config, text = _with_peers(flags), flags.options["every"]
-    path, author = _existing(flags), _identity(flags)
+    path, author = _existing(flags), signing_identity(flags)
     try:
         every_s = None if text is None else parse_period(text)
     except ValueError as error:
@@ -205,8 +205,8 @@ def _file_or_id(flags: Flags) -> Path | RunId:
     return which if isinstance(which, RunId) else _existing(flags)
 
 
-def _identity(flags: Flags) -> Identity:
-    """Return the key to sign with. Raises ConfigError if there is none: a run's author has to know which key signs."""
+def signing_identity(flags: Flags) -> Identity:
+    """Return the key to sign with. Raises ConfigError if there is none: an author has to know which key signs."""
     if given := flags.options["identity"]:
         if not given.exists():
             raise ConfigError(f"there is no identity file {given}", remedy="check --identity")

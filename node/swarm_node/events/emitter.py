@@ -148,7 +148,7 @@ def _text(event: str, fields: Mapping[str, object]) -> str:
         known["within"] = f"within {seconds:.0f} s" if seconds >= 1 else "at once"
     if event == "draining" and known["within"] != "at once":
         known["within"] = f"{known['within']}; Ctrl-C leaves at once"
-    if event == "downloading":
+    if event in {"downloading", "hashing"}:
         known["bar"] = progress(int(str(fields["num_bytes"])), int(str(fields["total_bytes"])))
     text = template.format_map(known)
     if event == "warning" and fields.get("remedy"):

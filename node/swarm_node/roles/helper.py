@@ -29,11 +29,14 @@ from swarm_node.settings.config import Config
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelNeed:
     """A model whose least served block has `num_helpers` servers. `revision` is the one that most servers have;
-    `sources` are the hub commits that these servers name, the most named first."""
+    `sources` are the hub commits that these servers name, the most named first; `manifest` is the digest of the signed
+    manifest that most of them announce, b"" if they announce none, and `holders` are those that give it."""
 
     name: str
     revision: str
     sources: tuple[str, ...]
+    manifest: bytes
+    holders: tuple[str, ...]
     num_helpers: int
     why: str
 
@@ -82,6 +85,12 @@ def _model_need(name: str, servers: Mapping[str, ServeRecord]) -> Iterable[Need]
         name=name,
         revision=revision,
         sources=tuple(source for source, _ in Counter(each.source for each in same if each.source).most_common()),
+        manifest=(manifest := Counter(each.manifest for each in same).most_common(1)[0][0]),
+        holders=tuple(
+            peer_id
+            for peer_id, each in servers.items()
+            if each.state == "serving" and each.revision == revision and each.manifest == manifest
+        ),
         num_helpers=least,
         why=f"{thin} of the {num_blocks} blocks of {name} {'has' if thin == 1 else 'have'} {_counted(least, 'server')}",
     )

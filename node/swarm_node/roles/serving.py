@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from swarm.router.placement import PlacementDecision
+from swarm.serving.manifest.manifest_file import manifest_beside
 from swarm.serving.model import fused_decode
 from swarm.serving.server.capability import VolunteerOptions
 from swarm.serving.server.server_options import DTYPES, Dtype, ServerOptions
@@ -15,6 +16,7 @@ from swarm.serving.server.span_volunteer import SpanVolunteer
 from swarm_protocol.checks import check_name
 from swarm_protocol.control_messages import ServingStatus
 from swarm_protocol.errors import ConfigError, SessionError
+from swarm_protocol.manifest_messages import PublishedManifest
 
 from swarm_node.formatting import rate, size
 from swarm_node.machine.hardware import resident_bytes, share_of_free, share_of_limit
@@ -53,17 +55,26 @@ def model_name(model: Path | HubId) -> str:
 class ModelServing:
     """Serves a part of one model on this node; the task in `until_leaving` owns it.
 
-    `numbered`: its start is reported as numbered steps. `dtype` replaces the one of the config.
+    `numbered`: its start is reported as numbered steps. `dtype` replaces the one of the config. A `published` model is
+    served under the name in its manifest; without one the manifest beside the model holds, if there is one.
     """
 
     def __init__(
-        self, node: Node, model: Path | HubId, name: str, *, numbered: bool, dtype: Dtype | None = None
+        self,
+        node: Node,
+        model: Path | HubId,
+        name: str,
+        *,
+        numbered: bool,
+        dtype: Dtype | None = None,
+        published: PublishedManifest | None = None,
     ) -> None:
         self._node = node
         self._model = model
         self._name = name
         self._numbered = numbered
         self._dtype = dtype or node.config.dtype
+        self._published = published
         self._rate = TokenRate()
         self._num_bytes = 0  # of the first download, as far as it is
         self._is_chosen = False
@@ -76,7 +87,8 @@ class ModelServing:
         """
         self._node.emitter.emit("loading", model=self._name)
         source = await asyncio.to_thread(find_source, self._model, self._node.home, ProgressReports(self._downloading))
-        options = await asyncio.to_thread(_options, self._node, self._dtype)
+        await asyncio.to_thread(self._take_manifest, source.directory)
+        options = await asyncio.to_thread(_options, self._node, self._dtype, self._published)
         volunteer = self._volunteer = SpanVolunteer(
             self._node.network,
             self._node.membership,
@@ -88,6 +100,16 @@ class ModelServing:
         )
         with self._node.metrics.reading(lambda: read_server(volunteer)):
             await self._serve(volunteer)
+
+    def _take_manifest(self, directory: Path) -> None:
+        """Take the model's name from the given manifest, or from the one beside the model. Raises IntegrityError."""
+        published = self._published = self._published or manifest_beside(directory)
+        if published is None:
+            return
+        self._name = published.manifest.name
+        self._node.emitter.emit(
+            "manifest", model=self._name, publisher=published.publisher, digest=published.digest.hex()
+        )
 
     async def _serve(self, volunteer: SpanVolunteer) -> None:
         leaving = self._node.shift.leaving
@@ -168,7 +190,7 @@ def serving_line(status: ServingStatus, num_blocks: int) -> str:
     return f"SERVING {blocks}, {rate(status.tokens_per_s)}{sessions}"
 
 
-def _options(node: Node, dtype: Dtype) -> VolunteerOptions:
+def _options(node: Node, dtype: Dtype, published: PublishedManifest | None) -> VolunteerOptions:
     """Blocking, for seconds the first time on a machine."""
     config, device = node.config, node.hardware.device
     if fused_decode.is_for(DTYPES[dtype], device):
@@ -188,6 +210,7 @@ def _options(node: Node, dtype: Dtype) -> VolunteerOptions:
             dtype=dtype,
             kv_bytes=share.cache_bytes,
             max_backlog_bytes=share.waiting_bytes,
+            published=published,
             on_step=ServerMetrics(node.metrics).step,
         ),
         up_bytes_per_s=node.limits.up_bytes_per_s,

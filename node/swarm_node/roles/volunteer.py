@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 
 import numba.np.arraymath  # noqa: F401 (with the first compiled loop it would be too late to do without SciPy)
+from swarm.serving.manifest.manifest_fetch import fetch_manifest
+from swarm.serving.manifest.manifest_file import load_manifest
 from swarm.serving.model.model_files import hub_revision, open_model
 from swarm.serving.server.server_options import DTYPES, Dtype
 from swarm.start_checkpoint import check_source, no_copy
@@ -28,6 +30,7 @@ from swarm.training.run.run_model import check_model, refuse_module_run
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.checkpoint import steps_in
 from swarm_protocol.errors import ConfigError
+from swarm_protocol.manifest_messages import PublishedManifest
 
 from swarm_node.formatting import size
 from swarm_node.node import Node, NodeRole, RelayUse
@@ -58,7 +61,9 @@ class VolunteerRole(NodeRole):
             self._run = load_run(config.run)
             check_run(self._run.config, config)
         self._model_name = ""
+        self._published: PublishedManifest | None = None
         if config.model:
+            self._published = load_manifest(config.manifest) if config.manifest else None
             self._model_name = model_name(config.model)
             check_served(config.model, Home(config.home), config.blocks)
 
@@ -67,7 +72,8 @@ class VolunteerRole(NodeRole):
 
     async def run(self, node: Node) -> None:
         if node.config.model is not None:
-            await ModelServing(node, node.config.model, self._model_name, numbered=True).until_leaving()
+            serving = ModelServing(node, node.config.model, self._model_name, numbered=True, published=self._published)
+            await serving.until_leaving()
             return
         why = f"as told by {node.config.origin('run')}"
         run = self._run
@@ -139,13 +145,25 @@ async def prepare_work(node: Node, need: Need) -> Work:
 
 
 async def _serving(node: Node, need: ModelNeed) -> Work:
-    model, dtype = await asyncio.to_thread(_origin, need, node.home.checkpoints / need.name / need.name)
+    published = None
+    if need.manifest:
+        published = await fetch_manifest(node.network, need.name, need.manifest, need.holders)
+    trained = node.home.checkpoints / need.name / need.name
+    model, dtype = await asyncio.to_thread(_origin, need, trained, published)
     await asyncio.to_thread(check_served, model, node.home, node.config.blocks)
-    return ModelServing(node, model, need.name, numbered=True, dtype=dtype).until_leaving
+    return ModelServing(node, model, need.name, numbered=True, dtype=dtype, published=published).until_leaving
 
 
-def _origin(need: ModelNeed, trained: Path) -> tuple[Path | HubId, Dtype]:
-    """Return a source of the weights that the servers have, and their kind. Blocks. Raises ConfigError."""
+def _origin(need: ModelNeed, trained: Path, published: PublishedManifest | None) -> tuple[Path | HubId, Dtype]:
+    """Return a source of the weights that the servers have, and their kind. Blocks. Raises ConfigError.
+
+    The files of a published model are checked when they are read, so it may have another name on the hub.
+    """
+    if published is not None:
+        hub_models = [model for model in map(parse_model, need.sources) if isinstance(model, HubId)]
+        dtypes = [dtype for dtype in DTYPES if published.revision(dtype) == need.revision]
+        if hub_models and dtypes:
+            return hub_models[0], dtypes[0]
     if (trained / "config.json").is_file():
         files = open_model(trained)
         for dtype in DTYPES:

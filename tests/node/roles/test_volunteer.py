@@ -32,7 +32,10 @@ from swarm_node.shutdown import Shutdown
 from swarm_node.storage.home import Home
 from swarm_protocol.errors import ConfigError, SessionError
 from swarm_protocol.identity import Identity
+from swarm_protocol.manifest_messages import open_manifest
 from swarm_protocol.records import NodeRecord, TrainerRecord
+
+from protocol import manifest_examples
 
 COMMIT = "c0ffee" * 6 + "c0ff"
 RUN = RunConfig(name="open", min_group=1)
@@ -40,23 +43,33 @@ Scene = Callable[[Node, Network, Membership], Awaitable[None]]
 
 
 def need(*sources: str, revision: str = hub_revision(COMMIT, "bfloat16")) -> ModelNeed:
-    return ModelNeed(name="tiny", revision=revision, sources=sources, num_helpers=0, why="")
+    return ModelNeed(name="tiny", revision=revision, sources=sources, manifest=b"", holders=(), num_helpers=0, why="")
 
 
 def test_a_model_comes_from_the_hub_that_its_revision_proves_in_the_dtype_that_it_names(tmp_path: Path) -> None:
     wrong = ("someone/other@" + COMMIT, "someone/tiny@main", "no-hub", "/etc/tiny", "someone/tiny")
-    found = volunteer._origin(need(*wrong, f"someone/tiny@{COMMIT}"), tmp_path / "none")
+    found = volunteer._origin(need(*wrong, f"someone/tiny@{COMMIT}"), tmp_path / "none", None)
     assert found == (HubId("someone/tiny", COMMIT), "bfloat16")
     with pytest.raises(ConfigError, match="from a directory of their own"):
-        volunteer._origin(need(*wrong), tmp_path / "none")
+        volunteer._origin(need(*wrong), tmp_path / "none", None)
 
 
 def test_a_model_that_this_node_has_trained_is_served_from_here(tmp_path: Path) -> None:
     place = write_model(tmp_path / "tiny", FAMILIES["llama"]())
     revision = open_model(place).revision("float16")
-    assert volunteer._origin(need(revision=revision), place) == (place, "float16")
+    assert volunteer._origin(need(revision=revision), place, None) == (place, "float16")
     with pytest.raises(ConfigError, match="from a directory of their own"):
-        volunteer._origin(need(), place)
+        volunteer._origin(need(), place, None)
+
+
+def test_a_published_model_comes_from_a_hub_under_any_name_in_the_dtype_of_its_servers(tmp_path: Path) -> None:
+    """Its files are checked against the manifest while they are loaded."""
+    published = open_manifest(manifest_examples.SIGNED)
+    wanted = need("/etc/tiny", f"someone/other@{COMMIT}", revision=published.revision("int4"))
+    found = volunteer._origin(wanted, tmp_path / "none", published)
+    assert found == (HubId("someone/other", COMMIT), "int4")
+    with pytest.raises(ConfigError, match="from a directory of their own"):
+        volunteer._origin(need(f"someone/other@{COMMIT}", revision="0" * 32), tmp_path / "none", published)
 
 
 def in_a_network(test: Scene, tmp_path: Path, config: Config) -> None:

@@ -41,9 +41,10 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 )
 from swarm_protocol.errors import ConfigError, IntegrityError, SwarmError
 
-from swarm.serving.model.model_files import CONFIG, DOWNLOAD, INDEX, MAX_CONFIG_BYTES, SINGLE, ModelFiles, open_model
+from swarm.serving.manifest.manifest_file import MANIFEST_FILE
+from swarm.serving.model.model_files import CONFIG, DOWNLOAD, MAX_CONFIG_BYTES, SINGLE, ModelFiles, open_model
 from swarm.serving.model.safetensors_reader import one_line, read_header
-from swarm.serving.model.shape import SMALL_FILES
+from swarm.serving.model.shape import INDEX, SMALL_FILES
 from swarm.serving.model.weights import needed_shards
 
 RETRY_S = 1.0
@@ -74,7 +75,8 @@ def find_model(model_id: str, cache_dir: Path, *, revision: str = "main", endpoi
     api = HfApi(endpoint=endpoint)
     model = _look_up(api, model_id, cache_dir, revision)
     with _locked_directory(model):
-        _fetch_all(model, [name for name in (*SMALL_FILES, INDEX) if name in model.sizes], lambda *_: None)
+        small = [name for name in (*SMALL_FILES, INDEX, MANIFEST_FILE) if name in model.sizes]
+        _fetch_all(model, small, lambda *_: None)
         if not (model.directory / DOWNLOAD).is_file():
             _write_atomically(model.directory / DOWNLOAD, json.dumps(_describe(api, model)))
     return model

@@ -14,14 +14,15 @@ from typing import Any
 
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, IntegrityError
+from swarm_protocol.manifest_messages import PublishedManifest
 
+from swarm.serving.manifest.manifest_file import manifest_beside
 from swarm.serving.model.formats import format_of
 from swarm.serving.model.formats.format import CheckpointFormat, group, num_values
 from swarm.serving.model.safetensors_reader import one_line, read_header
-from swarm.serving.model.shape import SMALL_FILES, check_counts, context_tokens
+from swarm.serving.model.shape import INDEX, SMALL_FILES, check_counts, context_tokens
 
 CONFIG = "config.json"
-INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 DOWNLOAD = "download.json"
 """Written by `hub_download` where only some shards were brought: the commit and every tensor's number of values."""
@@ -38,7 +39,8 @@ class ModelFiles:
     """`shards` maps each tensor's name in the checkpoint to the file that holds it.
 
     `parts` has for each weight the tensors that it is made of, by their endings (`formats`): itself alone, by "", where
-    it is not quantized. `format` is None where none is.
+    it is not quantized. `format` is None where none is. `manifest` is the signed one that they have to follow, None
+    for a model that is not published; that the files are those in it is for `manifest.verification` to check.
     """
 
     directory: Path
@@ -46,6 +48,7 @@ class ModelFiles:
     shards: Mapping[str, Path]
     format: CheckpointFormat | None
     parts: Mapping[str, Mapping[str, str]]
+    manifest: PublishedManifest | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -69,8 +72,10 @@ class ModelFiles:
 
         Covers the config and evenly spaced pages of every weight file, all of it up to 16 MiB. It shows another
         training step or fine-tune, not a few bytes flipped between pages. For a download it follows from the commit,
-        since its servers have different shards.
+        since its servers have different shards; for a published model from its manifest, which covers every byte.
         """
+        if self.manifest is not None:
+            return self.manifest.revision(dtype)
         if (download := _read_download(self.directory)) is not None:
             return hub_revision(download["commit"], dtype)
         digest = hashlib.blake2b(dtype.encode(), digest_size=16)
@@ -104,19 +109,26 @@ class ModelFiles:
 
 
 def hub_revision(commit: str, dtype: str) -> str:
-    """`ModelFiles.revision` of that commit of a model on a hub."""
+    """`ModelFiles.revision` of that commit of a model on a hub, if it is not published."""
     return hashlib.blake2b(f"hub\0{commit}\0{dtype}".encode(), digest_size=16).hexdigest()
 
 
-def open_model(directory: Path) -> ModelFiles:
-    """Read the config and the tensor index of `directory`; no weights.
+def open_model(directory: Path, published: PublishedManifest | None = None) -> ModelFiles:
+    """Read the config and the tensor index of `directory`; no weights. Its manifest is the `published` one, or the one
+    in the directory.
 
     Raises ConfigError if it is no usable model directory, IntegrityError if a file in it is damaged.
     """
     config = read_config(directory)
     shards, format_ = _find_shards(directory), format_of(config)
-    parts = group(shards, format_)
-    return ModelFiles(directory=directory, config=config, shards=shards, format=format_, parts=parts)
+    return ModelFiles(
+        directory=directory,
+        config=config,
+        shards=shards,
+        format=format_,
+        parts=group(shards, format_),
+        manifest=published or manifest_beside(directory),
+    )
 
 
 def read_config(directory: Path) -> Any:

@@ -78,6 +78,8 @@ def _original_context(settings: Mapping[str, Any]) -> int | None:
     return settings.get("original_max_position_embeddings")
 
 
+INDEX = "model.safetensors.index.json"
+
 SMALL_FILES = (
     "config.json",
     "generation_config.json",

@@ -87,6 +87,12 @@ def needed_shards(files: ModelFiles, start: int, end: int) -> list[Path]:
     return _shards_of(files, needed)
 
 
+def needed_tensors(files: ModelFiles, start: int, end: int) -> frozenset[str]:
+    """Return the weights of the checkpoint that a server of blocks `[start, end)` reads."""
+    with BUILDING:
+        return frozenset(_needed_tensors(files, causal_lm_class(files.config), start, end).values())
+
+
 def block_of_tensors(files: ModelFiles) -> dict[str, int | None]:
     """Return the block of each weight of the checkpoint, None for embedding, norm and head."""
     with BUILDING, torch.device("meta"):

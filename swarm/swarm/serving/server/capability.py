@@ -72,7 +72,7 @@ class Capability:
 
 def measure_capability(model_dir: Path, peer_id: str, options: VolunteerOptions) -> Capability:
     """Raises ConfigError or IntegrityError if the model cannot be served here."""
-    files = open_model(model_dir)
+    files = open_model(model_dir, options.server.published)
     if options.max_bytes is not None:
         # a block that cannot be held is not read to be measured either
         kv_bytes_beside(weigh(files, options.server), 1, options.max_bytes, options.server.kv_bytes)

@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import torch
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
+from swarm_protocol.manifest_messages import PublishedManifest
 from swarm_protocol.serving_messages import FilesResponse
 
 from swarm.heap import give_back
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.span_speed import PREFILL_TOKENS, SpanSpeed, measure, step_again_ms
+from swarm.serving.manifest.verification import HeldFile, check_small_files, held_files
 from swarm.serving.model.family_check import check_config
 from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool
-from swarm.serving.model.model_files import open_model
+from swarm.serving.model.model_files import ModelFiles, open_model
+from swarm.serving.model.shape import check_span
 from swarm.serving.model.span import Span
 from swarm.serving.model.span_loading import load_span
+from swarm.serving.model.weights import needed_shards
 from swarm.serving.server.server_options import ServerOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedSpan:
     """`kv_tokens` fit into the allowed cache. `files` is the FilesResponse for clients, made once: it may be large.
-    `source` is `ModelFiles.source`."""
+    `source` is `ModelFiles.source`. Of a published model `held` are the files that the span was read from, by their
+    index in its `manifest`."""
 
     span: Span
     speed: SpanSpeed
@@ -36,12 +42,16 @@ class LoadedSpan:
     revision: str
     source: str
     files: bytes
+    manifest: PublishedManifest | None = None
+    held: Mapping[int, HeldFile] = field(default_factory=dict)
 
 
 def load(model_dir: Path, start: int, end: int, options: ServerOptions) -> LoadedSpan:
-    """Read a span, check and measure it. Raises ConfigError or IntegrityError."""
-    files = open_model(model_dir)
+    """Read a span, check and measure it. Raises ConfigError, and IntegrityError for a file that differs from the
+    manifest of a published model, too."""
+    files = open_model(model_dir, options.published)
     check_config(files.config)
+    held = _check_published(files, start, end)
     span = load_span(files, start, end, dtype=options.compute_dtype, device=options.device, bits=options.bits)
     row_bytes = 4 * max(files.hidden_size, files.vocab_size)
     room_bytes = limits.MAX_MESSAGE_BYTES - limits.MAX_OPEN_BYTES
@@ -71,7 +81,19 @@ def load(model_dir: Path, start: int, end: int, options: ServerOptions) -> Loade
         revision=revision,
         source=files.source,
         files=response,
+        manifest=files.manifest,
+        held=held,
     )
+
+
+def _check_published(files: ModelFiles, start: int, end: int) -> Mapping[int, HeldFile]:
+    """Check the files that a span is read from against the manifest, if there is one. Raises IntegrityError."""
+    if files.manifest is None:
+        return {}
+    check_small_files(files.directory, files.manifest)
+    check_span(start, end, files.num_blocks)
+    names = [shard.name for shard in needed_shards(files, start, end)]
+    return held_files(files.directory, files.manifest, names)
 
 
 class Deployment:

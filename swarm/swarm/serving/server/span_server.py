@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 from swarm_protocol.errors import ConfigError, PeerRefused, SessionError, SwarmError
+from swarm_protocol.manifest_messages import MANIFEST_METHOD, ModelManifestRequest
 from swarm_protocol.records import ServeRecord, ServeState
 from swarm_protocol.serving_messages import BACKWARD_METHOD, FILES_METHOD, FORWARD_METHOD, KV_METHOD, FilesRequest
 from swarm_protocol.session_frames import SESSION_METHOD
@@ -75,6 +76,7 @@ class SpanServer:
         deployed = await Deployment.load(self._model_dir, self.start_block, self.end_block, self.options)
         try:
             await self._network.serve(f"{FILES_METHOD}/{self.name}", self._give_files)
+            await self._network.serve(f"{MANIFEST_METHOD}/{self.name}", self._give_manifest)
             await self._network.serve_stream(f"{SESSION_METHOD}/{self.name}", self.connections.serve)
             await self._network.serve_stream(f"{KV_METHOD}/{self.name}", self.connections.serve_kv)
             await self.calls.serve(self._network)
@@ -186,7 +188,7 @@ class SpanServer:
             return
         main, self._main = self._main, None
         self._leave()
-        methods = (FILES_METHOD, SESSION_METHOD, KV_METHOD, FORWARD_METHOD, BACKWARD_METHOD)
+        methods = (FILES_METHOD, MANIFEST_METHOD, SESSION_METHOD, KV_METHOD, FORWARD_METHOD, BACKWARD_METHOD)
         self._network.release(*(f"{method}/{self.name}" for method in methods))
         main.cancel()
         try:
@@ -301,6 +303,13 @@ class SpanServer:
         if self.deployed is None:
             raise PeerRefused(f"{self.name} is no longer served here", remedy="ask another server")
         return self.deployed.loaded.files
+
+    async def _give_manifest(self, _peer_id: str, request: bytes) -> bytes:
+        asked = ModelManifestRequest.from_bytes(request)
+        manifest = self.deployed.loaded.manifest if self.deployed is not None else None
+        if manifest is None or manifest.digest != asked.digest:
+            raise PeerRefused(f"that manifest of {self.name} is not served here", remedy="ask another server")
+        return manifest.signed
 
 
 def _leaving() -> PeerRefused:

@@ -206,6 +206,7 @@ class SpanVolunteer:
             relayed=self._options.is_relayed(),
             source=able.files.source,
             send_ms_per_token=0.0 if decision.end == able.files.num_blocks else able.capacity.send_ms,
+            manifest=b"" if able.files.manifest is None else able.files.manifest.digest,
         )
         self._membership.announce(record)
 

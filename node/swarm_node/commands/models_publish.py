@@ -1,0 +1,136 @@
+"""`swarm-node models publish` and `models verify`: sign a model's manifest, and check a directory against one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swarm.serving.manifest.manifest_file import keep_beside, load_manifest, manifest_beside
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.identity import Identity
+from swarm_protocol.manifest_messages import PublishedManifest
+
+from swarm_node import diagnostics, interrupts
+from swarm_node.commands.command_options import Flags
+from swarm_node.commands.daemons import check_model_directory
+from swarm_node.commands.models import named_model
+from swarm_node.commands.run import signing_identity
+from swarm_node.events.emitter import Emitter
+from swarm_node.storage.home import Home
+
+if TYPE_CHECKING:
+    from swarm_node.settings.parsers import HubId
+
+REPORTED_BYTES = 10**9
+"""The weights of a model that take seconds to read: below that no progress is shown."""
+
+
+def publish(flags: Flags) -> int:
+    model, identity, home = named_model(flags), signing_identity(flags), Home(flags.home())
+    emitter, out = Emitter(json=flags.json), flags.options["out"]
+    diagnostics.quieten_libraries()
+    interrupts.raise_in_command()
+    directory, origin = (model, "") if isinstance(model, Path) else _downloaded(model, home, emitter)
+    name = flags.options["name"] or model.name
+    published = publish_directory(directory, name, identity, origin=origin, emitter=emitter)
+    if out is not None:
+        _write(out, published)
+    return 0
+
+
+def publish_directory(
+    directory: Path, name: str, identity: Identity, *, origin: str, emitter: Emitter
+) -> PublishedManifest:
+    """Sign the manifest of a model and keep it beside the model. Raises ConfigError, IntegrityError."""
+    # torch and transformers take seconds to import: what is refused before is refused at once
+    from swarm.serving.manifest.publishing import publish as signed  # noqa: PLC0415
+
+    found = manifest_beside(directory)
+    if found is not None and found.publisher != identity.peer_id:
+        raise ConfigError(
+            f"{directory} has a manifest of {found.publisher} already", remedy="remove it, or sign with that key"
+        )
+    published = signed(
+        directory,
+        name,
+        identity,
+        published_at=int(time.time()),
+        origin=origin,
+        on_bytes=_hashing(name, directory, emitter),
+    )
+    path = keep_beside(published, directory)
+    emitter.emit("published", model=name, publisher=published.publisher, digest=published.digest.hex(), path=str(path))
+    return published
+
+
+def verify(flags: Flags) -> int:
+    directory, emitter = _directory(flags), Emitter(json=flags.json)
+    published = load_manifest(flags.options["manifest"]) if flags.options["manifest"] else manifest_beside(directory)
+    if published is None:
+        raise ConfigError(f"{directory} has no manifest of its own", remedy="name one with --manifest FILE")
+    from swarm.serving.manifest.verification import check_directory  # noqa: PLC0415
+
+    interrupts.raise_in_command()
+    manifest = published.manifest
+    check_directory(directory, published, _hashing(manifest.name, directory, emitter))
+    emitter.emit(
+        "verified",
+        model=manifest.name,
+        publisher=published.publisher,
+        digest=published.digest.hex(),
+        path=str(directory),
+        files=manifest.file_names,
+    )
+    return 0
+
+
+def _downloaded(model: HubId, home: Home, emitter: Emitter) -> tuple[Path, str]:
+    """Bring a whole model from its hub. Returns its directory and where it came from."""
+    from swarm.serving.model.model_files import open_model  # noqa: PLC0415
+
+    from swarm_node.roles.sources import ProgressReports, find_source  # noqa: PLC0415
+
+    def report(num_bytes: int, total_bytes: int) -> None:
+        emitter.emit("downloading", model=model.name, num_bytes=num_bytes, total_bytes=total_bytes)
+
+    source = find_source(model, home, ProgressReports(report))
+    source.fetch_blocks(0, open_model(source.directory).num_blocks)
+    return source.directory, open_model(source.directory).source
+
+
+def _hashing(name: str, directory: Path, emitter: Emitter) -> Callable[[int], None]:
+    """Return a function that reports how much of a model's weights has been read, when it is told of more bytes."""
+    from swarm_node.roles.sources import ProgressReports  # noqa: PLC0415
+
+    if (total_bytes := sum(path.stat().st_size for path in directory.glob("*.safetensors"))) < REPORTED_BYTES:
+        return lambda _num_bytes: None
+    done = 0
+
+    def report(num_bytes: int, total_bytes: int) -> None:
+        emitter.emit("hashing", model=name, num_bytes=num_bytes, total_bytes=total_bytes)
+
+    reports = ProgressReports(report)
+
+    def on_bytes(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        reports(min(done, total_bytes), total_bytes)
+
+    return on_bytes
+
+
+def _directory(flags: Flags) -> Path:
+    directory: Path | None = flags.options["dir"]
+    if directory is None:
+        raise ConfigError("DIR is missing", remedy="name the model's directory")
+    check_model_directory(directory, "name the directory of config.json and *.safetensors")
+    return directory
+
+
+def _write(path: Path, published: PublishedManifest) -> None:
+    try:
+        path.write_bytes(published.signed)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}", remedy="choose another --out") from error

@@ -1,0 +1,112 @@
+"""Make and sign the manifest of a model's directory: digests of its files, and where the tensors of its blocks are.
+
+Blocking: every byte of the model is read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from swarm_protocol import limits
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.identity import Identity
+from swarm_protocol.manifest_messages import (
+    BlockBytes,
+    ByteRange,
+    ManifestFile,
+    ModelManifest,
+    PublishedManifest,
+    WeightFile,
+    sign_manifest,
+)
+
+from swarm.serving.manifest.file_digests import OnBytes, sha256_of, tree_and_sha256
+from swarm.serving.model.model_files import ModelFiles, open_model
+from swarm.serving.model.safetensors_reader import stored_tensors
+from swarm.serving.model.shape import INDEX, SMALL_FILES
+from swarm.serving.model.weights import block_of_tensors, needed_tensors
+
+
+def publish(
+    directory: Path, name: str, identity: Identity, *, published_at: int, origin: str, on_bytes: OnBytes
+) -> PublishedManifest:
+    """Sign the manifest of the model in `directory`, under `name`, as `identity`.
+
+    Raises ConfigError for a model that cannot be served or a name that none can have, IntegrityError for damaged files.
+    """
+    files = open_model(directory)
+    small = [directory / name for name in (*SMALL_FILES, INDEX) if (directory / name).is_file()]
+    shards = sorted(set(files.shards.values()))
+    before, blocks, after = _block_ranges(files, shards)
+    try:
+        manifest = ModelManifest(
+            name=name,
+            publisher=identity.peer_id,
+            published_at=published_at,
+            files=tuple(
+                ManifestFile(name=path.name, num_bytes=path.stat().st_size, sha256=sha256_of(path)) for path in small
+            ),
+            weights=tuple(_weight_file(path, on_bytes) for path in shards),
+            before=before,
+            blocks=tuple(BlockBytes(ranges=ranges) for ranges in blocks),
+            after=after,
+            origin=origin,
+        )
+        return sign_manifest(manifest, identity)
+    except ValueError as error:
+        raise ConfigError(
+            f"{directory} cannot be published as {name!r}: {error}",
+            remedy="choose another --name, or write the model again with save_pretrained",
+        ) from error
+
+
+def _weight_file(path: Path, on_bytes: OnBytes) -> WeightFile:
+    tree, sha256 = tree_and_sha256(path, on_bytes)
+    return WeightFile(name=path.name, num_bytes=path.stat().st_size, sha256=sha256, root=tree.root)
+
+
+def _block_ranges(
+    files: ModelFiles, shards: Sequence[Path]
+) -> tuple[tuple[ByteRange, ...], list[tuple[ByteRange, ...]], tuple[ByteRange, ...]]:
+    """Return the ranges before the first block, of each block, and after the last one."""
+    stored = {name: (path, tensor) for path in shards for name, tensor in stored_tensors(path).items()}
+    index_of = {path: index for index, path in enumerate(shards)}
+    of_block: dict[int, list[ByteRange]] = {block: [] for block in range(files.num_blocks)}
+    outside: dict[str, list[ByteRange]] = {}
+    for weight, block in block_of_tensors(files).items():
+        found = [stored[part] for part in files.parts[weight].values() if part in stored]
+        ranges = [
+            ByteRange(file=index_of[path], start=each.offset, num_bytes=each.num_values * each.dtype.itemsize)
+            for path, each in found
+            if each.num_values
+        ]
+        if block is None:
+            outside[weight] = ranges
+        elif block in of_block:
+            of_block[block] += ranges
+    before, after = (
+        merged(each for weight in needed_tensors(files, start, start + 1) for each in outside.get(weight, ()))
+        for start in (0, files.num_blocks - 1)
+    )
+    blocks = [merged(ranges) for _, ranges in sorted(of_block.items())]
+    num_ranges = len(before) + len(after) + sum(map(len, blocks))
+    if num_ranges > limits.MAX_MANIFEST_RANGES:
+        raise ConfigError(
+            f"the tensors of {files.directory} lie in {num_ranges} pieces, more than {limits.MAX_MANIFEST_RANGES}",
+            remedy="write the model again with save_pretrained, which keeps a block's tensors together",
+        )
+    return before, blocks, after
+
+
+def merged(ranges: Iterable[ByteRange]) -> tuple[ByteRange, ...]:
+    """Return the ranges in order, with those that touch each other as one."""
+    found: list[ByteRange] = []
+    for each in sorted(set(ranges), key=lambda each: (each.file, each.start)):
+        last = found[-1] if found else None
+        if last is not None and last.file == each.file and last.start + last.num_bytes >= each.start:
+            end = max(last.start + last.num_bytes, each.start + each.num_bytes)
+            found[-1] = ByteRange(file=each.file, start=last.start, num_bytes=end - last.start)
+        else:
+            found.append(each)
+    return tuple(found)

@@ -1,0 +1,92 @@
+"""`swarm-node models publish` and `models verify`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.local_hub import MODEL, local_hub
+from support.published_models import flip_a_byte
+from support.tiny_models import FAMILIES, write_model
+from swarm.serving.manifest.manifest_file import MANIFEST_FILE, load_manifest
+from swarm_node import cli
+from swarm_protocol.identity import Identity
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    capsys.readouterr()
+    code = cli.run(["models", *map(str, arguments)])
+    return code, capsys.readouterr().err
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    Identity.generate().save(tmp_path / "home" / "identity.key")
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "story", FAMILIES["llama"]())
+
+
+def test_published_directory_is_verified_until_a_byte_of_it_changes(
+    home: Path, story: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = story.parent / "story.manifest"
+    assert run(capsys, "publish", story, "--home", home, "--name", "our-story", "--out", copy)[0] == 0
+    published = load_manifest(copy)
+    assert (story / MANIFEST_FILE).read_bytes() == copy.read_bytes()
+    assert published.manifest.name == "our-story"
+    assert published.publisher == Identity.load(home / "identity.key").peer_id
+    code, err = run(capsys, "verify", story, "--manifest", copy)
+    assert (code, f"{story} is our-story as {published.publisher} published it" in err) == (0, True)
+    shard = published.manifest.weights[2].name
+    flip_a_byte(story / shard)
+    code, err = run(capsys, "verify", story)
+    assert (code, f"{shard} is not the file in the manifest of our-story" in err) == (1, True)
+
+
+def test_publish_without_a_key_or_over_another_s_manifest_is_refused(
+    home: Path, story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, err = run(capsys, "publish", story, "--home", tmp_path / "empty")
+    assert (code, "there is no identity in" in err) == (1, True)
+    assert run(capsys, "publish", story, "--home", home)[0] == 0
+    Identity.generate().save(tmp_path / "other.key")
+    code, err = run(capsys, "publish", story, "--home", home, "--identity", tmp_path / "other.key")
+    assert (code, f"has a manifest of {Identity.load(home / 'identity.key').peer_id} already" in err) == (1, True)
+    assert run(capsys, "publish", story, "--home", home, "--name", "again")[0] == 0
+
+
+def test_verify_without_a_manifest_or_a_model_says_what_is_missing(
+    story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments, message in (
+        ((), "DIR is missing"),
+        ((tmp_path / "none",), "is not a Hugging Face model directory"),
+        ((story,), "has no manifest of its own"),
+        ((story, "--manifest", tmp_path / "none"), "cannot be read"),
+        ((story, "--manifest", story / "config.json"), "is no signed manifest"),
+    ):
+        code, err = run(capsys, "verify", *arguments)
+        assert (code, message in err) == (1, True), err
+
+
+def test_model_of_a_hub_is_downloaded_whole_and_names_its_commit(
+    home: Path, story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with local_hub(story, tmp_path / "hub") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        out = tmp_path / "hub.manifest"
+        code, err = run(capsys, "publish", MODEL, "--home", home, "--out", out, "--json")
+    assert code == 0, err
+    manifest = load_manifest(out).manifest
+    assert manifest.name == MODEL.split("/")[1]
+    assert manifest.origin.startswith(f"{MODEL}@")
+    published = load_manifest(out)
+    capsys.readouterr()
+    assert cli.run(["models", "verify", str(story), "--manifest", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (found["event"], found["digest"]) == ("verified", published.digest.hex())

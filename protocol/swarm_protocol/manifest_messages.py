@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Annotated
 
 from swarm_protocol import limits, wire
@@ -30,6 +31,9 @@ MANIFEST_METHOD = "serving.manifest"
 
 POSSESSION_METHOD = "serving.possession"
 """A call: PossessionRequest / PossessionResponse. The model's name follows after a slash."""
+
+WEIGHT_DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
+"""The kinds of weights that servers make of a checkpoint, as `swarm.serving.server.server_options` names them."""
 
 POSSESSION_PURPOSE = "possession"
 
@@ -198,6 +202,12 @@ def open_manifest(data: bytes) -> PublishedManifest:
 def manifest_revision(digest: bytes, dtype: str) -> str:
     """Return the revision that servers of the manifest with that digest announce with weights in `dtype`."""
     return hashlib.blake2b(b"manifest\0" + digest + dtype.encode(), digest_size=16).hexdigest()
+
+
+@lru_cache(maxsize=1024)
+def manifest_dtype(digest: bytes, revision: str) -> str:
+    """Return the kind of weights by which `revision` follows from the manifest with that digest; "" if it does not."""
+    return next((dtype for dtype in WEIGHT_DTYPES if manifest_revision(digest, dtype) == revision), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

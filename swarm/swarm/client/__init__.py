@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from swarm.client.async_client import AsyncClient, Generation
 from swarm.client.catalog import ModelStatus, OtherRevision, UsedRevisions
+from swarm.client.publishers import KnownPublishers
 from swarm.client.sync_client import Client
 from swarm.serving.session.generate import Token
 
-__all__ = ["AsyncClient", "Client", "Generation", "ModelStatus", "OtherRevision", "Token", "UsedRevisions"]
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "Generation",
+    "KnownPublishers",
+    "ModelStatus",
+    "OtherRevision",
+    "Token",
+    "UsedRevisions",
+]

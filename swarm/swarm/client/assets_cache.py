@@ -6,14 +6,17 @@ There is one cache per client, on its event loop. It keeps MAX_MODELS of them, e
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from weakref import WeakSet, WeakValueDictionary
 
-from swarm_protocol.errors import IntegrityError, PeerError, PeerTimeout, PeerUnreachable, SwarmError
+from swarm_protocol.errors import IntegrityError, PeerError, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
+from swarm_protocol.manifest_messages import PublishedManifest
 from swarm_protocol.records import ServeRecord
 
 from swarm.child_process import ChildProcess
 from swarm.network.interface import Network
+from swarm.serving.manifest.verification import complaint_about
 from swarm.serving.model.model_assets import (
     ModelAssets,
     TokenizerLimits,
@@ -35,6 +38,12 @@ BAD_FILES_S = 600.0
 MAX_REMEMBERED = 1024
 
 
+AssetsKey = tuple[str, str, bytes]
+"""A model's name and revision, and the digest of its manifest."""
+
+logger = logging.getLogger(__name__)
+
+
 class AssetsCache:
     """Keeps the assets of the models that a client asked for last, and fetches those that it lacks."""
 
@@ -42,8 +51,8 @@ class AssetsCache:
         self._network = network
         self._health = health
         self._limits = limits
-        self._assets: dict[tuple[str, str], ModelAssets] = {}
-        self._loading: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        self._assets: dict[AssetsKey, ModelAssets] = {}
+        self._loading: WeakValueDictionary[AssetsKey, asyncio.Lock] = WeakValueDictionary()
         # those that others have taken the place of may be in use still
         self._opened: WeakSet[ModelAssets] = WeakSet()
         self._ready: ChildProcess | None = None
@@ -63,27 +72,37 @@ class AssetsCache:
             self._ready.kill()
             self._ready = None
 
-    async def get(self, model: str, servers: Mapping[str, ServeRecord]) -> ModelAssets:
-        """Return the assets of the servers' revision. Raises PeerError, IntegrityError."""
+    async def get(
+        self, model: str, servers: Mapping[str, ServeRecord], published: PublishedManifest | None
+    ) -> ModelAssets:
+        """Return the assets of the servers' revision, which are those of the `published` manifest where there is one.
+
+        Raises PeerError, IntegrityError.
+        """
         revision = next(iter(servers.values())).revision
-        key = model, revision
+        key = model, revision, b"" if published is None else published.digest
         if key not in self._assets:
             # for each model its own, so that one whose servers stall keeps no other waiting
             loading = self._loading.setdefault(key, asyncio.Lock())
             async with loading:
                 if key not in self._assets:
                     willing = [peer_id for peer_id, record in servers.items() if record.state == "serving"]
-                    assets = await self._from_servers(model, revision, willing)
+                    assets = await self._from_servers(model, revision, willing, published)
                     # the process of one that is dropped ends once no answer uses it any more
                     keep_newest(self._assets, key, assets, MAX_MODELS)
         return self._assets[key]
 
-    async def _from_servers(self, model: str, revision: str, peer_ids: Sequence[str]) -> ModelAssets:
+    async def _from_servers(
+        self, model: str, revision: str, peer_ids: Sequence[str], published: PublishedManifest | None
+    ) -> ModelAssets:
         failure: SwarmError = PeerUnreachable(f"nobody gave the files of {model}", remedy="try again in a moment")
         num_bad = 0
         for peer_id in self._by_trust(model, revision, peer_ids):
             try:
-                return await self._open(model, revision, await fetch_files(self._network, model, revision, peer_id))
+                files = await fetch_files(self._network, model, revision, peer_id)
+                if published is not None:
+                    self._compare(published, files, peer_id)
+                return await self._open(model, revision, files)
             except PeerError as error:
                 failure = error
                 if isinstance(error, PeerUnreachable | PeerTimeout):
@@ -97,6 +116,18 @@ class AssetsCache:
                     break
         raise failure
 
+    def _compare(self, published: PublishedManifest, files: Mapping[str, bytes], peer_id: str) -> None:
+        """Raises PeerViolation for files that are not the publisher's, whose server is not asked again."""
+        if complaint := complaint_about(published.manifest, files):
+            self._health.distrust(peer_id)
+            violation = PeerViolation(
+                f"{peer_id} does not serve {published.manifest.name} as it was published: {complaint}",
+                remedy="ask again: other servers are asked first",
+                peer_id=peer_id,
+            )
+            logger.warning("%s; it is not asked any more", violation.message)
+            raise violation
+
     async def _open(self, model: str, revision: str, files: Mapping[str, bytes]) -> ModelAssets:
         ready, self._ready = self._ready, None
         process = await asyncio.to_thread(TokenizerProcess, model, files, self._limits, ready)
@@ -107,7 +138,8 @@ class AssetsCache:
     def _by_trust(self, model: str, revision: str, peer_ids: Sequence[str]) -> list[str]:
         now_s = asyncio.get_running_loop().time()
         self._bad_since = {key: at_s for key, at_s in self._bad_since.items() if now_s - at_s < BAD_FILES_S}
-        failing = self._health.failing()
+        failing, distrusted = self._health.failing(), self._health.distrusted
+        willing = [peer_id for peer_id in peer_ids if peer_id not in distrusted]
         return sorted(
-            peer_ids, key=lambda peer_id: (self._bad_since.get((model, revision, peer_id), 0.0), peer_id in failing)
+            willing, key=lambda peer_id: (self._bad_since.get((model, revision, peer_id), 0.0), peer_id in failing)
         )

@@ -14,6 +14,8 @@ from swarm_protocol.records import ServeRecord
 
 from swarm.client.assets_cache import AssetsCache
 from swarm.client.catalog import ChosenRevision, ModelCatalog, ModelStatus, UsedRevisions
+from swarm.client.manifest_book import ManifestBook
+from swarm.client.publishers import KnownPublishers
 from swarm.client.request import GenerationRequest, Prompt, TextClient, check_fits, checked, encode, room_for
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
@@ -82,7 +84,8 @@ class AsyncClient(TextClient[Generation]):
 
     A model is named as its servers name it, or NAME@REVISION. The latter selects one of several revisions under one
     name, by its digest or the first eight or more characters of it. `pins` do the same for all requests, by name.
-    Without a pin, a revision that was `used` before takes precedence.
+    Without a pin, a revision that was `used` before takes precedence. `publishers` are the publishers to believe, each
+    as MODEL=PEER_ID or, for every model without one of its own, PEER_ID; or what an earlier process remembers of them.
     """
 
     def __init__(
@@ -94,12 +97,21 @@ class AsyncClient(TextClient[Generation]):
         tokenizers: TokenizerLimits | None = None,
         pins: Mapping[str, str] | None = None,
         used: UsedRevisions | None = None,
+        publishers: KnownPublishers | Sequence[str] = (),
     ) -> None:
         self._network = network
         self._membership = membership
         self._session = session or SessionOptions()
         self._state = ClientState(network, membership)
-        self._catalog = ModelCatalog(membership, self._state.health, pins=pins or {}, used=used or UsedRevisions())
+        self._manifests = ManifestBook(network)
+        self._catalog = ModelCatalog(
+            membership,
+            self._state.health,
+            self._manifests,
+            pins=pins or {},
+            used=used or UsedRevisions(),
+            publishers=publishers if isinstance(publishers, KnownPublishers) else KnownPublishers(publishers),
+        )
         self._assets = AssetsCache(network, self._state.health, tokenizers or TokenizerLimits())
         self._tensor_calls: TensorCalls | None = None
         self._last: Generation | None = None
@@ -113,12 +125,13 @@ class AsyncClient(TextClient[Generation]):
         network_id: str = "",
         pins: Mapping[str, str] | None = None,
         used: UsedRevisions | None = None,
+        publishers: KnownPublishers | Sequence[str] = (),
         invite: str | NetworkInvitation | None = None,
     ) -> AsyncIterator[AsyncClient]:
         """Join the network behind `peers` (multiaddrs, or names) as a client with a fresh identity.
 
         `invite` is the invitation to a private network, or its text: its seeds and its network are the defaults.
-        Raises ConfigError without peers, StartError.
+        Raises ConfigError without peers and for a publisher that is none, StartError.
         """
         if isinstance(peers, str):
             raise ConfigError("peers is one address and not a list of them", remedy=f"give peers=[{peers!r:.200}]")
@@ -146,7 +159,9 @@ class AsyncClient(TextClient[Generation]):
             try:
                 async with (
                     Membership(network) as membership,
-                    aclosing(cls(network=network, membership=membership, pins=pins, used=used)) as client,
+                    aclosing(
+                        cls(network=network, membership=membership, pins=pins, used=used, publishers=publishers)
+                    ) as client,
                 ):
                     await client.warm_up()
                     yield client
@@ -156,6 +171,7 @@ class AsyncClient(TextClient[Generation]):
     async def aclose(self) -> None:
         """Close the connections to servers and end the tokenizers' processes. Close generations before."""
         self._assets.close()
+        await self._manifests.close()
         await self._state.close()
 
     async def warm_up(self) -> None:
@@ -258,7 +274,7 @@ class AsyncClient(TextClient[Generation]):
 
     async def _assets_of(self, model: str) -> ModelAssets:
         chosen = await self._catalog.to_use(model)
-        return await self._assets.get(chosen.name, chosen.servers)
+        return await self._assets.get(chosen.name, chosen.servers, chosen.published)
 
     def trace(self) -> dict[str, Any]:
         """Return the trace of the generation begun last; `Generation.trace` has that of a certain one."""
@@ -289,7 +305,7 @@ class AsyncClient(TextClient[Generation]):
     ) -> AsyncGenerator[Token, None]:
         trace.model, trace.revision = chosen.name, chosen.revision.digest
         self._state.health.measure(chosen.servers)
-        assets = await self._assets.get(chosen.name, chosen.servers)
+        assets = await self._assets.get(chosen.name, chosen.servers, chosen.published)
         prompt_ids = await encode(assets, request.prompt)
         max_tokens = room_for(assets, len(prompt_ids), request.max_tokens, min_tokens=request.sampling.min_tokens)
         session = Session(

@@ -2,7 +2,8 @@
 
 There is one catalog per client, on its event loop. It remembers MAX_MODELS models, and their servers for
 MODELS_FRESH_S. Revisions that have answered before take precedence, in the order of their first use: a newcomer that
-served while the first one was gone does not keep the name.
+served while the first one was gone does not keep the name. Where a publisher is believed about a name
+(`swarm.client.publishers`), only what it signed is used under that name, whatever else is served.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from dataclasses import dataclass
 from swarm_protocol import limits
 from swarm_protocol.checks import check_name
 from swarm_protocol.errors import ConfigError
+from swarm_protocol.manifest_messages import PublishedManifest, manifest_dtype
 from swarm_protocol.records import ServeRecord
 
+from swarm.client.manifest_book import ManifestBook
+from swarm.client.publishers import KnownPublishers, Standing
 from swarm.network.membership import Membership
 from swarm.router.revisions import (
     MIN_PIN_CHARS,
@@ -44,6 +48,9 @@ MODELS_FRESH_S = 2.0
 
 LOST_S = 10.0
 """A used revision is left for another when its servers have failed for so long, not for a hiccup."""
+
+LEARN_S = 5.0
+"""How long a first request waits for the manifests of a model that it knows nothing of."""
 
 MAX_OTHERS = 8
 """Other revisions of a model in its status. Anyone can make up more."""
@@ -113,7 +120,9 @@ class ModelStatus:
 
     `others` are the next best revisions. `unreachable` also contains the blocks of servers that this client has just
     failed to reach, whatever their records say. `age_s` is the age in seconds of the oldest record that is counted on.
-    A server that was killed counts until its record expires or somebody here has tried to reach it.
+    A server that was killed counts until its record expires or somebody here has tried to reach it. `manifest` is the
+    digest, in hex, of the manifest that `publisher` signed, and `dtype` what servers made of its weights; all three are
+    empty for an unpublished model.
     """
 
     name: str
@@ -124,15 +133,24 @@ class ModelStatus:
     unreachable: tuple[tuple[int, int], ...]
     age_s: float
     others: tuple[OtherRevision, ...] = ()
+    manifest: str = ""
+    publisher: str = ""
+    standing: Standing = "unpublished"
+    dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenRevision:
-    """The revision of the model `name` that is used, and the others, the best first."""
+    """The revision of the model `name` that is used, and the others, the best first.
+
+    `published` is its manifest; None if it has none, or nobody gave it. `is_pinned`: the request named the revision.
+    """
 
     name: str
     revision: Revision
     others: Sequence[Revision]
+    published: PublishedManifest | None = None
+    is_pinned: bool = False
 
     @property
     def servers(self) -> Servers:
@@ -143,7 +161,14 @@ class ModelCatalog:
     """`pins` map a model's name to the start of the only revision to use. Raises ConfigError for bad ones."""
 
     def __init__(
-        self, membership: Membership, health: PeerHealth, *, pins: Mapping[str, str], used: UsedRevisions
+        self,
+        membership: Membership,
+        health: PeerHealth,
+        manifests: ManifestBook,
+        *,
+        pins: Mapping[str, str],
+        used: UsedRevisions,
+        publishers: KnownPublishers,
     ) -> None:
         for name, pin in pins.items():
             if split_pin(f"{name}@{pin}") != (name, pin):
@@ -155,6 +180,8 @@ class ModelCatalog:
         self._health = health
         self._pins = pins
         self._used = used
+        self._manifests = manifests
+        self._publishers = publishers
         self._seen: dict[str, tuple[float, Servers]] = {}
         self._all: tuple[float, Mapping[str, Servers]] = (-MODELS_FRESH_S, {})
         self._warned: dict[tuple[str, str], None] = {}
@@ -165,6 +192,9 @@ class ModelCatalog:
         if now_s - self._all[0] >= MODELS_FRESH_S:
             names = await self._membership.models()
             self._all = (now_s, {name: await self._membership.servers(name) for name in names})
+            async with asyncio.TaskGroup() as tasks:
+                for name, servers in self._all[1].items():
+                    tasks.create_task(self._learn(name, servers))
         found = []
         for name, servers in self._all[1].items():
             # one whose pin fits several is none to count on
@@ -179,15 +209,19 @@ class ModelCatalog:
         """
         name, pin = split_pin(model)
         try:
-            chosen = self._choose(name, pin, await self._servers(name))
+            servers = await self._servers(name)
         except ValueError:
             return None
+        await self._learn(name, servers)
+        chosen = self._choose(name, pin, servers)
         return self._status(chosen) if chosen else None
 
     async def newest_servers(self, model: str) -> Servers:
         """Look up the servers of the revision to use. Raises PeerTimeout, and ValueError for an invalid name."""
         name, pin = split_pin(model)
-        chosen = self._choose(name, pin, await self._membership.servers(name))
+        servers = await self._membership.servers(name)
+        await self._learn(name, servers)
+        chosen = self._choose(name, pin, servers)
         return chosen.servers if chosen else {}
 
     async def to_use(self, model: str) -> ChosenRevision:
@@ -200,16 +234,21 @@ class ModelCatalog:
             servers = await self._servers(name)
         except ValueError as error:
             raise ConfigError(str(error), remedy="give the model's name as its servers tell it") from error
+        await self._learn(name, servers)
         chosen = self._choose(name, pin, servers)
         if chosen is None:
             raise await self._unknown(name, servers)
-        if not self._pin(name, pin):
+        if self._publishers.believed(name):
+            self._warn_of_strangers(chosen)
+        elif not self._pin(name, pin):
             self._warn_of_others(chosen)
         return chosen
 
     def answered(self, chosen: ChosenRevision) -> None:
-        """Let the revision take precedence over others from now on."""
+        """Let the revision take precedence over others from now on, and its publisher be the one of the name."""
         self._used.add(chosen.name, chosen.revision.digest)
+        if chosen.published is not None and not chosen.is_pinned:
+            self._publishers.answered(chosen.name, chosen.published.publisher)
 
     async def _servers(self, name: str) -> Servers:
         """Return the servers of all revisions, of MODELS_FRESH_S ago at most; a session looks again when one fails."""
@@ -221,20 +260,58 @@ class ModelCatalog:
                 keep_newest(self._seen, name, (now_s, servers), MAX_MODELS)
         return servers
 
+    async def _learn(self, name: str, servers: Servers) -> None:
+        """Fetch the manifests that are announced for the model and not known here.
+
+        Waits for them only while there is nothing to use that was used before or is believed: a stranger that
+        announces ever new ones delays nobody.
+        """
+        with suppress(ConfigError):
+            chosen = self._choose(name, "", servers)
+            is_settled = chosen is not None and not chosen.revision.missing() and self._is_settled(chosen)
+            await self._manifests.learn(name, servers, within_s=0.0 if is_settled else LEARN_S)
+
+    def _is_settled(self, chosen: ChosenRevision) -> bool:
+        if self._publishers.believed(chosen.name):
+            return True
+        return chosen.revision.digest in self._used.of(chosen.name)
+
+    def _published(self, revision: Revision) -> PublishedManifest | None:
+        """Return the manifest of a revision, if it is known and of a model with as many blocks."""
+        published = self._manifests.known(revision.manifest)
+        return published if published and published.manifest.num_blocks == revision.num_blocks else None
+
+    def _trusted(self, name: str, pin: str, found: Sequence[Revision]) -> Sequence[Revision]:
+        """Return the revisions that may be used under the name.
+
+        A request that names a revision may use any, unless publishers are pinned.
+        """
+        believed = self._publishers.pinned(name) if pin else self._publishers.believed(name)
+        if not believed:
+            return found
+        return [each for each in found if (known := self._published(each)) and known.publisher in believed]
+
     def _choose(self, name: str, pin: str, servers: Servers) -> ChosenRevision | None:
         """Raises ConfigError for a pin that fits several."""
         failing = self._health.failing()
         found = revisions(servers, failing)
+        pin = self._pin(name, pin)
         revision = choose(
-            found,
-            pin=self._pin(name, pin),
+            self._trusted(name, pin, found),
+            pin=pin,
             used=self._used.of(name),
             failing=failing,
             lost=self._health.failing(LOST_S),
         )
         if revision is None:
             return None
-        return ChosenRevision(name=name, revision=revision, others=[each for each in found if each is not revision])
+        return ChosenRevision(
+            name=name,
+            revision=revision,
+            others=[each for each in found if each is not revision],
+            published=self._published(revision),
+            is_pinned=bool(pin),
+        )
 
     def _pin(self, name: str, pin: str) -> str:
         """Return the pin that holds for the model. Raises ConfigError for a request that pins what is not used here."""
@@ -249,6 +326,12 @@ class ModelCatalog:
     async def _unknown(self, name: str, servers: Servers) -> ConfigError:
         if servers:
             found = revisions(servers)
+            if believed := self._publishers.believed(name):
+                return ConfigError(
+                    f"nobody serves {name} as {' or '.join(sorted(believed))} published it; served under that name "
+                    f"are {describe_revisions(found)}",
+                    remedy=f"wait for its servers, or believe another publisher: --publisher {name}=PEER_ID",
+                )
             return ConfigError(
                 f"nobody serves that revision of {name}; served are {describe_revisions(found)}",
                 remedy=f"use one of these, as in {name}@{short_revision(found[0].digest)}",
@@ -273,8 +356,28 @@ class ModelCatalog:
             f"{chosen.name}@{short_revision(chosen.revision.digest)}",
         )
 
+    def _warn_of_strangers(self, chosen: ChosenRevision) -> None:
+        """Warn once of each other publisher of a name whose publisher is believed."""
+        believed = self._publishers.believed(chosen.name)
+        for each in chosen.others:
+            known = self._published(each)
+            if known is None or known.publisher in believed or (key := (chosen.name, known.publisher)) in self._warned:
+                continue
+            keep_newest(self._warned, key, None, MAX_WARNED)
+            logger.warning(
+                "%s is now published by %s, too (%s); it is not used, since this client believes %s. If the model has "
+                "a new publisher, say so: --publisher %s=%s",
+                chosen.name,
+                known.publisher,
+                describe_revisions([each]),
+                " and ".join(sorted(believed)),
+                chosen.name,
+                known.publisher,
+            )
+
     def _status(self, chosen: ChosenRevision) -> ModelStatus:
         revision, avoid = chosen.revision, self._health.avoid
+        publisher = chosen.published.publisher if chosen.published else ""
         ages_s = self._membership.ages_s("serve", chosen.name)
         return ModelStatus(
             name=chosen.name,
@@ -293,4 +396,8 @@ class ModelCatalog:
                 )
                 for each in chosen.others[:MAX_OTHERS]
             ),
+            manifest=revision.manifest.hex() if chosen.published else "",
+            publisher=publisher,
+            standing=self._publishers.standing(chosen.name, publisher),
+            dtype=manifest_dtype(revision.manifest, revision.digest) if chosen.published else "",
         )

@@ -17,6 +17,7 @@ from swarm_protocol.network_invitation import NetworkInvitation
 
 from swarm.client.async_client import AsyncClient, Generation
 from swarm.client.catalog import ModelStatus, UsedRevisions
+from swarm.client.publishers import KnownPublishers
 from swarm.client.request import GenerationRequest, TextClient
 from swarm.serving.model.model_assets import Message
 from swarm.serving.session.generate import Token
@@ -37,10 +38,18 @@ class Client(TextClient[Iterator[Token]]):
         network_id: str = "",
         pins: Mapping[str, str] | None = None,
         used: UsedRevisions | None = None,
+        publishers: KnownPublishers | Sequence[str] = (),
         invite: str | NetworkInvitation | None = None,
     ) -> None:
+        """`publishers` are those of `AsyncClient`, `invite` that of its `connect`."""
         self._connect = partial(
-            AsyncClient.connect, peers=peers, network_id=network_id, pins=pins, used=used, invite=invite
+            AsyncClient.connect,
+            peers=peers,
+            network_id=network_id,
+            pins=pins,
+            used=used,
+            publishers=publishers,
+            invite=invite,
         )
         self._client: AsyncClient | None = None
         self._generations: WeakSet[Generation] = WeakSet()

@@ -65,7 +65,7 @@ class TensorCalls:
             self._network,
             self._membership,
             self._health,
-            (await self._assets.get(chosen.name, chosen.servers)).shape,
+            (await self._assets.get(chosen.name, chosen.servers, chosen.published)).shape,
             chosen.servers,
             head=wanted.head,
             codec=wanted.codec,

@@ -1,8 +1,9 @@
 """Choose the weights that a model's name stands for, where servers announce several revisions under one name. Pure.
 
 Anyone can announce anything under any name. So a user can pin a revision by `NAME@REVISION`, that is by its digest or
-what that begins with, and a revision that was used before takes precedence over one with more servers. Whether a server
-computes with the weights that it names is not checked here.
+what that begins with, and a revision that was used before takes precedence over one with more servers. The revision of
+a published model follows from its manifest; whom to believe about a name is `swarm.client.publishers`' to say. Whether
+a server computes with the weights that it names is not checked here.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
+from swarm_protocol.manifest_messages import manifest_dtype
 from swarm_protocol.records import ServeRecord
 
 from swarm.router.routing import NoChain, missing_spans
@@ -46,11 +48,15 @@ def short_revision(revision: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revision:
-    """The servers of a model, by peer id, that announce one digest and number of blocks."""
+    """The servers of a model, by peer id, that announce one digest, number of blocks and manifest.
+
+    `manifest` is the digest of the signed manifest from which the revision follows; b"" for an unpublished model.
+    """
 
     digest: str
     num_blocks: int
     servers: Mapping[str, ServeRecord]
+    manifest: bytes = b""
 
     def missing(self, without: Collection[str] = ()) -> tuple[tuple[int, int], ...]:
         """Return the blocks that no server serves, or only those `without`."""
@@ -62,21 +68,28 @@ class Revision:
         return sum(record.state == "serving" for record in self.servers.values())
 
 
+def manifest_of(record: ServeRecord) -> bytes:
+    """Return the digest of the manifest that a server announces; b"" if its revision does not follow from it."""
+    is_from_it = record.manifest and manifest_dtype(record.manifest, record.revision)
+    return record.manifest if is_from_it else b""
+
+
 def revisions(servers: Mapping[str, ServeRecord], failing: Collection[str] = ()) -> list[Revision]:
     """Return the revisions served under one name, the best first: the fewest blocks missing, then the most servers.
 
     Servers that are `failing` count as gone where that decides.
     """
-    groups: dict[tuple[str, int], dict[str, ServeRecord]] = {}
+    groups: dict[tuple[str, int, bytes], dict[str, ServeRecord]] = {}
     for peer_id, record in servers.items():
-        groups.setdefault((record.revision, record.num_blocks), {})[peer_id] = record
+        groups.setdefault((record.revision, record.num_blocks, manifest_of(record)), {})[peer_id] = record
 
     def merit(revision: Revision) -> tuple[int, int, int, str]:
         reached, listed = _num_blocks(revision.missing(failing)), _num_blocks(revision.missing())
         return -reached, -listed, len(revision.servers), revision.digest
 
     found = [
-        Revision(digest=digest, num_blocks=num_blocks, servers=group) for (digest, num_blocks), group in groups.items()
+        Revision(digest=digest, num_blocks=num_blocks, servers=group, manifest=manifest)
+        for (digest, num_blocks, manifest), group in groups.items()
     ]
     return sorted(found, key=merit, reverse=True)
 

@@ -25,7 +25,7 @@ from swarm_protocol.session_frames import Frame, OpenSequence, Push, PushRefused
 
 from swarm.network.interface import Network, Stream
 from swarm.network.membership import Membership
-from swarm.router.revisions import with_other_revisions
+from swarm.router.revisions import manifest_of, with_other_revisions
 from swarm.router.routing import Hop, NoChain, RoutingContext, find_chain
 from swarm.serving.session.stage import PrefixStore
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
@@ -222,6 +222,7 @@ class PeerHealth:
         self._failures: dict[str, _Failures] = {}
         self._refusals: dict[str, _Refusal] = {}
         self._load: Counter[str] = Counter()
+        self._distrusted_s: dict[str, float] = {}
 
     async def close(self) -> None:
         if self._measuring is not None:
@@ -238,18 +239,31 @@ class PeerHealth:
     def avoid(self) -> set[str]:
         """Peers that failed lately: asked only where no other can answer."""
         now_s = asyncio.get_running_loop().time()
-        return {peer_id for peer_id, failures in self._failures.items() if failures.avoid_until_s > now_s}
+        avoided = {peer_id for peer_id, failures in self._failures.items() if failures.avoid_until_s > now_s}
+        return avoided | self.distrusted
 
     @property
     def barred(self) -> set[str]:
         """Peers that failed just now, or broke the protocol: not asked at all."""
         now_s = asyncio.get_running_loop().time()
-        return {peer_id for peer_id, failures in self._failures.items() if failures.rest_until_s > now_s}
+        resting = {peer_id for peer_id, failures in self._failures.items() if failures.rest_until_s > now_s}
+        return resting | self.distrusted
+
+    @property
+    def distrusted(self) -> set[str]:
+        """Peers that were found to serve something else than they announce: not asked, whatever they answer since."""
+        now_s = asyncio.get_running_loop().time()
+        return {peer_id for peer_id, until_s in self._distrusted_s.items() if until_s > now_s}
+
+    def distrust(self, peer_id: str) -> None:
+        """Do not ask the peer for VIOLATION_BACKOFF_S."""
+        until_s = asyncio.get_running_loop().time() + VIOLATION_BACKOFF_S
+        keep_newest(self._distrusted_s, peer_id, until_s, MAX_PEERS)
 
     def failing(self, for_s: float = 0.0) -> set[str]:
         """Return the peers that have failed each time for so long, the last time within FAILING_S."""
         since_s = asyncio.get_running_loop().time() - FAILING_S
-        return {
+        return self.distrusted | {
             peer_id
             for peer_id, failures in self._failures.items()
             if failures.last_s > since_s and failures.last_s - failures.first_s >= for_s
@@ -337,6 +351,8 @@ class KnownServers:
         self._others: Mapping[str, ServeRecord] = {}
         self._membership = membership
         self._revision = revision
+        # all are of one manifest, if they announce any
+        self._manifest = next((manifest_of(record) for record in servers.values()), b"")
 
     async def look_up(self) -> None:
         """Look the servers up again; keep those that are known if nobody answers."""
@@ -345,7 +361,11 @@ class KnownServers:
         except PeerTimeout as error:
             logger.info("looking up servers of %s: %s", self.model, error)
             return
-        self.servers = {peer_id: record for peer_id, record in servers.items() if record.revision == self._revision}
+        self.servers = {
+            peer_id: record
+            for peer_id, record in servers.items()
+            if record.revision == self._revision and manifest_of(record) == self._manifest
+        }
         self._others = {peer_id: record for peer_id, record in servers.items() if record.revision != self._revision}
 
     def find_chain(self, start: int, end: int, context: RoutingContext) -> list[Hop]:

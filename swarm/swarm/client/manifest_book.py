@@ -1,0 +1,89 @@
+"""The signed manifests of the models that a client meets, by digest, got from the servers that announce them.
+
+There is one book per client, on its event loop. It keeps MAX_BOOK_BYTES of manifests, those used last. What a server
+gives is checked before it is kept: signature, digest and name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+
+from swarm_protocol.errors import PeerError
+from swarm_protocol.manifest_messages import PublishedManifest
+from swarm_protocol.records import ServeRecord
+
+from swarm.network.interface import Network
+from swarm.serving.manifest.manifest_fetch import fetch_manifest
+from swarm.serving.session.known_servers import keep_newest
+
+MAX_BOOK_BYTES = 2 * 2**20
+"""A manifest has some kilobytes. In memory it takes up to thirty times its bytes."""
+
+MAX_FETCHED = 4
+"""Manifests of one model that are asked for at a time. Anyone can announce more."""
+
+RETRY_S = 60.0
+"""A manifest that nobody gave is asked for again after this time."""
+
+MAX_FAILED = 256
+
+logger = logging.getLogger(__name__)
+
+
+class ManifestBook:
+    """Keeps manifests, and fetches those that servers announce; `close` ends what is under way."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._known: dict[bytes, PublishedManifest] = {}
+        self._fetching: dict[bytes, asyncio.Task[None]] = {}
+        self._failed_s: dict[bytes, float] = {}
+
+    def known(self, digest: bytes) -> PublishedManifest | None:
+        """Return the manifest with that digest, if it is here."""
+        if (published := self._known.pop(digest, None)) is not None:
+            self._known[digest] = published
+        return published
+
+    async def learn(self, model: str, servers: Mapping[str, ServeRecord], *, within_s: float) -> None:
+        """Fetch the manifests of `model` that these servers announce and that are not here; wait at most `within_s`.
+
+        What takes longer comes later.
+        """
+        now_s = asyncio.get_running_loop().time()
+        holders: dict[bytes, list[str]] = {}
+        for peer_id, record in servers.items():
+            if record.manifest and record.state == "serving" and record.manifest not in self._known:
+                holders.setdefault(record.manifest, []).append(peer_id)
+        due = [each for each in holders if now_s - self._failed_s.get(each, now_s - RETRY_S) >= RETRY_S]
+        # those that most announce before others
+        for digest in sorted(due, key=lambda each: -len(holders[each]))[:MAX_FETCHED]:
+            if digest not in self._fetching:
+                self._fetching[digest] = asyncio.create_task(
+                    self._fetch(model, digest, holders[digest]), name=f"fetch a manifest of {model}"
+                )
+        waiting = {self._fetching[digest] for digest in holders if digest in self._fetching}
+        if waiting and within_s:
+            await asyncio.wait(waiting, timeout=within_s)
+
+    async def close(self) -> None:
+        for task in self._fetching.values():
+            task.cancel()
+        if self._fetching:
+            await asyncio.wait(self._fetching.values())
+
+    async def _fetch(self, model: str, digest: bytes, holders: Sequence[str]) -> None:
+        try:
+            self._keep(await fetch_manifest(self._network, model, digest, holders))
+        except PeerError as error:
+            logger.warning("no manifest of %s: %s", model, error)
+            keep_newest(self._failed_s, digest, asyncio.get_running_loop().time(), MAX_FAILED)
+        finally:
+            del self._fetching[digest]
+
+    def _keep(self, published: PublishedManifest) -> None:
+        self._known[published.digest] = published
+        while sum(len(each.signed) for each in self._known.values()) > MAX_BOOK_BYTES:
+            del self._known[next(iter(self._known))]

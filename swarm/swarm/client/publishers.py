@@ -1,0 +1,87 @@
+"""Whom a client believes about a model's name: publishers that its user pinned, or the one whose model it used first.
+
+A user pins a publisher as MODEL=PEER_ID, or as PEER_ID for every model without a pin of its own. Without a pin the
+publisher of the first published model that answered under a name is remembered for that name. Until then the name is
+anybody's, as that of an unpublished model always is. Pure but for `on_new`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
+
+from swarm_protocol.checks import check_name
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.identity import check_peer_id
+
+MAX_REMEMBERED = 256
+
+Standing = Literal["pinned", "remembered", "new", "unpublished"]
+"""Why a model's publisher is believed: its user said so, it was used before, or there is no reason yet."""
+
+ANY = ""
+"""The name under which publishers of every model are pinned."""
+
+
+def parse_publisher(text: str) -> tuple[str, str]:
+    """Split `[MODEL=]PEER_ID` into the model's name, or ANY, and the publisher. Raises ConfigError."""
+    model, _, peer_id = text.rpartition("=")
+    try:
+        if "=" in text:
+            check_name(model, "model")
+        return model, check_peer_id(peer_id)
+    except ValueError as error:
+        raise ConfigError(
+            f"{text!r:.200} is no publisher: {error}", remedy="write MODEL=PEER_ID, or PEER_ID for every model"
+        ) from error
+
+
+class KnownPublishers:
+    """`pinned` are texts for `parse_publisher`. `remembered` are those of an earlier process, by model; `on_new` gets
+    all of them when one is added. Touched only from the client's event loop.
+
+    Raises ConfigError for a pin that is none, ValueError for a remembered name or publisher that cannot be one.
+    """
+
+    def __init__(
+        self,
+        pinned: Iterable[str] = (),
+        remembered: Mapping[str, str] | None = None,
+        on_new: Callable[[Mapping[str, str]], None] | None = None,
+    ) -> None:
+        self._pinned: dict[str, set[str]] = {}
+        for model, peer_id in map(parse_publisher, pinned):
+            self._pinned.setdefault(model, set()).add(peer_id)
+        self._remembered: dict[str, str] = {}
+        self._on_new = on_new
+        for model, peer_id in (remembered or {}).items():
+            self._add(model, peer_id)
+
+    def pinned(self, model: str) -> frozenset[str]:
+        """Return the only publishers of a model that the user accepts; none: any."""
+        return frozenset(self._pinned.get(model) or self._pinned.get(ANY) or ())
+
+    def believed(self, model: str) -> frozenset[str]:
+        """Return the only publishers of a model that are believed; none: there is no reason to prefer one yet."""
+        remembered = self._remembered.get(model)
+        return self.pinned(model) or (frozenset((remembered,)) if remembered else frozenset())
+
+    def standing(self, model: str, publisher: str) -> Standing:
+        """Return why `publisher`, "" for none, is believed about the model."""
+        if not publisher:
+            return "unpublished"
+        if publisher in self.pinned(model):
+            return "pinned"
+        return "remembered" if self._remembered.get(model) == publisher else "new"
+
+    def answered(self, model: str, publisher: str) -> None:
+        """Remember the publisher of a model that has answered, unless one is pinned or remembered."""
+        if not self.believed(model):
+            self._add(model, publisher)
+            if self._on_new is not None:
+                self._on_new(self._remembered)
+
+    def _add(self, model: str, publisher: str) -> None:
+        self._remembered[check_name(model, "model")] = check_peer_id(publisher)
+        if len(self._remembered) > MAX_REMEMBERED:
+            del self._remembered[next(iter(self._remembered))]

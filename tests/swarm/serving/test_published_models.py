@@ -1,0 +1,266 @@
+"""Published models: whom a client believes about a name, and that it uses only what the publisher signed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.published_models import PUBLISHER, STRANGER, published_copy
+from swarm.client import AsyncClient, KnownPublishers
+from swarm.client.publishers import MAX_REMEMBERED, parse_publisher
+from swarm.serving.manifest.manifest_file import MANIFEST_FILE
+from swarm.serving.model.model_files import open_model
+from swarm.serving.server.server_options import DTYPES
+from swarm.testing import virtual_time
+from swarm_protocol.errors import ConfigError, PeerViolation
+from swarm_protocol.manifest_messages import WEIGHT_DTYPES, PublishedManifest
+from swarm_protocol.serving_messages import FilesResponse
+
+HALVES = [(0, 3), (3, 6)]
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory, llama_dir: Path) -> Path:
+    """The model of the honest servers, as its publisher signed it."""
+    place = tmp_path_factory.mktemp("published") / "tiny"
+    published_copy(llama_dir, place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory, write_tiny: Any) -> Callable[[str], Path]:
+    """`others("strange")`: other weights, published by another key under the same name; `others("bare")`: unpublished."""
+    root = tmp_path_factory.mktemp("others")
+    bare = write_tiny(root / "bare", "llama", seed=5)
+    published_copy(bare, root / "strange", publisher=STRANGER)
+    return lambda name: root / name
+
+
+def manifest_in(place: Path) -> PublishedManifest:
+    manifest = open_model(place).manifest
+    assert manifest is not None
+    return manifest
+
+
+async def serve(box: Any, directory: Path, spans: Sequence[tuple[int, int]]) -> None:
+    """Let servers of another directory join under the same name, and wait until all see them."""
+    honest, box.directory = box.directory, directory
+    for start, end in spans:
+        await box.add(start, end)
+    await box.known(len(box.servers))
+    await asyncio.sleep(3)
+    box.directory = honest
+
+
+@asynccontextmanager
+async def client_of(box: Any, publishers: KnownPublishers | Sequence[str]) -> AsyncIterator[None]:
+    """Let the box ask through another client."""
+    first = box.client
+    box.client = AsyncClient(network=box.network, membership=box.membership, publishers=publishers)
+    try:
+        yield
+    finally:
+        await box.client.aclose()
+        box.client = first
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize("kind", ["strange", "bare"])
+def test_newcomers_with_other_weights_cannot_take_a_published_name_from_two_honest_servers(
+    boxes: Any, published: Path, others: Callable[[str], Path], kind: str
+) -> None:
+    """Six records outvote two where nobody is believed; a pinned publisher's manifest outranks any number."""
+
+    async def scenario() -> None:
+        async with boxes(published, HALVES) as box:
+            await serve(box, others(kind), HALVES * 3)
+            async with client_of(box, [f"tiny={PUBLISHER.peer_id}"]):
+                assert await box.tokens() == box.expected()
+                (status,) = await box.client.models()
+                assert (status.publisher, status.standing) == (PUBLISHER.peer_id, "pinned")
+                assert (status.manifest, status.dtype) == (manifest_in(published).digest.hex(), "float32")
+                assert [each.num_servers for each in status.others] == [6]
+            async with client_of(box, [PUBLISHER.peer_id]):
+                assert await box.tokens() == box.expected()
+            assert await box.tokens() != box.expected(), "who believes nobody takes what most serve"
+
+    virtual_time.run(scenario())
+
+
+def test_publisher_of_the_first_answer_is_remembered_and_a_change_is_told(
+    boxes: Any, published: Path, others: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    kept: list[dict[str, str]] = []
+
+    async def scenario() -> None:
+        async with boxes(published, HALVES) as box:
+            remembering = KnownPublishers(on_new=lambda known: kept.append(dict(known)))
+            async with client_of(box, remembering):
+                assert (await box.client.model("tiny")).standing == "new"
+                assert await box.tokens() == box.expected()
+                assert (await box.client.model("tiny")).standing == "remembered"
+            assert kept == [{"tiny": PUBLISHER.peer_id}]
+            await serve(box, others("strange"), HALVES * 2)
+            with caplog.at_level(logging.WARNING, logger="swarm.client.catalog"):
+                async with client_of(box, KnownPublishers(remembered=kept[0])):
+                    for _ in range(2):
+                        assert await box.tokens() == box.expected()
+            revision = manifest_in(others("strange")).revision("float32")
+            assert lines(caplog) == [
+                f"tiny is now published by {STRANGER.peer_id}, too ({revision[:12]} by 4 servers); it is not used, since "
+                f"this client believes {PUBLISHER.peer_id}. If the model has a new publisher, say so: --publisher "
+                f"tiny={STRANGER.peer_id}"
+            ]
+            async with client_of(box, KnownPublishers([f"tiny={STRANGER.peer_id}"], remembered=kept[0])):
+                assert await box.tokens() != box.expected(), "the pin says that the publisher has changed"
+
+    virtual_time.run(scenario())
+
+
+def test_name_whose_publisher_s_servers_are_gone_is_not_answered_by_others(
+    boxes: Any, published: Path, others: Callable[[str], Path]
+) -> None:
+    async def scenario() -> None:
+        async with boxes(published, [(0, 6)]) as box:
+            await serve(box, others("bare"), [(0, 6)])
+            async with client_of(box, KnownPublishers(remembered={"tiny": PUBLISHER.peer_id})):
+                assert await box.tokens() == box.expected()
+                await box.servers[box.who["s0"]].close()
+                await asyncio.sleep(70)  # its record expires
+                with pytest.raises(ConfigError, match=f"nobody serves tiny as {PUBLISHER.peer_id} published it"):
+                    await box.tokens()
+                other = open_model(others("bare")).revision()
+                assert len(await box.tokens(model=f"tiny@{other}")) == 16, "a request may name the revision itself"
+            async with client_of(box, [PUBLISHER.peer_id]):
+                with pytest.raises(ConfigError, match="nobody serves tiny as"):
+                    await box.tokens(model=f"tiny@{other}")
+
+    virtual_time.run(scenario())
+
+
+@pytest.mark.parametrize("liar", ["no manifest", "another's manifest", "a forged manifest", "of more blocks"])
+def test_server_that_announces_a_manifest_which_it_does_not_have_is_not_believed(
+    boxes: Any, published: Path, others: Callable[[str], Path], liar: str
+) -> None:
+    """Whatever it announces, its weights are not the publisher's, and no client that believes the publisher uses it."""
+
+    async def scenario() -> None:
+        async with boxes(others("bare"), [(0, 6)]) as box:
+            (server,) = box.servers.values()
+            loaded, honest = server.deployed.loaded, manifest_in(published)
+            announced = replace(honest, digest=bytes(32)) if liar == "no manifest" else honest
+            revision = announced.revision("float32") if liar != "another's manifest" else loaded.revision
+            server.deployed.loaded = replace(loaded, manifest=announced, revision=revision)
+            if liar == "a forged manifest":
+                forged = bytearray(honest.signed)
+                forged[-1] ^= 1
+                server.deployed.loaded = replace(server.deployed.loaded, manifest=replace(honest, signed=bytes(forged)))
+            if liar == "of more blocks":
+                announced = replace(honest, manifest=replace(honest.manifest, blocks=honest.manifest.blocks[:5]))
+                server.deployed.loaded = replace(server.deployed.loaded, manifest=announced)
+                server.announcer._server.deployed.loaded.span.num_blocks = 7
+            server.announcer.announce()
+            await asyncio.sleep(3)
+            async with client_of(box, [PUBLISHER.peer_id]):
+                with pytest.raises(ConfigError, match="nobody serves tiny as"):
+                    await box.tokens()
+
+    virtual_time.run(scenario())
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "config.json"])
+def test_file_swapped_by_a_server_is_refused_and_another_server_is_asked(
+    boxes: Any, published: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with boxes(published, [(0, 6), (0, 6)]) as box:
+            first, second = box.servers.items()
+            for peer_id, server in (first, second):
+                response = FilesResponse.from_bytes(server.deployed.loaded.files)
+                files = dict(response.files) | {name: response.files.get(name, b"") + b" "}
+                bad = FilesResponse(revision=response.revision, files=files).to_bytes()
+                server.deployed.loaded = replace(server.deployed.loaded, files=bad)
+                with caplog.at_level(logging.WARNING, logger="swarm.client.assets_cache"):
+                    if peer_id == first[0]:
+                        assert await box.tokens() == box.expected()
+                    else:
+                        async with client_of(box, [PUBLISHER.peer_id]):
+                            with pytest.raises(
+                                PeerViolation, match=f"does not serve tiny as it was published: its {name}"
+                            ):
+                                await box.tokens()
+                            assert box.client._state.health.distrusted == set(box.servers)
+            told = [line for line in lines(caplog) if f"its {name} is not" in line]
+            assert {line.split()[0] for line in told} == set(box.servers)
+
+    virtual_time.run(scenario())
+
+
+def test_unpublished_model_is_served_and_used_as_ever(boxes: Any, others: Callable[[str], Path]) -> None:
+    async def scenario() -> None:
+        async with boxes(others("bare"), HALVES) as box:
+            assert await box.tokens() == box.expected()
+            (status,) = await box.client.models()
+            assert (status.publisher, status.manifest, status.dtype, status.standing) == ("", "", "", "unpublished")
+
+    virtual_time.run(scenario())
+
+
+def test_stranger_that_announces_a_manifest_and_never_gives_it_delays_a_client_once(
+    boxes: Any, published: Path, others: Callable[[str], Path]
+) -> None:
+    async def scenario() -> None:
+        async with boxes(published, [(0, 6)]) as box:
+            clock = asyncio.get_running_loop().time
+            await serve(box, others("strange"), [(0, 6)])
+            silent = list(box.servers.values())[1]
+            asked = asyncio.Event()
+
+            async def never(_peer_id: str, _request: bytes) -> bytes:
+                asked.set()
+                await asyncio.sleep(3600)
+                return b""
+
+            silent._network.release("serving.manifest/tiny")
+            await silent._network.serve("serving.manifest/tiny", never)
+            since_s = clock()
+            await box.client.model("tiny")
+            assert asked.is_set()
+            assert clock() - since_s <= 6
+            async with client_of(box, KnownPublishers(remembered={"tiny": PUBLISHER.peer_id})):
+                assert await box.tokens() == box.expected()
+                since_s = clock()
+                assert await box.tokens() == box.expected()
+                assert clock() - since_s < 2
+
+    virtual_time.run(scenario())
+
+
+def test_weight_dtypes_are_those_that_servers_make() -> None:
+    assert tuple(DTYPES) == WEIGHT_DTYPES
+
+
+def test_publishers_are_parsed_bounded_and_refused_in_one_line() -> None:
+    peer_id, other = PUBLISHER.peer_id, STRANGER.peer_id
+    assert parse_publisher(peer_id) == ("", peer_id)
+    assert parse_publisher(f"owner/story={peer_id}") == ("owner/story", peer_id)
+    for wrong in ("", "story", f"={peer_id}", f"a b={peer_id}", f"story={peer_id}x"):
+        with pytest.raises(ConfigError, match="is no publisher"):
+            parse_publisher(wrong)
+    known = KnownPublishers([peer_id, f"story={other}"], remembered={"tiny": other})
+    assert known.believed("story") == {other}
+    assert known.believed("tiny") == known.believed("any") == {peer_id}
+    many = KnownPublishers(remembered={f"m{i}": peer_id for i in range(MAX_REMEMBERED + 9)})
+    assert not many.believed("m8")
+    assert many.believed("m9")
+    with pytest.raises(ValueError, match="peer id"):
+        KnownPublishers(remembered={"story": "nobody"})

@@ -186,7 +186,7 @@ COMMANDS = (
         name="models list",
         purpose="List the models of a network, with their revisions and whether all blocks are served.",
         code="swarm_node.commands.models:list_models",
-        settings=(*HERE, "peers", "network_id", "invite"),
+        settings=(*HERE, "peers", "network_id", "invite", "publisher"),
         example=f"swarm-node models list --peers {ADDR}",
     ),
     Command(
@@ -225,7 +225,7 @@ COMMANDS = (
         name="chat",
         purpose="Chat with a model of a network. A question on standard input gets one answer.",
         code="swarm_node.commands.chat:run",
-        settings=(*HERE, "peers", "network_id", "invite"),
+        settings=(*HERE, "peers", "network_id", "invite", "publisher"),
         example=f"swarm-node chat story --peers {ADDR}",
         options={
             "MODEL": "The model's name, or NAME@REVISION for one of several that are served under it.",
@@ -248,6 +248,7 @@ COMMANDS = (
             "requests_per_min",
             "tokens_per_min",
             "pin_model",
+            "publisher",
         ),
         example=f"swarm-node gateway --peers {ADDR} --port 8000",
     ),

@@ -31,6 +31,7 @@ from swarm_node.metrics.readings import (
     TrainerMetrics,
     read_network,
     read_node,
+    read_possession,
     read_server,
     read_trainer,
 )
@@ -100,6 +101,7 @@ def whole_registry() -> Iterator[Registry]:
         registry.reading(lambda: read_node(node)),
         registry.reading(lambda: read_network(network)),
         registry.reading(lambda: read_server(volunteer)),
+        registry.reading(lambda: read_possession(MagicMock(num_proven=11, num_failed=1, num_unanswered=2))),
         registry.reading(lambda: read_trainer(MagicMock(num_mismatches=2, bans=("one", "two", "three")), SLOW, "me")),
     ):
         yield registry

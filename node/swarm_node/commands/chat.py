@@ -73,16 +73,25 @@ def run(flags: Flags) -> int:
     peers = join_addrs(config)
     # with it comes torch, for seconds
     with uncollected():
-        from swarm.client import Client, UsedRevisions  # noqa: PLC0415
+        from swarm.client import Client, KnownPublishers, UsedRevisions  # noqa: PLC0415
 
     from swarm_node.storage.used_models import used_in  # noqa: PLC0415
+    from swarm_node.storage.used_publishers import publishers_in  # noqa: PLC0415
 
     diagnostics.quieten_libraries()
     emitter = Emitter(json=flags.json)
     home = Home(config.home)
-    used = used_in(home.revisions, config.network_id) if home.path.is_dir() else UsedRevisions()
+    is_kept = home.path.is_dir()
+    used = used_in(home.revisions, config.network_id) if is_kept else UsedRevisions()
+    publishers = (
+        publishers_in(home.publishers, config.network_id, config.publisher)
+        if is_kept
+        else KnownPublishers(config.publisher)
+    )
     interrupts.raise_in_command()
-    with Client(peers=peers, network_id=config.network_id, used=used, invite=config.invite) as client:
+    with Client(
+        peers=peers, network_id=config.network_id, used=used, publishers=publishers, invite=config.invite
+    ) as client:
         chat = Chat(client, conversation, emitter)
         chat.begin()
         if sys.stdin.isatty():
@@ -109,7 +118,8 @@ class Chat:
             self._emitter.say(f"{model} has no chat template: it continues the text of the conversation")
         if status is not None:
             servers = plural(status.num_servers, "server")
-            self._emitter.say(f"{status.name}, revision {short_revision(status.revision)}, on {servers}")
+            by = f"published by {status.publisher}" if status.publisher else "unpublished"
+            self._emitter.say(f"{status.name}, revision {short_revision(status.revision)}, {by}, on {servers}")
 
     def converse(self) -> None:
         """Answer questions until the input ends. Ctrl-C stops an answer; at the prompt it raises KeyboardInterrupt."""

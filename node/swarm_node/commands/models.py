@@ -33,7 +33,7 @@ FIRST_S = 10.0
 MAX_CONTEXTS = 8
 """Models whose context is asked for: each has its servers send a tokenizer, which is loaded."""
 
-HEADS = ("MODEL", "REVISION", "BLOCKS", "SERVERS", "CONTEXT", "")
+HEADS = ("MODEL", "REVISION", "PUBLISHER", "BLOCKS", "SERVERS", "CONTEXT", "")
 
 BlockSpans = Sequence[tuple[int, int]]
 
@@ -45,10 +45,13 @@ def list_models(flags: Flags) -> int:
     with uncollected():
         from swarm.client import Client  # noqa: PLC0415
 
+    from swarm_node.storage.used_publishers import publishers_in  # noqa: PLC0415
+
     diagnostics.quieten_libraries()
     emitter = Emitter(json=flags.json)
     interrupts.raise_in_command()
-    with Client(peers=peers, network_id=config.network_id, invite=config.invite) as client:
+    publishers = publishers_in(Home(config.home).publishers, config.network_id, config.publisher)
+    with Client(peers=peers, network_id=config.network_id, publishers=publishers, invite=config.invite) as client:
         models = soon(client.models, FIRST_S) or ()
         contexts = _contexts(client, [model.name for model in models if not model.missing])
     if flags.json:
@@ -56,6 +59,10 @@ def list_models(flags: Flags) -> int:
             {
                 "name": model.name,
                 **_of_revision(model),
+                "publisher": model.publisher or None,
+                "manifest": model.manifest or None,
+                "standing": model.standing,
+                "dtype": model.dtype or None,
                 "context_tokens": contexts.get(model.name),
                 "others": [_of_revision(other) for other in model.others],
             }
@@ -98,18 +105,25 @@ def _of_revision(each: ModelStatus | OtherRevision) -> dict[str, object]:
 def _lines(models: Sequence[ModelStatus], contexts: Mapping[str, int | None]) -> Iterator[str]:
     rows = [HEADS] if models else []
     for model in models:
-        rows.append((model.name, *_cells(model), str(contexts.get(model.name) or "-"), _state(model.missing)))
+        rows.append(
+            (model.name, *_cells(model, _publisher(model)), str(contexts.get(model.name) or "-"), _state(model.missing))
+        )
         for other in model.others:
             name = f"{model.name}@{short_revision(other.revision)}"
-            rows.append((name, *_cells(other), "-", f"other weights, {_state(other.missing)}"))
+            rows.append((name, *_cells(other, "-"), "-", f"other weights, {_state(other.missing)}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def _cells(each: ModelStatus | OtherRevision) -> tuple[str, str, str]:
+def _publisher(model: ModelStatus) -> str:
+    """Return the publisher's peer id; in brackets where nothing speaks for believing it yet."""
+    return {"unpublished": "unpublished", "new": f"({model.publisher})"}.get(model.standing, model.publisher)
+
+
+def _cells(each: ModelStatus | OtherRevision, publisher: str) -> tuple[str, str, str, str]:
     spans = ", ".join(f"{start}:{end}" for start, end in served(each.missing, each.num_blocks)) or "none"
-    return short_revision(each.revision), f"{spans} of {each.num_blocks}", str(each.num_servers)
+    return short_revision(each.revision), publisher, f"{spans} of {each.num_blocks}", str(each.num_servers)
 
 
 def _state(missing: BlockSpans) -> str:

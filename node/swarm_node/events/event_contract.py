@@ -547,6 +547,14 @@ EVENTS: Mapping[str, EventSpec] = {
         num_blocks="int: blocks that it has",
         untried="text: why its blocks are only tried out when they are loaded; empty: they were tried",
     ),
+    "proof_failed": _event(
+        "A server of a published model was asked to prove that it holds the model's files, and failed: it is not used.",
+        "{peer_id} does not hold {model} as it was published and is not used any more: {reason}",
+        peer_id="text: the server",
+        model="text: the model's name",
+        reason="text: what was wrong",
+        answer="text: what it sent, in hex, with its signature; empty: nothing",
+    ),
     "published": _event(
         "`models publish` has signed a model's manifest.",
         "{model} is published by {publisher}: manifest {digest:.12} in {path}",
@@ -567,7 +575,8 @@ EVENTS: Mapping[str, EventSpec] = {
     "models": _event(
         "What `models` prints.",
         models="list: for each name, revision, num_blocks, served and missing (spans of blocks), num_servers, "
-        "context_tokens (null: not known), and others: the same of other weights that are served under the name",
+        "context_tokens (null: not known), publisher, manifest (digest) and dtype (null: not published), standing "
+        "(pinned, remembered, new or unpublished), and others: revision to num_servers of other weights under the name",
     ),
     "chat_answer": _event(
         "What a model answered in `chat`.",

@@ -8,10 +8,12 @@ from __future__ import annotations
 import time
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 from swarm.client import AsyncClient
+from swarm.client.possession_checks import FailedProof
 from swarm_protocol.errors import ConfigError
 
 from swarm_node.dashboard.app import combined, create_dashboard
@@ -23,9 +25,11 @@ from swarm_node.gateway.keys import KeyRing
 from swarm_node.http.addresses import checked
 from swarm_node.http.rate_limit import Rates
 from swarm_node.http.server import is_local, listen, serving
+from swarm_node.metrics.readings import read_possession
 from swarm_node.node import Node, NodeRole
 from swarm_node.settings.config import Config
 from swarm_node.storage.used_models import used_in
+from swarm_node.storage.used_publishers import publishers_in
 
 
 class GatewayRole(NodeRole):
@@ -44,17 +48,30 @@ class GatewayRole(NodeRole):
 
     async def run(self, node: Node) -> None:
         used = used_in(node.home.revisions, node.network.network_id)
-        client = AsyncClient(network=node.network, membership=node.membership, pins=self._pins, used=used)
+        publishers = publishers_in(node.home.publishers, node.network.network_id, node.config.publisher)
+        client = AsyncClient(
+            network=node.network,
+            membership=node.membership,
+            pins=self._pins,
+            used=used,
+            publishers=publishers,
+            on_failed_proof=partial(_tell, node),
+        )
         async with aclosing(client):
-            await client.warm_up()
-            gateway = create_app(client, replace(self._options, registry=node.metrics, traces=node.traces))
-            node.activity.first_token = gateway.state.first_tokens.newest
-            if not node.config.dashboard:
-                await self._serve(node, gateway)
-                return
-            async with daemon_collector(node) as collector:
-                dashboard = create_dashboard(collector, has_chat=True, checkpoints=checkpoints(node.config))
-                await self._serve(node, combined(gateway, dashboard), dashboard)
+            with node.metrics.reading(lambda: read_possession(client.possession)):
+                await self._answer(node, client)
+
+    async def _answer(self, node: Node, client: AsyncClient) -> None:
+        """Answer requests until the node leaves."""
+        await client.warm_up()
+        gateway = create_app(client, replace(self._options, registry=node.metrics, traces=node.traces))
+        node.activity.first_token = gateway.state.first_tokens.newest
+        if not node.config.dashboard:
+            await self._serve(node, gateway)
+            return
+        async with daemon_collector(node) as collector:
+            dashboard = create_dashboard(collector, has_chat=True, checkpoints=checkpoints(node.config))
+            await self._serve(node, combined(gateway, dashboard), dashboard)
 
     async def _serve(self, node: Node, app: ASGIApp, dashboard: FastAPI | None = None) -> None:
         """Serve until the node leaves.
@@ -73,6 +90,12 @@ class GatewayRole(NodeRole):
             await node.shutdown.leaving.wait()
             if dashboard is not None:
                 dashboard.state.live.close()
+
+
+def _tell(node: Node, failure: FailedProof) -> None:
+    node.emitter.emit(
+        "proof_failed", peer_id=failure.peer_id, model=failure.model, reason=failure.reason, answer=failure.answer.hex()
+    )
 
 
 def pins(config: Config) -> dict[str, str]:

@@ -94,6 +94,9 @@ class Models:
             created=created,
             owned_by="swarm",
             revision=model.revision,
+            publisher=model.publisher or None,
+            manifest=model.manifest or None,
+            standing=model.standing,
             other_revisions=[
                 ServedRevision(revision=other.revision, num_servers=other.num_servers, is_whole=other.is_whole)
                 for other in model.others

@@ -232,6 +232,11 @@ GATEWAY: MetricGroup = {
     "swarm_gateway_refusals_total": _counter(
         "Requests that were not answered, by the error's code.", "with the error", reason="a code of the API's errors"
     ),
+    "swarm_gateway_possession_checks_total": _counter(
+        "Requests to servers of published models to prove that they hold the files.",
+        "when a server has answered or not: one is asked when it is first used, and about once an hour",
+        outcome="`proven`, `failed` or `unanswered`",
+    ),
     "swarm_gateway_num_requests_running": _gauge("Requests with a first token.", "with first tokens and ends"),
     "swarm_gateway_num_requests_waiting": _gauge("Requests without one yet.", "with admissions and first tokens"),
     "swarm_gateway_time_to_first_token_seconds": _histogram(

@@ -238,6 +238,15 @@ class Config(BaseModel):
         (), parsers.parse_pin, "MODEL@REVISION", many=True, example="story@1a2b3c4d5e6f"
     )
     """Use only this revision of a model, whatever else is served under its name; see `swarm-node models`."""
+    publisher: tuple[str, ...] = _setting(
+        (),
+        parsers.parse_publisher_pin,
+        "[MODEL=]PEER_ID",
+        many=True,
+        example="story=12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN",
+    )
+    """Use a model only as this publisher has signed it; without MODEL, every model. Default: whoever published the
+    model that was used first under a name."""
     dashboard: bool = _switch(default=True)
     """Show the network at /, to everyone who can reach the gateway."""
     history: str = _setting("", str, "FILE|URL", example="postgresql+pg8000://user@host/swarm")

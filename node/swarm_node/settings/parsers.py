@@ -147,6 +147,14 @@ def parse_pin(text: str) -> ModelPin:
     return ModelPin(name, revision)
 
 
+def parse_publisher_pin(text: str) -> str:
+    """Check `[MODEL=]PEER_ID`, and return it. Raises ConfigError."""
+    from swarm.client.publishers import parse_publisher  # noqa: PLC0415 - the client, which few commands need
+
+    parse_publisher(text)
+    return text
+
+
 def parse_device(text: str) -> str:
     """Parse a torch device; whether it exists is checked where training begins."""
     if not re.fullmatch(r"cpu|mps|cuda(?::\d{1,3})?", text):

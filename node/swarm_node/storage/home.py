@@ -5,6 +5,7 @@
     HOME/control.sock   the daemon's control socket
     HOME/peers.json     the peers that the node remembers (see `remembered_peers`); may be deleted at any time
     HOME/revisions.json the weights of models that its clients have used (see `used_models`); may be deleted, too
+    HOME/publishers.json who has published these models (see `used_publishers`); may be deleted, too
     HOME/traffic.json   what was sent and received in this month (see `lending.monthly_traffic`); may be deleted, too
     HOME/invitation     the invitation to a private network, and HOME/revocations (see `kept_invitation`)
     HOME/network.key    the key of a private network that this home owns, and HOME/network.json (see `owned_network`)
@@ -85,6 +86,7 @@ class Home:
         self.identity = path / "identity.key"
         self.peers = path / "peers.json"
         self.revisions = path / "revisions.json"
+        self.publishers = path / "publishers.json"
         self.traffic = path / "traffic.json"
         self.invitation = path / "invitation"
         self.revocations = path / "revocations"

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from swarm_protocol.errors import ConfigError, PeerError
+from swarm_protocol.errors import ConfigError, PeerError, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.network_invitation import NetworkInvitation, parse_invitation
 from swarm_protocol.records import ServeRecord
@@ -15,6 +15,7 @@ from swarm_protocol.records import ServeRecord
 from swarm.client.assets_cache import AssetsCache
 from swarm.client.catalog import ChosenRevision, ModelCatalog, ModelStatus, UsedRevisions
 from swarm.client.manifest_book import ManifestBook
+from swarm.client.possession_checks import FailedProof, PossessionChecks
 from swarm.client.publishers import KnownPublishers
 from swarm.client.request import GenerationRequest, Prompt, TextClient, check_fits, checked, encode, room_for
 from swarm.network.interface import Network
@@ -86,6 +87,7 @@ class AsyncClient(TextClient[Generation]):
     name, by its digest or the first eight or more characters of it. `pins` do the same for all requests, by name.
     Without a pin, a revision that was `used` before takes precedence. `publishers` are the publishers to believe, each
     as MODEL=PEER_ID or, for every model without one of its own, PEER_ID; or what an earlier process remembers of them.
+    `on_failed_proof` is told of each server that was asked to prove that it holds a published model, and failed.
     """
 
     def __init__(
@@ -98,12 +100,14 @@ class AsyncClient(TextClient[Generation]):
         pins: Mapping[str, str] | None = None,
         used: UsedRevisions | None = None,
         publishers: KnownPublishers | Sequence[str] = (),
+        on_failed_proof: Callable[[FailedProof], None] = lambda _failure: None,
     ) -> None:
         self._network = network
         self._membership = membership
         self._session = session or SessionOptions()
         self._state = ClientState(network, membership)
         self._manifests = ManifestBook(network)
+        self.possession = PossessionChecks(network, self._state.health, drop=self._drop, on_failure=on_failed_proof)
         self._catalog = ModelCatalog(
             membership,
             self._state.health,
@@ -111,6 +115,7 @@ class AsyncClient(TextClient[Generation]):
             pins=pins or {},
             used=used or UsedRevisions(),
             publishers=publishers if isinstance(publishers, KnownPublishers) else KnownPublishers(publishers),
+            possession=self.possession,
         )
         self._assets = AssetsCache(network, self._state.health, tokenizers or TokenizerLimits())
         self._tensor_calls: TensorCalls | None = None
@@ -171,8 +176,13 @@ class AsyncClient(TextClient[Generation]):
     async def aclose(self) -> None:
         """Close the connections to servers and end the tokenizers' processes. Close generations before."""
         self._assets.close()
+        await self.possession.close()
         await self._manifests.close()
         await self._state.close()
+
+    def _drop(self, peer_id: str) -> None:
+        error = PeerViolation("the server does not hold the files that it announces", peer_id=peer_id)
+        self._state.connections.drop(peer_id, error)
 
     async def warm_up(self) -> None:
         """Start the tokenizer process ahead, which the first request would wait a second for."""

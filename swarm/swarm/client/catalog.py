@@ -21,6 +21,7 @@ from swarm_protocol.manifest_messages import PublishedManifest, manifest_dtype
 from swarm_protocol.records import ServeRecord
 
 from swarm.client.manifest_book import ManifestBook
+from swarm.client.possession_checks import PossessionChecks
 from swarm.client.publishers import KnownPublishers, Standing
 from swarm.network.membership import Membership
 from swarm.router.revisions import (
@@ -169,6 +170,7 @@ class ModelCatalog:
         pins: Mapping[str, str],
         used: UsedRevisions,
         publishers: KnownPublishers,
+        possession: PossessionChecks,
     ) -> None:
         for name, pin in pins.items():
             if split_pin(f"{name}@{pin}") != (name, pin):
@@ -182,6 +184,7 @@ class ModelCatalog:
         self._used = used
         self._manifests = manifests
         self._publishers = publishers
+        self._possession = possession
         self._seen: dict[str, tuple[float, Servers]] = {}
         self._all: tuple[float, Mapping[str, Servers]] = (-MODELS_FRESH_S, {})
         self._warned: dict[tuple[str, str], None] = {}
@@ -227,7 +230,7 @@ class ModelCatalog:
     async def to_use(self, model: str) -> ChosenRevision:
         """Choose the revision that is to answer. Raises ConfigError if there is none.
 
-        Warns once of others that could answer, too.
+        Warns once of others that could answer, too, and has the servers prove that they hold the files.
         """
         name, pin = split_pin(model)
         try:
@@ -242,6 +245,8 @@ class ModelCatalog:
             self._warn_of_strangers(chosen)
         elif not self._pin(name, pin):
             self._warn_of_others(chosen)
+        if chosen.published is not None:
+            self._possession.start(chosen.servers, chosen.published)
         return chosen
 
     def answered(self, chosen: ChosenRevision) -> None:

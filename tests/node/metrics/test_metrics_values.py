@@ -46,6 +46,8 @@ VALUES: list[tuple[str, dict[str, str], float]] = [
     ("swarm_server_step_seconds_sum", {"phase": "compute", "step": "prompt"}, 0.3),
     ("swarm_server_step_seconds_sum", {"phase": "queue", "step": "generation"}, 0.001),
     ("swarm_server_refusals_total", {"reason": "violation"}, 3),
+    ("swarm_gateway_possession_checks_total", {"outcome": "proven"}, 11),
+    ("swarm_gateway_possession_checks_total", {"outcome": "failed"}, 1),
     ("swarm_link_receive_bytes_per_second", {"stat": "min"}, 1e5),
     ("swarm_link_receive_bytes_per_second", {"stat": "median"}, 2e5),
     ("swarm_link_num_slow", {"kind": "link"}, 1),

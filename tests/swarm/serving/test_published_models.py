@@ -7,18 +7,21 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from support.published_models import PUBLISHER, STRANGER, published_copy
 from swarm.client import AsyncClient, KnownPublishers
+from swarm.client.possession_checks import MAX_UNANSWERED, PROVEN_S, RETRY_S, FailedProof
 from swarm.client.publishers import MAX_REMEMBERED, parse_publisher
-from swarm.serving.manifest.manifest_file import MANIFEST_FILE
 from swarm.serving.model.model_files import open_model
-from swarm.serving.server.server_options import DTYPES
+from swarm.serving.server.server_options import DTYPES, ServerOptions
 from swarm.testing import virtual_time
-from swarm_protocol.errors import ConfigError, PeerViolation
+from swarm_protocol.errors import ConfigError, PeerViolation, SwarmError
+from swarm_protocol.identity import Identity
 from swarm_protocol.manifest_messages import WEIGHT_DTYPES, PublishedManifest
 from swarm_protocol.serving_messages import FilesResponse
 
@@ -35,7 +38,7 @@ def published(tmp_path_factory: pytest.TempPathFactory, llama_dir: Path) -> Path
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory, write_tiny: Any) -> Callable[[str], Path]:
-    """`others("strange")`: other weights, published by another key under the same name; `others("bare")`: unpublished."""
+    """`others("strange")`: other weights that another key published under that name; `others("bare")`: unpublished."""
     root = tmp_path_factory.mktemp("others")
     bare = write_tiny(root / "bare", "llama", seed=5)
     published_copy(bare, root / "strange", publisher=STRANGER)
@@ -116,9 +119,9 @@ def test_publisher_of_the_first_answer_is_remembered_and_a_change_is_told(
                         assert await box.tokens() == box.expected()
             revision = manifest_in(others("strange")).revision("float32")
             assert lines(caplog) == [
-                f"tiny is now published by {STRANGER.peer_id}, too ({revision[:12]} by 4 servers); it is not used, since "
-                f"this client believes {PUBLISHER.peer_id}. If the model has a new publisher, say so: --publisher "
-                f"tiny={STRANGER.peer_id}"
+                f"tiny is now published by {STRANGER.peer_id}, too ({revision[:12]} by 4 servers); it is not used, "
+                f"since this client believes {PUBLISHER.peer_id}. If the model has a new publisher, say so: "
+                f"--publisher tiny={STRANGER.peer_id}"
             ]
             async with client_of(box, KnownPublishers([f"tiny={STRANGER.peer_id}"], remembered=kept[0])):
                 assert await box.tokens() != box.expected(), "the pin says that the publisher has changed"
@@ -241,6 +244,117 @@ def test_stranger_that_announces_a_manifest_and_never_gives_it_delays_a_client_o
                 since_s = clock()
                 assert await box.tokens() == box.expected()
                 assert clock() - since_s < 2
+
+    virtual_time.run(scenario())
+
+
+def signing(number: int) -> tuple[Identity, ServerOptions]:
+    """A server's key, and the options with which it signs proofs."""
+    identity = Identity(bytes([number]) * 32)
+    return identity, ServerOptions(identity=identity)
+
+
+@asynccontextmanager
+async def proving(
+    boxes: Any, published: Path, spans: Sequence[tuple[int, int]]
+) -> AsyncIterator[tuple[Any, list[FailedProof]]]:
+    """A box whose servers can sign, a client that believes the publisher, and the proofs that have failed it."""
+    failures: list[FailedProof] = []
+    async with boxes(published, []) as box:
+        for number, (start, end) in enumerate(spans):
+            identity, options = signing(100 + number)
+            with patch.object(box.internet, "network", partial(box.internet.network, identity=identity)):
+                await box.add(start, end, options)
+        await box.known(len(spans))
+        first, box.client = (
+            box.client,
+            AsyncClient(
+                network=box.network,
+                membership=box.membership,
+                publishers=[PUBLISHER.peer_id],
+                on_failed_proof=failures.append,
+            ),
+        )
+        try:
+            yield box, failures
+        finally:
+            await box.client.aclose()
+            box.client = first
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.1)
+
+
+def test_servers_prove_that_they_hold_the_files_with_the_first_request_and_an_hour_later(
+    boxes: Any, published: Path
+) -> None:
+    async def scenario() -> None:
+        async with proving(boxes, published, HALVES) as (box, failures):
+            for _ in range(3):
+                assert await box.tokens() == box.expected()
+            await until(lambda: box.client.possession.num_proven == 2)
+            assert [server.possession.num_answers for server in box.servers.values()] == [1, 1]
+            await asyncio.sleep(2 * PROVEN_S)
+            assert await box.tokens() == box.expected()
+            await until(lambda: box.client.possession.num_proven == 4)
+            assert (failures, box.client.possession.num_unanswered) == ([], 0)
+
+    virtual_time.run(scenario())
+
+
+def test_server_without_the_published_files_is_named_and_its_sessions_go_on_with_another(
+    boxes: Any, published: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its tree is over other bytes than the publisher's, as after a change of one tensor."""
+
+    async def scenario() -> None:
+        async with proving(boxes, published, [(0, 6), (0, 6)]) as (box, failures):
+            liar, honest = box.servers
+            deployed = box.servers[liar].deployed
+            # the publisher's own manifest, and for every file the bytes and the tree of another one
+            trees = list(deployed.loaded.held.values())
+            held = dict(zip(deployed.loaded.held, [*trees[1:], trees[0]], strict=True))
+            deployed.loaded = replace(deployed.loaded, held=held)
+            box.servers[liar].possession._reads = asyncio.Semaphore(0)
+            await box.servers[honest].drain()  # so that the liar is used first
+            await asyncio.sleep(5)
+            generation = box.generate()
+            tokens = [(await anext(aiter(generation))).token_id]
+            assert not failures
+            box.servers[honest].state = "serving"
+            box.servers[honest].announcer.announce()
+            box.servers[liar].possession._reads.release()
+            tokens += [token.token_id async for token in generation]
+            assert tokens == box.expected()
+            await until(lambda: bool(failures))
+            assert [(each.peer_id, each.model) for each in failures] == [(liar, "tiny")]
+            assert failures[0].answer, "what it signed is kept"
+            assert box.client._state.health.distrusted == {liar}
+            assert f"{liar} does not hold tiny as it was published" in lines(caplog)[-1]
+            for _ in range(3):
+                assert await box.tokens() == box.expected()
+                assert [hop["peer_id"] for hop in box.client.trace()["hops"]] == [honest]
+
+    virtual_time.run(scenario())
+
+
+def test_server_that_never_proves_anything_is_given_up_after_five_requests(boxes: Any, published: Path) -> None:
+    async def scenario() -> None:
+        async with proving(boxes, published, [(0, 6)]) as (box, failures):
+            (peer_id, server), *_ = box.servers.items()
+            server.possession._identity = None
+            for number in range(MAX_UNANSWERED - 1):
+                assert await box.tokens() == box.expected()
+                await until(lambda number=number: box.client.possession.num_unanswered == number + 1)
+                await asyncio.sleep(2 * RETRY_S)
+            assert not failures
+            with pytest.raises(SwarmError):
+                await box.tokens()
+            assert [(each.peer_id, each.answer) for each in failures] == [(peer_id, b"")]
+            assert "gave no proof 5 times" in failures[0].reason
 
     virtual_time.run(scenario())
 

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 import torch
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
+from swarm_protocol.identity import Identity
 from swarm_protocol.manifest_messages import PublishedManifest
 
 from swarm.network.interface import FaultHook, no_faults
@@ -34,6 +35,7 @@ class ServerOptions:
     sends nothing for `evict_idle_s` is evicted when another peer needs room. At most `max_connections` connections are
     open. Steps that wait in all sessions together take up to `max_backlog_bytes`, three quarters of it for one client.
     `published` is the manifest that the model's files have to follow; None: the one beside them, if there is one.
+    `identity` signs proofs that they are held; without it a published model's server proves nothing.
     `on_step` is called in the loop for every computed step, with its positions and its compute and queue milliseconds.
 
     Raises ConfigError for values that allow nothing.
@@ -52,6 +54,7 @@ class ServerOptions:
     max_connections: int = 1024
     max_backlog_bytes: int = 256 * 2**20
     published: PublishedManifest | None = None
+    identity: Identity | None = None
     failpoints: FaultHook = field(default=no_faults)
     on_step: Callable[[int, float, float], None] = field(default=lambda _positions, _compute_ms, _queue_ms: None)
 

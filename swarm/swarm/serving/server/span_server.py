@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 from swarm_protocol.errors import ConfigError, PeerRefused, SessionError, SwarmError
-from swarm_protocol.manifest_messages import MANIFEST_METHOD, ModelManifestRequest
+from swarm_protocol.manifest_messages import MANIFEST_METHOD, POSSESSION_METHOD, ModelManifestRequest
 from swarm_protocol.records import ServeRecord, ServeState
 from swarm_protocol.serving_messages import BACKWARD_METHOD, FILES_METHOD, FORWARD_METHOD, KV_METHOD, FilesRequest
 from swarm_protocol.session_frames import SESSION_METHOD
@@ -26,6 +26,7 @@ from swarm.serving.model.kv_pool import PAGE_TOKENS
 from swarm.serving.server.connection_server import ConnectionServer
 from swarm.serving.server.deployment import Deployment
 from swarm.serving.server.forward_server import ForwardServer, ForwardSpan
+from swarm.serving.server.possession_server import PossessionServer
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.server_session import ServedSpan, ServerSession
 from swarm.serving.server.span_announcer import SpanAnnouncer
@@ -57,6 +58,13 @@ class SpanServer:
             network, name, self.options, offer=self._offered, on_changed=self._sessions_changed
         )
         self.calls = ForwardServer(name, self._forward_span, failpoints=self.options.failpoints)
+        self.possession = PossessionServer(
+            network,
+            name,
+            self.options.identity,
+            offered=lambda: None if self.deployed is None else self.deployed.loaded,
+            users=lambda: {session.client for session in self.sessions},
+        )
         self._network = network
         self._model_dir = model_dir
         self._grammars = GrammarPool(model_dir / "tokenizer.json")
@@ -77,6 +85,7 @@ class SpanServer:
         try:
             await self._network.serve(f"{FILES_METHOD}/{self.name}", self._give_files)
             await self._network.serve(f"{MANIFEST_METHOD}/{self.name}", self._give_manifest)
+            await self._network.serve(f"{POSSESSION_METHOD}/{self.name}", self.possession.answer)
             await self._network.serve_stream(f"{SESSION_METHOD}/{self.name}", self.connections.serve)
             await self._network.serve_stream(f"{KV_METHOD}/{self.name}", self.connections.serve_kv)
             await self.calls.serve(self._network)
@@ -188,7 +197,15 @@ class SpanServer:
             return
         main, self._main = self._main, None
         self._leave()
-        methods = (FILES_METHOD, MANIFEST_METHOD, SESSION_METHOD, KV_METHOD, FORWARD_METHOD, BACKWARD_METHOD)
+        methods = (
+            FILES_METHOD,
+            MANIFEST_METHOD,
+            POSSESSION_METHOD,
+            SESSION_METHOD,
+            KV_METHOD,
+            FORWARD_METHOD,
+            BACKWARD_METHOD,
+        )
         self._network.release(*(f"{method}/{self.name}" for method in methods))
         main.cancel()
         try:

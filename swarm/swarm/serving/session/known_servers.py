@@ -109,6 +109,10 @@ class ClientConnection:
         if self._connection.error is None:
             self._connection.send(frame)
 
+    def fail(self, error: SwarmError) -> None:
+        """End the connection now; its sequences are told of `error`."""
+        self._connection.fail(error)
+
     async def run(self) -> None:
         """Send and receive until the connection ends."""
         try:
@@ -155,6 +159,17 @@ class ConnectionPool:
             opening = self._open(peer_id, model)
         # several sessions may wait for it, and one of them may be cancelled
         return await asyncio.shield(opening)
+
+    def drop(self, peer_id: str, error: SwarmError) -> None:
+        """End the connections to a peer, those that are being opened too; their sequences are told of `error`."""
+
+        def end(opening: asyncio.Future[ClientConnection]) -> None:
+            if not opening.cancelled() and opening.exception() is None:
+                opening.result().fail(error)
+
+        for (each, _), opening in list(self._openings.items()):
+            if each == peer_id:
+                opening.add_done_callback(end)
 
     async def close(self) -> None:
         for task in self._tasks:

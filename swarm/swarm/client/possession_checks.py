@@ -1,0 +1,175 @@
+"""Have the servers of a published model prove that they hold its files, beside the requests that use them.
+
+A server is asked when a request first uses its model, and about once in PROVEN_S after that. Nothing waits for the
+answer: a server that fails is distrusted, its connections end, and sessions on it go on with others. One that gives no
+answer is asked again with later requests, MAX_UNANSWERED times, and then counts as one that fails.
+
+There is one per client, on its event loop; `close` ends its tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from swarm_protocol import limits
+from swarm_protocol.errors import IntegrityError, PeerRefused, PeerUnreachable, PeerViolation, SwarmError
+from swarm_protocol.manifest_messages import (
+    POSSESSION_METHOD,
+    PossessionRequest,
+    PossessionResponse,
+    PublishedManifest,
+)
+from swarm_protocol.records import ServeRecord
+
+from swarm.network.interface import Network
+from swarm.serving.manifest.possession import check_answer, draw
+from swarm.serving.session.known_servers import MAX_PEERS, PeerHealth, keep_newest
+
+PROVEN_S = 3600.0
+"""Time until a server that has proven its files is asked again, on average."""
+
+RETRY_S = 60.0
+"""Time until a server that gave no answer is asked again."""
+
+DEADLINE_S = 30.0
+"""256 KiB over 70 kbit/s. A server that takes longer is of no use for answers either."""
+
+MAX_UNANSWERED = 5
+MAX_AT_ONCE = 4
+MAX_KEPT = 64
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedProof:
+    """A server that does not hold what it announces. `answer` is what it signed and sent; b"" if it sent nothing."""
+
+    peer_id: str
+    model: str
+    reason: str
+    answer: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """When a server may be asked again, and how often in a row it gave no answer."""
+
+    again_s: float
+    num_unanswered: int = 0
+
+
+class PossessionChecks:
+    """Asks servers, and counts: `num_proven` proofs, `num_unanswered` requests. `failures` are the newest, and each is
+    given to `on_failure`."""
+
+    def __init__(
+        self,
+        network: Network,
+        health: PeerHealth,
+        *,
+        drop: Callable[[str], None],
+        on_failure: Callable[[FailedProof], None],
+    ) -> None:
+        self.num_proven = 0
+        self.num_unanswered = 0
+        self.num_failed = 0
+        self.failures: deque[FailedProof] = deque(maxlen=MAX_KEPT)
+        self._network = network
+        self._health = health
+        self._drop = drop
+        self._on_failure = on_failure
+        self._asked: dict[tuple[str, bytes], _Asked] = {}
+        self._tasks: dict[tuple[str, bytes], asyncio.Task[None]] = {}
+        self._free = asyncio.Semaphore(MAX_AT_ONCE)
+        self._rng = random.SystemRandom()
+
+    def start(self, servers: Mapping[str, ServeRecord], published: PublishedManifest) -> None:
+        """Begin to ask those of a model's servers whose turn it is."""
+        now_s = asyncio.get_running_loop().time()
+        distrusted = self._health.distrusted
+        for peer_id, record in servers.items():
+            key = peer_id, published.digest
+            is_due = key not in self._asked or self._asked[key].again_s <= now_s
+            if is_due and key not in self._tasks and peer_id not in distrusted and record.state == "serving":
+                task = asyncio.create_task(self._ask(peer_id, record, published), name=f"proof of {peer_id}")
+                self._tasks[key] = task
+                task.add_done_callback(lambda _task, key=key: self._tasks.pop(key, None))
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _ask(self, peer_id: str, record: ServeRecord, published: PublishedManifest) -> None:
+        request = PossessionRequest(
+            manifest=published.digest,
+            nonce=secrets.token_bytes(limits.DIGEST_BYTES),
+            drawn=draw(published.manifest, record.start, record.end, self._rng),
+        )
+        try:
+            async with self._free:
+                answer = await self._network.call(
+                    peer_id,
+                    f"{POSSESSION_METHOD}/{published.manifest.name}",
+                    request.to_bytes(),
+                    timeout_s=DEADLINE_S,
+                    max_bytes=PossessionResponse.MAX_BYTES,
+                )
+        except SwarmError as error:
+            self._unanswered(peer_id, published, error)
+            return
+        try:
+            check_answer(
+                published.manifest,
+                request,
+                answer,
+                asker=self._network.peer_id,
+                peer_id=peer_id,
+                network_id=self._network.network_id,
+                now=self._network.now(),
+            )
+        except (IntegrityError, PeerViolation) as error:
+            self._failed(peer_id, published, error.message, answer)
+            return
+        self.num_proven += 1
+        self._again(peer_id, published, _Asked(self._later(PROVEN_S)))
+
+    def _unanswered(self, peer_id: str, published: PublishedManifest, error: SwarmError) -> None:
+        """A server may be busy, moving or gone; one that never answers has nothing to show."""
+        self.num_unanswered += 1
+        num = self._asked.get((peer_id, published.digest), _Asked(0.0)).num_unanswered
+        if not isinstance(error, PeerUnreachable):
+            num += 1
+        if num >= MAX_UNANSWERED:
+            self._failed(peer_id, published, f"it gave no proof {num} times, the last time: {error.message}", b"")
+            return
+        wait_s = max(RETRY_S, error.retry_after_s) if isinstance(error, PeerRefused) else RETRY_S
+        self._again(peer_id, published, _Asked(self._later(wait_s), num))
+
+    def _failed(self, peer_id: str, published: PublishedManifest, reason: str, answer: bytes) -> None:
+        self.num_failed += 1
+        failure = FailedProof(peer_id=peer_id, model=published.manifest.name, reason=reason, answer=answer)
+        self.failures.append(failure)
+        logger.warning(
+            "%s does not hold %s as it was published and is not asked any more: %s", peer_id, failure.model, reason
+        )
+        self._again(peer_id, published, _Asked(self._later(PROVEN_S)))
+        self._health.distrust(peer_id)
+        self._drop(peer_id)
+        self._on_failure(failure)
+
+    def _again(self, peer_id: str, published: PublishedManifest, asked: _Asked) -> None:
+        keep_newest(self._asked, (peer_id, published.digest), asked, MAX_PEERS)
+
+    def _later(self, wait_s: float) -> float:
+        """Return a moment after about `wait_s`, which nobody can foretell."""
+        return asyncio.get_running_loop().time() + wait_s * self._rng.uniform(0.5, 1.5)

@@ -1,0 +1,148 @@
+"""A server's answers to requests to prove that it holds the files of its blocks.
+
+Chunks are read from the files again for each answer. A budget bounds them, so that proofs are no way to download a
+model, nor to keep a disk busy: so many chunks an hour for one peer, and for all together, of which those who have a
+session here have a share of their own. The counts are touched only from the network's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from swarm_protocol.envelope import seal
+from swarm_protocol.errors import PeerRefused, PeerViolation
+from swarm_protocol.identity import Identity
+from swarm_protocol.manifest_messages import (
+    POSSESSION_PURPOSE,
+    ChunkPath,
+    DrawnChunk,
+    PossessionRequest,
+    PossessionResponse,
+    PossessionStatement,
+)
+
+from swarm.network.interface import Network
+from swarm.serving.manifest.file_digests import read_chunk
+from swarm.serving.manifest.possession import STATEMENT_LIFETIME_S
+from swarm.serving.manifest.verification import HeldFile
+from swarm.serving.server.deployment import LoadedSpan
+
+PEER_CHUNKS = 64
+"""For one peer in an hour: 4 MiB, a proof every few minutes."""
+
+ALL_CHUNKS = 1024
+"""For all peers without a session, and again for those with one, in an hour: 64 MiB each."""
+
+HOUR_S = 3600.0
+MAX_PEERS = 1024
+MAX_READS = 2
+"""Answers that are read from the disk at a time."""
+
+
+class ChunkBudget:
+    """Tokens for chunks that come back over an hour: of each peer, and of all. Pure: the time is an argument."""
+
+    def __init__(self, peer_chunks: int = PEER_CHUNKS, all_chunks: int = ALL_CHUNKS) -> None:
+        self._peer_chunks = peer_chunks
+        self._all_chunks = all_chunks
+        self._left: dict[str, tuple[float, float]] = {}  # by peer, or "": chunks, and since when
+
+    def take(self, peer_id: str, num_chunks: int, now_s: float) -> float:
+        """Take chunks for a peer. Returns 0, or if there are too few left the seconds until there are enough."""
+        wait_s = max(
+            self._wait_s("", self._all_chunks, num_chunks, now_s),
+            self._wait_s(peer_id, self._peer_chunks, num_chunks, now_s),
+        )
+        if wait_s == 0:
+            self._use("", self._all_chunks, num_chunks, now_s)
+            self._use(peer_id, self._peer_chunks, num_chunks, now_s)
+        return wait_s
+
+    def _now(self, key: str, most: int, now_s: float) -> float:
+        left, since_s = self._left.get(key, (most, now_s))
+        return min(most, left + (now_s - since_s) * most / HOUR_S)
+
+    def _wait_s(self, key: str, most: int, num_chunks: int, now_s: float) -> float:
+        return max(0.0, num_chunks - self._now(key, most, now_s)) * HOUR_S / most
+
+    def _use(self, key: str, most: int, num_chunks: int, now_s: float) -> None:
+        left = self._now(key, most, now_s) - num_chunks
+        self._left.pop(key, None)
+        self._left[key] = left, now_s
+        if len(self._left) > MAX_PEERS:
+            del self._left[next(iter(self._left))]
+
+
+class PossessionServer:
+    """Answers for the span that `offered` returns, as `identity`. `users` returns the peers that have sessions here."""
+
+    def __init__(
+        self,
+        network: Network,
+        name: str,
+        identity: Identity | None,
+        *,
+        offered: Callable[[], LoadedSpan | None],
+        users: Callable[[], Collection[str]],
+    ) -> None:
+        self.num_answers = 0
+        self._network = network
+        self._name = name
+        self._identity = identity
+        self._offered = offered
+        self._users = users
+        self._budgets = {False: ChunkBudget(), True: ChunkBudget()}
+        self._reads = asyncio.Semaphore(MAX_READS)
+
+    async def answer(self, peer_id: str, data: bytes) -> bytes:
+        """Answer a PossessionRequest. Raises PeerRefused, PeerViolation, and IntegrityError if a file has gone."""
+        request = PossessionRequest.from_bytes(data)
+        loaded = self._offered()
+        if loaded is None or loaded.manifest is None or loaded.manifest.digest != request.manifest:
+            raise PeerRefused(f"that manifest of {self._name} is not served here", remedy="ask another server")
+        if self._identity is None:
+            raise PeerRefused("this server cannot sign", remedy="ask another server")
+        held = loaded.held
+        for drawn in request.drawn:
+            if drawn.file not in held or drawn.index >= held[drawn.file].tree.num_leaves:
+                raise PeerViolation("the request draws a chunk of no file that is served here", peer_id=peer_id)
+        now_s = asyncio.get_running_loop().time()
+        wait_s = self._budgets[peer_id in self._users()].take(peer_id, len(request.drawn), now_s)
+        if wait_s:
+            raise PeerRefused("enough was proven for now", remedy="ask again later", retry_after_s=wait_s)
+        async with self._reads:
+            chunks = await asyncio.to_thread(_chunks, held, request.drawn)
+        self.num_answers += 1
+        statement = self._statement(self._identity, peer_id, request, held)
+        return PossessionResponse(statement=statement, chunks=chunks).to_bytes()
+
+    def _statement(
+        self, identity: Identity, asker: str, request: PossessionRequest, held: Mapping[int, HeldFile]
+    ) -> bytes:
+        statement = PossessionStatement(
+            manifest=request.manifest,
+            nonce=request.nonce,
+            asker=asker,
+            drawn=request.drawn,
+            paths=tuple(_path(held[each.file], each.index) for each in request.drawn),
+        )
+        now = self._network.now()
+        envelope = seal(
+            identity,
+            purpose=POSSESSION_PURPOSE,
+            network_id=self._network.network_id,
+            subject=self._name,
+            payload=statement.to_bytes(),
+            issued_at=now,
+            expires_at=now + STATEMENT_LIFETIME_S,
+        )
+        return envelope.to_bytes()
+
+
+def _path(held: HeldFile, index: int) -> ChunkPath:
+    return ChunkPath(digest=held.tree.leaf(index), siblings=b"".join(held.tree.proof(index)))
+
+
+def _chunks(held: Mapping[int, HeldFile], drawn: Sequence[DrawnChunk]) -> tuple[bytes, ...]:
+    return tuple(read_chunk(held[each.file].path, each.index) for each in drawn)

@@ -1,0 +1,225 @@
+"""Proofs of possession: what is drawn, what an honest answer shows, and how each lie is found out."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.published_models import PUBLISHER, STRANGER, flip_a_byte, published_copy
+from swarm.network.memory.memory_network import MemoryInternet
+from swarm.serving.manifest.file_digests import tree_of
+from swarm.serving.manifest.possession import check_answer, convicted_by, draw
+from swarm.serving.server.deployment import LoadedSpan, load
+from swarm.serving.server.possession_server import ALL_CHUNKS, HOUR_S, PEER_CHUNKS, ChunkBudget, PossessionServer
+from swarm.serving.server.server_options import ServerOptions
+from swarm.testing import virtual_time
+from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation
+from swarm_protocol.identity import Identity
+from swarm_protocol.manifest_messages import (
+    CHUNK_BYTES,
+    BlockBytes,
+    ByteRange,
+    DrawnChunk,
+    ModelManifest,
+    PossessionRequest,
+    PossessionResponse,
+    PublishedManifest,
+    WeightFile,
+)
+
+SERVER, ASKER = Identity(bytes([1]) * 32), Identity(bytes([2]) * 32)
+SPAN = (2, 4)
+
+
+@pytest.fixture
+def published(llama_dir: Path, tmp_path: Path) -> PublishedManifest:
+    return published_copy(llama_dir, tmp_path / "tiny")
+
+
+@pytest.fixture
+def loaded(published: PublishedManifest, tmp_path: Path) -> LoadedSpan:
+    return load(tmp_path / "tiny", *SPAN, ServerOptions())
+
+
+def request_of(published: PublishedManifest, seed: int = 0) -> PossessionRequest:
+    drawn = draw(published.manifest, *SPAN, random.Random(seed))
+    return PossessionRequest(manifest=published.digest, nonce=bytes(32), drawn=drawn)
+
+
+def ask(
+    loaded: LoadedSpan,
+    request: PossessionRequest,
+    change: Callable[[bytes], bytes] = lambda answer: answer,
+    *,
+    identity: Identity | None = SERVER,
+) -> bytes:
+    """Have a server answer, and check what comes. Returns the signed statement."""
+
+    async def scenario() -> bytes:
+        network = MemoryInternet().network(identity=SERVER)
+        server = PossessionServer(network, "tiny", identity, offered=lambda: loaded, users=set)
+        answer = change(await server.answer(ASKER.peer_id, request.to_bytes()))
+        assert loaded.manifest is not None
+        return check_answer(
+            loaded.manifest.manifest,
+            request,
+            answer,
+            asker=ASKER.peer_id,
+            peer_id=SERVER.peer_id,
+            network_id=network.network_id,
+            now=network.now(),
+        )
+
+    return virtual_time.run(scenario())
+
+
+def convicted(published: PublishedManifest, statement: bytes) -> str | None:
+    """What somebody finds who has the manifest and was not there."""
+
+    async def scenario() -> str | None:
+        network = MemoryInternet().network()
+        return convicted_by(
+            published.manifest, published.digest, statement, network_id=network.network_id, now=network.now() + 60
+        )
+
+    return virtual_time.run(scenario())
+
+
+def test_every_byte_of_a_span_is_drawn_and_no_other() -> None:
+    file = WeightFile(name="weights", num_bytes=40 * CHUNK_BYTES, sha256=bytes(32), root=bytes(32))
+    blocks = tuple(
+        BlockBytes(ranges=(ByteRange(file=0, start=start * CHUNK_BYTES, num_bytes=size * CHUNK_BYTES),))
+        for start, size in ((2, 3), (5, 10), (15, 5))
+    )
+    before, after = (
+        (ByteRange(file=0, start=0, num_bytes=9),),
+        (ByteRange(file=0, start=39 * CHUNK_BYTES, num_bytes=9),),
+    )
+    manifest = ModelManifest(
+        name="tiny",
+        publisher=PUBLISHER.peer_id,
+        published_at=1,
+        files=(),
+        weights=(file,),
+        before=before,
+        blocks=blocks,
+        after=after,
+    )
+    rng = random.Random(0)
+    counts = Counter(each.index for _ in range(2000) for each in draw(manifest, 0, 2, rng))
+    assert set(counts) - {0} == set(range(2, 15))
+    assert max(counts.values()) < 1.5 * min(count for index, count in counts.items() if index)
+    assert {each.index for _ in range(500) for each in draw(manifest, 2, 3, rng)} - {39} == set(range(15, 20))
+
+
+def test_honest_server_proves_what_it_holds_to_whoever_has_the_manifest(
+    loaded: LoadedSpan, published: PublishedManifest
+) -> None:
+    for seed in range(20):
+        assert convicted(published, ask(loaded, request_of(published, seed))) is None
+
+
+def test_server_with_one_tensor_changed_fails_and_convicts_itself(
+    loaded: LoadedSpan, published: PublishedManifest
+) -> None:
+    """It answers with its own bytes and a tree over them, as honest software over its changed file would."""
+    statements: list[bytes] = []
+
+    def kept(answer: bytes) -> bytes:
+        statements.append(PossessionResponse.from_bytes(answer).statement)
+        return answer
+
+    target = next(iter(published.manifest.blocks[2].ranges)).file
+    path = loaded.held[target].path
+    honest = tree_of(path)
+    flip_a_byte(path, at=next(iter(published.manifest.blocks[2].ranges)).start)
+    lying = replace(loaded, held={**loaded.held, target: replace(loaded.held[target], tree=tree_of(path))})
+    assert tree_of(path).root != honest.root
+    drawn = (DrawnChunk(file=target, index=published.manifest.blocks[2].ranges[0].start // CHUNK_BYTES),)
+    with pytest.raises(IntegrityError, match=f"{path.name} is not the file that {PUBLISHER.peer_id} published"):
+        ask(lying, replace(request_of(published), drawn=drawn), kept)
+    assert convicted(published, statements[0]) == SERVER.peer_id
+    with pytest.raises(PeerViolation, match="is not what was signed"):
+        ask(loaded, replace(request_of(published), drawn=drawn))  # its old tree over the changed bytes
+
+
+@pytest.mark.parametrize(
+    ("lie", "why"),
+    [
+        (lambda sent: replace(sent, chunks=(b"x", *sent.chunks[1:])), "is not what was signed"),
+        (lambda sent: replace(sent, chunks=sent.chunks[1:]), "another number of chunks"),
+        (lambda sent: replace(sent, statement=sent.statement[:-1]), "malformed"),
+        (lambda sent: replace(sent, statement=sent.statement[:-64] + bytes(64)), "signature"),
+        (lambda sent: replace(sent, statement=b""), "malformed"),
+    ],
+)
+def test_answer_that_was_made_up_proves_nothing(
+    loaded: LoadedSpan, published: PublishedManifest, lie: Any, why: str
+) -> None:
+    with pytest.raises((PeerViolation, IntegrityError), match=why):
+        ask(loaded, request_of(published), lambda answer: lie(PossessionResponse.from_bytes(answer)).to_bytes())
+
+
+def test_answer_to_another_request_or_by_another_key_proves_nothing(
+    loaded: LoadedSpan, published: PublishedManifest
+) -> None:
+    earlier: list[bytes] = []
+    ask(loaded, request_of(published), lambda answer: earlier.append(answer) or answer)  # type: ignore[func-returns-value]
+    fresh = replace(request_of(published), nonce=bytes(31) + b"1")
+    with pytest.raises(PeerViolation, match="to another request"):
+        ask(loaded, fresh, lambda _answer: earlier[0])
+    with pytest.raises(PeerViolation, match="signed by another"):
+        ask(loaded, fresh, identity=STRANGER)
+
+
+def test_server_refuses_what_it_does_not_serve_and_reads_nothing_for_it(
+    loaded: LoadedSpan, published: PublishedManifest
+) -> None:
+    request = request_of(published)
+    other = next(i for i in range(len(published.manifest.weights)) if i not in loaded.held)
+    held = next(iter(loaded.held))
+    for drawn in (DrawnChunk(file=other, index=0), DrawnChunk(file=held, index=10**6)):
+        with pytest.raises(PeerViolation, match="no file that is served here"):
+            ask(loaded, replace(request, drawn=(drawn,)))
+    with pytest.raises(PeerRefused, match="that manifest of tiny is not served here"):
+        ask(loaded, replace(request, manifest=bytes(32)))
+    with pytest.raises(PeerRefused, match="cannot sign"):
+        ask(loaded, request, identity=None)
+
+
+def test_budget_bounds_what_one_peer_and_all_peers_get_and_comes_back() -> None:
+    budget = ChunkBudget()
+    got = sum(not budget.take("a", 4, now_s=float(second)) for second in range(int(HOUR_S))) * 4
+    assert PEER_CHUNKS <= got <= 2 * PEER_CHUNKS + 4
+    while not budget.take("a", 4, now_s=HOUR_S):
+        pass
+    wait_s = budget.take("a", 4, now_s=HOUR_S)
+    assert 0 < wait_s <= 4 * HOUR_S / PEER_CHUNKS
+    assert budget.take("a", 4, now_s=HOUR_S + wait_s + 1e-6) == 0
+    budget = ChunkBudget()
+    got = sum(not budget.take(f"peer {number}", 4, now_s=0.0) for number in range(5000)) * 4
+    assert got == ALL_CHUNKS
+
+
+def test_strangers_that_use_up_the_budget_leave_that_of_those_with_a_session(
+    loaded: LoadedSpan, published: PublishedManifest
+) -> None:
+    async def scenario() -> None:
+        server = PossessionServer(
+            MemoryInternet().network(identity=SERVER), "tiny", SERVER, offered=lambda: loaded, users=lambda: {"user"}
+        )
+        request = replace(request_of(published), drawn=request_of(published).drawn[:1]).to_bytes()
+        server._budgets[False] = ChunkBudget(all_chunks=1)
+        await server.answer(ASKER.peer_id, request)
+        with pytest.raises(PeerRefused, match="enough was proven for now") as refused:
+            await server.answer(STRANGER.peer_id, request)
+        assert refused.value.retry_after_s > 0
+        server._users = lambda: {STRANGER.peer_id}
+        assert await server.answer(STRANGER.peer_id, request)
+
+    virtual_time.run(scenario())

@@ -135,6 +135,7 @@ COMMANDS = (
             "PATH": "The signed run file, or the run's id (default: run.toml).",
             "--out DIR": "The directory to create (default: RUN_ID-step-STEP in the current directory).",
             "--step STEP": "The outer step to export (default: the newest one available).",
+            "--publish NAME": "Publish the model under NAME, too, with the key of this home (see models publish).",
         },
     ),
     Command(
@@ -207,18 +208,17 @@ COMMANDS = (
             "MODEL": "A directory, or OWNER/NAME[@REVISION] on a hub, which is downloaded.",
             "--name NAME": "The name to publish it under (default: the directory's name, or NAME on the hub).",
             "--identity FILE": "Sign with this key instead of the one in the home.",
-            "--out FILE": "Write the manifest to FILE, too. It is always kept beside the model as swarm.manifest.",
+            "--out FILE": "Write the manifest to FILE, too. It is always kept beside the model as swarm-model.manifest.",
         },
     ),
     Command(
         name="models verify",
         purpose="Check the files of a model against its publisher's manifest.",
         code="swarm_node.commands.models_publish:verify",
-        settings=(),
+        settings=("manifest",),
         example="swarm-node models verify ~/models/story --manifest story.manifest",
         options={
             "DIR": "The model's directory.",
-            "--manifest FILE": "The signed manifest (default: swarm.manifest in the directory).",
         },
     ),
     Command(

@@ -79,11 +79,18 @@ def test_identity_page_names_every_signature_domain_and_purpose() -> None:
     identity = PAGES["reference/protocol/identity.md"]
     domains = found(r"^(?:_|[A-Z]+_)(?:DOMAIN|PURPOSE) = b\"(.*)\"$")
     purposes = found(r"^[A-Z]+_PURPOSE = \"(.*)\"$")
-    assert domains == {"swarm-envelope:", "swarm-run:", "swarm-slices:", "swarm-report:", "swarm-vote:"}
-    assert purposes == {"record", "group", "part", "resume", "endorsement"}
+    assert domains == {
+        "swarm-envelope:",
+        "swarm-manifest:",
+        "swarm-run:",
+        "swarm-slices:",
+        "swarm-report:",
+        "swarm-vote:",
+    }
+    assert purposes == {"record", "group", "part", "resume", "endorsement", "possession"}
     assert [word for word in domains | purposes if f"`{word}`" not in identity] == []
     signers = {path.name for path, text in SOURCES.items() if re.search(r"identity\.sign\(", text)}
-    assert signers == {"envelope.py", "signed_run.py", "certificate.py"}, (
+    assert signers == {"envelope.py", "signed_run.py", "certificate.py", "manifest_messages.py"}, (
         "what else is signed needs a domain of its own, told there"
     )
 

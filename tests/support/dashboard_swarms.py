@@ -199,6 +199,8 @@ class _Invention:
                 if self.hostile or self.num_nodes >= 100
                 else ()
             ),
+            manifest=hashlib.sha256(f"manifest of {name}".encode()).hexdigest() if name == "story" else None,
+            publisher=peer_id(0) if name == "story" else None,
         )
 
     def _chains(self, servers: Sequence[ServerView], num_blocks: int) -> list[ChainView]:

@@ -23,7 +23,7 @@ from swarm.training.member.trainer_events import (
     StateFetched,
     Validated,
 )
-from swarm_node.gateway.metrics import Metrics
+from swarm_node.gateway.metrics import Metrics, read_possession
 from swarm_node.gateway.responses import usage_of
 from swarm_node.metrics.metric_registry import Registry
 from swarm_node.metrics.readings import (
@@ -31,7 +31,6 @@ from swarm_node.metrics.readings import (
     TrainerMetrics,
     read_network,
     read_node,
-    read_possession,
     read_server,
     read_trainer,
 )

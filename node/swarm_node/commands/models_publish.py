@@ -66,8 +66,8 @@ def publish_directory(
 
 
 def verify(flags: Flags) -> int:
-    directory, emitter = _directory(flags), Emitter(json=flags.json)
-    published = load_manifest(flags.options["manifest"]) if flags.options["manifest"] else manifest_beside(directory)
+    directory, given, emitter = _directory(flags), flags.resolve().manifest, Emitter(json=flags.json)
+    published = load_manifest(given) if given else manifest_beside(directory)
     if published is None:
         raise ConfigError(f"{directory} has no manifest of its own", remedy="name one with --manifest FILE")
     from swarm.serving.manifest.verification import check_directory  # noqa: PLC0415

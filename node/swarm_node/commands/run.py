@@ -134,9 +134,12 @@ def export(flags: Flags) -> int:
     out: Path | None = flags.options["out"]
     if out is not None and os.path.lexists(out):
         raise ConfigError(f"{out} exists already", remedy="move it away, or choose another --out")
-    from swarm_node.commands.run_export import export_run  # noqa: PLC0415
+    name = flags.options["publish"]
+    identity = signing_identity(flags) if name else None
+    from swarm_node.commands.run_export import Publication, export_run  # noqa: PLC0415
 
-    return export_run(which, outer_step, out, config, Emitter(json=flags.json))
+    publication = None if identity is None else Publication(name=name, identity=identity)
+    return export_run(which, outer_step, out, config, Emitter(json=flags.json), publication)
 
 
 def watch(flags: Flags) -> int:
@@ -207,7 +210,7 @@ def _file_or_id(flags: Flags) -> Path | RunId:
 
 def signing_identity(flags: Flags) -> Identity:
     """Return the key to sign with. Raises ConfigError if there is none: an author has to know which key signs."""
-    if given := flags.options["identity"]:
+    if given := flags.options.get("identity"):
         if not given.exists():
             raise ConfigError(f"there is no identity file {given}", remedy="check --identity")
         return Identity.load(given)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.network.interface import Network
@@ -23,6 +24,7 @@ from swarm_protocol.errors import ConfigError, RoundError
 from swarm_protocol.identity import Identity
 
 from swarm_node import diagnostics, interrupts
+from swarm_node.commands.models_publish import publish_directory
 from swarm_node.events.emitter import Emitter
 from swarm_node.network_visit import retried, visiting
 from swarm_node.roles.sources import kept_copy, run_of_id
@@ -35,14 +37,27 @@ NUM_TRIES = 3
 MAX_TOLD_STEPS = 20
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """The name under which an exported model is published, and the key that signs it."""
+
+    name: str
+    identity: Identity
+
+
 def export_run(
-    which: Path | RunId, outer_step: int | None, place: Path | None, config: Config, emitter: Emitter
+    which: Path | RunId,
+    outer_step: int | None,
+    place: Path | None,
+    config: Config,
+    emitter: Emitter,
+    publication: Publication | None = None,
 ) -> int:
     """Export a run's state from the members that the peers of `config` lead to, or without peers from its home.
 
     `which` is its file or its id. The state is that of `outer_step`, or the newest one; it goes to `place`, or to a new
-    folder here. Raises ConfigError for a state that does not exist, IntegrityError, StartError, PeerTimeout or
-    RoundError.
+    folder here, and is published if `publication` says so. Raises ConfigError for a state that does not exist,
+    IntegrityError, StartError, PeerTimeout or RoundError.
     """
     interrupts.raise_in_command()
     diagnostics.quieten_libraries()
@@ -54,6 +69,9 @@ def export_run(
     export_hf(state.theta_N, run.config, place, tokenizer=config.tokenizer)
     digest = state.manifest().digest().hex()
     emitter.emit("exported", run=run.run_id, path=str(place), outer_step=state.outer_step, digest=digest)
+    if publication is not None:
+        origin = f"run {run.run_id}, outer step {state.outer_step}"
+        publish_directory(place, publication.name, publication.identity, origin=origin, emitter=emitter)
     return 0
 
 

@@ -17,6 +17,7 @@ from typing import NoReturn
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.network.traffic import PeerPath
+from swarm.serving.manifest.manifest_book import ManifestBook
 from swarm.training.run.run_copy import fetch_run
 from swarm_protocol.errors import ConfigError, SwarmError
 from swarm_protocol.version import software_version
@@ -93,6 +94,7 @@ class Collector:
         peer_paths: Callable[[], Mapping[str, PeerPath]] = dict,
     ) -> None:
         self._poller = NetworkPoller(network, membership, peer_paths)
+        self._manifests = ManifestBook(network)
         self._history = history
         self.reads = TolerantReads()
         self._checkpoints = checkpoints
@@ -150,7 +152,8 @@ class Collector:
         names = unique_names(self._own_names)
         self._runs.take(tasks, snapshot.runs, names, snapshot.at)
         facts = tuple(run.facts for run in self._runs.runs.values())
-        views = await asyncio.to_thread(self._builder.build, snapshot, facts, names)
+        publishers = await self._publishers(snapshot)
+        views = await asyncio.to_thread(self._builder.build, snapshot, facts, names, publishers)
         self._keep_gone(views, snapshot.at, names)
         self._own_names = {peer_id: self._own_names[peer_id] for peer_id in self._nodes}
         self._snapshot, self._views = snapshot, views
@@ -160,6 +163,18 @@ class Collector:
         for problem in problems:
             logger.warning("the dashboard's picture is older than it should be: %s", problem)
         self._publish("; ".join(map(shown, problems)))
+
+    async def _publishers(self, snapshot: NetworkSnapshot) -> dict[bytes, str]:
+        """Return who signed the models' manifests, by digest, as far as they are here; the others are asked for."""
+        for name, listed in snapshot.models.items():
+            await self._manifests.learn(name, listed.records, within_s=0.0)
+        digests = {record.manifest for listed in snapshot.models.values() for record in listed.records.values()}
+        found = {digest: self._manifests.known(digest) for digest in digests}
+        return {digest: published.publisher for digest, published in found.items() if published is not None}
+
+    async def close(self) -> None:
+        """End what is under way beside the polls."""
+        await self._manifests.close()
 
     def _keep_gone(self, views: SnapshotViews, at: float, names: Mapping[str, str]) -> None:
         """Keep the nodes that were there before, and are not any more."""
@@ -341,6 +356,7 @@ async def running_collector(
             polling = tasks.create_task(collector.run_forever(), name="dashboard")
             yield collector
             polling.cancel()
+            await collector.close()
 
 
 def checkpoints(config: Config) -> Checkpoints | None:

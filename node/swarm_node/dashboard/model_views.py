@@ -58,10 +58,11 @@ def model_detail(
     names: Names,
     rtts_ms: Mapping[str, float],
     memo: RecordMemo[ServeRecord, ServerView],
+    publishers: Mapping[bytes, str],
 ) -> ModelDetail | None:
     """Return the views of the revision that serves most of the model; None if nobody serves any of it.
 
-    `memo` keeps the `server_view` of each record.
+    `memo` keeps the `server_view` of each record. `publishers` are those of manifests, by digest.
     """
     found = revisions(listed.records)
     if not found:
@@ -87,6 +88,8 @@ def model_detail(
         weakest_replicas=replicas[weakest],
         tokens_per_s=_tokens_per_s(servers, num_blocks),
         other_revisions=_other_revisions(found[1:]),
+        manifest=found[0].manifest.hex() or None,
+        publisher=publishers.get(found[0].manifest),
     )
     views = (current_view(each, names, listed.age_s(peer_id)) for peer_id, each in memo.views(servers).items())
     return ModelDetail(

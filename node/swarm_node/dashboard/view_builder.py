@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from types import MappingProxyType
 
 from swarm_protocol.records import NodeRecord, ServeRecord
 
@@ -51,6 +52,9 @@ class SnapshotViews:
     runs: Mapping[str, RunView]
 
 
+NO_PUBLISHERS: Mapping[bytes, str] = MappingProxyType({})
+
+
 class ViewBuilder:
     """Builds views, and keeps what they were made of, so that the next ones make only what is new.
 
@@ -64,12 +68,19 @@ class ViewBuilder:
         self._nodes = RecordMemo(node_view)
         self._servers: dict[str, RecordMemo[ServeRecord, ServerView]] = {}
 
-    def build(self, snapshot: NetworkSnapshot, facts: tuple[RunFacts, ...], names: Mapping[str, str]) -> SnapshotViews:
-        """Build the views. `names` has the `unique_names` of all nodes of the snapshot."""
+    def build(
+        self,
+        snapshot: NetworkSnapshot,
+        facts: tuple[RunFacts, ...],
+        names: Mapping[str, str],
+        publishers: Mapping[bytes, str] = NO_PUBLISHERS,
+    ) -> SnapshotViews:
+        """Build the views. `names` has the `unique_names` of all nodes of the snapshot, `publishers` the peer ids that
+        signed the manifests of models, by digest."""
         nodes = node_views(snapshot, names, self._nodes)
         self._servers = {model: self._servers.get(model) or RecordMemo(server_view) for model in snapshot.models}
         found = {
-            model: model_detail(model, listed, names, snapshot.rtts_ms, self._servers[model])
+            model: model_detail(model, listed, names, snapshot.rtts_ms, self._servers[model], publishers)
             for model, listed in snapshot.models.items()
         }
         models = {model: detail for model, detail in sorted(found.items()) if detail is not None}

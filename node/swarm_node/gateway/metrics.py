@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from openai.types import CompletionUsage
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from swarm.client.possession_checks import PossessionChecks
 
 from swarm_node.gateway import http_limits
 from swarm_node.http.http_error import REFUSAL
-from swarm_node.metrics.metric_registry import Registry
+from swarm_node.metrics.metric_registry import Reading, Registry
 from swarm_node.node import FirstTokenWait
 
 WINDOW_S = 300.0
@@ -182,3 +183,10 @@ class TraceStore:
 
     def __len__(self) -> int:
         return len(self._read)
+
+
+def read_possession(checks: PossessionChecks) -> Iterator[Reading]:
+    """Read what a gateway's servers have proven of published models."""
+    outcomes = {"proven": checks.num_proven, "failed": checks.num_failed, "unanswered": checks.num_unanswered}
+    for outcome, number in outcomes.items():
+        yield Reading("swarm_gateway_possession_checks_total", number, {"outcome": outcome})

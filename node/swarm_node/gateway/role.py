@@ -22,10 +22,10 @@ from swarm_node.formatting import plural
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.app import GatewayOptions, create_app
 from swarm_node.gateway.keys import KeyRing
+from swarm_node.gateway.metrics import read_possession
 from swarm_node.http.addresses import checked
 from swarm_node.http.rate_limit import Rates
 from swarm_node.http.server import is_local, listen, serving
-from swarm_node.metrics.readings import read_possession
 from swarm_node.node import Node, NodeRole
 from swarm_node.settings.config import Config
 from swarm_node.storage.used_models import used_in

@@ -22,8 +22,6 @@ from swarm_protocol.version import software_version
 from swarm_node.metrics.metric_registry import Reading, Registry
 
 if TYPE_CHECKING:
-    from swarm.client.possession_checks import PossessionChecks
-
     # these import torch, which a node that neither serves nor trains must not load
     from swarm.serving.server.span_volunteer import SpanVolunteer
     from swarm.training.member.run_member import RunMember
@@ -129,13 +127,6 @@ def read_server(volunteer: SpanVolunteer) -> Iterator[Reading]:
     yield Reading("swarm_server_num_requests_running", load.num_running)
     yield Reading("swarm_server_num_requests_waiting", load.num_waiting)
     yield Reading("swarm_server_kv_cache_usage_perc", load.cache_usage)
-
-
-def read_possession(checks: PossessionChecks) -> Iterator[Reading]:
-    """Read what a gateway's servers have proven of published models."""
-    outcomes = {"proven": checks.num_proven, "failed": checks.num_failed, "unanswered": checks.num_unanswered}
-    for outcome, number in outcomes.items():
-        yield Reading("swarm_gateway_possession_checks_total", number, {"outcome": outcome})
 
 
 class TrainerMetrics:

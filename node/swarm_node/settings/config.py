@@ -156,8 +156,8 @@ class Config(BaseModel):
     model: Path | parsers.HubId | None = _setting(None, parsers.parse_model, "MODEL", example="~/models/story")
     """Serve blocks of this Hugging Face model: a directory, or OWNER/NAME[@REVISION] on a hub."""
     manifest: Path | None = _setting(None, parsers.parse_path, "FILE", example="story.manifest")
-    """The publisher's signed manifest of that model: its files are checked against it. Default: swarm.manifest beside
-    the model, if there is one."""
+    """The publisher's signed manifest of the model: its files are checked against it. Default: swarm-model.manifest
+    beside the model, if there is one."""
     take: Take = _setting("any", parsers.one_of(*get_args(Take)), "WHAT")
     """Work to look for if neither a run nor a model is given: any, models, runs or nothing."""
     dtype: Dtype = _setting(

@@ -14,13 +14,13 @@ from swarm_protocol.records import ServeRecord
 
 from swarm.client.assets_cache import AssetsCache
 from swarm.client.catalog import ChosenRevision, ModelCatalog, ModelStatus, UsedRevisions
-from swarm.client.manifest_book import ManifestBook
 from swarm.client.possession_checks import FailedProof, PossessionChecks
 from swarm.client.publishers import KnownPublishers
 from swarm.client.request import GenerationRequest, Prompt, TextClient, check_fits, checked, encode, room_for
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.router.routing import NoChain
+from swarm.serving.manifest.manifest_book import ManifestBook
 from swarm.serving.model.model_assets import Message, ModelAssets, TokenizerLimits
 from swarm.serving.session.generate import Token, generate, sampler_for
 from swarm.serving.session.known_servers import ClientState

@@ -20,7 +20,6 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.manifest_messages import PublishedManifest, manifest_dtype
 from swarm_protocol.records import ServeRecord
 
-from swarm.client.manifest_book import ManifestBook
 from swarm.client.possession_checks import PossessionChecks
 from swarm.client.publishers import KnownPublishers, Standing
 from swarm.network.membership import Membership
@@ -33,6 +32,7 @@ from swarm.router.revisions import (
     short_revision,
     split_pin,
 )
+from swarm.serving.manifest.manifest_book import ManifestBook
 from swarm.serving.session.known_servers import PeerHealth, keep_newest
 
 MAX_USED_MODELS = 256

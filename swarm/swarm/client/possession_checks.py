@@ -98,9 +98,8 @@ class PossessionChecks:
             key = peer_id, published.digest
             is_due = key not in self._asked or self._asked[key].again_s <= now_s
             if is_due and key not in self._tasks and peer_id not in distrusted and record.state == "serving":
-                task = asyncio.create_task(self._ask(peer_id, record, published), name=f"proof of {peer_id}")
+                task = asyncio.create_task(self._prove(peer_id, record, published), name=f"proof of {peer_id}")
                 self._tasks[key] = task
-                task.add_done_callback(lambda _task, key=key: self._tasks.pop(key, None))
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())
@@ -108,6 +107,12 @@ class PossessionChecks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+
+    async def _prove(self, peer_id: str, record: ServeRecord, published: PublishedManifest) -> None:
+        try:
+            await self._ask(peer_id, record, published)
+        finally:
+            del self._tasks[peer_id, published.digest]
 
     async def _ask(self, peer_id: str, record: ServeRecord, published: PublishedManifest) -> None:
         request = PossessionRequest(

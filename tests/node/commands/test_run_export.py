@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.training_swarm import AUTHOR, WINDOW_TOKENS, Swarm, SyntheticInner, certified
 from swarm.network.membership import Membership
+from swarm.serving.manifest.manifest_file import MANIFEST_FILE, load_manifest
 from swarm.testing import virtual_time
 from swarm.training.member.trainer_events import OuterStep
 from swarm.training.run.layout import Layout
@@ -104,6 +105,13 @@ def test_export_of_a_kept_step_is_that_state_as_a_model(
     assert (told["outer_step"], told["digest"]) == (3, state.manifest().digest().hex())
     model = AutoModelForCausalLM.from_pretrained("third")
     assert torch.equal(Layout.of(model).flatten(model), state.theta_N)
+    key = Identity.load_or_create(Path("home", "identity.key"))
+    assert cli.run(["run", "export", "--step", "3", "--out", "signed", "--publish", "story", "--json"]) == 0
+    exported, told = events(capsys)
+    assert (exported["event"], told["event"]) == ("exported", "published")
+    manifest = load_manifest(Path("signed", MANIFEST_FILE)).manifest
+    assert (manifest.name, manifest.publisher) == ("story", key.peer_id)
+    assert manifest.origin == f"run {run.run_id}, outer step 3"
     assert cli.run(["run", "export", "--json"]) == 0
     [told] = events(capsys)
     assert (told["outer_step"], told["path"]) == (6, f"{run.run_id}-step-6")

@@ -8,6 +8,7 @@ from swarm.router.routing import DEFAULT_RTT_MS
 from swarm_node.dashboard.model_views import RecordMemo, model_detail, server_view
 from swarm_node.network_snapshot import Listed
 from swarm_protocol.identity import Identity
+from swarm_protocol.manifest_messages import manifest_revision
 
 PEERS = {name: Identity(bytes([number]) * 32).peer_id for number, name in enumerate("ab", 1)}
 
@@ -31,11 +32,25 @@ def test_chain_tells_what_was_assumed_for_links_without_a_measured_round_trip(
     }
     known = {PEERS[each]: ms for each, ms in rtts_ms.items()}
     listed = Listed(records=servers, ages_s=dict.fromkeys(servers, 0.0))
-    detail = model_detail("tiny", listed, {}, known, RecordMemo(server_view))
+    detail = model_detail("tiny", listed, {}, known, RecordMemo(server_view), {})
     assert detail is not None
     [chain] = detail.chains
     assert chain.assumed_ms == num_ways * DEFAULT_RTT_MS / 2
     assert chain.assumed_ms <= chain.ms_per_token
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_model_is_shown_with_its_publisher_once_the_manifest_is_here(*, is_known: bool) -> None:
+    digest, publisher = bytes(32), PEERS["b"]
+    published = serve_record(0, 4, manifest=digest, revision=manifest_revision(digest, "int4"))
+    made_up = serve_record(0, 4, manifest=digest)
+    for record, expected in ((published, digest.hex()), (made_up, None), (serve_record(0, 4), None)):
+        listed = Listed(records={PEERS["a"]: record}, ages_s={})
+        known = {digest: publisher} if is_known else {}
+        detail = model_detail("tiny", listed, {}, {}, RecordMemo(server_view), known)
+        assert detail is not None
+        assert detail.model.manifest == expected
+        assert detail.model.publisher == (publisher if is_known and expected else None)
 
 
 def test_memo_makes_a_view_again_only_for_another_record() -> None:

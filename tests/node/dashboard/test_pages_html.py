@@ -219,6 +219,22 @@ def test_an_open_run_prints_the_line_that_joins_it(source: ExampleSource) -> Non
     assert " --run " not in text_with(run="story;reboot-0123456789ab"), "nothing that a shell would act on"
 
 
+def test_model_page_names_the_publisher_or_says_that_there_is_none(source: ExampleSource) -> None:
+    name = source.overview().models[0].name
+    detail = source.model_details[name]
+
+    def text_with(**changed: object) -> str:
+        source.model_details[name] = detail.model_copy(update={"model": detail.model.model_copy(update=changed)})
+        try:
+            return opened(source).get(f"/models/{quote(name, safe='')}").text
+        finally:
+            source.model_details[name] = detail
+
+    assert "Published by <code>12D3KooWxyz</code>" in text_with(publisher="12D3KooWxyz", manifest="ab" * 32)
+    assert "which none of them has given yet" in text_with(publisher=None, manifest="ab" * 32)
+    assert "Unpublished: nobody has signed" in text_with(publisher=None, manifest=None)
+
+
 def test_other_weights_under_a_name_are_shown_with_what_to_do(client: TestClient, source: ExampleSource) -> None:
     model = source.overview().models[0]
     text = client.get(f"/models/{quote(model.name, safe='')}").text

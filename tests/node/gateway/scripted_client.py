@@ -47,6 +47,9 @@ class ScriptedModel:
     age_s: float = 12.34
     revision: str = "5c819ed1" * 4
     others: Sequence[OtherRevision] = ()
+    publisher: str = ""
+    manifest: str = ""
+    standing: str = "unpublished"
 
     @property
     def unreachable(self) -> Sequence[tuple[int, int]]:

@@ -65,6 +65,9 @@ def test_gateway_stays_with_the_weights_that_it_has_used_also_after_a_restart(
             shown = await again.models.retrieve("small")
             assert shown.model_extra == {
                 "revision": own_revision,
+                "publisher": None,
+                "manifest": None,
+                "standing": "unpublished",
                 "other_revisions": [{"revision": other_revision, "num_servers": 2, "is_whole": True}],
             }
             taken_over = await ask(again, f"small@{other_revision}")

@@ -98,7 +98,8 @@ def test_model_is_openais_type_and_its_time_is_when_it_was_first_seen(monkeypatc
             response = await openai._client.get(f"{openai.base_url}models/tiny")
             found = Model.model_validate_json(response.text)
             assert found.created == 1_700_000_000
-            assert set(found.model_extra or ()) == {"revision", "other_revisions"}, "which OpenAI's have not"
+            ours = {"revision", "other_revisions", "publisher", "manifest", "standing"}
+            assert set(found.model_extra or ()) == ours, "which OpenAI's have not"
             now_s[0] += 100
 
     converse(ScriptedClient(), conversation)

@@ -198,9 +198,9 @@ def test_plan_of_a_model_of_a_hub_needs_no_weights_and_knows_their_dtype(
 def test_serving_takes_no_more_than_the_machine_has_whatever_it_is_told(tmp_path: Path) -> None:
     node = node_in(tmp_path)
     node.hardware.memory_bytes = 2**33
-    assert _options(node, "float32").max_bytes < 2**33
+    assert _options(node, "float32", None).max_bytes < 2**33
     node.hardware.memory_bytes = 2**40
-    assert 2**33 < _options(node, "float32").max_bytes < 2**36
+    assert 2**33 < _options(node, "float32", None).max_bytes < 2**36
 
 
 RUN = sign_run(RunConfig(name="kept"), Identity(bytes(32)), issued_at=1_700_000_000)

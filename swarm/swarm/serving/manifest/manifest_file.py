@@ -1,4 +1,4 @@
-"""The file of a published model's signed manifest, `swarm.manifest` beside its config and weights. Blocking."""
+"""The file of a published model's signed manifest, `swarm-model.manifest` beside its config and weights. Blocking."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.manifest_messages import PublishedManifest, SignedManifest, readable_manifest
 
-MANIFEST_FILE = "swarm.manifest"
+MANIFEST_FILE = "swarm-model.manifest"
 
 
 def manifest_beside(directory: Path) -> PublishedManifest | None:

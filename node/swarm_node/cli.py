@@ -208,7 +208,7 @@ COMMANDS = (
             "MODEL": "A directory, or OWNER/NAME[@REVISION] on a hub, which is downloaded.",
             "--name NAME": "The name to publish it under (default: the directory's name, or NAME on the hub).",
             "--identity FILE": "Sign with this key instead of the one in the home.",
-            "--out FILE": "Write the manifest to FILE, too. It is always kept beside the model as swarm-model.manifest.",
+            "--out FILE": "Write the manifest to FILE as well as beside the model, as swarm-model.manifest.",
         },
     ),
     Command(

@@ -109,7 +109,7 @@ def test_chat_streams_answers_and_keeps_the_conversation(
     assert chat("story", "--system", "be brief", "--temperature", "0", "--max-tokens", "9") == 0
     out, err = capsys.readouterr()
     assert out == "> I am well\n> > fine\n> "
-    assert "story, revision 5c819ed15c81, on 2 servers" in err
+    assert "story, revision 5c819ed15c81, unpublished, on 2 servers" in err
     (first, second) = scripted.asked
     assert (first["model"], first["temperature"], first["max_tokens"]) == ("story", 0.0, 9)
     assert first["messages"] == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
@@ -237,16 +237,16 @@ MODELS = [
         "story",
         others=(OtherRevision(revision=OTHER, num_blocks=4, num_servers=1, missing=((0, 1), (3, 4))),),
     ),
-    status("half", missing=((4, 6),), num_servers=3),
-    status("sick"),
+    status("half", missing=((4, 6),), num_servers=3, publisher="12D3KooWhalf", standing="remembered"),
+    status("sick", publisher="12D3KooWsick", standing="new"),
 ]
 
 TABLE = """\
-MODEL               REVISION      BLOCKS         SERVERS  CONTEXT
-story               5c819ed15c81  0:8 of 8       2        256      whole
-story@0d1e2f3a0d1e  0d1e2f3a0d1e  1:3 of 4       1        -        other weights, nobody serves 0:1, 3:4
-half                5c819ed15c81  0:4, 6:8 of 8  3        -        nobody serves 4:6
-sick                5c819ed15c81  0:8 of 8       2        -        whole
+MODEL               REVISION      PUBLISHER       BLOCKS         SERVERS  CONTEXT
+story               5c819ed15c81  unpublished     0:8 of 8       2        256      whole
+story@0d1e2f3a0d1e  0d1e2f3a0d1e  -               1:3 of 4       1        -        other weights, nobody serves 0:1, 3:4
+half                5c819ed15c81  12D3KooWhalf    0:4, 6:8 of 8  3        -        nobody serves 4:6
+sick                5c819ed15c81  (12D3KooWsick)  0:8 of 8       2        -        whole
 """
 
 
@@ -271,6 +271,10 @@ def test_models_as_an_event(scripted: type[ScriptedClient], capsys: pytest.Captu
         "served": [[0, 8]],
         "missing": [],
         "num_servers": 2,
+        "publisher": None,
+        "manifest": None,
+        "standing": "unpublished",
+        "dtype": None,
         "context_tokens": 256,
         "others": [
             {"revision": OTHER, "num_blocks": 4, "served": [[1, 3]], "missing": [[0, 1], [3, 4]], "num_servers": 1}

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import pytest
 from support.published_models import PUBLISHER, STRANGER, published_copy
-from swarm.client import AsyncClient, KnownPublishers
+from swarm.client import AsyncClient, KnownPublishers, possession_checks
 from swarm.client.possession_checks import MAX_UNANSWERED, PROVEN_S, RETRY_S, FailedProof
 from swarm.client.publishers import MAX_REMEMBERED, parse_publisher
 from swarm.serving.model.model_files import open_model
@@ -289,15 +289,18 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_servers_prove_that_they_hold_the_files_with_the_first_request_and_an_hour_later(
-    boxes: Any, published: Path
+    boxes: Any, published: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert PROVEN_S == 3600
+    monkeypatch.setattr(possession_checks, "PROVEN_S", 60.0)
+
     async def scenario() -> None:
         async with proving(boxes, published, HALVES) as (box, failures):
             for _ in range(3):
                 assert await box.tokens() == box.expected()
             await until(lambda: box.client.possession.num_proven == 2)
             assert [server.possession.num_answers for server in box.servers.values()] == [1, 1]
-            await asyncio.sleep(2 * PROVEN_S)
+            await asyncio.sleep(2 * 60)
             assert await box.tokens() == box.expected()
             await until(lambda: box.client.possession.num_proven == 4)
             assert (failures, box.client.possession.num_unanswered) == ([], 0)

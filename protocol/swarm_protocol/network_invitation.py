@@ -32,9 +32,9 @@ Right: TypeAlias = Literal["join", "serve", "train", "ask"]
 RIGHTS: tuple[Right, ...] = get_args(Right)
 
 _NETWORK = "private-"
-_TERMS_PURPOSE = "network-invitation"
-_LINK_PURPOSE = "network-member"
-_LIST_PURPOSE = "network-revocations"
+TERMS_PURPOSE = "network-invitation"
+LINK_PURPOSE = "network-member"
+LIST_PURPOSE = "network-revocations"
 _LIST_SUBJECT = "revocations"
 
 _TEXT = "swarm1-"
@@ -174,7 +174,7 @@ class NetworkInvitation(WireMessage):
             return (self.certificate,)
         link = seal(
             Identity(self.key),
-            purpose=_LINK_PURPOSE,
+            purpose=LINK_PURPOSE,
             network_id=envelope.network_id,
             subject=peer_id,
             payload=b"",
@@ -217,7 +217,7 @@ def invite(
     )
     certificate = seal(
         owner,
-        purpose=_TERMS_PURPOSE,
+        purpose=TERMS_PURPOSE,
         network_id=network_id_of(owner.peer_id),
         subject=node or holder.peer_id,
         payload=terms.to_bytes(),
@@ -264,7 +264,7 @@ def check_chain(chain: Sequence[bytes], *, network_id: str, peer_id: str, now: f
     if len(chain) == 2:
         if terms.is_bound:
             raise PeerViolation("the certificate is bound to one node, and not to be passed on", peer_id=peer_id)
-        link = _unseal(chain[1], _LINK_PURPOSE, network_id, now)
+        link = _unseal(chain[1], LINK_PURPOSE, network_id, now)
         if link.peer_id != holder or link.payload:
             raise PeerViolation("the certificate is for another key", peer_id=peer_id)
         expires_at, holder = min(expires_at, link.expires_at), link.subject
@@ -284,7 +284,7 @@ def check_chain(chain: Sequence[bytes], *, network_id: str, peer_id: str, now: f
 def _open_certificate(data: bytes, now: float = limits.MAX_TIME_S) -> tuple[Envelope, InvitationTerms]:
     """Return a certificate that its network's owner signed, expired or not. Raises PeerViolation or IntegrityError."""
     network_id = _claimed_network(data)
-    envelope = _unseal(data, _TERMS_PURPOSE, network_id, now)
+    envelope = _unseal(data, TERMS_PURPOSE, network_id, now)
     if envelope.peer_id != owner_of(network_id):
         raise IntegrityError("the certificate is not signed by the owner of its network", peer_id=envelope.peer_id)
     try:
@@ -317,7 +317,7 @@ def seal_revocations(owner: Identity, revocations: Revocations, now: float) -> b
     """Return the list, signed by the network's owner."""
     return seal(
         owner,
-        purpose=_LIST_PURPOSE,
+        purpose=LIST_PURPOSE,
         network_id=network_id_of(owner.peer_id),
         subject=_LIST_SUBJECT,
         payload=revocations.to_bytes(),
@@ -330,7 +330,7 @@ def open_revocations(data: bytes, *, network_id: str, now: float) -> Revocations
     """Return the list that the network's owner signed; it has no end. Raises PeerViolation or IntegrityError."""
     envelope = unseal(
         data,
-        purpose=_LIST_PURPOSE,
+        purpose=LIST_PURPOSE,
         network_id=network_id,
         now=now,
         max_payload_bytes=limits.MAX_REVOCATIONS_BYTES,

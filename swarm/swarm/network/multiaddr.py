@@ -1,7 +1,7 @@
 """Addresses as people type them: parsed once, each fault named by its part.
 
-Only the forms that our hosts use: /ip4, /ip6, /dns, /dns4, /dns6 with /tcp or /udp/…/quic-v1, then perhaps /p2p and
-/p2p-circuit. Pure.
+Only the forms that our hosts use: /ip4, /ip6, /dns, /dns4, /dns6 with /tcp, then perhaps /p2p and /p2p-circuit. QUIC
+(/udp/…/quic-v1) is not used. Pure.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _EXAMPLE = "/ip4/203.0.113.7/tcp/4001"
 _LISTEN_EXAMPLE = "/ip4/0.0.0.0/tcp/4001"
 _PEER_EXAMPLE = f"{_EXAMPLE}/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
 _HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
-_PORTS = ("tcp", "udp")
-_FLAGS = ("quic-v1", "p2p-circuit")
+_PORTS = ("tcp",)
+_FLAGS = ("p2p-circuit",)
 _ENDS = ((), ("p2p",), ("p2p", "p2p-circuit"), ("p2p", "p2p-circuit", "p2p"))
 """What may follow the transport: the peer that is there, or the relay and the peer behind it."""
 
@@ -158,16 +158,16 @@ def _split(text: str) -> list[tuple[str, str]]:
             parts.append((word, ""))
         elif word in (*_HOSTS, *_PORTS, "p2p"):
             parts.append((word, _value(word, next(words, ""))))
+        elif word == "udp":
+            raise ValueError("QUIC (/udp) is not used; the peer's address with /tcp is")
         else:
             raise ValueError(f"{word!r} is not a known part")
     names = [name for name, _ in parts]
     if names[0] not in _HOSTS:
         raise ValueError(f"it starts with /{names[0]}, not with /ip4, /ip6 or /dns")
     if len(names) < 2 or names[1] not in _PORTS:
-        raise ValueError("a port is missing: /tcp/<port> or /udp/<port>/quic-v1 belongs after the host")
-    if names[1] == "udp" and names[2:3] != ["quic-v1"]:
-        raise ValueError("/quic-v1 is missing after the UDP port")
-    if tuple(names[2 if names[1] == "tcp" else 3 :]) not in _ENDS:
+        raise ValueError("a port is missing: /tcp/<port> belongs after the host")
+    if tuple(names[2:]) not in _ENDS:
         raise ValueError("only /p2p/<peer id>, or /p2p/<relay's id>/p2p-circuit, may follow the port")
     return parts
 

@@ -92,7 +92,7 @@ def test_check_ports_that_are_taken_fail(tmp_path: Path) -> None:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         taken = f"/ip4/127.0.0.1/tcp/{holder.getsockname()[1]}"
-        found = list(doctor.check_ports(config(tmp_path, listen=(taken, "/ip4/127.0.0.1/udp/0/quic-v1"))))
+        found = list(doctor.check_ports(config(tmp_path, listen=(taken, "/ip4/127.0.0.1/tcp/0"))))
     assert [finding.result for finding in found] == ["fail", "ok"]
     assert taken in found[0].message
     assert "port 0" in found[0].remedy

@@ -23,7 +23,7 @@ RELAY = Identity(bytes(31) + b"1").peer_id
         "/ip4/127.0.0.1/tcp/4001",
         "/ip6/::1/tcp/4001",
         "/dns4/seed.example.org/tcp/31337",
-        "/dns/seed.example.org/udp/31337/quic-v1",
+        "/dns/seed.example.org/tcp/31337",
         f"/ip4/10.0.0.1/tcp/4001/p2p/{RELAY}/p2p-circuit",
     ],
 )
@@ -48,7 +48,7 @@ def test_peer_addr_that_is_right_comes_back_as_it_was(addr: str) -> None:
         ("/ip4/1.2.3.4/tcp", "'' is not a port"),
         ("/ip4/1.2.3.4/tcp/99999", "'99999' is not a port"),
         ("/ip4/1.2.3.4/tcp/http", "'http' is not a port"),
-        ("/ip4/1.2.3.4/udp/4001", "/quic-v1 is missing"),
+        ("/ip4/1.2.3.4/udp/4001/quic-v1", "QUIC (/udp) is not used"),
         ("/ip4/1.2.3.4/sctp/4001", "'sctp' is not a known part"),
         ("/tcp/4001", "starts with /tcp"),
         ("/ip4/1.2.3.4/tcp/4001", "does not end in /p2p/"),

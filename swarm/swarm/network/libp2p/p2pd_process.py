@@ -22,10 +22,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from swarm_protocol.errors import StartError
 
+from swarm.network.libp2p.no_datagrams import without_datagrams
 from swarm.temporary_folder import make_folder
 
 IDLE_TIMEOUT_S = 15
@@ -111,7 +113,9 @@ class Daemon:
         _refuse_taken_ports(options.listen)
         folder = make_folder("p2pd")
         try:
-            daemon = cls(_spawn(arguments(options, str(folder / "p2pd.sock"))), folder)
+            args = arguments(options, str(folder / "p2pd.sock"))
+            # a router is asked for a port by UDP
+            daemon = cls(_spawn(args) if options.nat_port_map else without_datagrams(partial(_spawn, args)), folder)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise

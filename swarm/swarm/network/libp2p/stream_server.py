@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 from swarm_protocol import limits
@@ -25,10 +23,14 @@ from swarm.network.libp2p.path_watch import PathWatch
 from swarm.network.libp2p.sent_frames import SentFrames
 from swarm.network.libp2p.stream_resume import ID_BYTES, REQUEST, ResumableStreams, Resumption
 from swarm.network.multiaddr import peer_id_text
+from swarm.network.peer_places import PeerPlaces
 
 OPENING_TIMEOUT_S = 5.0
 MAX_STREAMS_PER_PEER = 256
 """Each costs two open files and a task. What all of them hold unread is `unread_budget`'s to bound."""
+
+MAX_STREAMS = 4096
+"""Streams of all peers: sixteen peers with as many as one may have, or a thousand with a few."""
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +43,8 @@ class StreamServer:
         self._resume_protocol = resume_protocol
         self.resumable = ResumableStreams(host, watch.reconnector, resume_protocol)
         self._handlers: dict[str, tuple[str, StreamHandler, int]] = {}  # by the name on the wire
-        self._num_streams: Counter[str] = Counter()
-        self._num_resumes: Counter[str] = Counter()
+        self._places = PeerPlaces[str](per_peer=lambda: MAX_STREAMS_PER_PEER, in_all=MAX_STREAMS)
+        self._resumes = PeerPlaces[str](per_peer=lambda: MAX_STREAMS_PER_PEER, in_all=MAX_STREAMS)
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -74,9 +76,9 @@ class StreamServer:
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError, ControlError):
             writer.transport.abort()
             return
-        with _counted(self._num_streams, peer_id) as number:
+        with self._places.taken(peer_id) as has_room:
             try:
-                if number > MAX_STREAMS_PER_PEER:
+                if not has_room:
                     await _refuse(Libp2pStream(reader, writer, peer_id=peer_id, timeout_s=None))
                 elif await self._admits(peer_id, self._handlers[info.proto][0]):
                     async with asyncio.timeout(OPENING_TIMEOUT_S):
@@ -88,8 +90,8 @@ class StreamServer:
                 writer.transport.abort()
 
     async def _resume(self, peer_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with _counted(self._num_resumes, peer_id) as number:
-            if number > MAX_STREAMS_PER_PEER or not await self._admits(peer_id, self._resume_protocol):
+        with self._resumes.taken(peer_id) as has_room:
+            if not has_room or not await self._admits(peer_id, self._resume_protocol):
                 writer.transport.abort()
             else:
                 self.resumable.offer(peer_id, await reader.readexactly(REQUEST.size), reader, writer)
@@ -145,21 +147,9 @@ class StreamServer:
             await asyncio.wait((pump, handling))
 
 
-@contextlib.contextmanager
-def _counted(counter: Counter[str], peer_id: str) -> Iterator[int]:
-    """Count one more of a peer's, and yield how many there are."""
-    counter[peer_id] += 1
-    try:
-        yield counter[peer_id]
-    finally:
-        counter[peer_id] -= 1
-        if not counter[peer_id]:
-            del counter[peer_id]
-
-
 async def _refuse(stream: Libp2pStream) -> None:
     """Tell the caller why it is refused, and wait until it has heard; not for long."""
-    stream.give_way(PeerRefused(f"more than {MAX_STREAMS_PER_PEER} streams are open", retry_after_s=1.0))
+    stream.give_way(PeerRefused("as many streams are open as this node takes", retry_after_s=1.0))
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LINGER_S):
             await stream.pump()

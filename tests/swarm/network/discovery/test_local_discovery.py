@@ -202,11 +202,11 @@ def test_segments_leave_out_public_and_loopback_addresses() -> None:
 
 def test_local_addrs_are_those_listened_on_whatever_is_announced() -> None:
     here = subnets("192.168.1.5/24", "fd00::5/64")
-    listen = ("/ip4/0.0.0.0/tcp/4001", "/ip6/::/udp/4001/quic-v1", "/ip4/0.0.0.0/tcp/0", "/ip4/10.0.0.1/tcp/1")
+    listen = ("/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4001", "/ip4/0.0.0.0/tcp/0", "/ip4/10.0.0.1/tcp/1")
     assert local_addrs(listen, ["/dns4/seed.example.org/tcp/4001"], here) == (
         "/dns4/seed.example.org/tcp/4001",
         "/ip4/192.168.1.5/tcp/4001",
-        "/ip6/fd00::5/udp/4001/quic-v1",
+        "/ip6/fd00::5/tcp/4001",
     )
     assert local_addrs(("/ip4/192.168.1.5/tcp/7",), [], here) == ("/ip4/192.168.1.5/tcp/7",)
 

@@ -51,7 +51,7 @@ def test_service_is_named_by_the_network_in_fifteen_characters() -> None:
 
 def test_query_and_answer_are_read_again() -> None:
     assert read_message(query(SERVICE), SERVICE, HERE) == MdnsQuery()
-    addrs = (ADDR, "/ip6/fd00:1::7/udp/4001/quic-v1")
+    addrs = (ADDR, "/ip6/fd00:1::7/tcp/4001")
     assert read_message(answer(SERVICE, PEER, addrs), SERVICE, HERE) == Contact(peer_id=PEER, addrs=addrs)
 
 
@@ -64,7 +64,7 @@ def test_other_programs_read_what_is_written() -> None:
 
 
 def test_answer_with_the_most_and_longest_addresses_fits() -> None:
-    addrs = [f"/ip6/fd00:1::{'ffff:' * 3}{number:x}/udp/65535/quic-v1" for number in range(1, 20)]
+    addrs = [f"/ip6/fd00:1::{'ffff:' * 3}{number:x}/tcp/65535" for number in range(1, 20)]
     packet = answer(SERVICE, PEER, addrs)
     assert len(packet) <= MAX_PACKET_BYTES
     read = read_message(packet, SERVICE, subnets("fd00:1::5/64"))
@@ -160,7 +160,7 @@ def raw_record(name: bytes, kind: int, data: bytes = b"") -> bytes:
 @pytest.mark.parametrize("num_labels", [1, 15, 16, 120])
 def test_packet_costs_little_whatever_it_says(num_labels: int) -> None:
     """What keeps general parsers busy within the size limit, and what comes nearest to the bounds of this one."""
-    honest = answer(SERVICE, PEER, [f"/ip6/fd00:1::{'ffff:' * 3}{number:x}/udp/1/quic-v1" for number in range(1, 9)])
+    honest = answer(SERVICE, PEER, [f"/ip6/fd00:1::{'ffff:' * 3}{number:x}/tcp/1" for number in range(1, 9)])
     ip_of.cache_clear()
     usual = num_lines(lambda: read_message(honest, SERVICE, HERE))
     is_ptr = struct.pack("!HH", 12, 1)
@@ -168,7 +168,7 @@ def test_packet_costs_little_whatever_it_says(num_labels: int) -> None:
     again = b"\xc0\x0c"  # the first name of the packet
     service = message.from_wire(query(SERVICE)).question[0].name.to_wire()
     named = raw_record(service, 12)
-    lie = f"dnsaddr=/ip6/fd00:1::1/udp/{{}}/quic-v1/p2p/{OTHER}"
+    lie = f"dnsaddr=/ip6/fd00:1::1/tcp/{{}}/p2p/{OTHER}"
     lies = b"".join(bytes([len(lie) + 3]) + lie.format(port).encode() for port in range(10001, 10038))
     many_names = b"\x10\x02\0\x08" + bytes(24) + again * 1800  # of the servers in a HIP record
     worst = [

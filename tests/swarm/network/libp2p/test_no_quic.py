@@ -1,0 +1,113 @@
+"""The daemon listens on TCP alone, and never speaks QUIC, whatever a peer tells it by libp2p's identify."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import uvloop
+from support.network_worlds import eventually, libp2p_node
+from swarm.network.libp2p import p2pd_process
+from swarm.network.libp2p.daemon_control import ControlError
+from swarm.network.libp2p.host import Host
+from swarm.network.libp2p.no_datagrams import without_datagrams
+from swarm.network.libp2p.p2pd_process import DaemonOptions
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the filter of system calls is Linux's")
+
+DIALS_S = 2.0
+"""go-libp2p dials QUIC first, and TCP a quarter of a second later."""
+
+
+@asynccontextmanager
+async def running(options: DaemonOptions) -> AsyncIterator[Host]:
+    host = await Host.start(options)
+    unary = asyncio.create_task(host.unary.run())
+    try:
+        yield host
+    finally:
+        await host.stop()
+        await unary
+
+
+async def num_datagrams_of_a_host_that_dials_again() -> int:
+    """Let a host meet a peer that tells a QUIC address by identify, lose it, and dial it again. Return the datagrams
+    that came to that address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trap:
+        trap.bind(("127.0.0.1", 0))
+        trap.setblocking(False)
+        quic = f"/ip4/127.0.0.1/udp/{trap.getsockname()[1]}/quic-v1"
+        listens = {"listen": ("/ip4/127.0.0.1/tcp/0",)}
+        async with running(DaemonOptions(**listens)) as victim, running(DaemonOptions(**listens)) as honest:
+            liar_options = DaemonOptions(**listens, announce=(quic,))
+            async with running(liar_options) as liar:
+                [addr] = await victim.addrs()
+                await liar.control.connect(victim.peer_id, [addr])
+                await eventually(functools.partial(_has, victim, liar.peer_id))
+                await asyncio.sleep(0.5)  # identify has no answer that tells when it is over
+                await victim.control.disconnect(liar.peer_id)
+                with contextlib.suppress(ControlError, TimeoutError):  # TCP is not told to it
+                    await asyncio.wait_for(victim.control.connect(liar.peer_id), DIALS_S)
+                [other] = await honest.addrs()
+                await victim.control.connect(honest.peer_id, [other])  # it goes on over TCP
+        num = 0
+        while True:
+            try:
+                trap.recv(2048)
+            except BlockingIOError:
+                return num
+            num += 1
+
+
+async def _has(host: Host, peer_id: str) -> bool:
+    return peer_id in await host.connected_peers()
+
+
+@linux_only
+def test_peer_that_announces_quic_is_never_dialled_by_quic(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert uvloop.run(num_datagrams_of_a_host_that_dials_again()) == 0
+
+    def unfiltered(start: Callable[[], Any]) -> Any:
+        return start()
+
+    monkeypatch.setattr(p2pd_process, "without_datagrams", unfiltered)
+    assert uvloop.run(num_datagrams_of_a_host_that_dials_again()) > 0, "without the filter it is"
+
+
+def test_daemon_listens_on_tcp_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        listen = ("/ip4/127.0.0.1/tcp/0", "/ip6/::1/tcp/0")
+        async with await libp2p_node(tmp_path / "a", listen=listen) as node:
+            sockets = psutil.Process(node.daemon_pid).net_connections("inet")
+            assert {each.type for each in sockets} == {socket.SOCK_STREAM}
+            assert len([each for each in sockets if each.status == psutil.CONN_LISTEN]) == 2
+
+    uvloop.run(main())
+
+
+@linux_only
+def test_without_datagrams_holds_for_children_and_not_for_this_process() -> None:
+    script = "import socket as s; s.socket(s.AF_INET, s.SOCK_STREAM); s.socket(s.AF_INET, s.SOCK_DGRAM)"
+    ended = without_datagrams(
+        lambda: subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    )
+    assert "PermissionError" in ended.stderr
+    socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close()
+
+
+def test_without_datagrams_raises_what_the_start_raises() -> None:
+    def fail() -> None:
+        raise FileNotFoundError("nothing there")
+
+    with pytest.raises(FileNotFoundError, match="nothing there"):
+        without_datagrams(fail)

@@ -85,6 +85,7 @@ def arguments(options: DaemonOptions, control_socket: str) -> list[str]:
         "-autonat=0",  # `paths` finds this node's addresses, and direct connections behind NATs
         f"-natPortMap={int(options.nat_port_map)}",
         "-connManager=1",
+        "-tls=0",  # Noise alone: peers could choose, and Go's TLS of this age has known faults
     ]
     args.append(f"-hostAddrs={','.join(options.listen)}" if options.listen else "-noListenAddrs")
     if options.announce:

@@ -111,3 +111,20 @@ def test_without_datagrams_raises_what_the_start_raises() -> None:
 
     with pytest.raises(FileNotFoundError, match="nothing there"):
         without_datagrams(fail)
+
+
+def test_peer_that_speaks_tls_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = p2pd_process.arguments
+
+    def with_tls(options: DaemonOptions, control_socket: str) -> list[str]:
+        return [*usual(options, control_socket), "-tls=1", "-noise=0"]
+
+    async def main() -> None:
+        async with running(DaemonOptions(listen=("/ip4/127.0.0.1/tcp/0",))) as ours:
+            monkeypatch.setattr(p2pd_process, "arguments", with_tls)
+            async with running(DaemonOptions()) as theirs:
+                [addr] = await ours.addrs()
+                with pytest.raises(ControlError, match="failed to negotiate security protocol"):
+                    await theirs.control.connect(ours.peer_id, [addr])
+
+    uvloop.run(main())

@@ -176,11 +176,12 @@ COMMANDS = (
         name="evidence verify",
         purpose="Check an evidence file offline. Exit code 0: it proves that a member lied; 1: it proves nothing.",
         code="swarm_node.commands.evidence:verify",
-        settings=(),
+        settings=(*HERE, "data", "tokenizer"),
         example="swarm-node evidence verify 12D3KooW….evidence --run story.toml",
         options={
             "PATH": "The evidence file, as a home keeps it (see: swarm-node evidence list).",
             "--run FILE": "The run file that the evidence must be of (default: the one that it holds).",
+            "--state DIR": "Believe no findings about an interval: compute it from this checkpoint of its start.",
         },
     ),
     Command(

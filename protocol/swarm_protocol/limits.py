@@ -285,6 +285,8 @@ MAX_DRAWS = 8
 # A signed group and one leaf of each of its members: 26 MiB for 256 members in int8, 60 KiB for five and 10M values.
 # What is larger is refused, and convicts nobody.
 MAX_EVIDENCE_BYTES = 48 * 2**20
+# Leaves of one member's slice that its validator shows.
+MAX_SHOWN_LEAVES = 16
 # And the run's file, at most 64 KiB.
 MAX_EVIDENCE_FILE_BYTES = MAX_EVIDENCE_BYTES + 65 * 2**10
 # Members of a run that are banned at one time: more peers than four full groups.

@@ -17,7 +17,10 @@ from swarm_protocol.version import NetworkId
 
 PART_PURPOSE = "part"
 
+FINDING_PURPOSE = "interval"
+
 WRONG_REDUCTION = "wrong_reduction"
+WRONG_INTERVAL = "wrong_interval"
 
 Leaf = Annotated[int, whole(limits.MAX_PART_VALUES)]
 Kind = Annotated[str, named(limits.MAX_PURPOSE_BYTES)]
@@ -92,6 +95,42 @@ class WrongReduction(wire.WireMessage):
 
     def evidence(self) -> Evidence:
         return Evidence(kind=WRONG_REDUCTION, body=self.to_bytes())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalFinding(wire.WireMessage):
+    """Its signer has computed the interval of `peer` once more, which contributed to the group `origin_digest`, and
+    what follows is far from what `peer` committed to."""
+
+    PROTO = proofs_pb2.IntervalFinding
+    MAX_BYTES = limits.MAX_REQUEST_BYTES
+
+    run: Name
+    step: Step
+    attempt: Attempt
+    origin_digest: Digest
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrongInterval(wire.WireMessage):
+    """What accuses `peer` of a pseudo-gradient that does not follow from its interval.
+
+    `certificate` committed the step to which it contributed. `slices` are its own of the leaves that the step's outcome
+    draws, with their proofs, and `findings` the signed IntervalFindings: the first is that of the validator that the
+    outcome draws.
+    """
+
+    PROTO = proofs_pb2.WrongInterval
+    MAX_BYTES = limits.MAX_EVIDENCE_BYTES
+
+    certificate: bytes
+    peer: PeerId
+    slices: Annotated[tuple[AuditedSlice, ...], up_to(limits.MAX_SHOWN_LEAVES)]
+    findings: Annotated[tuple[bytes, ...], distinct(limits.MAX_GROUP_MEMBERS)]
+
+    def evidence(self) -> Evidence:
+        return Evidence(kind=WRONG_INTERVAL, body=self.to_bytes())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,9 @@ from swarm_protocol.proof_messages import (
     Evidence,
     EvidenceFile,
     EvidenceRequest,
+    IntervalFinding,
     PartStatement,
+    WrongInterval,
     WrongReduction,
 )
 
@@ -21,6 +23,13 @@ EXAMPLES: tuple[object, ...] = (
     AuditDraw(leaf=1000),
     AuditedSlice(data=b"encoded slice", proof=DIGEST),
     Evidence(kind="wrong_reduction", body=b"message of the kind"),
+    IntervalFinding(run="stdlib-1f00ba44", step=3, attempt=1, origin_digest=DIGEST, peer=PEER),
+    WrongInterval(
+        certificate=b"certificate",
+        peer=PEER,
+        slices=(AuditedSlice(data=b"encoded slice", proof=DIGEST), AuditedSlice(data=b"another")),
+        findings=(b"signed finding", b"another one"),
+    ),
     EvidenceRequest(run="stdlib-1f00ba44"),
     EvidenceRequest(run="stdlib-1f00ba44", known=(PEER,)),
     EvidenceFile(network_id="public", run=b"name = 'stdlib'", evidence=b"evidence"),

@@ -18,6 +18,7 @@ from swarm.serving.engine.engine import EngineLoad
 from swarm.training.member.trainer_events import (
     IntervalDone,
     IntervalFailed,
+    IntervalValidated,
     OuterStep,
     RoundAborted,
     StateFetched,
@@ -121,6 +122,7 @@ def _count(registry: Registry) -> None:
     trainer.count(RoundAborted(step=7, attempt=0, reason="gone", missing=("b",)))
     trainer.count(StateFetched(step=6, digest="d", donors=("a",), num_bytes=900, seconds=1.0))
     trainer.count(Validated(step=7, loss=2.4))
+    trainer.count(IntervalValidated(step=6, peer_id=PEER, tier="close", distance=0.1))
     trainer.count(OUTER_STEP)
     trainer.report(
         RoundReport(outer_step=7, phases_s=PHASES_S, bytes_sent=4000, refused=(Refusal(peer_id=PEER, reason="lied"),))

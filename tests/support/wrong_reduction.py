@@ -117,3 +117,6 @@ def reduced(seed: int = 0, run: str = "run", attempt: int = 0) -> Reduced:
 
 def times_minus_ten(result: bytes, part: int = 1) -> bytes:
     return CODEC.encode(-10 * CODEC.decode(result, reduced().group.part_values[part]))
+
+
+GROUP = reduced().group

@@ -1,11 +1,15 @@
 """`swarm-node evidence verify` and `evidence list`: what a file of evidence proves, for anyone, without a network.
 
-An evidence file holds the run's signed file, so its check needs nothing else.
+An evidence file holds the run's signed file, so its check needs nothing else. Those who do not believe what members
+have signed about an interval compute it once more, from a checkpoint of the state that it began from and the run's
+data.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from swarm_protocol.errors import IntegrityError, SwarmError
 
@@ -15,13 +19,19 @@ from swarm_node.events.emitter import Emitter
 from swarm_node.settings.config import UsageError
 from swarm_node.storage.home import EVIDENCE, Home
 
+if TYPE_CHECKING:
+    from swarm.training.run.signed_run import SignedRun
+    from swarm.training.state.bans import Verdict
+
+Check: TypeAlias = "Callable[[Path], tuple[SignedRun, Verdict]]"
+
 
 def verify(flags: Flags) -> int:
     """Print what the file proves. Raises ConfigError, or IntegrityError if it proves nothing."""
     path: Path | None = flags.options["path"]
     if path is None:
         raise UsageError("no evidence file is named", remedy="write swarm-node evidence verify FILE")
-    _tell(path, flags.options["run"], Emitter(json=flags.json))
+    _tell(path, flags.options["run"], Emitter(json=flags.json), _replay(flags))
     return 0
 
 
@@ -41,7 +51,28 @@ def show(flags: Flags) -> int:
     return 0
 
 
-def _tell(path: Path, run_file: Path | None, emitter: Emitter) -> None:
+def _replay(flags: Flags) -> Check | None:
+    """Return what checks an accusation from the checkpoint that is given, if one is."""
+    place: Path | None = flags.options["state"]
+    if place is None:
+        return None
+    from swarm.training.data.local_data import LocalData  # noqa: PLC0415 - torch, which takes seconds
+    from swarm.training.inner.interval import prepare  # noqa: PLC0415
+    from swarm.training.inner.interval_replay import replay_file  # noqa: PLC0415
+    from swarm.training.state.checkpoint import load_at  # noqa: PLC0415
+
+    config = flags.resolve()
+    data = LocalData(path=config.data, tokenizer=config.tokenizer)
+    state = load_at(place).state
+
+    def check(path: Path) -> tuple[SignedRun, Verdict]:
+        # the weights are those of the checkpoint, so nothing is brought
+        return replay_file(path, state, lambda run: prepare(run.config, data=data, bring=lambda: state.theta_N).inner)
+
+    return check
+
+
+def _tell(path: Path, run_file: Path | None, emitter: Emitter, replay: Check | None = None) -> None:
     from swarm.training.run.run_file import read_signed  # noqa: PLC0415 - torch, which takes seconds
     from swarm.training.state.bans import Bans, how_long  # noqa: PLC0415
     from swarm.training.state.evidence_folder import check_file  # noqa: PLC0415
@@ -49,7 +80,7 @@ def _tell(path: Path, run_file: Path | None, emitter: Emitter) -> None:
     diagnostics.quieten_libraries()
     interrupts.raise_in_command()
     expected = read_signed(run_file) if run_file is not None else None
-    run, verdict = check_file(path)
+    run, verdict = (replay or check_file)(path)
     if expected is not None and expected.run_id != run.run_id:
         raise IntegrityError(f"{path} is of the run {run.run_id}, and {run_file} is {expected.run_id}")
     until = Bans(run.config).add(verdict, b"").until

@@ -232,6 +232,25 @@ EVENTS: Mapping[str, EventSpec] = {
         until="int?: the last outer step of which it is kept out; null: it is banned for good",
         how_long="text: the same in words",
     ),
+    "interval_validated": _event(
+        "This node has computed another member's interval once more, as the run's validation_rate draws, or since "
+        "others accuse it. In that step it contributes nothing.",
+        "the interval of {peer_id} for step {step} was computed once more: {tier}, distance {distance:.3g}",
+        run="text: the run's id",
+        step="int: the outer step that the interval was for",
+        peer_id="text: whose interval",
+        tier="text: exact (equal bytes), close (within the run's validation_tolerance) or wrong",
+        distance="number: the norm of the difference, relative to that of the recomputed values; at most 1e6",
+    ),
+    "falsely_accused": _event(
+        "A member accuses another one of not having trained what it sent, and this node, which computed the interval "
+        "once more, finds that it did. It does not listen to that accuser any more; nobody is banned.",
+        "{accuser} accuses {peer_id} in step {step} of what is not so",
+        run="text: the run's id",
+        step="int: the outer step that the interval was for",
+        peer_id="text: who is accused",
+        accuser="text: who accuses",
+    ),
     "contribution_late": _event(
         "An outer step was committed without what this node has trained for it: that work is lost, and its "
         "samples are leased again. The next interval begins from the new state.",

@@ -212,6 +212,11 @@ TRAINER: MetricGroup = {
         "Members whom evidence convicts of a lie.",
         "when this member has checked the evidence; `status`, the node's log and the dashboard say who and why",
     ),
+    "swarm_trainer_intervals_validated_total": _counter(
+        "Intervals of other members that this one computed once more.",
+        "where the run's validation_rate draws one, or a member accuses another",
+        tier="`exact`, `close` (within the run's tolerance) or `wrong`",
+    ),
     "swarm_trainer_num_banned": _gauge(
         "Members of the run that this member keeps out of its rounds.",
         "when evidence convicts a member, also evidence that was kept from before the start, and when a ban ends",

@@ -146,6 +146,7 @@ class TrainerMetrics:
         self._phase_s = registry.histogram("swarm_trainer_phase_seconds")
         self._refusals = registry.counter("swarm_trainer_refusals_total")
         self._convicted = registry.counter("swarm_trainer_convicted_total")
+        self._validated = registry.counter("swarm_trainer_intervals_validated_total")
         self._sent = registry.counter("swarm_trainer_sent_bytes_total")
         self._fetched = registry.counter("swarm_trainer_fetched_bytes_total")
         registry.gauge("swarm_trainer_num_outer_steps").set(num_outer_steps)
@@ -159,6 +160,8 @@ class TrainerMetrics:
                 self._failed.inc()
             case events.RoundAborted():
                 self._aborted.inc()
+            case events.IntervalValidated():
+                self._validated.labels(event.tier).inc()
             case events.MemberConvicted():
                 self._convicted.inc()
             case events.StateFetched():

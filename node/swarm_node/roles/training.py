@@ -59,6 +59,8 @@ _EVENTS = {
     events.OuterStep: "outer_step",
     events.StateFetched: "state_fetched",
     events.RoundAborted: "round_aborted",
+    events.IntervalValidated: "interval_validated",
+    events.FalselyAccused: "falsely_accused",
     events.RunResumed: "run_resumed",
     events.StateEndorsed: "state_endorsed",
     events.Validated: "validated",

@@ -60,6 +60,32 @@ class WrongReduction(_message.Message):
     slices: _containers.RepeatedCompositeFieldContainer[AuditedSlice]
     def __init__(self, group: _Optional[bytes] = ..., statement: _Optional[bytes] = ..., leaf: _Optional[int] = ..., result: _Optional[bytes] = ..., result_proof: _Optional[bytes] = ..., slices: _Optional[_Iterable[_Union[AuditedSlice, _Mapping]]] = ...) -> None: ...
 
+class IntervalFinding(_message.Message):
+    __slots__ = ("run", "step", "attempt", "origin_digest", "peer")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    step: int
+    attempt: int
+    origin_digest: bytes
+    peer: str
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., origin_digest: _Optional[bytes] = ..., peer: _Optional[str] = ...) -> None: ...
+
+class WrongInterval(_message.Message):
+    __slots__ = ("certificate", "peer", "slices", "findings")
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    certificate: bytes
+    peer: str
+    slices: _containers.RepeatedCompositeFieldContainer[AuditedSlice]
+    findings: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, certificate: _Optional[bytes] = ..., peer: _Optional[str] = ..., slices: _Optional[_Iterable[_Union[AuditedSlice, _Mapping]]] = ..., findings: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
 class EvidenceRequest(_message.Message):
     __slots__ = ("run", "known")
     RUN_FIELD_NUMBER: _ClassVar[int]

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.training_swarm import AUTHOR
+from support.validated_runs import LIES, STATES, ChangedInner, run_with_liar
 from support.wrong_reduction import IDENTITIES, RUN, reduced, times_minus_ten
+from swarm.testing import virtual_time
+from swarm.training.inner import interval
+from swarm.training.inner.interval import TrainingSetup
+from swarm.training.inner.optimizers import NO_MOMENTS
 from swarm.training.run.run_file import write_run
 from swarm.training.run.signed_run import SignedRun, sign_mapping
+from swarm.training.state.certificate import RunSignatures
+from swarm.training.state.checkpoint import Checkpoint, save_checkpoint
 from swarm.training.state.evidence_folder import EvidenceFolder
+from swarm.training.state.wrong_interval import read_case
 from swarm_node import cli
+from swarm_protocol.proof_messages import Evidence, WrongInterval
 
 LIAR = IDENTITIES[1].peer_id
 
@@ -91,3 +101,28 @@ def test_list_shows_all_evidence_of_a_home_and_names_what_proves_nothing(
 def test_list_of_a_home_without_evidence_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["evidence", "list", "--home", str(tmp_path)]) == 0
     assert "keeps no evidence" in capsys.readouterr().err
+
+
+def test_verify_computes_an_interval_from_a_checkpoint_and_believes_no_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members, liar = virtual_time.run(run_with_liar(LIES["nothing trained"]))
+    (ban,) = members[0].trainer.bans
+    run, whole = members[0].trainer._run, WrongInterval.from_bytes(Evidence.from_bytes(ban.data).body)
+    alone = replace(whole, findings=whole.findings[:1]).evidence().to_bytes()
+    EvidenceFolder(tmp_path, run, "test").keep(liar.peer_id, alone)
+    file = str(tmp_path / f"{liar.peer_id}.evidence")
+    case = read_case(whole.to_bytes(), RunSignatures.of_run(run, AUTHOR, "test"), run.config)
+    state = STATES[case.proof.origin.state_digest]
+    place = save_checkpoint(tmp_path / "kept", Checkpoint(state=state, inner=NO_MOMENTS), keep=1)
+    inners = [ChangedInner(), ChangedInner(change=LIES["nothing trained"])]
+    monkeypatch.setattr(interval, "prepare", lambda *_, **__: TrainingSetup(inner=inners.pop(0), theta_N=state.theta_N))
+
+    assert cli.run(["evidence", "verify", file]) == 1
+    assert "the word of 1 of 5 members only" in capsys.readouterr().err
+    assert cli.run(["evidence", "verify", file, "--state", str(place)]) == 0
+    assert f"{liar.peer_id} lied: its contribution to outer step" in capsys.readouterr().err
+    assert cli.run(["evidence", "verify", file, "--state", str(place)]) == 1
+    assert "gives what the member sent" in capsys.readouterr().err
+    assert cli.run(["evidence", "verify", file, "--state", str(tmp_path / "nowhere")]) == 1
+    assert "nowhere" in capsys.readouterr().err

@@ -64,6 +64,7 @@ VALUES: list[tuple[str, dict[str, str], float]] = [
     ("swarm_trainer_fetched_bytes_total", {}, 900),
     ("swarm_trainer_refusals_total", {}, 1),
     ("swarm_trainer_num_banned", {}, 3),
+    ("swarm_trainer_intervals_validated_total", {"tier": "close"}, 1),
     ("swarm_trainer_digest_mismatches_total", {}, 2),
     ("swarm_gateway_hop_seconds_sum", {"part": "compute"}, 0.01 + 0.02),
     ("swarm_gateway_hop_seconds_count", {"part": "wire"}, 2),

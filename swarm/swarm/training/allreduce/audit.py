@@ -88,6 +88,13 @@ class Auditing:
         if self._group.part_values[me]:
             await self._answer_for(me)
 
+    async def slices_of(self, member: str, leaves: Sequence[int]) -> tuple[AuditedSlice, ...]:
+        """Return `member`'s slices of `leaves` of this member's own part, with their proofs. Raises RoundError or
+        PeerError if it has not made the part."""
+        made = await self._butterfly.made(self._group.peer_ids.index(self._streams.me))
+        index = [each.peer_id for each in self._group.contributors].index(member)
+        return tuple([(await self._streams.off_loop(made.slices_of, leaf))[index] for leaf in leaves])
+
     async def answer(self, part: int, stream: Stream) -> None:
         """Answer an auditor of `part`, which this member has made."""
         made, statement = await self._answer_for(part)

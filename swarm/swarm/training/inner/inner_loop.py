@@ -27,7 +27,7 @@ from swarm.training.inner.one_device import (
     OneDevice,
     next_token_loss,
 )
-from swarm.training.inner.optimizers import schedule_factor
+from swarm.training.inner.optimizers import NO_MOMENTS, restart_factor, schedule_factor, warmup_factor
 from swarm.training.inner.several_devices import SeveralDevices
 from swarm.training.run.run_config import RunConfig
 
@@ -50,7 +50,8 @@ class IntervalResult:
 class InnerLoop:
     """Trains `model`, which it takes over, as `run` and this member's `local` options say.
 
-    The warm-up counts this replica's own steps. Raises ConfigError if the options do not fit the model.
+    The warm-up counts this replica's own steps, or the run's if each call of `train` begins with fresh moments. Raises
+    ConfigError if the options do not fit the model.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class InnerLoop:
         loss: LossFunction = next_token_loss,
     ) -> None:
         self._config = run.inner
+        self._interval_steps = run.interval_steps
         self._total_steps = run.outer_steps * run.interval_steps
         self._corpus = corpus
         self._device: OneDevice | SeveralDevices
@@ -99,16 +101,19 @@ class InnerLoop:
 
         It ends early if the samples run out, or if `stop`, which it calls before each step, returns True.
 
-        Deterministic on one CPU with a fixed number of threads, given the parameters, the moments and the samples.
+        Deterministic on one CPU with a fixed number of threads, given the parameters, the moments and the samples; with
+        fresh moments, given the parameters, `done_steps` and the samples.
         Raises RoundError if the loss or the gradient is not finite, or a device has no memory left. The moments are
         then those before that step. After any RoundError, `load` must come before the next steps.
         """
         started = time.perf_counter()
         size = self._config.batch_windows
+        if self._config.fresh_moments:
+            self._device.load_state(NO_MOMENTS)
         losses: list[float] = []
         while len(losses) < min(num_steps, len(sample_ids) // size) and not stop():
             first = len(losses) * size
-            losses.append(self._step(sample_ids[first : first + size], done_steps + len(losses)))
+            losses.append(self._step(sample_ids[first : first + size], done_steps + len(losses), len(losses)))
         self._device.release_gradient()
         return IntervalResult(
             num_steps=len(losses),
@@ -138,8 +143,11 @@ class InnerLoop:
         """End worker processes, if there are any. A second call does nothing."""
         self._device.close()
 
-    def _step(self, sample_ids: Sequence[int], done_steps: int) -> float:
+    def _step(self, sample_ids: Sequence[int], done_steps: int, index: int) -> float:
+        """Take step `index` of a call of `train`, before which the run has done `done_steps`."""
         factor = schedule_factor(self._config, done_steps, self._total_steps)
+        if self._config.fresh_moments:
+            factor *= warmup_factor(self._config, done_steps) * restart_factor(index, self._interval_steps)
         try:
             return self._device.step(self._corpus.batch(sample_ids), factor)
         except torch.OutOfMemoryError as error:

@@ -20,6 +20,9 @@ from swarm.training.run.run_config import InnerConfig
 
 NO_MOMENTS: Mapping[str, Tensor] = {"num_steps": torch.tensor([0])}
 """The state of an optimizer that has taken no step."""
+RESTART_STEPS = 10
+"""The warm-up after the moments began anew, where they do so with each interval, but at most half of the interval:
+without, the first steps move every parameter by the whole learning rate (`tests/bench/test_bench_validation.py`)."""
 _MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "muon": ("momentum_buffer",)}
 
 
@@ -39,6 +42,12 @@ def schedule_factor(config: InnerConfig, done_steps: int, total_steps: int) -> f
         case _:
             return 1.0
     return config.final_ratio + (1.0 - config.final_ratio) * left
+
+
+def restart_factor(steps_since: int, interval_steps: int) -> float:
+    """Return the factor of the learning rate so many steps after the moments began anew, in an interval of
+    `interval_steps`."""
+    return min(1.0, (steps_since + 1) / (min(RESTART_STEPS, interval_steps // 2) + 1))
 
 
 def warmup_factor(config: InnerConfig, own_steps: int) -> float:
@@ -72,8 +81,10 @@ class InnerOptimizer:
             )
 
     def step(self, factor: float) -> None:
-        """Update the parameters, with the learning rate times `factor`, the schedule's, and this replica's warm-up."""
-        rate = self._config.learning_rate * factor * warmup_factor(self._config, self._num_steps)
+        """Update the parameters, with the learning rate times `factor`, the schedule's, and this replica's warm-up;
+        with fresh moments `factor` holds all warm-ups."""
+        warm_up = 1.0 if self._config.fresh_moments else warmup_factor(self._config, self._num_steps)
+        rate = self._config.learning_rate * factor * warm_up
         for optimizer in self._optimizers.values():
             for group in optimizer.param_groups:
                 group["lr"] = rate

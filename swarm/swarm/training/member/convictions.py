@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TypeVar
 
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation, SwarmError
-from swarm_protocol.proof_messages import Evidence, EvidenceRequest
+from swarm_protocol.proof_messages import WRONG_INTERVAL, Evidence, EvidenceRequest, WrongInterval
 
 from swarm.network.interface import Stream
 from swarm.training.run.methods import short
@@ -26,6 +28,7 @@ from swarm.training.state.bans import Ban, Bans
 from swarm.training.state.evidence import accused, check
 from swarm.training.state.evidence_folder import EvidenceStore
 from swarm.training.state.state_sync import RunContext
+from swarm.training.state.wrong_interval import IntervalCase, read_case
 
 logger = logging.getLogger(__name__)
 
@@ -34,18 +37,28 @@ T = TypeVar("T")
 SEND_TIMEOUT_S = 10.0
 """For a megabyte of evidence over a slow line; others that get it pass it on."""
 SHOW_TIMEOUT_S = 60.0
+MAX_ACCUSATIONS = 16
+"""Accusations of intervals whose findings are gathered: each step draws few."""
 MAX_SHOWING = 4
 """Peers that are shown all evidence at one time: anyone may ask."""
 
 
 class Convictions:
-    """The convictions of one member of `context`. `on_new` is called with each new ban; `store` outlives the
-    process."""
+    """The convictions of one member of `context`. `on_new` is called with each new ban, and `on_accusation` with each
+    accusation of an interval that does not convict yet; `store` outlives the process."""
 
-    def __init__(self, context: RunContext, on_new: Callable[[Ban], None], store: EvidenceStore | None = None) -> None:
+    def __init__(
+        self,
+        context: RunContext,
+        on_new: Callable[[Ban], None],
+        store: EvidenceStore | None = None,
+        on_accusation: Callable[[IntervalCase], None] | None = None,
+    ) -> None:
         self._context = context
         self._on_new = on_new
         self._store = store
+        self._on_accusation = on_accusation
+        self._accusations = OrderedDict[tuple[str, int], WrongInterval]()
         self._bans = Bans(context.replica.config)
         self._ignored: set[str] = set()
         self._checking = asyncio.Lock()
@@ -140,7 +153,15 @@ class Convictions:
         async with self._checking:  # one at a time, of all senders
             evidence = Evidence.from_bytes(data)
             peer, step = accused(evidence, context.signatures)
-            if not self._bans.is_news(peer, step):
+            is_news = self._bans.is_news(peer, step)
+            if evidence.kind == WRONG_INTERVAL:
+                case = await self._case(evidence, is_news=is_news)
+                evidence = case.evidence.evidence()
+                data = evidence.to_bytes()
+                if is_news and not case.is_enough(context.network.peer_id):
+                    self._accuse(case, data, sender)
+                    return
+            if not is_news:
                 return
             verdict = await self._off_loop(check, evidence, context.signatures, context.replica.config)
             ban = self._bans.add(verdict, data)
@@ -153,6 +174,44 @@ class Convictions:
         if passes_on:
             self._send(data, {*context.replica.roster} - {sender, verdict.peer_id})
         self._on_new(ban)
+
+    def _accuse(self, case: IntervalCase, data: bytes, sender: str) -> None:
+        """Pass an accusation on that is not enough yet: this member's own to all others, another's to this one."""
+        if sender == self._context.network.peer_id:
+            self._send(data, {*self._context.replica.roster} - {case.member.peer_id})
+        elif self._on_accusation is not None:
+            self._on_accusation(case)
+
+    async def _case(self, evidence: Evidence, *, is_news: bool) -> IntervalCase:
+        """Return the accusation with all findings that came so far, which others are shown from now on. Raises
+        PeerViolation or IntegrityError."""
+        context = self._context
+        case = await self._off_loop(read_case, evidence.body, context.signatures, context.replica.config)
+        key = (case.member.peer_id, case.step)
+        known = self._accusations.get(key)
+        if known is not None:
+            merged = replace(known, findings=tuple(dict.fromkeys((*known.findings, *case.evidence.findings))))
+            try:
+                body = merged.to_bytes()
+                case = await self._off_loop(read_case, body, context.signatures, context.replica.config)
+            except (PeerViolation, IntegrityError):
+                return case  # somebody has signed two findings
+        self._accusations[key] = case.evidence
+        self._accusations.move_to_end(key)
+        while len(self._accusations) > MAX_ACCUSATIONS:
+            self._accusations.popitem(last=False)
+        if not is_news and known is not None and len(case.evidence.findings) > len(known.findings):
+            await self._show_instead(key, case.evidence.evidence().to_bytes())
+        return case
+
+    async def _show_instead(self, key: tuple[str, int], data: bytes) -> None:
+        """Show others this evidence, which has more findings, in place of the earlier one."""
+        peer, step = key
+        ban = next((each for each in self.bans if each.verdict.peer_id == peer), None)
+        if ban is not None and (ban.verdict.step, ban.verdict.kind) == (step, WRONG_INTERVAL):
+            self._bans.add(ban.verdict, data)
+            if self._store is not None:
+                await self._off_loop(self._store.keep, peer, data)
 
     async def _off_loop(self, function: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._context.executor, function, *arguments)

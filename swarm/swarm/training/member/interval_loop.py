@@ -28,6 +28,7 @@ from torch import Tensor
 
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.inner.interval import Interval, Intervals
+from swarm.training.member.interval_audits import IntervalAudits
 from swarm.training.member.trainer_events import IntervalDone, IntervalFailed, TrainingEvent
 from swarm.training.state.lease import sample_ids
 from swarm.training.state.state_sync import RunContext
@@ -47,7 +48,8 @@ class IntervalOffer:
 
 
 class IntervalLoop:
-    """Runs the intervals of one member in `tasks`, until they are all done or `end` is called."""
+    """Runs the intervals of one member in `tasks`, until they are all done or `end` is called. In place of an interval,
+    it computes one of another member, where `audits` say so."""
 
     def __init__(
         self,
@@ -56,6 +58,7 @@ class IntervalLoop:
         *,
         tasks: asyncio.TaskGroup,
         on_event: Callable[[TrainingEvent], None],
+        audits: IntervalAudits | None = None,
         is_leaving: bool = False,
     ) -> None:
         self.latest: IntervalResult | None = None
@@ -66,6 +69,7 @@ class IntervalLoop:
         self._intervals = intervals
         self._tasks = tasks
         self._on_event = on_event
+        self._audits = audits
         self._task: asyncio.Task[None] | None = None
         # the interval that runs, and the last one whose round has to be committed before the next can end
         self._step = self._hurried = 0
@@ -150,6 +154,8 @@ class IntervalLoop:
             if follows:
                 await self._train(interval, config.overlap_steps)
                 await self._take_in()
+            if self._sits_out():
+                return False
             has_lease = await self._train(interval, config.interval_steps)
             delta_F = await self._delta(interval) if interval.done.num_tokens else None
         except RoundError as error:
@@ -162,6 +168,16 @@ class IntervalLoop:
             self._contribution(interval.done) if delta_F is not None else None, delta_F, interval.done.seconds
         )
         return has_lease
+
+    def _sits_out(self) -> bool:
+        """Return whether this member validates another one's interval instead. It is ready for the round at once."""
+        if self._audits is None or (due := self._audits.next()) is None:
+            return False
+        # it may end later than the round
+        self._tasks.create_task(self._audits.run(due), name="validate an interval")
+        self._awaited = None
+        self._put_offer(None, None, 0.0)
+        return True
 
     async def _train(self, interval: Interval, num_steps: int) -> bool:
         """Train until `num_steps` steps of the interval are done. Return whether there is a lease."""

@@ -25,16 +25,20 @@ from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.made_part import committed_tree
 from swarm.training.allreduce.parts import ReductionScheme
 from swarm.training.allreduce.peer_connections import MeteredStream
+from swarm.training.member.interval_audits import DrawnInterval
 from swarm.training.member.interval_loop import IntervalOffer
 from swarm.training.round.round_events import Event, Recover, Reduced, ReduceFailed
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.run.methods import short
 from swarm.training.state.certificate import Proof
 from swarm.training.state.clusters import has_contributed
+from swarm.training.state.interval_draws import draw_leaves, draw_validators
 from swarm.training.state.state_sync import RunContext, repair_if_damaged
 
 logger = logging.getLogger(__name__)
 
+SLICES_S = 1.0
+"""How long the end of a step waits for slices that its validator needs; all are there, if its part is complete."""
 GROUP_WAIT_S = 5.0
 """How long a member's stream waits for this member to hear of its group."""
 
@@ -174,6 +178,23 @@ class Reductions:
         if butterfly is None:
             raise RoundError(f"this member takes no part in attempt {signed.group.attempt}")
         await butterfly.accept(peer, metered)
+
+    async def to_validate(self, proof: Proof) -> DrawnInterval | None:
+        """Return what this member needs to validate the interval that the step's outcome draws for it; None if that is
+        none, or if it has not made its part."""
+        me, rate = self._context.network.peer_id, self._context.replica.config.validation_rate
+        origin, outcome = proof.origin, proof.outcome
+        drawn = [peer for peer, by in draw_validators(origin, outcome, rate).items() if by == me]
+        auditing = self._auditing.get(outcome.origin_digest)
+        if not drawn or auditing is None:
+            return None
+        try:
+            async with asyncio.timeout(SLICES_S):
+                slices = await auditing.slices_of(drawn[0], draw_leaves(origin, outcome, drawn[0], me))
+        except (SwarmError, TimeoutError) as error:
+            logger.info("the interval of %s is not validated: %s", short(drawn[0]), error)
+            return None
+        return DrawnInterval(peer=drawn[0], slices=slices)
 
     def close(self) -> None:
         """Refuse the streams that still wait for a group, and drop what the reductions hold, since the step is over."""

@@ -32,6 +32,7 @@ from swarm.training.allreduce.peer_connections import SILENT_S
 from swarm.training.member.cluster_head import ClusterHead
 from swarm.training.member.convictions import Convictions
 from swarm.training.member.follower import StepFollower
+from swarm.training.member.interval_audits import DrawnInterval
 from swarm.training.member.interval_loop import IntervalLoop, IntervalOffer
 from swarm.training.member.progress_reports import DOWNWEIGHTED, LEFT_OUT, RoundLog, measured
 from swarm.training.member.reductions import Reductions, commit_slices
@@ -111,6 +112,8 @@ class RoundDriver:
         self.log = RoundLog()
         self.offer: IntervalOffer | None = None
         """What this member contributes, once its interval has ended."""
+        self.drawn: DrawnInterval | None = None
+        """What this member is to validate of the step, once it is committed."""
         self._context = context
         self._state = state
         self._intervals = intervals
@@ -221,6 +224,8 @@ class RoundDriver:
                         if isinstance(action, Ask | Sign | CastVote):
                             await self._keep_promise()
                         await self._act(action)
+                if self._context.replica.config.validation_rate:
+                    self.drawn = await self._reductions.to_validate(await self._context.check(self._certificate))
             finally:
                 self._close()
         return self._certificate

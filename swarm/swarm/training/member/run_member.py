@@ -29,6 +29,7 @@ from swarm.training.allreduce.parts import Residuals
 from swarm.training.allreduce.peer_connections import BandwidthMeter
 from swarm.training.inner.interval import Intervals, TrainingSetup, Validator
 from swarm.training.member.convictions import Convictions
+from swarm.training.member.interval_audits import IntervalAudits
 from swarm.training.member.interval_loop import IntervalLoop
 from swarm.training.member.progress_reports import committed, trainer_record
 from swarm.training.member.reductions import settle
@@ -62,6 +63,7 @@ from swarm.training.state.replica_state import ReplicaState
 from swarm.training.state.state_download import ChunkStore
 from swarm.training.state.state_sync import RunContext, SyncResult, claims_of, furthest, reach, trainers
 from swarm.training.state.state_transfer import Fetcher
+from swarm.training.state.wrong_interval import IntervalCase
 
 T = TypeVar("T")
 
@@ -141,6 +143,7 @@ class RunMember:
         self._validating = Validator(run.config, self._intervals, self._on_validated)
         self._interval_loop: IntervalLoop | None = None
         self._convictions: Convictions | None = None
+        self._audits: IntervalAudits | None = None
         self._driver: RoundDriver | None = None
         self._service: RoundService | None = None
         self._replica: Replica | None = None
@@ -222,7 +225,12 @@ class RunMember:
             if context.replica.outer_step == 0:
                 await self._validating.now(context.replica.current.state)
             self._interval_loop = IntervalLoop(
-                context, self._intervals, tasks=background, on_event=self._on_event, is_leaving=self._stopping
+                context,
+                self._intervals,
+                tasks=background,
+                on_event=self._on_event,
+                audits=self._audits,
+                is_leaving=self._stopping,
             )
             self._interval_loop.begin()
             last_step = self._run.config.outer_steps
@@ -293,7 +301,14 @@ class RunMember:
             meter=self._meter,
         )
         self._promise = await recall_promise(context, options.promises)
-        self._convictions = Convictions(context, self._on_convicted, options.evidence)
+        self._convictions = Convictions(context, self._on_convicted, options.evidence, self._on_accusation)
+        self._audits = IntervalAudits(
+            context,
+            self._intervals,
+            convict=self._on_wrong_interval,
+            is_banned=lambda peer: self._convictions is not None and peer in self._convictions.peers,
+            on_event=self._on_event,
+        )
         await self._convictions.recall()
         self._service = RoundService(context, self._convictions)
         await self._service.open()
@@ -364,12 +379,14 @@ class RunMember:
 
     async def _take_step(self, context: RunContext, background: asyncio.TaskGroup) -> None:
         """Go from one committed state to the next one, while the intervals run."""
-        intervals, convictions = self._interval_loop, self._convictions
+        intervals, convictions, audits = self._interval_loop, self._convictions, self._audits
         assert intervals is not None
         assert convictions is not None
+        assert audits is not None
         for peer in await convictions.lapse():
             self._accused.pop(peer, None)
         started, setup, before = asyncio.get_running_loop().time(), setup_of(context), context.replica.digest
+        start = audits.begins_at()
         driver = RoundDriver(
             context,
             state_machine.begin(
@@ -398,6 +415,9 @@ class RunMember:
         await self._faults.reached("round.applied")
         driver.log.enter(None, asyncio.get_running_loop().time())
         if reached is not None:
+            origin = reached.proof.origin
+            if start is not None and (origin.state_digest, bool(origin.num_tokens)) == (before, True):
+                audits.committed(reached.proof, start, driver.drawn)
             if reached.fetched is None:
                 self._report_step(driver, reached.proof, started)
             if reached.proof.outer_step == setup.step and not self._stopping:
@@ -514,6 +534,14 @@ class RunMember:
         )
         self._on_event(event)
         self._announce("training")
+
+    def _on_accusation(self, case: IntervalCase) -> None:
+        if self._audits is not None:
+            self._audits.accuse(case)
+
+    async def _on_wrong_interval(self, evidence: bytes) -> None:
+        if self._convictions is not None:
+            await self._convictions.take(evidence, self._network.peer_id)
 
     def _on_late(self, event: ContributionLate) -> None:
         when = "its interval still ran" if event.late_s is None else f"it was ready {event.late_s:.1f} s later"

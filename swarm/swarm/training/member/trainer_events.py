@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +89,27 @@ class MemberConvicted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalValidated:
+    """This member has computed the interval of `peer_id` for outer step `step` once more. `tier` and `distance` are
+    those of `interval_checks.Likeness`."""
+
+    step: int
+    peer_id: str
+    tier: Literal["exact", "close", "wrong"]
+    distance: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FalselyAccused:
+    """`accuser` says that `peer_id` did not train what it sent for outer step `step`, and this member, which computed
+    the interval once more, finds that it did. Its accusations are not listened to any more."""
+
+    step: int
+    peer_id: str
+    accuser: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ContributionLate:
     """Outer step `step` was committed without this member's contribution. That work is lost, and its samples are leased
     again.
@@ -139,6 +160,8 @@ TrainingEvent: TypeAlias = (
     | OuterStep
     | RoundAborted
     | MemberConvicted
+    | IntervalValidated
+    | FalselyAccused
     | ContributionLate
     | RunResumed
     | StateEndorsed

@@ -49,6 +49,8 @@ DEFAULT_AGGREGATOR = "centered_clip"
 
 MAX_MAJORITY_S = 7 * 86400.0
 """A week. An author who wants to wait longer decides by hand, with `swarm-node run resume`."""
+MODULE_TYPE = "module"
+"""The `model_type` of a module of its author's own, which no file describes."""
 LOCAL = "local"
 """The checkpoint or tokenizer of which each member has its own copy."""
 
@@ -206,6 +208,14 @@ class InnerConfig:
     beta1: float = number(0.9, 0.0, 0.9999, "AdamW's first moment.")
     beta2: float = number(0.95, 0.0, 0.99999, "AdamW's second moment.")
     muon_momentum: float = number(0.95, 0.0, 0.9999, "Muon's momentum.")
+    fresh_moments: bool = setting(
+        False,
+        "The optimizer's moments begin anew with each interval, which then follows from state, lease and these "
+        "settings alone; for validation_rate.",
+        lambda value: isinstance(value, bool),
+        "use true or false",
+        implied=False,
+    )
     clip_norm: float = number(1.0, 1e-6, 1e6, "Maximum gradient norm; longer gradients are scaled down.")
 
     def __post_init__(self) -> None:
@@ -298,6 +308,22 @@ class RunConfig:
         "The peer ids that may contribute; empty: anyone may.",
         are_peers,
         "use a list of distinct peer ids, or leave it out",
+    )
+    validation_rate: float = number(
+        0.0,
+        0.0,
+        0.5,
+        "Share of the members' intervals that another member, drawn by the step's outcome, computes once more. Members "
+        "that sent something else are banned. 0: none.",
+        implied=0.0,
+    )
+    validation_tolerance: float = number(
+        0.5,
+        0.0,
+        2.0,
+        "How far a contribution may be from its recomputation: the norm of the difference, relative to that of the "
+        "recomputed one. Devices round differently.",
+        implied=0.5,
     )
     ban_steps: int = whole(
         0,
@@ -418,11 +444,25 @@ class RunConfig:
         if checks.passed("overlap_steps", "interval_steps"):
             remedy = f"use less than interval_steps, {self.interval_steps}"
             checks.require(self.overlap_steps < self.interval_steps, "overlap_steps", self.overlap_steps, remedy)
+        if checks.passed("validation_rate", "model") and self.validation_rate:
+            self._check_validation(checks)
         if self.admission and checks.passed("admission", "min_group"):
             remedy = f"name at least min_group, {self.min_group}"
             checks.require(len(self.admission) >= self.min_group, "admission", self.admission, remedy)
         if checks.passed("aggregator", "fallback", "aggregation", "min_group"):
             self._check_aggregator(checks)
+
+    def _check_validation(self, checks: SettingChecks) -> None:
+        """Intervals are recomputed only where they follow from state, lease and settings alone."""
+        kept = {"fragments": 1, "overlap_steps": 0, "mixing": 0.0, "error_feedback": False}
+        for key, value in kept.items():
+            remedy = f"use {str(value).lower()}, or validation_rate = 0: an interval could not be computed once more"
+            checks.require(getattr(self, key) == value, key, getattr(self, key), remedy)
+        remedy = "set [inner] fresh_moments = true: what members keep between intervals cannot be computed once more"
+        checks.require(self.inner.fresh_moments, "validation_rate", self.validation_rate, remedy)
+        is_module = self.model.get("model_type") == MODULE_TYPE
+        remedy = "use 0: an interval of a module of one's own cannot be computed once more"
+        checks.require(not is_module, "validation_rate", self.validation_rate, remedy)
 
     def _check_aggregator(self, checks: SettingChecks) -> None:
         try:

@@ -58,10 +58,11 @@ def cost_of(config: RunConfig) -> Cost:
 
 
 def warnings_of(config: RunConfig) -> list[tuple[str, str]]:
-    """Settings that are possible, but with which the run stops when a member is lost. Each has its remedy."""
+    """Return what an author may not expect: settings with which the run stops when a member is lost, and what
+    validation does not cover. Each has its remedy."""
     if config.min_group == 1:
-        return []
-    found, needs = list[tuple[str, str]](), f"a round needs {config.min_group} members (min_group)"
+        return _of_validation(config)
+    found, needs = _of_validation(config), f"a round needs {config.min_group} members (min_group)"
     fewest = config.make_aggregator().fewest_members()
     if len(config.admission) == config.min_group:
         found.append((f"{needs}, and the run admits no more: it stops when one is lost", "admit more, or need fewer"))
@@ -73,4 +74,17 @@ def warnings_of(config: RunConfig) -> list[tuple[str, str]]:
     if not config.fallback and fewest > 1:
         message = f"{config.aggregator} needs {fewest} contributions: with one fewer a round takes no step"
         found.append((message, f'set fallback = "{DEFAULT_AGGREGATOR}"'))
+    return found
+
+
+def _of_validation(config: RunConfig) -> list[tuple[str, str]]:
+    if not config.validation_rate:
+        return []
+    found = list[tuple[str, str]]()
+    if config.cluster_size > 1:
+        message = "members that bring the work of followers are not validated: it is the sum of several intervals"
+        found.append((message, "set cluster_size = 1, if all members of the run are to be validated"))
+    if not config.data.digest and not config.data.revision:
+        message = "the data is not pinned: a member with other data would be banned for what it trains on"
+        found.append((message, "sign the run with its data: swarm-node run sign --pin"))
     return found

@@ -32,11 +32,10 @@ from torch import Tensor, nn
 
 from swarm.building import BUILDING
 from swarm.training.run.layout import MAX_STATE_VALUES, Layout
-from swarm.training.run.run_config import BYTE_VOCABULARY, RunConfig
+from swarm.training.run.run_config import BYTE_VOCABULARY, MODULE_TYPE, RunConfig
 from swarm.training.run.seeded import stream
 from swarm.training.run.settings import is_digest, refuse_unknown_keys
 
-MODULE_TYPE = "module"
 MAX_SAMPLES = 1 << 48
 _KEYS = ("model_type", "num_values", "digest", "num_samples")
 

@@ -33,7 +33,7 @@ from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope, seal, unseal
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import Identity, verify
-from swarm_protocol.proof_messages import PART_PURPOSE, PartStatement
+from swarm_protocol.proof_messages import FINDING_PURPOSE, PART_PURPOSE, IntervalFinding, PartStatement
 from swarm_protocol.round_signatures import report_message, slices_message, vote_message
 from swarm_protocol.training_messages import (
     GROUP_PURPOSE,
@@ -216,6 +216,16 @@ class RunSignatures:
         self._check_subject(envelope, statement)
         return envelope.peer_id, statement
 
+    def sign_finding(self, finding: IntervalFinding, now: float) -> bytes:
+        return self._seal(FINDING_PURPOSE, finding, now)
+
+    def read_finding(self, data: bytes, now: float) -> tuple[str, IntervalFinding]:
+        """Return the signer and the finding. Raises PeerViolation or IntegrityError."""
+        envelope = unseal(data, purpose=FINDING_PURPOSE, network_id=self.network_id, now=now)
+        finding = IntervalFinding.from_bytes(envelope.payload)
+        self._check_subject(envelope, finding)
+        return envelope.peer_id, finding
+
     def sign_order(self, order: ResumeOrder, now: float) -> bytes:
         """Sign a resume order, as the run's author."""
         return self._seal(RESUME_PURPOSE, order, now)
@@ -346,7 +356,7 @@ class RunSignatures:
             raise IntegrityError("the certificate to resume with is of another state", remedy="resume without it")
         return proof
 
-    def _seal(self, purpose: str, message: Group | PartStatement | ResumeOrder, now: float) -> bytes:
+    def _seal(self, purpose: str, message: Group | PartStatement | IntervalFinding | ResumeOrder, now: float) -> bytes:
         envelope = seal(
             self.identity,
             purpose=purpose,
@@ -358,12 +368,12 @@ class RunSignatures:
         )
         return envelope.to_bytes()
 
-    def _check_subject(self, envelope: Envelope, message: Group | PartStatement) -> None:
+    def _check_subject(self, envelope: Envelope, message: Group | PartStatement | IntervalFinding) -> None:
         if message.run != self.run or envelope.subject != _subject(message):
             raise PeerViolation("a group or statement is for another round", peer_id=envelope.peer_id)
 
 
-def _subject(message: Group | PartStatement | ResumeOrder) -> str:
+def _subject(message: Group | PartStatement | IntervalFinding | ResumeOrder) -> str:
     if isinstance(message, ResumeOrder):
         return f"{message.run}/resume/{message.sequence}"
     return round_subject(message.run, message.step, message.attempt)

@@ -166,7 +166,11 @@ def steps_in(folder: Path) -> list[int]:
 
 def load_step(folder: Path, outer_step: int) -> Checkpoint:
     """Return the checkpoint of that outer step. Raises IntegrityError if it is not there, or not whole."""
-    place = _place(folder, outer_step)
+    return load_at(_place(folder, outer_step))
+
+
+def load_at(place: Path) -> Checkpoint:
+    """Return the checkpoint in the folder `place`. Raises IntegrityError if it is not there, or not whole."""
     try:
         return _load(place)
     except IntegrityError as error:

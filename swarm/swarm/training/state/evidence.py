@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from swarm_protocol.errors import PeerViolation
-from swarm_protocol.proof_messages import WRONG_REDUCTION, Evidence
+from swarm_protocol.proof_messages import WRONG_INTERVAL, WRONG_REDUCTION, Evidence
 
 from swarm.training.run.run_config import RunConfig
 from swarm.training.state.bans import Verdict
 from swarm.training.state.certificate import RunSignatures
+from swarm.training.state.wrong_interval import accused_of_interval, check_interval
 from swarm.training.state.wrong_reduction import accused_of, check_reduction
 
 
@@ -28,7 +29,10 @@ class EvidenceKind:
     check: Callable[[bytes, RunSignatures, RunConfig], str]
 
 
-KINDS: Mapping[str, EvidenceKind] = {WRONG_REDUCTION: EvidenceKind(accused_of, check_reduction)}
+KINDS: Mapping[str, EvidenceKind] = {
+    WRONG_REDUCTION: EvidenceKind(accused_of, check_reduction),
+    WRONG_INTERVAL: EvidenceKind(accused_of_interval, check_interval),
+}
 
 
 def accused(evidence: Evidence, signatures: RunSignatures) -> tuple[str, int]:

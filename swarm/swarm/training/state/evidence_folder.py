@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -113,10 +113,23 @@ def check_file(path: Path) -> tuple[SignedRun, Verdict]:
 
     Raises ConfigError, and IntegrityError if the file is none, or proves nothing.
     """
+    run, signatures, data = open_file(path)
+    with proving(path):
+        return run, check(Evidence.from_bytes(data), signatures, run.config)
+
+
+def open_file(path: Path) -> tuple[SignedRun, RunSignatures, bytes]:
+    """Return the run that a file of evidence is of, what checks its signatures, and the evidence. Raises ConfigError or
+    IntegrityError."""
     file = read_file(path)
     run = read_run(file.run, f"the run in {path}")
-    signatures = RunSignatures.of_run(run, Identity.generate(), file.network_id)
+    return run, RunSignatures.of_run(run, Identity.generate(), file.network_id), file.evidence
+
+
+@contextmanager
+def proving(path: Path) -> Iterator[None]:
+    """Raise IntegrityError, which names the file, for evidence that proves nothing."""
     try:
-        return run, check(Evidence.from_bytes(file.evidence), signatures, run.config)
+        yield
     except SwarmError as error:
         raise IntegrityError(f"{path} proves nothing: {error.message}") from error

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm.training.run.run_config import CODECS, DEFAULT_MODEL, DataConfig, InnerConfig, OuterConfig, RunConfig
+from swarm.training.run.run_cost import warnings_of
 from swarm_compression import codec_names
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
@@ -192,3 +193,29 @@ def test_from_mapping_the_order_of_those_admitted_does_not_matter() -> None:
     one = RunConfig.from_mapping({"name": "test", "admission": peers})
     assert one == RunConfig.from_mapping({"name": "test", "admission": peers[::-1]})
     assert RunConfig.from_mapping(one.to_mapping()) == one
+
+
+FRESH = InnerConfig(fresh_moments=True)
+
+
+def test_validation_wants_intervals_that_can_be_computed_once_more() -> None:
+    assert RunConfig(name="run", validation_rate=0.05, inner=FRESH).validation_rate == 0.05
+    for settings, named in (
+        ({"inner": InnerConfig()}, "fresh_moments = true"),
+        ({"fragments": 2}, "fragments"),
+        ({"overlap_steps": 3}, "overlap_steps"),
+        ({"mixing": 0.5}, "mixing"),
+        ({"error_feedback": True}, "error_feedback"),
+        ({"model": {"model_type": "module", "num_values": 3, "digest": "0" * 64}}, "a module of one's own"),
+        ({"validation_rate": 0.6}, "validation_rate"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            RunConfig(**{"name": "run", "validation_rate": 0.05, "inner": FRESH, **settings})  # type: ignore[arg-type]
+
+
+def test_author_is_told_what_validation_does_not_cover() -> None:
+    told = [message for message, _ in warnings_of(RunConfig(name="run", validation_rate=0.05, inner=FRESH))]
+    assert any("followers are not validated" in message for message in told)
+    assert any("the data is not pinned" in message for message in told)
+    pinned = replace(RunConfig(name="run").data, digest="0" * 64)
+    assert warnings_of(RunConfig(name="run", validation_rate=0.05, inner=FRESH, cluster_size=1, data=pinned)) == []

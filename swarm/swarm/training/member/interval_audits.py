@@ -1,0 +1,171 @@
+"""Validations of other members' intervals: those that a step's outcome draws for this member, and those that
+accusations ask for.
+
+A member that validates sits out one interval, and contributes nothing to that step, so that no step takes longer. What
+a validation of a step needs is kept for two more steps: 4 bytes a parameter for each that draws any.
+
+`RunMember` owns it, and says what was committed. `IntervalLoop` asks before each interval what is due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from swarm_protocol.errors import RoundError, SwarmError
+from swarm_protocol.proof_messages import AuditedSlice, IntervalFinding, WrongInterval
+
+from swarm.training.inner.interval import Intervals
+from swarm.training.inner.interval_replay import replayed
+from swarm.training.member.trainer_events import FalselyAccused, IntervalValidated, TrainingEvent
+from swarm.training.run.methods import short
+from swarm.training.state.certificate import Proof
+from swarm.training.state.interval_checks import IntervalStart
+from swarm.training.state.interval_draws import draw_leaves, draw_validators
+from swarm.training.state.state_sync import RunContext
+from swarm.training.state.wrong_interval import IntervalCase
+
+logger = logging.getLogger(__name__)
+
+NUM_STARTS = 2
+MAX_DUE = 4
+"""Validations that wait. Beyond these, accusations are dropped: those who make more wait for others' findings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DrawnInterval:
+    """What a validator keeps of a step: `peer`, whose interval it validates, and that member's slices of the drawn
+    leaves."""
+
+    peer: str
+    slices: tuple[AuditedSlice, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Validation:
+    """An interval that this member is to compute once more, from `start` on."""
+
+    case: IntervalCase
+    start: IntervalStart
+
+    @property
+    def is_accusation(self) -> bool:
+        """Whether another member has found it wrong."""
+        return bool(self.case.finders)
+
+
+class IntervalAudits:
+    """The validations of one member of `context`. `convict` takes evidence that it has found; who `is_banned` is not
+    validated."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        intervals: Intervals,
+        *,
+        convict: Callable[[bytes], Awaitable[None]],
+        is_banned: Callable[[str], bool],
+        on_event: Callable[[TrainingEvent], None],
+    ) -> None:
+        self._context = context
+        self._intervals = intervals
+        self._convict = convict
+        self._is_banned = is_banned
+        self._on_event = on_event
+        self._starts: dict[bytes, IntervalStart] = {}
+        self._due = deque[Validation]()
+        self._known: set[tuple[str, int]] = set()  # peers and steps
+        self._refuted: set[str] = set()
+
+    def begins_at(self) -> IntervalStart | None:
+        """Return what the interval of the next step begins from; None if the run validates none."""
+        replica = self._context.replica
+        if not replica.config.validation_rate:
+            return None
+        state = replica.current.state
+        return IntervalStart(step=state.outer_step + 1, theta_N=state.theta_N, stripes=state.stripes)
+
+    def committed(self, proof: Proof, start: IntervalStart, drawn: DrawnInterval | None) -> None:
+        """Keep what validations of a step need, which `proof` commits, and which began from `start`. `drawn` is what
+        this member is to validate."""
+        origin, outcome, config = proof.origin, proof.outcome, self._context.replica.config
+        if not draw_validators(origin, outcome, config.validation_rate):
+            return
+        self._known = {(peer, step) for peer, step in self._known if step + 2 * NUM_STARTS > start.step}
+        self._starts[outcome.origin_digest] = start
+        while len(self._starts) > NUM_STARTS:
+            del self._starts[next(iter(self._starts))]
+        if drawn is not None:
+            evidence = WrongInterval(certificate=proof.certificate, peer=drawn.peer, slices=drawn.slices, findings=())
+            member = next(each for each in origin.contributors if each.peer_id == drawn.peer)
+            leaves = draw_leaves(origin, outcome, drawn.peer, self._context.network.peer_id)
+            self._add(IntervalCase(proof=proof, member=member, leaves=leaves, finders=(), evidence=evidence))
+
+    def accuse(self, case: IntervalCase) -> None:
+        """Take an accusation that is not enough yet: this member sees for itself, if it has what that needs."""
+        if case.finders[0] not in self._refuted:
+            self._add(case)
+
+    def next(self) -> Validation | None:
+        """Return what this member is to validate in place of its next interval."""
+        while self._due:
+            due = self._due.popleft()
+            if not self._is_banned(due.case.member.peer_id):
+                return due
+        return None
+
+    async def run(self, due: Validation) -> None:
+        """Compute the interval once more, and tell what was found."""
+        case, config = due.case, self._context.replica.config
+        intervals = self._intervals
+        try:
+            delta_N = await intervals.off_loop(replayed, intervals.inner, due.start, case.member, config)
+        except RoundError as error:
+            logger.warning("the interval of %s cannot be validated: %s", short(case.member.peer_id), error)
+            return
+        work = asyncio.get_running_loop().run_in_executor
+        found = await work(self._context.executor, case.compare, delta_N, config)
+        self._on_event(
+            IntervalValidated(
+                step=case.step, peer_id=case.member.peer_id, tier=found.tier, distance=min(found.distance, MAX_TOLD)
+            )
+        )
+        if found.tier == "wrong":
+            await self._tell(case)
+        elif due.is_accusation:
+            accuser = case.finders[0]
+            self._refuted.add(accuser)
+            logger.warning("%s accuses %s of what is not so", short(accuser), short(case.member.peer_id))
+            self._on_event(FalselyAccused(step=case.step, peer_id=case.member.peer_id, accuser=accuser))
+
+    async def _tell(self, case: IntervalCase) -> None:
+        origin, signatures = case.proof.origin, self._context.signatures
+        finding = IntervalFinding(
+            run=origin.run,
+            step=origin.step,
+            attempt=origin.attempt,
+            origin_digest=case.proof.outcome.origin_digest,
+            peer=case.member.peer_id,
+        )
+        signed = signatures.sign_finding(finding, self._context.network.now())
+        evidence = replace(case.evidence, findings=(*case.evidence.findings, signed))
+        try:
+            await self._convict(evidence.evidence().to_bytes())
+        except SwarmError as error:
+            logger.warning("what shows that %s lied is no evidence: %s", short(case.member.peer_id), error)
+
+    def _add(self, case: IntervalCase) -> None:
+        start = self._starts.get(case.proof.outcome.origin_digest)
+        key = (case.member.peer_id, case.step)
+        is_mine = case.member.peer_id == self._context.network.peer_id
+        if start is None or is_mine or key in self._known or len(self._due) >= MAX_DUE:
+            return
+        self._known.add(key)
+        self._due.append(Validation(case=case, start=start))
+
+
+MAX_TOLD = 1e6
+"""The largest distance that is told: it can be infinite."""

@@ -1,0 +1,82 @@
+"""How far a member's contribution is from what its interval gives when it is computed once more.
+
+Equal devices and software give equal bytes. Others round differently, and training multiplies that: over an interval of
+the default run by a few percent in float32, and up to a sixth where one of both computes in bfloat16
+(`tests/bench/test_bench_validation.py`). Contributions of other data, of noise, turned round, scaled or repeated are
+further away than the run's `validation_tolerance`.
+
+Blocks. Shapes: N values of the flat vector, L of a leaf.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from swarm_compression import Codec
+from swarm_protocol.errors import PeerViolation
+from swarm_protocol.proof_messages import AuditedSlice
+from swarm_protocol.training_messages import Contribution, Group
+from torch import Tensor
+
+from swarm.training.allreduce.leaf_checks import is_leaf
+from swarm.training.allreduce.parts import leaf_at, num_leaves, num_values
+from swarm.training.run.run_config import RunConfig
+from swarm.training.state.lease import LeaseStripe, lease_of, sample_ids
+
+Tier: TypeAlias = Literal["exact", "close", "wrong"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Likeness:
+    """`tier` says whether the leaves are equal, within the run's tolerance, or wrong. `distance` is the norm of their
+    difference, relative to that of the recomputed ones; inf if these are zero and the others are not."""
+
+    tier: Tier
+    distance: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class IntervalStart:
+    """What an interval of outer step `step` follows from: the committed weights and the stripes of its leases."""
+
+    step: int
+    theta_N: Tensor
+    stripes: tuple[LeaseStripe, ...]
+
+    def samples_of(self, member: Contribution, config: RunConfig) -> list[int]:
+        """Return the samples that `member` says it has used, in their order."""
+        lease = lease_of(self.stripes, self.step, member.peer_id, config.samples_per_interval)
+        return sample_ids(lease)[: member.own_samples]
+
+
+def likeness(
+    group: Group, codec: Codec, leaves: Sequence[int], slices: Sequence[AuditedSlice], delta_N: Tensor, most: float
+) -> Likeness:
+    """Compare the committed `slices` of `leaves` with the recomputed `delta_N`. `most` is the largest distance that is
+    not wrong."""
+    off = size = 0.0
+    is_exact = True
+    for leaf, each in zip(leaves, slices, strict=True):
+        place = leaf_at(group.num_values, leaf)
+        mine = codec.encode(delta_N[place])
+        is_exact = is_exact and mine == each.data
+        mine_L, claimed_L = (codec.decode(data, num_values(place)).double() for data in (mine, each.data))
+        off += float((claimed_L - mine_L).square().sum())
+        size += float(mine_L.square().sum())
+    if is_exact:
+        return Likeness(tier="exact", distance=0.0)
+    distance = math.sqrt(off / size) if size else (math.inf if off else 0.0)
+    return Likeness(tier="close" if distance <= most else "wrong", distance=distance)
+
+
+def check_slices(group: Group, member: Contribution, leaves: Sequence[int], slices: Sequence[AuditedSlice]) -> None:
+    """Raises PeerViolation unless `slices` are those of `leaves` to which `member` has committed."""
+    total = num_leaves(group.num_values)
+    if member.commitment is None or len(leaves) != len(slices):
+        raise PeerViolation("evidence has other leaves than the step's outcome draws")
+    for leaf, each in zip(leaves, slices, strict=True):
+        if not is_leaf(member.commitment.root, total, leaf, each.data, each.proof):
+            raise PeerViolation("evidence has slices that the member has not committed to")

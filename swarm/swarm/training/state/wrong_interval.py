@@ -1,0 +1,113 @@
+"""Evidence that a member's contribution does not follow from its interval, and what makes it count.
+
+A validator's word alone convicts nobody. Members that receive it compute the interval once more, and sign what they
+find. Evidence convicts once more than a third of the step's members have signed, two at least, so that all ban at about
+the same time; in a group of two, for the one that has signed. Anyone who has the state that the step began from, and
+the run's data, can do as they did.
+
+Only the validator that the step's outcome draws can accuse, by the leaves that the outcome draws: nobody can have
+others compute again and again, or choose leaves in which devices differ most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm_compression import get_codec
+from swarm_protocol.envelope import issued_at
+from swarm_protocol.errors import PeerViolation
+from swarm_protocol.proof_messages import WrongInterval
+from swarm_protocol.training_messages import Certificate, Contribution
+from torch import Tensor
+
+from swarm.training.run.run_config import RunConfig
+from swarm.training.state.certificate import Proof, RunSignatures
+from swarm.training.state.interval_checks import Likeness, check_slices, likeness
+from swarm.training.state.interval_draws import draw_leaves, draw_validators
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class IntervalCase:
+    """A well-formed accusation: `member` of the step that `proof` commits. `finders` have signed that they found its
+    interval wrong; the first of them is the drawn validator."""
+
+    proof: Proof
+    member: Contribution
+    leaves: tuple[int, ...]
+    finders: tuple[str, ...]
+    evidence: WrongInterval
+
+    @property
+    def step(self) -> int:
+        return self.proof.origin.step
+
+    @property
+    def reason(self) -> str:
+        return f"its contribution to outer step {self.step} does not follow from its interval"
+
+    def is_enough(self, me: str) -> bool:
+        """Return whether the findings convict, for `me`: those of more than a third of the members, two at least."""
+        num_members = len(self.proof.origin.members)
+        return len(self.finders) >= max(2, num_members // 3 + 1) or (num_members == 2 and me in self.finders)
+
+    def compare(self, delta_N: Tensor, config: RunConfig) -> Likeness:
+        """Compare what the member committed to with `delta_N`, which was recomputed. Blocks."""
+        codec, most = get_codec(config.codec), config.validation_tolerance
+        return likeness(self.proof.origin, codec, self.leaves, self.evidence.slices, delta_N, most)
+
+
+def accused_of_interval(body: bytes, signatures: RunSignatures) -> tuple[str, int]:
+    """Return whom the evidence is against, and the step. Raises PeerViolation or IntegrityError."""
+    evidence = WrongInterval.from_bytes(body)
+    if not evidence.findings:
+        raise PeerViolation("evidence has no finding")
+    _, finding = signatures.read_finding(evidence.findings[0], issued_at(evidence.findings[0]))
+    return finding.peer, finding.step
+
+
+def read_case(body: bytes, signatures: RunSignatures, config: RunConfig) -> IntervalCase:
+    """Return the accusation in `body`. Blocks for milliseconds. Raises PeerViolation or IntegrityError unless it is
+    complete: it may still not be enough, see `IntervalCase.is_enough`."""
+    evidence = WrongInterval.from_bytes(body)
+    proof = _proof_of(evidence.certificate, signatures)
+    origin = proof.origin
+    member = next((each for each in origin.contributors if each.peer_id == evidence.peer), None)
+    validator = draw_validators(origin, proof.outcome, config.validation_rate).get(evidence.peer)
+    if member is None or validator is None:
+        raise PeerViolation("evidence is of an interval that the step's outcome does not draw")
+    signatures.check_slices(member, member.peer_id, origin.step, origin.state_digest)
+    leaves = draw_leaves(origin, proof.outcome, member.peer_id, validator)
+    check_slices(origin, member, leaves, evidence.slices)
+    finders = [_finder(data, proof, member.peer_id, signatures) for data in evidence.findings]
+    if not finders or finders[0] != validator or len(set(finders)) < len(finders):
+        raise PeerViolation("evidence does not begin with the finding of the drawn validator, or has one twice")
+    return IntervalCase(proof=proof, member=member, leaves=leaves, finders=tuple(finders), evidence=evidence)
+
+
+def check_interval(body: bytes, signatures: RunSignatures, config: RunConfig) -> str:
+    """Return in words what the findings in `body` prove. Raises PeerViolation or IntegrityError if that is nothing."""
+    case = read_case(body, signatures, config)
+    if not case.is_enough(signatures.identity.peer_id):
+        num_members = len(case.proof.origin.members)
+        raise PeerViolation(f"evidence has the word of {len(case.finders)} of {num_members} members only")
+    return case.reason
+
+
+def _finder(data: bytes, proof: Proof, peer: str, signatures: RunSignatures) -> str:
+    """Return the signer of a finding. Raises PeerViolation unless it is of this interval, by another of its members."""
+    signer, finding = signatures.read_finding(data, issued_at(data))
+    origin = proof.origin
+    about = (finding.step, finding.attempt, finding.origin_digest, finding.peer)
+    if about != (origin.step, origin.attempt, proof.outcome.origin_digest, peer):
+        raise PeerViolation("evidence has a finding of another interval")
+    if signer not in origin.peer_ids or signer == peer:
+        raise PeerViolation("evidence has a finding of somebody who is no other member of the step")
+    return signer
+
+
+def _proof_of(data: bytes, signatures: RunSignatures) -> Proof:
+    """Return what the certificate proves, however old it is. Raises PeerViolation or IntegrityError."""
+    certificate = Certificate.from_bytes(data)
+    if certificate.order:
+        raise PeerViolation("evidence has a resume order for a certificate")
+    return signatures.check_certificate(data, issued_at(certificate.group))

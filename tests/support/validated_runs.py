@@ -1,0 +1,123 @@
+"""Simulated runs whose members validate each other's intervals, and members that lie in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from support.training_swarm import AUTHOR, Member, Swarm, SyntheticInner, config
+from swarm.training.inner.inner_loop import IntervalResult
+from swarm.training.member.interval_audits import Validation
+from swarm.training.member.run_member import RunMember
+from swarm.training.run.run_config import InnerConfig, RunConfig
+from swarm.training.run.signed_run import SignedRun, sign_mapping
+from swarm.training.state.replica_state import ReplicaState
+from swarm.training.state.state_sync import RunContext
+from torch import Tensor
+
+NUM_VALUES = 3000
+HONEST = ("m0", "m1", "m2", "m3")
+
+Change = Callable[[Tensor, Tensor], Tensor]
+"""Takes the weights at an interval's start and end, and returns those that a member says it has reached."""
+
+
+def validated(**changes: object) -> RunConfig:
+    settings: dict[str, object] = {
+        "min_group": 2,
+        "outer_steps": 8,
+        "validation_rate": 0.5,
+        "inner": InnerConfig(batch_windows=2, fresh_moments=True),
+    }
+    return config(**{**settings, **changes})
+
+
+def run_of(settings: RunConfig) -> SignedRun:
+    """Return a run of which there is a file."""
+    return sign_mapping(settings, settings.to_mapping(), AUTHOR, 1_750_000_000)
+
+
+@dataclass
+class ChangedInner(SyntheticInner):
+    """Says that it has reached other weights than it has."""
+
+    num_values: int = NUM_VALUES
+    virtual_step_s: float = 0.5
+    change: Change = lambda _, end_N: end_N
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.start_N = self.theta_N
+
+    def train(self, *arguments: Any, **options: Any) -> IntervalResult:
+        self.start_N = self.theta_N
+        return super().train(*arguments, **options)
+
+    def flat(self, where: slice = slice(None)) -> Tensor:
+        return self.change(self.start_N, self.theta_N)[where].clone()
+
+
+def noise(start_N: Tensor, end_N: Tensor) -> Tensor:
+    drawn_N = torch.randn(start_N.shape, generator=torch.Generator().manual_seed(1))
+    return start_N + drawn_N * (end_N - start_N).norm() / drawn_N.norm()
+
+
+def rounded(start_N: Tensor, end_N: Tensor) -> Tensor:
+    """Return what another device could get."""
+    return end_N + 0.1 * (noise(start_N, end_N) - start_N)
+
+
+LIES: dict[str, Change] = {
+    "turned round": lambda start_N, end_N: 2 * start_N - end_N,
+    "ten times as far": lambda start_N, end_N: start_N + 10 * (end_N - start_N),
+    "nothing trained": lambda start_N, _: start_N,
+    "noise": noise,
+}
+
+
+class Idle(RunMember):
+    """Validates nobody."""
+
+    async def _open_context(self) -> RunContext:
+        context = await super()._open_context()
+        assert self._audits is not None
+        self._audits.next = lambda: None  # type: ignore[method-assign]
+        return context
+
+
+class Slanderer(RunMember):
+    """Finds every interval wrong that it is to validate."""
+
+    async def _open_context(self) -> RunContext:
+        context = await super()._open_context()
+        audits = self._audits
+        assert audits is not None
+
+        async def slander(due: Validation) -> None:
+            await audits._tell(due.case)
+
+        audits.run = slander  # type: ignore[method-assign]
+        return context
+
+
+STATES: dict[bytes, ReplicaState] = {}
+
+
+class Keeping(RunMember):
+    """Keeps all states that it had, by digest, in STATES."""
+
+    async def _take_step(self, context: RunContext, background: object) -> None:
+        STATES[context.replica.digest] = context.replica.current.state
+        await super()._take_step(context, background)  # type: ignore[arg-type]
+
+
+async def run_with_liar(change: Change, kind: type[RunMember] = Idle, **changes: object) -> tuple[list[Member], Member]:
+    """Run four honest members with one whose contributions are changed."""
+    async with Swarm(validated(**changes)) as swarm:
+        swarm.run = run_of(swarm.run.config)
+        for name in HONEST:
+            await swarm.join(name, inner=ChangedInner(), kind=Keeping if name == "m0" else RunMember)
+        liar = await swarm.join("liar", inner=ChangedInner(change=change), kind=kind)
+        return await swarm.finish(*HONEST), liar

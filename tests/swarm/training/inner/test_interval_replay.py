@@ -1,0 +1,73 @@
+"""With fresh moments an interval is a pure function of the state, the lease and the settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from swarm.training.data.corpus import Corpus
+from swarm.training.inner.inner_loop import InnerLoop
+from swarm.training.inner.interval_replay import replayed
+from swarm.training.inner.one_device import LocalOptions
+from swarm.training.inner.optimizers import restart_factor
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_model import build_model, initial_theta
+from swarm.training.state.interval_checks import IntervalStart
+from swarm.training.state.lease import LeaseStripe
+from swarm_protocol.training_messages import Contribution
+
+MEMBER = Contribution(peer_id="12D3KooWBkZ2WncDBk4LteNor5kfPc5yGvV7WNx27GmkbjkccVtQ", num_tokens=128, num_samples=8)
+
+
+def run_with(run: RunConfig, *, fresh: bool) -> RunConfig:
+    return replace(run, inner=replace(run.inner, fresh_moments=fresh))
+
+
+def loop_of(run: RunConfig, corpus: Corpus, local: LocalOptions | None = None) -> InnerLoop:
+    return InnerLoop(run, build_model(run.model), corpus, local or LocalOptions())
+
+
+def start_of(run: RunConfig, step: int = 2) -> IntervalStart:
+    return IntervalStart(step=step, theta_N=initial_theta(run), stripes=(LeaseStripe(roster=(MEMBER.peer_id,)),))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_interval_computed_once_more_by_another_member_has_the_same_bits(
+    tiny_run: RunConfig, tiny_corpus: Corpus, optimizer: str
+) -> None:
+    run = run_with(replace(tiny_run, inner=replace(tiny_run.inner, optimizer=optimizer)), fresh=True)
+    start, trainer, validator = start_of(run), loop_of(run, tiny_corpus), loop_of(run, tiny_corpus)
+    for loop, first in ((trainer, 100), (validator, 300)):
+        loop.load(start.theta_N)
+        loop.train(range(first, first + 20), 10)  # what it has done before does not matter
+    trainer.load(start.theta_N)
+    result = trainer.train(range(8), run.interval_steps, done_steps=run.interval_steps)
+    assert result.num_samples == MEMBER.num_samples
+    kept_N = validator.flat()
+    delta_N = replayed(validator, start, MEMBER, run)
+    assert delta_N.norm() > 0
+    assert torch.equal(delta_N, start.theta_N - trainer.flat())
+    assert torch.equal(validator.flat(), kept_N), "its own training goes on as it was"
+
+
+def test_without_fresh_moments_an_interval_depends_on_those_before(tiny_run: RunConfig, tiny_corpus: Corpus) -> None:
+    run = run_with(tiny_run, fresh=False)
+    start, one, other = start_of(run), loop_of(run, tiny_corpus), loop_of(run, tiny_corpus)
+    other.load(start.theta_N)
+    other.train(range(100, 120), 10)
+    assert not torch.equal(replayed(one, start, MEMBER, run), replayed(other, start, MEMBER, run))
+
+
+def test_part_of_an_interval_is_computed_as_far_as_the_member_went(tiny_run: RunConfig, tiny_corpus: Corpus) -> None:
+    run = run_with(tiny_run, fresh=True)
+    loop, start = loop_of(run, tiny_corpus), start_of(run)
+    loop.load(start.theta_N)
+    loop.train(range(8), 3, done_steps=run.interval_steps)
+    part = replace(MEMBER, num_tokens=96, num_samples=6)
+    assert torch.equal(replayed(loop_of(run, tiny_corpus), start, part, run), start.theta_N - loop.flat())
+
+
+def test_learning_rate_rises_again_after_the_moments_began_anew_for_at_most_half_of_an_interval() -> None:
+    assert [restart_factor(step, 100) for step in (0, 9, 10, 50)] == pytest.approx([1 / 11, 10 / 11, 1, 1])
+    assert [restart_factor(step, 4) for step in (0, 1, 2, 3)] == pytest.approx([1 / 3, 2 / 3, 1, 1])

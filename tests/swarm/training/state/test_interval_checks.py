@@ -1,0 +1,58 @@
+"""Equal bytes are exact, rounding is close, and whatever was not trained on the lease is wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from support.wrong_reduction import CODEC, GROUP, NUM_VALUES
+from swarm.training.allreduce.parts import leaf_at
+from swarm.training.state.interval_checks import Likeness, likeness
+from swarm_protocol.proof_messages import AuditedSlice
+from torch import Tensor
+
+LEAVES = (0, 3, 4, 9)
+GENERATOR = torch.Generator().manual_seed(3)
+TRUE_N = torch.randn(NUM_VALUES, generator=GENERATOR)
+OTHER_N = torch.randn(NUM_VALUES, generator=GENERATOR)
+
+
+def of(claimed_N: Tensor, mine_N: Tensor = TRUE_N) -> Likeness:
+    slices = [AuditedSlice(data=CODEC.encode(claimed_N[leaf_at(NUM_VALUES, leaf)])) for leaf in LEAVES]
+    return likeness(GROUP, CODEC, LEAVES, slices, mine_N, 0.5)
+
+
+def test_equal_bytes_are_exact() -> None:
+    assert of(TRUE_N.clone()) == Likeness(tier="exact", distance=0.0)
+
+
+def test_rounding_is_close() -> None:
+    found = of(TRUE_N + 0.1 * OTHER_N)
+    assert found.tier == "close"
+    assert found.distance == pytest.approx(0.1, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("lie", "distance"),
+    [
+        (lambda x_N: -x_N, 2.0),
+        (lambda x_N: 10 * x_N, 9.0),
+        (lambda x_N: 0.3 * x_N, 0.7),
+        (torch.zeros_like, 1.0),
+        (lambda _: OTHER_N, math.sqrt(2)),
+        (lambda x_N: x_N + 10 * torch.nn.functional.one_hot(torch.tensor(7), NUM_VALUES) * 30, 3.0),
+    ],
+    ids=["turned round", "times ten", "shrunk", "zero", "another", "one value"],
+)
+def test_lie_is_wrong(lie: Callable[[Tensor], Tensor], distance: float) -> None:
+    found = of(lie(TRUE_N))
+    assert found.tier == "wrong"
+    assert found.distance > 0.9 * distance
+
+
+def test_work_where_there_is_none_is_wrong() -> None:
+    zeros_N = torch.zeros(NUM_VALUES)
+    assert of(zeros_N, zeros_N).tier == "exact"
+    assert of(TRUE_N, zeros_N) == Likeness(tier="wrong", distance=math.inf)

@@ -250,6 +250,7 @@ COMMANDS = (
             "tokens_per_min",
             "pin_model",
             "publisher",
+            "spot_check",
         ),
         example=f"swarm-node gateway --peers {ADDR} --port 8000",
     ),

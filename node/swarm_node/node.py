@@ -18,7 +18,14 @@ from swarm.network.membership import Membership
 from swarm.network.relay.relay import RelayCounts
 from swarm.network.traffic import NO_LIMITS, PeerPath, TrafficLimits
 from swarm_protocol import limits, records
-from swarm_protocol.control_messages import MAX_HOURS, LimitStatus, ServingStatus, StatusReply, TrainingStatus
+from swarm_protocol.control_messages import (
+    MAX_HOURS,
+    LimitStatus,
+    ServingStatus,
+    SpotCheckStatus,
+    StatusReply,
+    TrainingStatus,
+)
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord, Reachability
 from swarm_protocol.version import software_version
@@ -98,6 +105,8 @@ class Activity:
     """Set by a trainer: adds the members that it waits for."""
     first_token: Callable[[], FirstTokenWait | None] = lambda: None
     """Set by a gateway: how long recent requests waited for their first token."""
+    spot_checks: Callable[[], SpotCheckStatus | None] = lambda: None
+    """Set by a gateway: what its spot checks have found."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -197,6 +206,7 @@ class Node:
             peers=await connections.list_peers(paths, self.membership, self.names),
             relaying=connections.relay_status(self.relay_counts()),
             limits=self._limit_status(),
+            spot_checks=self.activity.spot_checks(),
         )
 
     def _limit_status(self) -> LimitStatus:

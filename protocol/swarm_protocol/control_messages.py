@@ -28,6 +28,7 @@ MAX_SLOW_LINKS = 8
 MAX_HOURS = 64
 HoursLine: TypeAlias = Annotated[str, one_line(_MAX_HOURS_CHARS, empty=False)]
 MAX_CONVICTED_LINES = 8
+MAX_BARRED = 8
 RunLine: TypeAlias = Annotated[str, one_line(_MAX_WAITS_CHARS, empty=False)]
 
 
@@ -109,11 +110,24 @@ class LimitStatus(Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpotCheckStatus(Checked):
+    """How many spans a gateway has had checked since its start, by result, and the servers that it does not ask any
+    more because they were proved to have lied, MAX_BARRED at most."""
+
+    num_passed: Count = 0
+    num_failed: Count = 0
+    num_disputed: Count = 0
+    num_unchecked: Count = 0
+    barred: Annotated[tuple[PeerId, ...], distinct(MAX_BARRED)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatusReply(wire.WireMessage):
     """`num_peers` counts the live nodes that it sees, itself included. `pause` and `lends_again_at` are those of its
     record. `month_bytes` is its traffic in this calendar month, of `month_budget_bytes`; both are 0 without a budget.
     `paths` counts all connected peers, None if its version does not say; `peers` are those with the most bytes.
-    `relaying` is None while it does not relay, and `limits` if its version does not say.
+    `spot_checks` is None of nodes that check no answers, `relaying` while it does not relay, and `limits` if its
+    version does not say.
     """
 
     PROTO = control_pb2.StatusReply
@@ -140,6 +154,7 @@ class StatusReply(wire.WireMessage):
     peers: Annotated[tuple[PeerStatus, ...], distinct(limits.MAX_CONTROL_PEERS)] = ()
     relaying: RelayStatus | None = None
     limits: LimitStatus | None = None
+    spot_checks: SpotCheckStatus | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,6 +91,22 @@ def seal(
     return replace(unsigned, signature=identity.sign(_DOMAIN + _signed_bytes(unsigned)))
 
 
+def seal_now(
+    identity: Identity, network_id: str, *, purpose: str, subject: str, payload: bytes, now: float, lifetime_s: float
+) -> bytes:
+    """Sign `payload` as `seal` does, valid from `now` on for `lifetime_s`. Raises ValueError."""
+    envelope = seal(
+        identity,
+        purpose=purpose,
+        network_id=network_id,
+        subject=subject,
+        payload=payload,
+        issued_at=now,
+        expires_at=now + lifetime_s,
+    )
+    return envelope.to_bytes()
+
+
 def unseal(
     data: bytes,
     *,

@@ -23,6 +23,7 @@ from swarm_protocol.session_frames import (
     AllowHandover,
     AnswerTokens,
     CloseSequence,
+    Commitment,
     Frame,
     LinkAck,
     LinkUpdate,
@@ -79,6 +80,8 @@ def num_bytes(frame: Frame) -> int:
         extra = PAGE_KEY_BYTES * len(frame.page_keys) + _sampler_bytes(frame.sampler)
     elif isinstance(frame, AnswerTokens):
         extra = len(frame.token_ids)
+    elif isinstance(frame, Commitment):
+        extra = len(frame.signed)
     return limits.FRAME_BYTES + extra + (0 if rows is None else len(rows.payload))
 
 
@@ -140,6 +143,8 @@ def _write_token(sent: _Frame.SampledToken, token: SampledToken) -> None:
     if token.top:
         sent.top_ids.extend(token_id for token_id, _ in token.top)
         sent.top_logprobs.extend(logprob for _, logprob in token.top)
+    if token.fingerprint:
+        sent.fingerprint = token.fingerprint
 
 
 def _read_token(sent: _Frame.SampledToken) -> SampledToken:
@@ -147,6 +152,7 @@ def _read_token(sent: _Frame.SampledToken) -> SampledToken:
         token_id=sent.token_id,
         logprob=sent.logprob if sent.HasField("logprob") else None,
         top=tuple(zip(sent.top_ids, sent.top_logprobs, strict=True)),
+        fingerprint=sent.fingerprint,
     )
 
 
@@ -171,6 +177,7 @@ _KINDS: Mapping[str, type[Frame]] = MappingProxyType(
         "ready": SequenceReady,
         "result": StepResult,
         "linked": LinkAck,
+        "committed": Commitment,
         "ended": SequenceEnded,
         "leaving": ServerLeaving,
         "push": Push,

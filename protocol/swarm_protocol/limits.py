@@ -207,6 +207,8 @@ FRAME_BYTES = 768
 MAX_FRAMES_HEADER_BYTES = 6 * 2**20
 # Beyond it every token is as likely as any other.
 MAX_TEMPERATURE = 100.0
+# Enough to follow a draw; beyond it all logits are hardly larger.
+MAX_TOP_LOGITS = 1024
 # As in OpenAI's API.
 MAX_LOGPROBS = 20
 # As in OpenAI's API, both ways.

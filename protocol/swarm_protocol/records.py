@@ -27,6 +27,7 @@ from swarm_protocol.checks import (
     named,
     number,
     one_line,
+    one_of,
     whole,
 )
 from swarm_protocol.identity import PeerId, check_peer_id
@@ -45,6 +46,8 @@ OuterStep: TypeAlias = Annotated[int, whole(limits.MAX_OUTER_STEP)]
 Loss: TypeAlias = Annotated[float, number(limits.MAX_LOSS, low=-limits.MAX_LOSS)]
 TokensPerS: TypeAlias = Annotated[float, number(limits.MAX_TOKENS_PER_S)]
 BlockMs: TypeAlias = Annotated[float, number(limits.MAX_BLOCK_MS)]
+SERVED_DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
+"""Kinds of weights. int8 and int4 compute in bfloat16."""
 Moment: TypeAlias = Annotated[float, number(limits.MAX_TIME_S)]
 MeasuredS: TypeAlias = Annotated[float, number(limits.MAX_MEASURED_S)]
 NumConnected: TypeAlias = Annotated[int, whole(limits.MAX_CONNECTED)]
@@ -124,6 +127,7 @@ class ServeRecord(wire.WireMessage):
     round trip, as its transfers have shown. `source` is the commit on a hub that the weights came from,
     OWNER/NAME@COMMIT; "": they came from none. `manifest` is the digest of the signed manifest that the weights are
     published with; b"": they are not.
+    `dtype` is the kind of its weights, one of SERVED_DTYPES; "": its version does not say.
     """
 
     PROTO = records_pb2.ServeRecord
@@ -148,6 +152,7 @@ class ServeRecord(wire.WireMessage):
     send_ms_per_token: BlockMs = 0.0
     token_ms: Mapping[str, float] = field(default_factory=dict, hash=False)
     manifest: Annotated[bytes, partial(check_digest, empty=True)] = b""
+    dtype: Annotated[str, one_of(("", *SERVED_DTYPES))] = ""
 
     def __post_init__(self) -> None:
         check_int(self.end, "end", low=1, high=self.num_blocks)

@@ -106,7 +106,12 @@ FORWARD_CODECS = ("raw", "bf16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute(wire.WireMessage):
-    """Run blocks `[start, end)` on `num_sequences` of `num_positions` each; `[0, 0)` are the input embeddings."""
+    """Run blocks `[start, end)` on `num_sequences` of `num_positions` each; `[0, 0)` are the input embeddings.
+
+    Logits come of the `num_last` positions of each sequence, 0 for all. With `num_top` a row is not all logits but as
+    many of the largest, then their token ids, then the logarithm of the sum of the exponentials of all logits divided
+    by `temperature`, where 0 stands for 1.
+    """
 
     PROTO = forward_pb2.Compute
     MAX_BYTES = limits.MAX_OPEN_BYTES
@@ -120,9 +125,15 @@ class Compute(wire.WireMessage):
     head: bool
     codec: Annotated[str, one_of(FORWARD_CODECS)]
     deadline_s: Annotated[float, number(limits.MAX_STEP_MS / 1000)]
+    num_top: Annotated[int, whole(limits.MAX_TOP_LOGITS)] = 0
+    num_last: int = 0
+    temperature: Annotated[float, number(limits.MAX_TEMPERATURE)] = 0.0
 
     def __post_init__(self) -> None:
         check_int(self.end, "end", low=self.start + 1 if self.start else 0, high=limits.MAX_BLOCKS)
+        check_int(self.num_last, "num_last", high=self.num_positions)
+        if (self.num_top or self.num_last) and not self.head:
+            raise ValueError("num_top and num_last are of logits")
         check_int(self.num_sequences, "num_sequences", low=1, high=limits.MAX_FORWARD_ROWS // self.num_positions)
         if self.of_tokens and self.start:
             raise ValueError("token ids are for the first block")
@@ -132,6 +143,13 @@ class Compute(wire.WireMessage):
     @property
     def num_rows(self) -> int:
         return self.num_sequences * self.num_positions
+
+    def answer_shape(self, num_columns: int, *, has_logits: bool) -> tuple[int, int, int]:
+        """Return sequences, positions and columns of a forward answer, of rows of `num_columns` or of logits."""
+        num_positions = self.num_last if has_logits and self.num_last else self.num_positions
+        if has_logits and self.num_top:
+            num_columns = 2 * min(self.num_top, num_columns) + 1
+        return self.num_sequences, num_positions, num_columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Literal, TypeAlias
 
@@ -44,6 +44,12 @@ def check_failure(failure: bytes, field: str) -> None:
         raise ValueError(f"{field} has {len(failure)} bytes")
 
 
+def check_signed(signed: bytes, field: str) -> None:
+    """Raises ValueError. The envelope is checked when it is opened."""
+    if not 0 < len(signed) <= limits.MAX_OPEN_BYTES + limits.MAX_ENVELOPE_OVERHEAD_BYTES:
+        raise ValueError(f"{field} has {len(signed)} bytes")
+
+
 def check_upstream(upstream_ms: tuple[Spent, ...], field: str) -> None:
     """Raises ValueError. Two servers may have taken the same time."""
     if len(upstream_ms) > limits.MAX_UPSTREAM:
@@ -55,6 +61,16 @@ def check_upstream(upstream_ms: tuple[Spent, ...], field: str) -> None:
 
 Failure: TypeAlias = Annotated[bytes, check_failure]
 Upstream: TypeAlias = Annotated[tuple[Spent, ...], check_upstream]
+
+
+FINGERPRINT_EVERY = 16
+FINGERPRINT_LOGITS = 16
+
+
+def check_fingerprint(value: bytes, field: str) -> None:
+    """Raises ValueError. The content is checked when it is used."""
+    if len(value) % 8 or len(value) > 8 * FINGERPRINT_LOGITS:
+        raise ValueError(f"{field} has {len(value)} bytes, and may have 8 for each of {FINGERPRINT_LOGITS} logits")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +105,16 @@ class TokenDraw(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledToken(Checked):
-    """The token that was drawn. `logprob` is its natural logarithmic probability if asked for, `top` the likeliest."""
+    """The token that was drawn. `logprob` is its natural logarithmic probability if asked for, `top` the likeliest.
+
+    Each draw at an index that FINGERPRINT_EVERY divides has a `fingerprint`: up to FINGERPRINT_LOGITS token ids of 4
+    bytes and then their logits, float32, little-endian. A spot check compares it with what another server computes.
+    """
 
     token_id: Annotated[int, whole(2**31 - 1)]
     logprob: Logprob | None = None
     top: Annotated[tuple[tuple[int, float], ...], up_to(limits.MAX_LOGPROBS)] = ()
+    fingerprint: Annotated[bytes, check_fingerprint] = field(default=b"", compare=False)
 
     def __post_init__(self) -> None:
         for token_id, logprob in self.top:
@@ -180,9 +201,10 @@ class AnswerTokens(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseSequence(Checked):
-    """Free the sequence. Not answered."""
+    """Free the sequence. With `commit_to` Commitment answers it, about the positions before that."""
 
     sequence_id: SequenceId
+    commit_to: Position = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +254,14 @@ class LinkAck(Checked):
     sequence_id: SequenceId
     num_links: Annotated[int, whole(limits.MAX_LINKS, low=1)]
     position: Position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commitment(Checked):
+    """What the server of a closed sequence took and gave, as an AnswerCommitment in an envelope. Nothing follows it."""
+
+    sequence_id: SequenceId
+    signed: Annotated[bytes, check_signed]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,6 +329,7 @@ Frame: TypeAlias = (
     | SequenceReady
     | StepResult
     | LinkAck
+    | Commitment
     | SequenceEnded
     | ServerLeaving
     | Push

@@ -88,7 +88,17 @@ def test_identity_page_names_every_signature_domain_and_purpose() -> None:
         "swarm-vote:",
     }
     private = {"network-invitation", "network-member", "network-revocations"}
-    assert purposes == {"record", "group", "part", "interval", "resume", "endorsement", "possession", *private}
+    assert purposes == {
+        "record",
+        "group",
+        "part",
+        "interval",
+        "resume",
+        "endorsement",
+        "possession",
+        "answer",
+        *private,
+    }
     assert [word for word in domains | purposes if f"`{word}`" not in identity] == []
     signers = {path.name for path, text in SOURCES.items() if re.search(r"identity\.sign\(", text)}
     assert signers == {"envelope.py", "signed_run.py", "certificate.py", "manifest_messages.py"}, (

@@ -29,6 +29,7 @@ from swarm_protocol.control_messages import (
     PeerStatus,
     RelayStatus,
     ServingStatus,
+    SpotCheckStatus,
     StatusReply,
     StatusRequest,
     TrainingStatus,
@@ -210,6 +211,13 @@ def test_status_tells_what_a_relay_carries_and_refuses() -> None:
     )
     said = "relaying   for 3 nodes: 1 connection now, 1.5 GB carried, 4,000 refused, 12 s throttled"
     assert said in this_node.text(replace(REPLY, relaying=relaying))
+
+
+def test_status_tells_what_spot_checks_have_found() -> None:
+    assert "checks" not in this_node.text(REPLY)
+    checks = SpotCheckStatus(num_passed=1200, num_failed=1, num_unchecked=3, barred=(REPLY.peer_id,))
+    said = "1,200 spans passed, 1 failed, 0 disputed, 3 unchecked; not asked any more: "
+    assert said in this_node.text(replace(REPLY, spot_checks=checks))
 
 
 def test_status_shows_no_control_characters_of_a_peers_name() -> None:

@@ -9,6 +9,7 @@ from swarm_protocol.control_messages import (
     PeerStatus,
     RelayStatus,
     ServingStatus,
+    SpotCheckStatus,
     StatusReply,
     StatusRequest,
     TrainingStatus,
@@ -40,6 +41,9 @@ EXAMPLES: tuple[object, ...] = (
         serving=ServingStatus(model="stdlib-1m", start=0, end=2, num_sessions=1, tokens_per_s=30.0),
         memory_bytes=2**30,
         relaying=RelayStatus(num_reservations=3, num_circuits=2, relayed_bytes=10**9, num_refused=4, throttled_s=1.5),
+        spot_checks=SpotCheckStatus(
+            num_passed=40, num_unchecked=2, barred=("12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi",)
+        ),
         limits=LimitStatus(
             max_upload_bytes_per_s=2_500_000, upload_bytes_per_s=153_000.5, hours=("22:00-07:00", "12:00-13:00")
         ),

@@ -112,6 +112,7 @@ SERVE = ServeRecord(
     tokens_per_s=41.5,
     source="meta-llama/Llama-3.1-8B@0e9e39f249a16976918f6564b8830bc894c89659",
     manifest=bytes(range(32)),
+    dtype="bfloat16",
 )
 TRAINER = TrainerRecord(
     run="stdlib-1f00ba44",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from swarm_protocol.answer_commitments import AnswerCommitment
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.failure_messages import encode_failure
 from swarm_protocol.frames import Frames
@@ -15,6 +16,7 @@ from swarm_protocol.session_frames import (
     AllowHandover,
     AnswerTokens,
     CloseSequence,
+    Commitment,
     LinkAck,
     LinkUpdate,
     OpenSequence,
@@ -129,7 +131,10 @@ EXAMPLES: tuple[object, ...] = (
                 token=SampledToken(token_id=9, logprob=-0.5, top=((9, -0.5), (1, -2.0))),
             ),
             StepResult(sequence_id=SEQUENCE, position=5, token=SampledToken(token_id=9), looped=True, num_links=3),
+            StepResult(sequence_id=SEQUENCE, position=6, token=SampledToken(token_id=9, fingerprint=bytes(range(16)))),
             LinkAck(sequence_id=SEQUENCE, num_links=3, position=5),
+            CloseSequence(sequence_id=SEQUENCE, commit_to=6),
+            Commitment(sequence_id=SEQUENCE, signed=bytes(range(40))),
             SequenceEnded(sequence_id=SEQUENCE, failure=FAILURE),
             ServerLeaving(within_s=30.0),
         )
@@ -144,4 +149,18 @@ EXAMPLES: tuple[object, ...] = (
     ),
     KvRequest(client_peer_id=PEER, sequence_id=SEQUENCE, start=2, end=6),
     KvHeader(length=77),
+    AnswerCommitment(
+        client_peer_id=PEER,
+        sequence_id=SEQUENCE,
+        model="tiny",
+        revision="1f00ba44",
+        start=2,
+        end=6,
+        inputs_from=16,
+        inputs_to=40,
+        inputs_digest=bytes(range(32)),
+        outputs_from=32,
+        outputs_to=40,
+        outputs_digest=bytes(range(32, 64)),
+    ),
 )

@@ -12,7 +12,7 @@ from swarm_protocol.errors import PeerViolation
 from swarm_protocol.rows import Rows
 from swarm_protocol.serving_messages import Compute, TensorPiece
 
-COMPUTE, EMBED = (example for example in EXAMPLES if isinstance(example, Compute))
+COMPUTE, EMBED, TOP = (example for example in EXAMPLES if isinstance(example, Compute))
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,13 @@ def test_piece_whose_bytes_are_not_its_rows_is_refused() -> None:
     for data in (piece.to_bytes()[:-1], piece.to_bytes() + b"x", piece.to_bytes().replace(b"bf16", b"nums")):
         with pytest.raises(PeerViolation):
             TensorPiece.from_bytes(data)
+
+
+def test_compute_chosen_logits_have_the_shape_that_both_sides_expect() -> None:
+    assert TOP.answer_shape(1000, has_logits=True) == (1, 20, 2 * 64 + 1)
+    assert TOP.answer_shape(30, has_logits=True) == (1, 20, 61), "no more than there are"
+    assert TOP.answer_shape(32, has_logits=False) == (1, 100, 32), "a server in the middle"
+    assert COMPUTE.answer_shape(1000, has_logits=True) == (2, 100, 1000)
+    for changes in ({"head": False}, {"num_last": 101}, {"num_top": limits.MAX_TOP_LOGITS + 1}):
+        with pytest.raises(ValueError, match=r"num_top|num_last"):
+            dataclasses.replace(TOP, **changes)

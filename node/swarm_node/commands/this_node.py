@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from swarm_protocol.control_messages import RelayStatus, StatusReply, TrainingStatus
+from swarm_protocol.control_messages import RelayStatus, SpotCheckStatus, StatusReply, TrainingStatus
 from swarm_protocol.errors import ConfigError, PeerTimeout
 from swarm_protocol.identity import Identity
 
@@ -119,6 +119,7 @@ def text(reply: StatusReply) -> str:
         f"{serving.tokens_per_s:.1f} tokens/s"
         if (serving := reply.serving)
         else "",
+        "checks": _checks(reply.spot_checks) if reply.spot_checks else "",
         "network": f"{reply.network_id}, {plural(reply.num_peers, 'node')} live, "
         f"reachability {reach(reply.reachability, reply.addrs)}",
         "peers": "\n           ".join(_peers(reply)),
@@ -165,6 +166,12 @@ def _relaying(relay: RelayStatus) -> str:
     carried = f"{plural(relay.num_circuits, 'connection')} now, {decimal_size(relay.relayed_bytes)} carried"
     trouble = f"{relay.num_refused:,} refused, {duration(relay.throttled_s)} throttled"
     return f"for {plural(relay.num_reservations, 'node')}: {carried}, {trouble}"
+
+
+def _checks(checks: SpotCheckStatus) -> str:
+    counts = f"{checks.num_passed:,} spans passed, {checks.num_failed:,} failed, {checks.num_disputed:,} disputed"
+    barred = ", ".join(ending(peer_id) for peer_id in checks.barred)
+    return f"{counts}, {checks.num_unchecked:,} unchecked{f'; not asked any more: {barred}' if barred else ''}"
 
 
 def _training(training: TrainingStatus) -> str:

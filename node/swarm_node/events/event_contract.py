@@ -532,6 +532,8 @@ EVENTS: Mapping[str, EventSpec] = {
         relaying="object?: num_reservations, num_circuits, relayed_bytes, num_refused, throttled_s; null: no relay",
         limits="object?: max_upload_bytes_per_s and max_download_bytes_per_s (0: no limit), upload_bytes_per_s and "
         "download_bytes_per_s (used over the last seconds), hours (such as 22:00-07:00; empty: always)",
+        spot_checks="object?: num_passed, num_failed, num_disputed, num_unchecked spans since the start, barred (peer "
+        "ids of servers that were proved to have lied); null: no gateway",
     ),
     "overview": _event(
         "What `top` prints: the swarm at a glance.", overview="object: what a dashboard answers at /api/v1/overview"

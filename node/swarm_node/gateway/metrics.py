@@ -14,6 +14,7 @@ from typing import Any, Self
 from openai.types import CompletionUsage
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from swarm.client.possession_checks import PossessionChecks
+from swarm.serving.checking.check_report import CheckReport
 
 from swarm_node.gateway import http_limits
 from swarm_node.http.http_error import REFUSAL
@@ -67,6 +68,18 @@ class Metrics:
     def request(self) -> RequestTimes:
         """Time one request while the context lasts."""
         return RequestTimes(self)
+
+
+class SpotCheckCounter:
+    """Counts spot checks of spans, and the lies that they proved."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._checks = registry.counter("swarm_gateway_spot_checks_total")
+        self._lies = registry.counter("swarm_gateway_proved_lies_total")
+
+    def add(self, report: CheckReport) -> None:
+        self._checks.labels(report.result).inc()
+        self._lies.inc(1 if report.named else 0)
 
 
 class RequestTimes:

@@ -14,6 +14,10 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 from swarm.client import AsyncClient
 from swarm.client.possession_checks import FailedProof
+from swarm.serving.checking.check_report import CheckReport
+from swarm.serving.checking.spot_checks import SpotCheckOptions, SpotChecks
+from swarm.serving.session.session import SessionOptions
+from swarm_protocol.control_messages import MAX_BARRED, SpotCheckStatus
 from swarm_protocol.errors import ConfigError
 
 from swarm_node.dashboard.app import combined, create_dashboard
@@ -22,12 +26,13 @@ from swarm_node.formatting import plural
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.app import GatewayOptions, create_app
 from swarm_node.gateway.keys import KeyRing
-from swarm_node.gateway.metrics import read_possession
+from swarm_node.gateway.metrics import SpotCheckCounter, read_possession
 from swarm_node.http.addresses import checked
 from swarm_node.http.rate_limit import Rates
 from swarm_node.http.server import is_local, listen, serving
 from swarm_node.node import Node, NodeRole
 from swarm_node.settings.config import Config
+from swarm_node.storage.kept_reputation import keep, reputation_in
 from swarm_node.storage.used_models import used_in
 from swarm_node.storage.used_publishers import publishers_in
 
@@ -56,7 +61,9 @@ class GatewayRole(NodeRole):
             used=used,
             publishers=publishers,
             on_failed_proof=partial(_tell, node),
+            session=SessionOptions(checks=spot_check_options(node)),
         )
+        node.activity.spot_checks = partial(spot_check_status, client.checks)
         async with aclosing(client):
             with node.metrics.reading(lambda: read_possession(client.possession)):
                 await self._answer(node, client)
@@ -95,6 +102,35 @@ class GatewayRole(NodeRole):
 def _tell(node: Node, failure: FailedProof) -> None:
     node.emitter.emit(
         "proof_failed", peer_id=failure.peer_id, model=failure.model, reason=failure.reason, answer=failure.answer.hex()
+    )
+
+
+def spot_check_options(node: Node) -> SpotCheckOptions:
+    """Return how the gateway's answers are checked, with what its home knows of servers."""
+    counted = SpotCheckCounter(node.metrics)
+    path, network_id = node.home.reputation, node.network.network_id
+    reputation = reputation_in(path, network_id)
+
+    def note(report: CheckReport) -> None:
+        counted.add(report)
+        if report.outcomes:
+            keep(reputation, path, network_id)
+
+    return SpotCheckOptions(share=node.config.spot_check, reputation=reputation, on_report=note)
+
+
+def spot_check_status(checks: SpotChecks) -> SpotCheckStatus | None:
+    """Return what a client's checks have found, or None if it makes none."""
+    if not checks.is_on:
+        return None
+    counts, now = checks.num_results, time.time()
+    barred = [peer_id for peer_id, known in checks.reputation.standings.items() if known.is_barred(now)]
+    return SpotCheckStatus(
+        num_passed=counts["passed"],
+        num_failed=counts["failed"],
+        num_disputed=counts["disputed"],
+        num_unchecked=counts["unchecked"],
+        barred=tuple(barred[-MAX_BARRED:]),
     )
 
 

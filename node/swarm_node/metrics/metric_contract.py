@@ -280,6 +280,15 @@ GATEWAY: MetricGroup = {
     "swarm_gateway_failover_seconds": _histogram(
         "From the step that failed until the answer went on.", "when a request has ended, once for each loss", _STEP_S
     ),
+    "swarm_gateway_spot_checks_total": _counter(
+        "Spans of answers that were computed again by another server, by result.",
+        "some time after an answer that was drawn has ended; `unchecked`: no other server has the blocks, or would "
+        "compute them; `disputed`: no third server could decide",
+        result="`passed`, `failed`, `disputed` or `unchecked`",
+    ),
+    "swarm_gateway_proved_lies_total": _counter(
+        "Servers that a spot check proved to have computed, drawn or signed something else.", "with the check"
+    ),
 }
 PROCESS: MetricGroup = {
     "process_cpu_seconds_total": _counter("Processor time, without the libp2p daemon's.", _NOW),

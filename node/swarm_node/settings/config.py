@@ -247,6 +247,8 @@ class Config(BaseModel):
     )
     """Use a model only as this publisher has signed it; without MODEL, every model. Default: whoever published the
     model that was used first under a name."""
+    spot_check: float = _setting(0.01, parsers.number(0, 1, "a share of 0 to 1"), "SHARE", example="0.02")
+    """Have the servers' work on this share of the answers computed again by others, afterwards; 0: none."""
     dashboard: bool = _switch(default=True)
     """Show the network at /, to everyone who can reach the gateway."""
     history: str = _setting("", str, "FILE|URL", example="postgresql+pg8000://user@host/swarm")

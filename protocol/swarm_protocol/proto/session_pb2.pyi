@@ -13,7 +13,7 @@ class Frames(_message.Message):
     def __init__(self, frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("open", "step", "link", "hand", "close", "ready", "result", "ended", "leaving", "push", "push_refused", "linked", "drawn")
+    __slots__ = ("open", "step", "link", "hand", "close", "ready", "result", "ended", "leaving", "push", "push_refused", "linked", "drawn", "committed")
     class Rows(_message.Message):
         __slots__ = ("codec", "num_rows", "num_columns")
         CODEC_FIELD_NUMBER: _ClassVar[int]
@@ -78,16 +78,18 @@ class Frame(_message.Message):
         grammar: Frame.Grammar
         def __init__(self, presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., prompt_ids: _Optional[bytes] = ..., bias_ids: _Optional[_Iterable[int]] = ..., bias_values: _Optional[_Iterable[float]] = ..., end_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., grammar: _Optional[_Union[Frame.Grammar, _Mapping]] = ...) -> None: ...
     class SampledToken(_message.Message):
-        __slots__ = ("token_id", "logprob", "top_ids", "top_logprobs")
+        __slots__ = ("token_id", "logprob", "top_ids", "top_logprobs", "fingerprint")
         TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
         LOGPROB_FIELD_NUMBER: _ClassVar[int]
         TOP_IDS_FIELD_NUMBER: _ClassVar[int]
         TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+        FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
         token_id: int
         logprob: float
         top_ids: _containers.RepeatedScalarFieldContainer[int]
         top_logprobs: _containers.RepeatedScalarFieldContainer[float]
-        def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+        fingerprint: bytes
+        def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., fingerprint: _Optional[bytes] = ...) -> None: ...
     class OpenSequence(_message.Message):
         __slots__ = ("sequence_id", "session_id", "revision", "start", "end", "max_tokens", "codec", "page_keys", "previous", "next", "take_over", "sampler")
         SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -154,10 +156,12 @@ class Frame(_message.Message):
         token_ids: bytes
         def __init__(self, sequence_id: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
     class CloseSequence(_message.Message):
-        __slots__ = ("sequence_id",)
+        __slots__ = ("sequence_id", "commit_to")
         SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+        COMMIT_TO_FIELD_NUMBER: _ClassVar[int]
         sequence_id: bytes
-        def __init__(self, sequence_id: _Optional[bytes] = ...) -> None: ...
+        commit_to: int
+        def __init__(self, sequence_id: _Optional[bytes] = ..., commit_to: _Optional[int] = ...) -> None: ...
     class SequenceReady(_message.Message):
         __slots__ = ("sequence_id", "max_step_tokens", "length")
         SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -205,6 +209,13 @@ class Frame(_message.Message):
         num_links: int
         position: int
         def __init__(self, sequence_id: _Optional[bytes] = ..., num_links: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
+    class Commitment(_message.Message):
+        __slots__ = ("sequence_id", "signed")
+        SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+        SIGNED_FIELD_NUMBER: _ClassVar[int]
+        sequence_id: bytes
+        signed: bytes
+        def __init__(self, sequence_id: _Optional[bytes] = ..., signed: _Optional[bytes] = ...) -> None: ...
     class SequenceEnded(_message.Message):
         __slots__ = ("sequence_id", "failure")
         SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -260,6 +271,7 @@ class Frame(_message.Message):
     PUSH_REFUSED_FIELD_NUMBER: _ClassVar[int]
     LINKED_FIELD_NUMBER: _ClassVar[int]
     DRAWN_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
     open: Frame.OpenSequence
     step: Frame.StepRequest
     link: Frame.LinkUpdate
@@ -273,7 +285,36 @@ class Frame(_message.Message):
     push_refused: Frame.PushRefused
     linked: Frame.LinkAck
     drawn: Frame.AnswerTokens
-    def __init__(self, open: _Optional[_Union[Frame.OpenSequence, _Mapping]] = ..., step: _Optional[_Union[Frame.StepRequest, _Mapping]] = ..., link: _Optional[_Union[Frame.LinkUpdate, _Mapping]] = ..., hand: _Optional[_Union[Frame.AllowHandover, _Mapping]] = ..., close: _Optional[_Union[Frame.CloseSequence, _Mapping]] = ..., ready: _Optional[_Union[Frame.SequenceReady, _Mapping]] = ..., result: _Optional[_Union[Frame.StepResult, _Mapping]] = ..., ended: _Optional[_Union[Frame.SequenceEnded, _Mapping]] = ..., leaving: _Optional[_Union[Frame.ServerLeaving, _Mapping]] = ..., push: _Optional[_Union[Frame.Push, _Mapping]] = ..., push_refused: _Optional[_Union[Frame.PushRefused, _Mapping]] = ..., linked: _Optional[_Union[Frame.LinkAck, _Mapping]] = ..., drawn: _Optional[_Union[Frame.AnswerTokens, _Mapping]] = ...) -> None: ...
+    committed: Frame.Commitment
+    def __init__(self, open: _Optional[_Union[Frame.OpenSequence, _Mapping]] = ..., step: _Optional[_Union[Frame.StepRequest, _Mapping]] = ..., link: _Optional[_Union[Frame.LinkUpdate, _Mapping]] = ..., hand: _Optional[_Union[Frame.AllowHandover, _Mapping]] = ..., close: _Optional[_Union[Frame.CloseSequence, _Mapping]] = ..., ready: _Optional[_Union[Frame.SequenceReady, _Mapping]] = ..., result: _Optional[_Union[Frame.StepResult, _Mapping]] = ..., ended: _Optional[_Union[Frame.SequenceEnded, _Mapping]] = ..., leaving: _Optional[_Union[Frame.ServerLeaving, _Mapping]] = ..., push: _Optional[_Union[Frame.Push, _Mapping]] = ..., push_refused: _Optional[_Union[Frame.PushRefused, _Mapping]] = ..., linked: _Optional[_Union[Frame.LinkAck, _Mapping]] = ..., drawn: _Optional[_Union[Frame.AnswerTokens, _Mapping]] = ..., committed: _Optional[_Union[Frame.Commitment, _Mapping]] = ...) -> None: ...
+
+class AnswerCommitment(_message.Message):
+    __slots__ = ("client_peer_id", "sequence_id", "model", "revision", "start", "end", "inputs_from", "inputs_to", "inputs_digest", "outputs_from", "outputs_to", "outputs_digest")
+    CLIENT_PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FROM_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_TO_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FROM_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_TO_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    client_peer_id: str
+    sequence_id: bytes
+    model: str
+    revision: str
+    start: int
+    end: int
+    inputs_from: int
+    inputs_to: int
+    inputs_digest: bytes
+    outputs_from: int
+    outputs_to: int
+    outputs_digest: bytes
+    def __init__(self, client_peer_id: _Optional[str] = ..., sequence_id: _Optional[bytes] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., inputs_from: _Optional[int] = ..., inputs_to: _Optional[int] = ..., inputs_digest: _Optional[bytes] = ..., outputs_from: _Optional[int] = ..., outputs_to: _Optional[int] = ..., outputs_digest: _Optional[bytes] = ...) -> None: ...
 
 class KvRequest(_message.Message):
     __slots__ = ("client_peer_id", "sequence_id", "start", "end")

@@ -20,6 +20,7 @@ from swarm.client.request import GenerationRequest, Prompt, TextClient, check_fi
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.router.routing import NoChain
+from swarm.serving.checking.spot_checks import DEFAULT_SHARE, SpotCheckOptions, SpotChecks
 from swarm.serving.manifest.manifest_book import ManifestBook
 from swarm.serving.model.model_assets import Message, ModelAssets, TokenizerLimits
 from swarm.serving.session.generate import Token, generate, sampler_for
@@ -105,7 +106,7 @@ class AsyncClient(TextClient[Generation]):
         self._network = network
         self._membership = membership
         self._session = session or SessionOptions()
-        self._state = ClientState(network, membership)
+        self._state = ClientState(network, membership, self._session.checks)
         self._manifests = ManifestBook(network)
         self.possession = PossessionChecks(network, self._state.health, drop=self._drop, on_failure=on_failed_proof)
         self._catalog = ModelCatalog(
@@ -132,12 +133,15 @@ class AsyncClient(TextClient[Generation]):
         used: UsedRevisions | None = None,
         publishers: KnownPublishers | Sequence[str] = (),
         invite: str | NetworkInvitation | None = None,
+        spot_check: float = DEFAULT_SHARE,
     ) -> AsyncIterator[AsyncClient]:
         """Join the network behind `peers` (multiaddrs, or names) as a client with a fresh identity.
 
-        `invite` is the invitation to a private network, or its text: its seeds and its network are the defaults.
-        Raises ConfigError without peers and for a publisher that is none, StartError.
+        `invite` is the invitation to a private network, or its text: its seeds and its network are the defaults. Of a
+        share `spot_check` of the answers the servers' work is computed again by others; 0 for none. Raises ConfigError
+        without peers and for a publisher that is none, StartError.
         """
+        session = SessionOptions(checks=SpotCheckOptions(share=spot_check))
         if isinstance(peers, str):
             raise ConfigError("peers is one address and not a list of them", remedy=f"give peers=[{peers!r:.200}]")
         invitation = parse_invitation(invite) if isinstance(invite, str) else invite
@@ -165,7 +169,14 @@ class AsyncClient(TextClient[Generation]):
                 async with (
                     Membership(network) as membership,
                     aclosing(
-                        cls(network=network, membership=membership, pins=pins, used=used, publishers=publishers)
+                        cls(
+                            network=network,
+                            membership=membership,
+                            pins=pins,
+                            used=used,
+                            publishers=publishers,
+                            session=session,
+                        )
                     ) as client,
                 ):
                     await client.warm_up()
@@ -183,6 +194,11 @@ class AsyncClient(TextClient[Generation]):
     def _drop(self, peer_id: str) -> None:
         error = PeerViolation("the server does not hold the files that it announces", peer_id=peer_id)
         self._state.connections.drop(peer_id, error)
+
+    @property
+    def checks(self) -> SpotChecks:
+        """The spot checks of this client's answers, and the reputation of servers that they make."""
+        return self._state.checks
 
     async def warm_up(self) -> None:
         """Start the tokenizer process ahead, which the first request would wait a second for."""

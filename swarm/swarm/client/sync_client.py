@@ -19,6 +19,7 @@ from swarm.client.async_client import AsyncClient, Generation
 from swarm.client.catalog import ModelStatus, UsedRevisions
 from swarm.client.publishers import KnownPublishers
 from swarm.client.request import GenerationRequest, TextClient
+from swarm.serving.checking.spot_checks import DEFAULT_SHARE
 from swarm.serving.model.model_assets import Message
 from swarm.serving.session.generate import Token
 
@@ -40,6 +41,7 @@ class Client(TextClient[Iterator[Token]]):
         used: UsedRevisions | None = None,
         publishers: KnownPublishers | Sequence[str] = (),
         invite: str | NetworkInvitation | None = None,
+        spot_check: float = DEFAULT_SHARE,
     ) -> None:
         """`publishers` are those of `AsyncClient`, `invite` that of its `connect`."""
         self._connect = partial(
@@ -50,6 +52,7 @@ class Client(TextClient[Iterator[Token]]):
             used=used,
             publishers=publishers,
             invite=invite,
+            spot_check=spot_check,
         )
         self._client: AsyncClient | None = None
         self._generations: WeakSet[Generation] = WeakSet()

@@ -121,6 +121,9 @@ class Network(Protocol):
         Signature, purpose, network id, key, size and lifetime have been checked. Raises PeerTimeout.
         """
 
+    def sign(self, purpose: str, subject: str, payload: bytes, *, lifetime_s: float) -> bytes:
+        """Return `payload` in an envelope of this peer, for this purpose and network, about `subject`, from now on."""
+
     async def addrs(self) -> tuple[str, ...]:
         """Multiaddrs, each ending in /p2p/<peer_id>, under which this peer can be reached now."""
 

@@ -83,6 +83,7 @@ class RoutingContext:
     Peers to `avoid` are used for blocks that no other server can take; the `barred` and the `full` are not used at all.
     `salt` decides between chains of equal cost, so that clients with different salts spread over them. A part in the
     middle of a chain comes from `previous_peer_id` and goes on to `next_peer_id`; empty stands for the client.
+    `cost_factors` multiply the cost of a server's blocks by what the client's own checks say of it, 1 where nothing.
     """
 
     rtt_ms: Mapping[str, float]
@@ -94,6 +95,7 @@ class RoutingContext:
     salt: str = ""
     previous_peer_id: str = ""
     next_peer_id: str = ""
+    cost_factors: Mapping[str, float] = field(default_factory=dict)
 
 
 Usable = Sequence[tuple[str, ServeRecord]]
@@ -165,10 +167,11 @@ def _covers(usable: Usable, start: int, end: int) -> Bools:
 
 def _block_ms(usable: Usable, context: RoutingContext) -> Floats:
     """Return the milliseconds of a block, with the load by others and by this session."""
-    load, max_tokens = context.load, context.max_tokens
+    load, max_tokens, factors = context.load, context.max_tokens, context.cost_factors
     return np.array(
         [
-            max(record.decode_ms_per_block, MIN_BLOCK_MS)
+            factors.get(peer_id, 1.0)
+            * max(record.decode_ms_per_block, MIN_BLOCK_MS)
             * (1 + max(record.queue_depth, load.get(peer_id, 0)) + max_tokens / record.free_kv_tokens)
             for peer_id, record in usable
         ],

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from swarm_protocol import limits
-from swarm_protocol.envelope import Envelope
+from swarm_protocol.envelope import Envelope, seal_now
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable
 from swarm_protocol.identity import SIGNATURE_BYTES, Identity
 
@@ -144,6 +144,17 @@ class SimulatedNetwork:
     def release(self, *methods: str) -> None:
         if self._streams is not None:
             self._streams.release(*methods)
+
+    def sign(self, purpose: str, subject: str, payload: bytes, *, lifetime_s: float) -> bytes:
+        return seal_now(
+            self._signer,
+            self.network_id,
+            purpose=purpose,
+            subject=subject,
+            payload=payload,
+            now=self.now(),
+            lifetime_s=lifetime_s,
+        )
 
     async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
         if not self.host.is_up:

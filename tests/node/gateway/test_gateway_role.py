@@ -80,6 +80,8 @@ def test_gateway_asks_with_its_pins_and_with_what_its_home_has_used(
     asked: list[dict[str, Any]] = []
 
     class Client(ScriptedClient):
+        checks = SimpleNamespace(is_on=False)
+
         async def warm_up(self) -> None: ...
 
         async def aclose(self) -> None: ...
@@ -111,6 +113,7 @@ def test_gateway_asks_with_its_pins_and_with_what_its_home_has_used(
     asyncio.run(main())
     [given] = asked
     assert given["pins"] == {"tiny": "1a2b3c4d"}
+    assert given["session"].checks.share == 0.01, "a hundredth of the answers, unless it is told otherwise"
     assert list(given["used"].of("tiny")) == ["r"]
     given["used"].add("other", "s")
     assert list(used_in(Home(tmp_path).revisions, "net").of("other")) == ["s"]

@@ -69,6 +69,8 @@ VALUES: list[tuple[str, dict[str, str], float]] = [
     ("swarm_gateway_hop_seconds_sum", {"part": "compute"}, 0.01 + 0.02),
     ("swarm_gateway_hop_seconds_count", {"part": "wire"}, 2),
     ("swarm_gateway_reroutes_total", {"how": "replay"}, 1),
+    ("swarm_gateway_spot_checks_total", {"result": "failed"}, 1),
+    ("swarm_gateway_proved_lies_total", {}, 1),
     ("swarm_gateway_reroutes_total", {"how": "handover"}, 1),
     ("swarm_gateway_replayed_tokens_total", {}, 6),
     ("swarm_gateway_failover_seconds_sum", {}, 0.6),

@@ -22,6 +22,7 @@ from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.remote.blocks import RemoteBlocks
 from swarm.remote.gradient import ForwardOptions
+from swarm.serving.checking.spot_checks import SpotCheckOptions
 from swarm.serving.model.model_assets import ModelAssets
 from swarm.serving.server.deployment import LoadedSpan, load
 from swarm.serving.server.server_options import ServerOptions
@@ -144,6 +145,7 @@ async def box(
     faults: Sequence[Fault] = (),
     detection_s: float = 0.0,
     options: ServerOptions | None = None,
+    checks: SpotCheckOptions | None = None,
 ) -> AsyncIterator[Box]:
     """Servers s0, s1, … of `spans` and a client that sees them all. Every one of `faults` must have struck by the end.
 
@@ -157,7 +159,13 @@ async def box(
         network = internet.network()
         membership = await stack.enter_async_context(Membership(network))
         client = await stack.enter_async_context(
-            aclosing(AsyncClient(network=network, membership=membership, session=session))
+            aclosing(
+                AsyncClient(
+                    network=network,
+                    membership=membership,
+                    session=dataclasses.replace(session or SessionOptions(), checks=checks),
+                )
+            )
         )
         stack.push_async_callback(client.aclose)
         swarm = Box(internet, directory, stack, network, membership, client)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import Contact
-from swarm_protocol.envelope import Envelope
+from swarm_protocol.envelope import Envelope, seal_now
 from swarm_protocol.errors import PeerTimeout, PeerUnreachable, StartError, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import Reachability
@@ -338,6 +338,17 @@ class Libp2pNetwork:
         self._released.update((kind, method) for method in methods for kind in (_CALL, _STREAM))
 
     # --- records ------------------------------------------------------------------------------------------------------
+
+    def sign(self, purpose: str, subject: str, payload: bytes, *, lifetime_s: float) -> bytes:
+        return seal_now(
+            self._identity,
+            self.network_id,
+            purpose=purpose,
+            subject=subject,
+            payload=payload,
+            now=self.now(),
+            lifetime_s=lifetime_s,
+        )
 
     async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
         self._check_open()

@@ -23,7 +23,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from swarm_protocol import limits
-from swarm_protocol.envelope import Envelope, seal_record, unseal_record
+from swarm_protocol.envelope import Envelope, seal_now, seal_record, unseal_record
 from swarm_protocol.errors import (
     IntegrityError,
     PeerError,
@@ -327,6 +327,17 @@ class MemoryNetwork:
 
     def release(self, *methods: str) -> None:
         self._released.update(name for method in methods for name in (f"{_CALL}{method}", f"stream/{method}"))
+
+    def sign(self, purpose: str, subject: str, payload: bytes, *, lifetime_s: float) -> bytes:
+        return seal_now(
+            self._identity,
+            self.network_id,
+            purpose=purpose,
+            subject=subject,
+            payload=payload,
+            now=self.now(),
+            lifetime_s=lifetime_s,
+        )
 
     async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
         envelope = seal_record(

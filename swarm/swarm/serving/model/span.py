@@ -184,20 +184,21 @@ class Span:
             row += piece.num_tokens
         return outputs
 
-    def forward(self, x: Tensor, start: int, end: int, *, head: bool = True) -> Tensor:
+    def forward(self, x: Tensor, start: int, end: int, *, head: bool = True, num_last: int = 0) -> Tensor:
         """Whole sequences without a cache, differentiable in `x`; the weights are frozen.
 
         `x` is hidden states [B, T, H], or for the first block token ids [B, T] or input embeddings [B, T, H]. Returns
         hidden states [B, T, H], or logits [B, T, V] after the last block, unless without `head`: hidden states after
-        the model's last norm.
+        the model's last norm. With `num_last` logits come only of so many last positions.
         """
         x = x.to(self.device, self.dtype if x.is_floating_point() else None)
         self._choose(start, end)
         self._attend_with(self._local_attention)
         with self._inputs(x) as (inputs, output):
             if end == self.num_blocks and head:
-                logits: Tensor = self._model(**inputs, use_cache=False).logits
-                return logits
+                kept = {"logits_to_keep": num_last} if num_last and self._keeps_logits else {}
+                logits: Tensor = self._model(**inputs, use_cache=False, **kept).logits
+                return logits[:, -num_last:]
             hidden: Tensor = self._model.base_model(**inputs, use_cache=False).last_hidden_state
             return output[0] if output else hidden
 

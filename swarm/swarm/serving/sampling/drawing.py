@@ -7,17 +7,17 @@ and cuts, as OpenAI reports it. Legend: N sequences, V vocabulary.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from swarm_protocol import limits
-from swarm_protocol.session_frames import SampledToken, TokenDraw
+from swarm_protocol.session_frames import FINGERPRINT_EVERY, FINGERPRINT_LOGITS, SampledToken, TokenDraw
 from torch import Tensor
 
-from swarm.serving.sampling.sampling import LogitEdits, Pick
+from swarm.serving.sampling.sampling import LogitEdits, Pick, uniform
 
 
 def pick_all(logits: Sequence[Tensor], picks: Sequence[Pick]) -> list[SampledToken | None]:
@@ -38,8 +38,17 @@ def pick_all(logits: Sequence[Tensor], picks: Sequence[Pick]) -> list[SampledTok
                 continue
         if wanted.edits is not None or wanted.draw.temperature:
             token_id = pick(edited_V, wanted.draw)  # noqa: PLW2901
-        picked.append(_with_logprobs(logits_V, token_id, wanted.draw.num_logprobs))
+        token = _with_logprobs(logits_V, token_id, wanted.draw.num_logprobs)
+        if wanted.draw.index % FINGERPRINT_EVERY == 0:
+            token = replace(token, fingerprint=fingerprint(logits_V))
+        picked.append(token)
     return picked
+
+
+def fingerprint(logits_V: Tensor) -> bytes:
+    """Return the ids of the largest logits and then their values, as `SampledToken.fingerprint` has them."""
+    values, ids = logits_V.float().topk(min(FINGERPRINT_LOGITS, len(logits_V)))
+    return ids.cpu().numpy().astype("<i4").tobytes() + values.cpu().numpy().astype("<f4").tobytes()
 
 
 def _largest(logits: Sequence[Tensor]) -> list[tuple[int, bool]]:
@@ -87,14 +96,8 @@ def pick(logits_V: Tensor, draw: TokenDraw) -> int:
     cumulative_V = torch.softmax(sorted_V, dim=0).cumsum(0)
     # the fewest tokens that reach top_p, one at least
     kept = int((cumulative_V < draw.top_p).sum().clamp(max=len(cumulative_V) - 1)) + 1
-    goal = _uniform(draw.seed, draw.index) * float(cumulative_V[kept - 1])
+    goal = uniform(draw.seed, draw.index) * float(cumulative_V[kept - 1])
     return int(ids_V[min(int((cumulative_V[:kept] <= goal).sum()), kept - 1)])
-
-
-def _uniform(seed: int, index: int) -> float:
-    """Return a number in [0, 1) with 53 random bits."""
-    digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest()
-    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
 def edited(logits_V: Tensor, edits: LogitEdits) -> Tensor:

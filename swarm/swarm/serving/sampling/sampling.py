@@ -5,6 +5,7 @@ Nothing here has state, or needs torch: clients and gateways run without it.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -130,6 +131,12 @@ class Sampling:
 
 def _are_ids(values: Collection[int]) -> bool:
     return all(0 <= token_id < limits.MAX_VOCAB for token_id in values)
+
+
+def uniform(seed: int, index: int) -> float:
+    """Return the random number of the draw at `index` of an answer: in [0, 1), with 53 random bits."""
+    digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from swarm_protocol.answer_commitments import COMMITMENT_LIFETIME_S, COMMITMENT_PURPOSE, AnswerCommitment
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.failure_messages import encode_failure
 from swarm_protocol.serving_messages import KvRequest
@@ -33,6 +34,7 @@ from swarm_protocol.session_frames import (
 )
 
 from swarm.network.interface import EndOfStream, Network, Stream
+from swarm.serving.server.answer_log import PageInputs
 from swarm.serving.server.forwarder import Forwarder
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.server_session import (
@@ -102,6 +104,9 @@ class ConnectionServer:
         self.forwarder = Forwarder(network, model)
         self.backpressure = Backpressure(options.max_backlog_bytes)
         self._services = SharedServices(
+            model=model,
+            signer=self._signed,
+            pages=PageInputs(),
             forwarder=self.forwarder,
             backpressure=self.backpressure,
             flush_timer=FlushTimer(),
@@ -119,6 +124,11 @@ class ConnectionServer:
     @property
     def num_connections(self) -> int:
         return len(self._states)
+
+    def _signed(self, commitment: AnswerCommitment) -> bytes:
+        return self._network.sign(
+            COMMITMENT_PURPOSE, self._model, commitment.to_bytes(), lifetime_s=COMMITMENT_LIFETIME_S
+        )
 
     async def run(self) -> None:
         """Run until cancelled. Every connection ends then."""
@@ -354,6 +364,8 @@ def _deliver(
         case AnswerTokens():
             session.recall(frame)
         case CloseSequence():
+            if frame.commit_to:
+                session.commit(frame.commit_to)
             session.close()
 
 

@@ -184,8 +184,8 @@ class _ForwardCall:
             raise PeerRefused(f"this server has revision {self.served.revision}", remedy="look up its record")
         if not span.start <= asked.start <= asked.end <= span.end:
             raise PeerRefused(f"this server has blocks {span.start}:{span.end}", remedy="look up its record")
-        if self.direction == "backward" and asked.of_tokens:
-            raise PeerViolation("token ids have no gradient")
+        if self.direction == "backward" and (asked.of_tokens or asked.num_top or asked.num_last):
+            raise PeerViolation("token ids and chosen logits have no gradient")
         self.cut = cut_call(
             asked.num_positions,
             asked.start,
@@ -204,17 +204,22 @@ class _ForwardCall:
         return span.vocab_size / (BLOCK_WEIGHTS * span.hidden_size) if self.has_head else 0.0
 
     @property
-    def num_columns(self) -> int:
-        """Columns of the forward output."""
-        return self.served.span.vocab_size if self.has_head else self.served.span.hidden_size
+    def answer_shape(self) -> tuple[int, int, int]:
+        """Sequences, positions and columns of the forward output."""
+        span = self.served.span
+        return self.asked.answer_shape(span.vocab_size if self.has_head else span.hidden_size, has_logits=self.has_head)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors held for the call at a time, as fp32, beside what a piece needs while it runs."""
-        hidden_size = self.served.span.hidden_size
-        row_bytes = 4 * (hidden_size + self.num_columns)
+        span, asked = self.served.span, self.asked
+        hidden_size = span.hidden_size
+        num_sequences, num_positions, num_columns = self.answer_shape
         if self.direction == "forward":
-            return self.asked.num_rows * row_bytes
+            # the logits of a piece are there while the largest of them are looked for
+            head_bytes = 4 * num_positions * span.vocab_size if self.has_head and asked.num_top else 0
+            return 4 * (asked.num_rows * hidden_size + num_sequences * num_positions * num_columns) + head_bytes
+        row_bytes = 4 * (hidden_size + num_columns)
         kept_rows = (
             min(self.cut.num_sequences, self.asked.num_sequences) * self.asked.num_positions * len(self.cut.spans)
         )
@@ -270,7 +275,7 @@ class ForwardServer:
             await self._failpoints.reached("serve/forward")
             answer = await self._forward(call, x)
         else:
-            grad_BTC = await receive_floats(stream, (*shape, call.num_columns), stall_s=STALL_S)
+            grad_BTC = await receive_floats(stream, call.answer_shape, stall_s=STALL_S)
             await self._failpoints.reached("serve/backward")
             answer = await self._backward(call, x, grad_BTC)
         try:
@@ -287,7 +292,7 @@ class ForwardServer:
         outputs = []
         for rows in _batches(x, call.cut.num_sequences):
             for start, end in call.cut.spans:
-                run = partial(_forward, call.served.span, start=start, end=end, head=call.asked.head)
+                run = partial(_forward, call.served.span, call.asked, start=start, end=end)
                 rows = await self._piece(call, "forward", (start, end), run, rows)  # noqa: PLW2901 the next one's input
             outputs.append(rows.to("cpu", torch.float32))
         return torch.cat(outputs)
@@ -299,7 +304,7 @@ class ForwardServer:
         for rows, grad in zip(_batches(x_BTH, each), _batches(grad_BTC, each), strict=True):
             inputs = [rows]
             for start, end in call.cut.spans[:-1]:
-                run = partial(_forward, span, start=start, end=end, head=head)
+                run = partial(_forward, span, call.asked, start=start, end=end)
                 inputs.append(await self._piece(call, "forward", (start, end), run, inputs[-1]))
             for start, end in reversed(call.cut.spans):
                 back = partial(span.backward, start=start, end=end, head=head)
@@ -356,8 +361,19 @@ def _timed(run: Callable[..., Tensor], *tensors: Tensor) -> tuple[Tensor, float]
 
 
 @torch.no_grad()
-def _forward(span: Span, x: Tensor, *, start: int, end: int, head: bool) -> Tensor:
-    return span.forward(x, start, end, head=head)
+def _forward(span: Span, asked: Compute, x: Tensor, *, start: int, end: int) -> Tensor:
+    output = span.forward(x, start, end, head=asked.head, num_last=asked.num_last)
+    if not (asked.num_top and asked.head and end == span.num_blocks):
+        return output
+    return largest_logits(output, asked.num_top, asked.temperature or 1.0)
+
+
+def largest_logits(logits_BTV: Tensor, num_top: int, temperature: float) -> Tensor:
+    """Return of each row the largest logits, then their ids, then what `Compute` says of all: [B, T, 2 num_top + 1]."""
+    logits_BTV = logits_BTV.float()
+    values, ids = logits_BTV.topk(min(num_top, logits_BTV.shape[-1]))
+    # ids are below MAX_VOCAB, and so exact in float32
+    return torch.cat([values, ids.float(), (logits_BTV / temperature).logsumexp(-1, keepdim=True)], dim=-1)
 
 
 def _embed(span: Span, tokens_BT: Tensor) -> Tensor:

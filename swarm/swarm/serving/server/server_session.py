@@ -23,9 +23,11 @@ from dataclasses import dataclass
 from swarm_protocol import limits, session_frames
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.failure_messages import encode_failure
+from swarm_protocol.rows import Rows
 from swarm_protocol.serving_messages import KV_METHOD, KvHeader, KvRequest
 from swarm_protocol.session_frames import (
     AnswerTokens,
+    Commitment,
     LinkAck,
     LinkUpdate,
     OpenSequence,
@@ -44,6 +46,7 @@ from swarm.serving.engine.sequence import EngineSequence, StepOutput
 from swarm.serving.grammar.grammar_masks import GrammarPool
 from swarm.serving.model.kv_pool import Want
 from swarm.serving.sampling.sampling import Pick
+from swarm.serving.server.answer_log import AnswerLog, PageInputs, Signer
 from swarm.serving.server.forwarder import Forwarder
 from swarm.serving.server.session_inbox import Backpressure, CheckedStep, SessionInbox
 from swarm.serving.server.session_outputs import FlushTimer, ResultBatcher, SessionLink
@@ -77,7 +80,11 @@ class ServedSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedServices:
-    """What all sessions of a server share."""
+    """What all sessions of a server of `model` share. `signer` signs what they took and gave."""
+
+    model: str
+    signer: Signer
+    pages: PageInputs
 
     forwarder: Forwarder
     backpressure: Backpressure
@@ -114,7 +121,9 @@ class ServerSession:
         self.is_closed = False
         self._codec = opened.codec
         self._served = served
-        self._failpoints = services.failpoints
+        self._services = services
+        names = [(self.client, opened.start, opened.end, key) for key in opened.page_keys]
+        self._log = AnswerLog(services.pages, names, 0 if opened.take_over else sequence.length)
         self._inbox = SessionInbox(
             self.client,
             sequence,
@@ -122,6 +131,7 @@ class ServerSession:
             opened.codec,
             services.backpressure,
             max_step_tokens=served.max_step_tokens,
+            on_taken=self._log.took,
         )
         self._link = SessionLink(
             services.forwarder,
@@ -214,10 +224,11 @@ class ServerSession:
         if output.output is not None:
             rows, codec_error = rows_of(output.output, "raw" if self.is_last else self._codec)
         if step.passes_on and rows is not None and self._link.next is not None:
-            await self._failpoints.reached("serve/push")
+            await self._services.failpoints.reached("serve/push")
             self._link.push_rows(step, rows, spent_ms)
+        self._note_outputs(step, rows, output)
         num_links = self._link.num_links
-        await self._failpoints.reached("serve/reply")
+        await self._services.failpoints.reached("serve/reply")
         self._answered = step.position + step.num_rows
         looped, push_failed = False, step.passes_on and self._link.is_cut_off
         if output.token is not None and step.draw is not None and step.draw.ahead:
@@ -243,10 +254,29 @@ class ServerSession:
         )
         self._results.add(result, can_wait=result.passed_on and not self._is_leaving)
 
+    def _note_outputs(self, step: CheckedStep, rows: Rows | None, output: StepOutput) -> None:
+        if output.token is not None and step.draw is not None:
+            self._log.outputs.add_draw(step.position + step.num_rows - 1, step.draw, output.token)
+        elif rows is not None:
+            self._log.gave(step.position + step.num_rows - rows.num_rows, rows)
+
+    def commit(self, until: int) -> None:
+        """Send what waits, sign what the session took and gave before position `until`, and tell the client."""
+        self._results.flush()
+        commitment = self._log.commitment(
+            self.client,
+            self.sequence_id,
+            model=self._services.model,
+            revision=self._served.revision,
+            blocks=self.sequence.blocks,
+            until=until,
+        )
+        self.connection.send(Commitment(sequence_id=self.sequence_id, signed=self._services.signer(commitment)))
+
     async def _compute(self, step: CheckedStep) -> StepOutput:
         """Wait for room to send the result, then run the step. Raises SwarmError."""
         try:
-            await self._failpoints.reached("serve/prefill" if step.num_rows > 1 else "serve/decode")
+            await self._services.failpoints.reached("serve/prefill" if step.num_rows > 1 else "serve/decode")
             await self.connection.room()
             if step.passes_on:
                 await self._link.room()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from swarm_protocol import limits
@@ -88,7 +89,7 @@ class CheckedStep:
 class SessionInbox:
     """The steps of one session on `span` that wait for their turn, of `max_step_tokens` at most.
 
-    Hidden states arrive in `codec`.
+    Hidden states arrive in `codec`. `on_taken` gets the rows that are taken, each once, and their first position.
 
     Each step taken out by `next` is given back to the backpressure by `finish`; `close` drops those that still wait.
     """
@@ -102,12 +103,14 @@ class SessionInbox:
         backpressure: Backpressure,
         *,
         max_step_tokens: int,
+        on_taken: Callable[[int, Rows], None] = lambda _position, _rows: None,
     ) -> None:
         self._client = client
         self._sequence = sequence
         self._span = span
         self._max_step_tokens = max_step_tokens
         self._codec = codec
+        self._on_taken = on_taken
         self._backpressure = backpressure
         self._expected: int | None = None  # the length after all that waits; None before the first step
         self._steps: deque[CheckedStep] = deque()
@@ -137,6 +140,7 @@ class SessionInbox:
             self._sequence.rewind(position)
         self._backpressure.take(self._client, x.nbytes)
         self._expected = position + rows.num_rows
+        self._on_taken(position, rows)
         step = CheckedStep(
             position=position,
             x=x,

@@ -105,6 +105,7 @@ class SpanAnnouncer:
             send_ms_per_token=0.0 if end == loaded.span.num_blocks else self.send_ms,
             token_ms=self.token_ms,
             manifest=b"" if loaded.manifest is None else loaded.manifest.digest,
+            dtype=server.deployed.options.dtype,
         )
 
     def announce(self) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -27,8 +28,10 @@ from swarm.network.interface import Network, Stream
 from swarm.network.membership import Membership
 from swarm.router.revisions import manifest_of, with_other_revisions
 from swarm.router.routing import Hop, NoChain, RoutingContext, find_chain
+from swarm.serving.checking.spot_checks import SpotCheckOptions, SpotChecks
 from swarm.serving.session.stage import PrefixStore
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
+from swarm.trust.reputation import Reputation
 
 logger = logging.getLogger(__name__)
 
@@ -229,9 +232,10 @@ class _Refusal:
 
 
 class PeerHealth:
-    """Remembers failures, refusals and open sessions of each server."""
+    """Remembers failures, refusals and open sessions of each server. `reputation` is what spot checks have shown."""
 
-    def __init__(self, membership: Membership) -> None:
+    def __init__(self, membership: Membership, reputation: Reputation | None = None) -> None:
+        self.reputation = reputation or Reputation()
         self._membership = membership
         self._measuring: asyncio.Task[object] | None = None
         self._failures: dict[str, _Failures] = {}
@@ -298,16 +302,19 @@ class PeerHealth:
         self, peer_ids: Iterable[str], max_tokens: int, salt: str, *, between: tuple[str, str] = ("", "")
     ) -> RoutingContext:
         """Return what is known of these servers, for blocks whose inputs and outputs the two peers `between` handle."""
+        peer_ids = list(peer_ids)
+        trust = self.reputation.for_routing(peer_ids, time.time(), salt)
         return RoutingContext(
             rtt_ms=self._membership.known_rtts_ms(peer_ids),
             load=self._load,
-            avoid=self.avoid,
-            barred=self.barred,
+            avoid=self.avoid | trust.avoided | trust.barred,
+            barred=self.barred | trust.barred,
             full=self.full(max_tokens),
             max_tokens=max_tokens,
             salt=salt,
             previous_peer_id=between[0],
             next_peer_id=between[1],
+            cost_factors=trust.cost_factors,
         )
 
     def opened(self, peer_id: str) -> None:
@@ -432,13 +439,17 @@ class RouteFinder:
 
 
 class ClientState:
-    """What all sessions of one client share: connections to servers, their health, and prefixes of earlier sessions."""
+    """What all sessions of one client share: connections to servers, their health, prefixes of earlier sessions, and
+    the spot checks of answers that have ended."""
 
-    def __init__(self, network: Network, membership: Membership) -> None:
+    def __init__(self, network: Network, membership: Membership, checks: SpotCheckOptions | None = None) -> None:
+        checks = checks or SpotCheckOptions(share=0.0)
         self.connections = ConnectionPool(network)
-        self.health = PeerHealth(membership)
+        self.health = PeerHealth(membership, checks.reputation)
         self.prefixes = PrefixStore()
+        self.checks = SpotChecks(network, membership, self.health.reputation, checks)
 
     async def close(self) -> None:
+        await self.checks.close()
         await self.health.close()
         await self.connections.close()

@@ -14,7 +14,7 @@ import math
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from uuid import uuid4
 
@@ -36,7 +36,10 @@ from swarm_protocol.session_frames import (
 
 from swarm.network.membership import Membership
 from swarm.router.routing import Hop, NoChain
+from swarm.serving.checking.finished_answer import Draw
+from swarm.serving.checking.spot_checks import SpotCheckOptions
 from swarm.serving.model.shape import ModelShape
+from swarm.serving.session.answered import ClosedAnswer, LastFrames
 from swarm.serving.session.known_servers import ClientConnection, ClientState, ConnectionLost, KnownServers, RouteFinder
 from swarm.serving.session.pipeline import Feed, TakeToken, UpdateLink
 from swarm.serving.session.session_messages import SessionMessages
@@ -65,13 +68,14 @@ MAX_STEP_BYTES = 2 * 2**20
 class SessionOptions:
     """`patience_s`: how long to look for a replacement. `max_replay_bytes`: what may be kept to survive failures.
 
-    `codec` of the activations on the wire: "raw", "bf16" or "int8".
+    `codec` of the activations on the wire: "raw", "bf16" or "int8". `checks`: which answers are checked; None: none.
     """
 
     patience_s: float = 20.0
     max_replay_bytes: int = 2**31
     max_step_tokens: int = 512
     codec: str = "raw"
+    checks: SpotCheckOptions | None = None
 
 
 class Session:
@@ -120,6 +124,9 @@ class Session:
         self._pool = state.connections
         self._health = state.health
         self._max_replay_bytes = options.max_replay_bytes
+        self._checks = state.checks
+        self._draws: list[Draw] = []
+        self._last: dict[Stage, LastFrames] = {}
         self._trace = trace
         self._loop = asyncio.get_running_loop()
         self._connections: dict[Stage, ClientConnection] = {}
@@ -139,6 +146,10 @@ class Session:
     async def __aexit__(self, *_: object) -> None:
         for block, buffer in self._state.pipeline.buffers.items():
             self._messages.keep(block, buffer)
+        if self._draws and self._state.error is None and self._checks.draws():
+            self._last = {stage: LastFrames() for stage in self._state.stages if stage in self._connections}
+            answer = ClosedAnswer(self._messages, self._state.pipeline, self._draws, self._last, self._trace)
+            self._checks.submit(answer)
         await self._close()
 
     async def next_token(self, tokens: Sequence[int], draw: TokenDraw, *, ahead: int = 0) -> SampledToken:
@@ -237,7 +248,7 @@ class Session:
 
     def _take_token(self, token: SampledToken, *, goes_on: bool) -> None:
         now_s = self._loop.time()
-        self._messages.drawn.append(token.token_id)
+        self._note_draw(token)
         for replay, since_s in self._pauses:
             replay.failover_ms = (now_s - since_s) * 1000
         self._pauses.clear()
@@ -247,6 +258,13 @@ class Session:
         if goes_on:
             row = self._messages.append_tokens([token.token_id])
             self._carry_out(self._state.follow(row, now_s))
+
+    def _note_draw(self, token: SampledToken) -> None:
+        self._messages.drawn.append(token.token_id)
+        if self._checks.is_on:
+            request, asked = self._state.pipeline.request, self._messages.draw
+            draw = replace(asked, index=asked.index + request.num_drawn, ahead=0)
+            self._draws.append(Draw(position=request.answered - 1, draw=draw, token=token))
 
     def _report_failure(self, failure: ReportFailure) -> None:
         error = failure.error
@@ -304,8 +322,11 @@ class Session:
         connection = self._connections.pop(stage, None)
         if connection is not None:
             self._health.closed(stage.peer_id)
-            connection.send(self._messages.close(stage))
+            commit_to = self._draws[-1].position + 1 if self._draws else 0
+            connection.send(self._messages.close(stage, commit_to))
             connection.detach(stage.sequence_id)
+            if (last := self._last.get(stage)) is not None:
+                last.listen(connection, stage.sequence_id)
 
     def _receive(self, stage: Stage, message: Frame | ConnectionLost) -> None:
         """Take something for this stage, called by the connection's task."""

@@ -57,7 +57,7 @@ class SessionMessages:
         self.model = model
         self._prefixes = prefixes
         self._session_id = session_id
-        self._codec = codec
+        self.codec = codec
         # the first span computes from tokens; what the others hold depends on the codec before them, too
         roots = model.revision, f"{model.revision}/{codec}"
         self._chains = [PageKeyChain(root_key(root)) for root in roots]
@@ -74,7 +74,7 @@ class SessionMessages:
         return np.asarray(tokens, dtype="<i4").tobytes()
 
     def row_bytes(self, block: int) -> int:
-        return row_bytes(self._codec, self.model.hidden_size) if block else row_bytes(TOKENS, 0)
+        return row_bytes(self.codec, self.model.hidden_size) if block else row_bytes(TOKENS, 0)
 
     def new_buffer(self, block: int) -> ReplayBuffer:
         """Make the buffer of a boundary, with what earlier sessions left for this prefix."""
@@ -98,7 +98,7 @@ class SessionMessages:
             start=stage.start,
             end=stage.end,
             max_tokens=self.max_tokens,
-            codec=self._codec,
+            codec=self.codec,
             page_keys=tuple(self._keys[stage.start > 0][:num_pages]),
             previous=_ref(stage.link.neighbours.previous),
             next=_ref(stage.link.neighbours.next),
@@ -125,7 +125,7 @@ class SessionMessages:
             if feed.wants_token
             else None,
             rows=Rows(
-                codec=self._codec if stage.start else TOKENS,
+                codec=self.codec if stage.start else TOKENS,
                 num_rows=feed.end - feed.start,
                 num_columns=self.model.hidden_size if stage.start else 0,
                 payload=buffer.rows(feed.start, feed.end),
@@ -139,8 +139,9 @@ class SessionMessages:
     def grant_handover(self, action: GrantHandover) -> AllowHandover:
         return AllowHandover(sequence_id=action.stage.sequence_id, to_peer_id=action.to_peer_id)
 
-    def close(self, stage: Stage) -> CloseSequence:
-        return CloseSequence(sequence_id=stage.sequence_id)
+    def close(self, stage: Stage, commit_to: int) -> CloseSequence:
+        """Let the server sign what it took and gave before `commit_to`, if that is not 0."""
+        return CloseSequence(sequence_id=stage.sequence_id, commit_to=commit_to)
 
     def check_result(self, stage: Stage, result: StepResult) -> StepReport:
         """Return what the stage's server says.
@@ -179,8 +180,8 @@ class SessionMessages:
             raise PeerViolation("other probabilities than were asked for")
 
     def _checked_copy(self, rows: Rows) -> Data:
-        if rows.codec != self._codec or rows.num_columns != self.model.hidden_size:
-            raise PeerViolation(f"got {rows.num_columns} columns in {rows.codec}, not hidden states in {self._codec}")
+        if rows.codec != self.codec or rows.num_columns != self.model.hidden_size:
+            raise PeerViolation(f"got {rows.num_columns} columns in {rows.codec}, not hidden states in {self.codec}")
         if not are_finite(rows):
             raise PeerViolation("the numbers are not all finite")
         return rows.payload

@@ -154,7 +154,8 @@ class Stage:
 
     `max_length` positions may be on the server already, `opened` is what it said of that. `early`: reports of positions
     whose tokens the client has not heard of. `replace_from_s`: from when on another server is sought, infinity for one
-    that does not leave. Others had run the positions before `replays_until`.
+    that does not leave. Others had run the positions before `replays_until`, and given what follows those before
+    `outputs_from`.
     """
 
     peer_id: str
@@ -176,6 +177,7 @@ class Stage:
     early: deque[StepReport] = field(default_factory=deque)
     replace_from_s: float = math.inf
     replays_until: int = 0
+    outputs_from: int = 0
 
     @property
     def reported(self) -> int:

@@ -58,7 +58,8 @@ class Trace:
 
     `num_reused_tokens` of the prompt were on the servers already. `codec_error` is the largest that a server reported,
     relative to the root mean square of the activations. `opening_ms` went into finding servers and tokenizer; the other
-    times count from then on.
+    times count from then on. `checks` has the report of each span that was checked afterwards (`CheckReport`); most
+    answers are not.
     """
 
     model: str
@@ -74,6 +75,7 @@ class Trace:
     total_ms: float = 0.0
     hops: list[HopTrace] = field(default_factory=list)
     replays: list[Replay] = field(default_factory=list)
+    checks: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def failover_ms(self) -> float:

@@ -1,0 +1,178 @@
+"""Compare what a server gave with what another server computes from the same inputs.
+
+Honest servers of one revision differ by rounding alone: they batch differently, use other kernels and numbers of
+threads, and decode where a check runs the whole sequence. As in TOPLOC (Ong et al. 2025, arXiv 2501.16007), thresholds
+say how far values may be off. Two things are simpler here. Between servers the client has all rows, so whole rows are
+compared and not their largest values; and errors are relative to a row's norm, where TOPLOC counts equal exponents and
+averages differences of mantissas.
+
+Pure, and without torch. Legend of shapes: T positions, H hidden size, K largest logits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+from swarm_protocol.rows import INT8_BLOCK
+
+from swarm.serving.checking.draw_noise import LargestLogits, draw_noise
+from swarm.serving.checking.finished_answer import Draw
+
+Floats = NDArray[np.float64]
+
+MAX_OUTLIERS = 0.02
+"""Share of rows that may be off by more than `Tolerance.row`: a router in half precision sends single rows to another
+expert."""
+
+MAX_DEPTH = 64.0
+"""Blocks beyond which errors are not expected to grow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """How far honest servers may differ after one block; after n blocks it is the root of n times as much.
+
+    `median_row` and `row` are norms of differences relative to the row's. `fingerprint` is the mean difference of the
+    largest logits, `draw` the noise that a draw needs, both relative to the largest logit.
+    """
+
+    median_row: float
+    row: float
+    fingerprint: float
+    draw: float
+
+    def after(self, num_blocks: int) -> Tolerance:
+        factor = math.sqrt(min(max(1, num_blocks), MAX_DEPTH))
+        return Tolerance(
+            median_row=factor * self.median_row,
+            row=factor * self.row,
+            fingerprint=factor * self.fingerprint,
+            draw=factor * self.draw,
+        )
+
+    def with_codec(self, codec: str) -> Tolerance:
+        """Return it for rows that came in a codec, whose loss comes on top."""
+        lost = CODEC_LOSS[codec]
+        return Tolerance(
+            median_row=self.median_row + lost, row=self.row + 2 * lost, fingerprint=self.fingerprint, draw=self.draw
+        )
+
+
+_HALF = Tolerance(median_row=1.5e-2, row=4e-2, fingerprint=5e-3, draw=2e-2)
+
+TOLERANCES: Mapping[str, Tolerance] = MappingProxyType(
+    {
+        "float32": Tolerance(median_row=1e-4, row=1e-3, fingerprint=1e-4, draw=1e-3),
+        "float16": Tolerance(median_row=4e-3, row=2e-2, fingerprint=2e-3, draw=1e-2),
+        "bfloat16": _HALF,
+        # few rows take another product than many
+        "int8": Tolerance(median_row=3e-2, row=6e-2, fingerprint=7e-3, draw=2e-2),
+        "int4": _HALF,
+    }
+)
+"""By the kind of the revision's weights. int8 and int4 compute in bfloat16.
+
+`tests/bench/test_bench_spot_checks.py` measures what honest servers need of these, in 100,000 comparisons of each kind:
+see docs/explanation/measurements.md, "Spot checks". Each limit is at least twice the most that was seen.
+"""
+
+CODEC_LOSS: Mapping[str, float] = MappingProxyType({"raw": 0.0, "bf16": 4e-3, "int8": 2e-2})
+"""The most that a codec loses of a row, relative to its norm, and a margin: 2^-9, and 1/254 of a block's largest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """How far two servers' outputs of one span are apart, as shares of what is tolerated: above 1 is a mismatch.
+
+    `what` names the measure that is largest.
+    """
+
+    share: float
+    what: str
+
+    @property
+    def is_mismatch(self) -> bool:
+        return not self.share <= 1.0
+
+
+def row_errors(given_TH: Floats, expected_TH: Floats) -> Floats:
+    """Return the norm of each row's difference relative to the expected row's: [T]."""
+    norms_T = np.linalg.norm(expected_TH, axis=1)
+    errors_T: Floats = np.linalg.norm(given_TH - expected_TH, axis=1) / np.maximum(norms_T, 1e-30)
+    return errors_T
+
+
+def compare_rows(given_TH: Floats, expected_TH: Floats, tolerance: Tolerance) -> Difference:
+    """Compare the rows that a span gave with those that were computed again."""
+    errors_T = row_errors(given_TH, expected_TH)
+    # the largest error that is no outlier
+    num_outliers = int(MAX_OUTLIERS * len(errors_T))
+    largest = float(np.sort(errors_T)[len(errors_T) - 1 - num_outliers])
+    return _worst(
+        ("the median row", float(np.median(errors_T)) / tolerance.median_row),
+        ("a row", largest / tolerance.row),
+    )
+
+
+def compare_draws(
+    draws: Sequence[Draw], logits: Sequence[LargestLogits], tolerance: Tolerance, *, has_plain_draws: bool
+) -> Difference:
+    """Compare the tokens that were drawn, and their fingerprints, with the logits that were computed again.
+
+    Without `has_plain_draws` only the fingerprints are compared, which are of the model's own logits.
+    """
+    measures = [("a token", 0.0)]
+    if has_plain_draws:
+        for each, found in zip(draws, logits, strict=True):
+            noise = draw_noise(found, each.draw, each.token.token_id)
+            measures.append(("a token", noise / found.scale / tolerance.draw))
+    errors = [
+        fingerprint_error(each.token.fingerprint, found)
+        for each, found in zip(draws, logits, strict=True)
+        if each.token.fingerprint
+    ]
+    if errors:
+        measures.append(("the logits", float(np.median(errors)) / tolerance.fingerprint))
+    return _worst(*measures)
+
+
+def fingerprint_error(fingerprint: bytes, logits: LargestLogits) -> float:
+    """Return the mean difference of the fingerprint's logits, relative to the largest one.
+
+    A token that is not among the largest counts as the last of them.
+    """
+    half = len(fingerprint) // 2
+    ids_K = np.frombuffer(fingerprint[:half], dtype="<i4")
+    values_K = np.frombuffer(fingerprint[half:], dtype="<f4").astype(np.float64)
+    known = dict(zip(logits.ids_K.tolist(), logits.values_K.tolist(), strict=True))
+    last = float(logits.values_K[-1])
+    expected_K = np.array([known.get(token_id, last) for token_id in ids_K.tolist()])
+    error = float(np.abs(values_K - expected_K).mean()) / logits.scale
+    return error if math.isfinite(error) and len(set(ids_K.tolist())) == len(ids_K) else math.inf
+
+
+def decoded_rows(rows: bytes, codec: str, num_columns: int) -> Floats:
+    """Decode rows of activations: [T, H]. They are of a size that fits; as for `swarm_compression`, which needs
+    torch."""
+    if codec == "raw":
+        return np.frombuffer(rows, dtype="<f4").reshape(-1, num_columns).astype(np.float64)
+    if codec == "bf16":
+        bits = np.frombuffer(rows, dtype="<u2").astype(np.uint32) << 16
+        return bits.view(np.float32).reshape(-1, num_columns).astype(np.float64)
+    num_blocks = -(-num_columns // INT8_BLOCK)
+    bytes_TB = np.frombuffer(rows, dtype=np.uint8).reshape(-1, num_columns + 2 * num_blocks)
+    scales_TK = (np.ascontiguousarray(bytes_TB[:, : 2 * num_blocks]).view("<u2").astype(np.uint32) << 16).view(
+        np.float32
+    )
+    codes_TH = bytes_TB[:, 2 * num_blocks :].view(np.int8).astype(np.float64)
+    return codes_TH * np.repeat(scales_TK, INT8_BLOCK, axis=1)[:, :num_columns].astype(np.float64)
+
+
+def _worst(*measures: tuple[str, float]) -> Difference:
+    what, share = max(measures, key=lambda measure: math.inf if math.isnan(measure[1]) else measure[1])
+    return Difference(share=math.inf if math.isnan(share) else share, what=what)

@@ -1,0 +1,72 @@
+"""What a client has of an answer that ended: of each span its inputs, and the outputs or draws of its server.
+
+The rows are those of the replay buffers, as they were on the wire. They come from the server before, which pushed the
+same rows on; what a server took is known by its commitment only. Plain values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from swarm_protocol.session_frames import SampledToken, TokenDraw
+
+from swarm.serving.checking.check_report import CheckReport
+from swarm.serving.model.shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """The token that was drawn after the input at `position`, and how."""
+
+    position: int
+    draw: TokenDraw
+    token: SampledToken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnsweredSpan:
+    """Blocks `[start, end)` as `peer_id` ran them: `num_rows` inputs from position 0 on.
+
+    `outputs` are the rows from position `outputs_from` on that this server gave, or else `draws` its draws.
+    `previous_peer_id` is the server whose outputs were the inputs. `signed` is the server's commitment in its envelope,
+    or no bytes if none came.
+    """
+
+    peer_id: str
+    previous_peer_id: str
+    start: int
+    end: int
+    sequence_id: bytes
+    inputs: bytes
+    num_rows: int
+    outputs: bytes
+    outputs_from: int
+    draws: tuple[Draw, ...]
+    signed: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedAnswer:
+    """`codec` is that of the rows. `has_plain_draws`: no penalty, bias or grammar changed the logits before draws.
+    `was_replayed`: a server was replaced, so that others may have got rows from it that the client has from another.
+
+    `on_report` hears of each span that was checked.
+    """
+
+    model: ModelShape
+    codec: str
+    has_plain_draws: bool
+    was_replayed: bool
+    spans: tuple[AnsweredSpan, ...]
+    on_report: Callable[[CheckReport], None] = field(default=lambda _report: None)
+
+
+class AnswerToCheck(Protocol):
+    """An answer that has ended, of `num_bytes`, of which servers still send the last."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    async def finished(self) -> FinishedAnswer: ...

@@ -1,0 +1,258 @@
+"""Check one span of an answer: its server's commitment against the client's rows, and the rows against other servers.
+
+A mismatch alone names nobody: the checking server may be the liar. A third server decides between two. Without a third,
+or where a server committed to other inputs than the server before it gave the client, the two are in a dispute. What a
+server held in its cache before the answer began it did not commit to, so a mismatch there is a dispute, too.
+
+Runs in the client's loop; the heavy comparison is done in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from swarm_protocol.answer_commitments import COMMITMENT_PURPOSE, AnswerCommitment, PositionDigests
+from swarm_protocol.envelope import unseal
+from swarm_protocol.errors import SwarmError
+from swarm_protocol.rows import TOKENS, row_bytes
+
+from swarm.serving.checking.check_report import CheckReport, Reason, Result
+from swarm.serving.checking.comparison import (
+    TOLERANCES,
+    Difference,
+    Floats,
+    compare_draws,
+    compare_rows,
+    decoded_rows,
+)
+from swarm.serving.checking.finished_answer import AnsweredSpan, FinishedAnswer
+from swarm.serving.checking.recomputation import SpanInputs, fp32_bytes, largest_logits
+from swarm.trust.reputation import Outcome
+
+logger = logging.getLogger(__name__)
+
+Outcomes: TypeAlias = tuple[tuple[str, Outcome], ...]
+
+MAX_ASKED = 3
+"""Servers that are asked for one recomputation before the span stays unchecked."""
+
+Recompute: TypeAlias = Callable[[str, SpanInputs], Awaitable[Floats]]
+"""Have a peer compute; raises SwarmError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckContext:
+    """What a check needs of its client: the `network_id` and time for signatures, who else has the blocks, and how to
+    have them computed. `candidates` are in the order in which they are asked."""
+
+    network_id: str
+    now: float
+    dtype: str
+    candidates: tuple[str, ...]
+    recompute: Recompute
+
+
+async def check_span(answer: FinishedAnswer, span: AnsweredSpan, context: CheckContext) -> CheckReport:
+    """Check one span. Raises nothing but cancellation."""
+    is_last = span.end == answer.model.num_blocks
+    if span.outputs_from >= span.num_rows or (is_last and not span.draws):
+        return _report(span, "unchecked", "nothing")
+    if len(span.inputs) < span.num_rows * _row_bytes(answer, span.start):
+        return _report(span, "unchecked", "no inputs")
+    complaint = commitment_complaint(answer, span, context)
+    if complaint and complaint[0] == "inputs" and answer.was_replayed:
+        # rounding alone makes such rows differ, and nobody is to blame
+        return _report(span, "unchecked", "replayed")
+    if complaint:
+        return _unproved(span, *complaint)
+    if not context.candidates:
+        return _report(span, "unchecked", "alone")
+    return await _Comparison(answer, span, context).run()
+
+
+def commitment_complaint(  # noqa: PLR0911 a fault each
+    answer: FinishedAnswer, span: AnsweredSpan, context: CheckContext
+) -> tuple[Reason, str] | None:
+    """Return what is wrong with the commitment of a span's server, or None."""
+    if not span.signed:
+        return "withheld", "the server did not sign what it had computed"
+    if not span.draws and len(span.outputs) < (span.num_rows - span.outputs_from) * _row_bytes(answer, span.end):
+        return "withheld", "the server did not give all of its rows"
+    try:
+        envelope = unseal(span.signed, purpose=COMMITMENT_PURPOSE, network_id=context.network_id, now=context.now)
+        stated = AnswerCommitment.from_bytes(envelope.payload)
+    except SwarmError as error:
+        return "withheld", f"what the server signed cannot be used: {error.message}"
+    model = answer.model
+    about = (envelope.peer_id, stated.sequence_id, stated.model, stated.revision, stated.start, stated.end)
+    if about != (span.peer_id, span.sequence_id, model.name, model.revision, span.start, span.end):
+        return "withheld", "the server signed something about another sequence"
+    if stated.inputs_to < span.num_rows or stated.outputs_from != _outputs_from(span):
+        return "withheld", "the server signed only a part of what it had computed"
+    if stated.inputs_digest != _inputs_digest(answer, span, stated.inputs_from):
+        return "inputs", "the server signed other inputs than the client knows"
+    if stated.outputs_digest != _outputs_digest(answer, span):
+        return "commitment", "the server signed other outputs than it gave"
+    return None
+
+
+def _outputs_from(span: AnsweredSpan) -> int:
+    return span.draws[0].position if span.draws else span.outputs_from
+
+
+def _inputs_digest(answer: FinishedAnswer, span: AnsweredSpan, start: int) -> bytes:
+    each = _row_bytes(answer, span.start)
+    digests = PositionDigests(start)
+    digests.add_rows(start, memoryview(span.inputs)[start * each : span.num_rows * each], each)
+    return digests.digest(span.num_rows)
+
+
+def _outputs_digest(answer: FinishedAnswer, span: AnsweredSpan) -> bytes:
+    digests = PositionDigests()
+    if not span.draws:
+        digests.add_rows(span.outputs_from, span.outputs, _row_bytes(answer, span.end))
+        return digests.digest(span.num_rows)
+    for each in span.draws:
+        digests.add_draw(each.position, each.draw, each.token)
+    return digests.digest(span.draws[-1].position + 1)
+
+
+def _row_bytes(answer: FinishedAnswer, block: int) -> int:
+    return row_bytes(answer.codec, answer.model.hidden_size) if block else row_bytes(TOKENS, 0)
+
+
+class _Comparison:
+    """One span's outputs against those of other servers."""
+
+    def __init__(self, answer: FinishedAnswer, span: AnsweredSpan, context: CheckContext) -> None:
+        self._answer = answer
+        self._span = span
+        self._context = context
+        self._left = list(context.candidates)
+        tolerance = TOLERANCES.get(context.dtype, TOLERANCES["float32"]).after(span.end - span.start)
+        self._tolerance = tolerance.with_codec(answer.codec)
+
+    async def run(self) -> CheckReport:
+        span = self._span
+        inputs = await asyncio.to_thread(self._inputs)
+        first = await self._computed(inputs)
+        if first is None:
+            return _report(span, "unchecked", "busy")
+        checker, expected = first
+        difference = await asyncio.to_thread(self._difference, expected)
+        if not difference.is_mismatch:
+            return _report(span, "passed", outcomes=((span.peer_id, "passed"),))
+        what: Reason = "draws" if span.draws else "rows"
+        detail = f"{difference.what} differs by {difference.share:.1f} times what is tolerated"
+        second = await self._computed(inputs)
+        if second is None:
+            return _disputed(span, what, detail, (span.peer_id, checker))
+        return await asyncio.to_thread(self._decided, what, detail, (checker, expected), second)
+
+    def _decided(self, what: Reason, detail: str, first: tuple[str, Floats], second: tuple[str, Floats]) -> CheckReport:
+        """Decide with the third server's outputs."""
+        span, (checker, expected), (third, other) = self._span, first, second
+        if not self._difference(other).is_mismatch:
+            # the span's server and the third agree: the first checker computed something else
+            outcomes: Outcomes = ((span.peer_id, "passed"), (checker, "failed"))
+            return _report(span, "passed", what, f"{detail} at {checker} alone", named=checker, outcomes=outcomes)
+        if not self._agree(expected, other):
+            return _disputed(span, what, f"{detail}, and no two servers agree", (span.peer_id, checker, third))
+        if self._is_from_cache():
+            return _disputed(span, what, f"{detail}, after inputs from a cache", (span.peer_id,))
+        outcomes = ((span.peer_id, "failed"), (checker, "passed"), (third, "passed"))
+        return _report(span, "failed", what, detail, named=span.peer_id, outcomes=outcomes, evidence=span.signed)
+
+    def _is_from_cache(self) -> bool:
+        """Return whether the server held something that it did not commit to; before block 0 that follows from
+        tokens."""
+        envelope = unseal(
+            self._span.signed, purpose=COMMITMENT_PURPOSE, network_id=self._context.network_id, now=self._context.now
+        )
+        return self._span.start > 0 and AnswerCommitment.from_bytes(envelope.payload).inputs_from > 0
+
+    async def _computed(self, inputs: SpanInputs) -> tuple[str, Floats] | None:
+        """Have the next candidate that is willing compute the span; None if none of MAX_ASKED is."""
+        for _ in range(min(MAX_ASKED, len(self._left))):
+            peer_id = self._left.pop(0)
+            try:
+                return peer_id, await self._context.recompute(peer_id, inputs)
+            except SwarmError as error:
+                logger.info("%s did not compute a spot check: %s", peer_id, error)
+        return None
+
+    def _inputs(self) -> SpanInputs:
+        answer, span = self._answer, self._span
+        rows = span.inputs
+        if span.start and answer.codec != "raw":
+            rows = fp32_bytes(decoded_rows(rows, answer.codec, answer.model.hidden_size))
+        return SpanInputs(
+            start=span.start,
+            end=span.end,
+            rows=rows,
+            num_rows=span.num_rows,
+            num_draws=len(span.draws),
+            temperature=span.draws[-1].draw.temperature if span.draws else 0.0,
+        )
+
+    def _difference(self, expected: Floats) -> Difference:
+        span, answer = self._span, self._answer
+        if span.draws:
+            return compare_draws(
+                span.draws, largest_logits(expected), self._tolerance, has_plain_draws=answer.has_plain_draws
+            )
+        given = decoded_rows(span.outputs, answer.codec, answer.model.hidden_size)
+        return compare_rows(given, expected[span.outputs_from :], self._tolerance)
+
+    def _agree(self, first: Floats, second: Floats) -> bool:
+        """Return whether two recomputations are the same but for rounding."""
+        if not self._span.draws:
+            return not compare_rows(first, second, self._tolerance).is_mismatch
+        num_top = first.shape[1] // 2
+        errors = [
+            abs(float(a[:num_top].mean() - b[:num_top].mean())) / max(1e-30, float(abs(b[:num_top]).max()))
+            for a, b in zip(first, second, strict=True)
+        ]
+        return sum(errors) / len(errors) <= self._tolerance.fingerprint
+
+
+def _unproved(span: AnsweredSpan, reason: Reason, detail: str) -> CheckReport:
+    """Report a commitment that is missing or contradicts what the client has."""
+    if reason == "commitment":
+        # the client knows what it got, and who sent it
+        return _report(span, "failed", reason, detail, named=span.peer_id, outcomes=((span.peer_id, "failed"),))
+    between = (span.peer_id, span.previous_peer_id) if reason == "inputs" and span.previous_peer_id else (span.peer_id,)
+    return _disputed(span, reason, detail, between)
+
+
+def _disputed(span: AnsweredSpan, reason: Reason, detail: str, peers: Collection[str]) -> CheckReport:
+    return _report(
+        span, "disputed", reason, detail, outcomes=tuple((peer, "disputed") for peer in dict.fromkeys(peers))
+    )
+
+
+def _report(
+    span: AnsweredSpan,
+    result: Result,
+    reason: Reason = "",
+    detail: str = "",
+    *,
+    named: str = "",
+    outcomes: tuple[tuple[str, Outcome], ...] = (),
+    evidence: bytes = b"",
+) -> CheckReport:
+    return CheckReport(
+        peer_id=span.peer_id,
+        start=span.start,
+        end=span.end,
+        result=result,
+        reason=reason,
+        detail=detail,
+        named=named,
+        outcomes=outcomes,
+        evidence=evidence,
+    )

@@ -1,0 +1,194 @@
+"""Check a drawn share of a client's answers, in the background, once they have ended.
+
+The client draws, after the answer, with the operating system's randomness: no server can know which answers are
+checked. All spans of a drawn answer are checked, one after another, and one answer at a time. Answers that are drawn
+while MAX_WAITING others or MAX_WAITING_BYTES of rows wait are skipped, so that checks never hold up a request. `run` is
+one task, begun with the first drawn answer and ended by `close`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from swarm_protocol.errors import ConfigError, SwarmError
+from swarm_protocol.records import ServeRecord
+
+from swarm.network.interface import Network
+from swarm.network.membership import Membership
+from swarm.serving.checking.check_report import CheckReport, Result
+from swarm.serving.checking.finished_answer import AnsweredSpan, AnswerToCheck, FinishedAnswer
+from swarm.serving.checking.recomputation import recompute
+from swarm.serving.checking.span_check import CheckContext, check_span
+from swarm.trust.reputation import Reputation
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_SHARE = 0.01
+"""Of a server that lies in each answer 300 answers find 95 %, for less than one percent of what they cost."""
+
+MAX_WAITING = 8
+
+MAX_WAITING_BYTES = 256 * 2**20
+"""As much as the store of prefixes."""
+
+MAX_REPORTS = 256
+
+CHECK_S = 300.0
+"""Time for one span: two servers compute, and each may let others go first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpotCheckOptions:
+    """`share` of the answers are checked, 0 for none. Raises ConfigError.
+
+    `reputation` is what is known from earlier; `on_report` hears of each span that was checked; `draw` returns a random
+    number in [0, 1).
+    """
+
+    share: float = DEFAULT_SHARE
+    reputation: Reputation | None = None
+    on_report: Callable[[CheckReport], None] = field(default=lambda _report: None)
+    draw: Callable[[], float] = field(default=random.SystemRandom().random)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise ConfigError(f"spot checks of {self.share} of the answers", remedy="use a share of 0 to 1, as 0.01")
+
+
+class SpotChecks:
+    """One client's checks. `num_results` counts the spans by result; `num_skipped` answers were drawn while too much
+    waited."""
+
+    def __init__(
+        self, network: Network, membership: Membership, reputation: Reputation, options: SpotCheckOptions
+    ) -> None:
+        self.reputation = reputation
+        self.num_results: Counter[Result] = Counter()
+        self.num_skipped = 0
+        self.reports: deque[CheckReport] = deque(maxlen=MAX_REPORTS)
+        self._network = network
+        self._membership = membership
+        self._options = options
+        self._waiting: deque[AnswerToCheck] = deque()
+        self._num_bytes = 0
+        self._arrived = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether servers are to sign what they took and gave of each answer."""
+        return self._options.share > 0
+
+    def draws(self) -> bool:
+        """Draw whether an answer that has just ended is checked."""
+        return self.is_on and self._options.draw() < self._options.share
+
+    def submit(self, answer: AnswerToCheck) -> None:
+        """Check the answer soon, unless too much waits."""
+        if len(self._waiting) >= MAX_WAITING or self._num_bytes + answer.num_bytes > MAX_WAITING_BYTES:
+            self.num_skipped += 1
+            return
+        self._waiting.append(answer)
+        self._num_bytes += answer.num_bytes
+        self._idle.clear()
+        self._arrived.set()
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="spot checks")
+
+    async def settled(self) -> None:
+        """Wait until no answer waits or is checked."""
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        """Drop what waits and end the running check."""
+        self._waiting.clear()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _run(self) -> None:
+        while True:
+            while not self._waiting:
+                self._num_bytes = 0
+                self._idle.set()
+                self._arrived.clear()
+                await self._arrived.wait()
+            closed = self._waiting.popleft()
+            answer = await closed.finished()
+            for span in answer.spans:
+                self._note(await self._check(answer, span), answer)
+            self._num_bytes -= closed.num_bytes
+
+    async def _check(self, answer: FinishedAnswer, span: AnsweredSpan) -> CheckReport:
+        try:
+            servers = await self._membership.servers(answer.model.name)
+        except SwarmError as error:
+            logger.info("looking up servers for a spot check: %s", error)
+            servers = {}
+        able = self._able(answer, span, servers)
+        context = CheckContext(
+            network_id=self._network.network_id,
+            now=self._network.now(),
+            dtype=_usual_dtype(able),
+            candidates=tuple(able),
+            recompute=partial(recompute, self._network, answer.model),
+        )
+        try:
+            async with asyncio.timeout(CHECK_S):
+                return await check_span(answer, span, context)
+        except Exception as error:  # a defect here, which must not end all checks
+            if not isinstance(error, TimeoutError):
+                logger.exception("a spot check failed")
+            return CheckReport(peer_id=span.peer_id, start=span.start, end=span.end, result="unchecked", reason="busy")
+
+    def _able(
+        self, answer: FinishedAnswer, span: AnsweredSpan, servers: Mapping[str, ServeRecord]
+    ) -> dict[str, ServeRecord]:
+        """Return the other servers that have all blocks of the span in the same revision, in random order."""
+        now = time.time()
+        found = [
+            (peer_id, record)
+            for peer_id, record in servers.items()
+            if record.revision == answer.model.revision
+            and record.state == "serving"
+            and record.start <= span.start
+            and span.end <= record.end
+            and peer_id != span.peer_id
+        ]
+        barred = self.reputation.for_routing([peer_id for peer_id, _ in found], now, "").barred
+        random.SystemRandom().shuffle(found)
+        return {peer_id: record for peer_id, record in found if peer_id not in barred}
+
+    def _note(self, report: CheckReport, answer: FinishedAnswer) -> None:
+        self.num_results[report.result] += 1
+        self.reports.append(report)
+        now = time.time()
+        for peer_id, outcome in report.outcomes:
+            self.reputation.note(peer_id, outcome, now)
+        log = logger.warning if report.named else logger.info
+        log(
+            "spot check of blocks %d:%d of %s on %s: %s%s",
+            report.start,
+            report.end,
+            answer.model.name,
+            report.peer_id,
+            report.result,
+            f" ({report.detail})" if report.detail else "",
+        )
+        answer.on_report(report)
+        self._options.on_report(report)
+
+
+def _usual_dtype(servers: Mapping[str, ServeRecord]) -> str:
+    """Return what most servers of the revision say that they compute in. The one that is checked is not asked."""
+    counts = Counter(record.dtype for record in servers.values())
+    return counts.most_common(1)[0][0] if counts else ""

@@ -1,0 +1,141 @@
+"""What a client thinks of servers, from its own spot checks alone, and what routing makes of it.
+
+A server that was proved to have lied is not asked for BAR_S. Passed checks make a server cheaper than one that nobody
+has checked, by up to a fifth; open disputes make it dearer, and from MAX_DISPUTES on it is asked only where no other
+can answer. All of it fades. One session in EXPLORE_EVERY is routed as if nothing good were known, so that newcomers are
+asked, too. Nothing that others say counts.
+
+Pure: times are Unix seconds, and arguments.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+from swarm_protocol.identity import check_peer_id
+
+Outcome: TypeAlias = Literal["passed", "failed", "disputed"]
+
+BAR_S = 30 * 86400.0
+"""How long a server whose lie was proved is not asked."""
+
+PASSED_HALF_LIFE_S = 7 * 86400.0
+"""A machine, its software and its owner's mind change within weeks."""
+
+DISPUTED_HALF_LIFE_S = 86400.0
+"""One of the two in a dispute is innocent, and should not suffer for long."""
+
+MAX_DISPUTES = 2.5
+"""Three within some hours: an innocent server meets a liar's dispute once in a while, a liar finds itself in many."""
+
+MAX_DISCOUNT = 0.25
+"""A proved server may be that much slower than an unknown one and still be chosen."""
+
+EXPLORE_EVERY = 8
+
+MAX_PEERS = 4096
+"""Some hundred kilobytes in a file. The oldest go first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """One server's checks. `num_passed` and `num_disputed` have faded until `at`; `failed_at` is 0 without a lie."""
+
+    num_passed: float = 0.0
+    num_disputed: float = 0.0
+    failed_at: float = 0.0
+    at: float = 0.0
+
+    def faded(self, now: float) -> Standing:
+        """Return what is left of it at `now`."""
+        passed_s = max(0.0, now - self.at)
+        return replace(
+            self,
+            num_passed=self.num_passed * 0.5 ** (passed_s / PASSED_HALF_LIFE_S),
+            num_disputed=self.num_disputed * 0.5 ** (passed_s / DISPUTED_HALF_LIFE_S),
+            failed_at=self.failed_at if now - self.failed_at < BAR_S else 0.0,
+            at=max(now, self.at),
+        )
+
+    def after(self, outcome: Outcome, now: float) -> Standing:
+        """Return the standing after one more check."""
+        known = self.faded(now)
+        match outcome:
+            case "passed":
+                return replace(known, num_passed=known.num_passed + 1)
+            case "failed":
+                return replace(known, failed_at=now, num_passed=0.0)
+            case "disputed":
+                return replace(known, num_disputed=known.num_disputed + 1)
+
+    def is_barred(self, now: float) -> bool:
+        return bool(self.failed_at) and now - self.failed_at < BAR_S
+
+    def is_avoided(self, now: float) -> bool:
+        return self.faded(now).num_disputed >= MAX_DISPUTES
+
+    def cost_factor(self, now: float) -> float:
+        """Return the factor on what the server costs in a route: 1 for one of which nothing is known."""
+        known = self.faded(now)
+        discount = MAX_DISCOUNT * known.num_passed / (1 + known.num_passed)
+        return (1 + MAX_DISCOUNT * known.num_disputed) / (1 + discount)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingTrust:
+    """What routing is to know: factors on costs, peers to ask only where no other can answer, and peers not to ask."""
+
+    cost_factors: Mapping[str, float]
+    avoided: frozenset[str]
+    barred: frozenset[str]
+
+
+class Reputation:
+    """The standings by peer id, of MAX_PEERS at most. Raises ValueError for values that are none."""
+
+    def __init__(self, standings: Mapping[str, Standing] | None = None) -> None:
+        self.standings = dict(standings or {})
+
+    def note(self, peer_id: str, outcome: Outcome, now: float) -> None:
+        """Add a check's outcome."""
+        known = self.standings.pop(peer_id, Standing(at=now))
+        self.standings[peer_id] = known.after(outcome, now)
+        while len(self.standings) > MAX_PEERS:
+            # who was proved to lie is forgotten last
+            first = next((peer for peer, each in self.standings.items() if not each.is_barred(now)), None)
+            del self.standings[first if first is not None else next(iter(self.standings))]
+
+    def for_routing(self, peer_ids: Iterable[str], now: float, salt: str) -> RoutingTrust:
+        """Return what is known of these peers, for a session with this `salt`."""
+        known = {peer_id: self.standings[peer_id] for peer_id in peer_ids if peer_id in self.standings}
+        explores = zlib.crc32(f"explore {salt}".encode()) % EXPLORE_EVERY == 0
+        return RoutingTrust(
+            cost_factors={} if explores else {peer_id: each.cost_factor(now) for peer_id, each in known.items()},
+            avoided=frozenset(peer_id for peer_id, each in known.items() if each.is_avoided(now)),
+            barred=frozenset(peer_id for peer_id, each in known.items() if each.is_barred(now)),
+        )
+
+    def to_dict(self) -> dict[str, Sequence[float]]:
+        """Return plain values, for a file."""
+        return {
+            peer_id: (each.num_passed, each.num_disputed, each.failed_at, each.at)
+            for peer_id, each in self.standings.items()
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Reputation:
+        """Read what `to_dict` returned. Raises ValueError, TypeError."""
+        if len(values) > MAX_PEERS:
+            raise ValueError(f"standings of {len(values)} peers, more than {MAX_PEERS}")
+        standings = {}
+        for peer_id, numbers in values.items():
+            num_passed, num_disputed, failed_at, at = (float(number) for number in numbers)
+            if not all(0 <= number < 1e12 for number in (num_passed, num_disputed, failed_at, at)):
+                raise ValueError(f"a standing of {peer_id:.60} is out of bounds")
+            standings[check_peer_id(peer_id)] = Standing(
+                num_passed=num_passed, num_disputed=num_disputed, failed_at=failed_at, at=at
+            )
+        return cls(standings)

@@ -116,7 +116,7 @@ def test_ban_ends_when_the_run_says_and_the_member_trains_again() -> None:
             assert (event.peer_id, event.step, event.until) == (liar.peer_id, 2, 5)
             present = {step.step for step in first.of(OuterStep) if liar.peer_id in step.group}
             assert not present & {2, 3, 4, 5}
-            assert max(present) == 10
+            assert max(present) > 5
             assert first.trainer.bans == ()
             assert kept.kept == {}
 

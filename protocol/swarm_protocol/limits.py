@@ -253,7 +253,7 @@ MAX_POSSESSION_BYTES = 528 * 2**10
 
 # Each member of a butterfly talks to each other one: beyond this, a run needs clusters (see `MAX_TRAINERS`).
 MAX_GROUP_MEMBERS = 256
-# The members of a round and the trainers whose work they bring: a signed group takes 14 bytes for each of these, and it
+# The members of a round and the trainers whose work they bring: a signed group takes 17 bytes for each of these, and it
 # may hold another group, so that twice as much must fit MAX_SIGNED_PAYLOAD_BYTES.
 MAX_TRAINERS = 4096
 # Trainers that one round takes into the run through the others: with 54 bytes each, 27 KiB of its signed group.
@@ -266,7 +266,9 @@ MAX_INTERVAL_TOKENS = 10**14
 MAX_PART_VALUES = 2**34
 # A member that has not said anything for this long while parts or votes are due is taken for dead.
 MAX_PHASE_S = 3600.0
-# A signed group with the group whose outcome it resumes: 256 signed reports (79 KiB), MAX_TRAINERS (57 KiB),
+# Outer steps that a newcomer may have to prove itself: years of days.
+MAX_PROBATION_STEPS = 1000
+# A signed group with the group whose outcome it resumes: 256 signed reports (79 KiB), MAX_TRAINERS (69 KiB),
 # MAX_NEWCOMERS and a resume order, twice, and one lock (27 KiB). In a run without clusters and orders it is 185 KiB at
 # most.
 MAX_READY_BYTES = 400 * 2**10

@@ -47,10 +47,15 @@ def report_message(network_id: str, place: Group | Ready, sequence: int, report:
             locked.outcome_digest if locked else _NOTHING,
             _number(len(report.followers)),
             *(
-                _number(each.place) + _number(each.num_tokens) + _number(each.num_samples) + bytes([each.leaving])
+                _number(each.place)
+                + _number(each.num_tokens)
+                + _number(each.num_samples)
+                + bytes([each.leaving])
+                + _number(each.steps_left)
                 for each in report.followers
             ),
             *(newcomer.encode() + b"\x00" for newcomer in report.newcomers),
+            _number(report.steps_left),
         )
     )
 

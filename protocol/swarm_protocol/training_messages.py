@@ -38,6 +38,7 @@ Step: TypeAlias = Annotated[int, whole(limits.MAX_OUTER_STEP, low=1)]
 Attempt: TypeAlias = Annotated[int, whole(limits.MAX_ATTEMPT)]
 Work: TypeAlias = Annotated[int, whole(limits.MAX_INTERVAL_TOKENS)]
 BytesPerS: TypeAlias = Annotated[int, whole(MAX_BYTES_PER_S)]
+StepsLeft: TypeAlias = Annotated[int, whole(limits.MAX_PROBATION_STEPS)]
 PhaseS: TypeAlias = Annotated[float, number(limits.MAX_PHASE_S)]
 Reason: TypeAlias = Annotated[str, one_line(limits.MAX_FAILURE_TEXT_CHARS)]
 Peers: TypeAlias = Annotated[tuple[PeerId, ...], distinct(limits.MAX_GROUP_MEMBERS)]
@@ -53,13 +54,15 @@ def round_subject(run: str, step: int, attempt: int) -> str:
 class Follower(Checked):
     """A trainer whose work a member of the round, its head, brings. `place` is its index in the step's leases.
 
-    One that is `leaving` takes part for the last time. 0 tokens: it is there, and contributes nothing.
+    One that is `leaving` takes part for the last time. 0 tokens: it is there, and contributes nothing. `steps_left` is
+    that of a `Contribution`.
     """
 
     place: Annotated[int, whole(limits.MAX_TRAINERS - 1)]
     num_tokens: Work = 0
     num_samples: Work = 0
     leaving: bool = False
+    steps_left: StepsLeft = 0
 
     def __post_init__(self) -> None:
         _check_work(self.num_tokens, self.num_samples)
@@ -140,6 +143,9 @@ class Contribution(Checked):
     `commitment` is to the slices that it will send; a member with tokens has one. `locked` names the lock that it
     holds, if it holds one. `signature` is the member's of all this, for one attempt
     (`round_signatures.report_message`).
+
+    A member on probation has `steps_left` to which it must contribute, this one included, before it counts fully; 0: it
+    does. The state says how many (see `swarm.training.run.probation`).
     """
 
     peer_id: PeerId
@@ -153,10 +159,16 @@ class Contribution(Checked):
     commitment: SliceCommitment | None = None
     locked: LockClaim | None = None
     signature: Annotated[bytes, up_to(SIGNATURE_BYTES)] = b""
+    steps_left: StepsLeft = 0
 
     def __post_init__(self) -> None:
         _check_work(self.num_tokens, self.num_samples)
         _check_cluster(self)
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether it counts fully once this step is committed."""
+        return self.steps_left <= (1 if self.own_samples else 0)
 
     @property
     def own_tokens(self) -> int:
@@ -176,8 +188,8 @@ class Ready(wire.WireMessage):
     holds at this step, with `origin`, the signed group that its outcome is from: the outcome may have been committed,
     so it takes precedence. `signature` is of the report as a group carries it, see `contribution_of`. `bytes_per_s` is
     the bandwidth that the member has measured in its reductions; 0: not yet. `sequence` is that of the author's last
-    resume order that the member knows (see `ResumeOrder`); 0: none. `followers`, `newcomers` and `commitment` are those
-    of the `Contribution`.
+    resume order that the member knows (see `ResumeOrder`); 0: none. `followers`, `newcomers`, `commitment` and
+    `steps_left` are those of the `Contribution`.
     """
 
     PROTO = training_pb2.Ready
@@ -200,6 +212,7 @@ class Ready(wire.WireMessage):
     lock: Lock | None = None
     origin: bytes = b""
     signature: Annotated[bytes, up_to(SIGNATURE_BYTES)] = b""
+    steps_left: StepsLeft = 0
 
     def __post_init__(self) -> None:
         _check_work(self.num_tokens, self.num_samples)
@@ -223,6 +236,7 @@ class Ready(wire.WireMessage):
             commitment=self.commitment,
             locked=self.lock.claim if self.lock else None,
             signature=self.signature,
+            steps_left=self.steps_left,
         )
 
 
@@ -301,8 +315,20 @@ class Group(wire.WireMessage):
 
     @property
     def roster(self) -> tuple[str, ...]:
-        """The members that decide after this round: all that stay, or all members if none stays."""
-        return tuple(member.peer_id for member in self.members if not member.leaving) or self.peer_ids
+        """The members that decide after this round: all proven ones that stay, or all of those if none stays; of a
+        group without proven ones all."""
+        proven = [member for member in self.members if member.is_proven] or list(self.members)
+        stay = [member for member in proven if not member.leaving]
+        return tuple(member.peer_id for member in stay or proven)
+
+    @property
+    def deciding(self) -> tuple[str, ...]:
+        """The members whose votes count in this round: those that are not on probation, or all if all are."""
+        return tuple(each.peer_id for each in self.members if not each.steps_left) or self.peer_ids
+
+    @property
+    def on_probation(self) -> tuple[str, ...]:
+        return tuple(member.peer_id for member in self.members if member.steps_left)
 
     @property
     def num_tokens(self) -> int:

@@ -34,6 +34,7 @@ from swarm.training.round.round_events import (
     Withdrew,
 )
 from swarm.training.round.round_state import RoundSetup, RoundState
+from swarm.training.run.probation import Probation, Standings
 from swarm.training.run.vote import Succession
 from swarm.training.state.clusters import Clusters
 from swarm_protocol import training_messages as messages
@@ -389,7 +390,7 @@ def to_json(value: Any) -> Any:
 
 KINDS = {
     name: kind for module in (events, messages) for name, kind in vars(module).items() if isinstance(kind, type)
-} | {"Clusters": Clusters, "RoundSetup": RoundSetup, "Succession": Succession}
+} | {each.__name__: each for each in (Clusters, Probation, RoundSetup, Standings, Succession)}
 
 
 def from_json(value: Any) -> Any:

@@ -287,7 +287,13 @@ def _lines(found: InspectedRun, cost: Cost) -> Iterator[str]:
     yield f"training   {config.outer_steps} outer steps of {interval}; {_outer_method(config)}"
     least, most = cost.group_tokens
     who = f"{len(config.admission)} peers may join" if config.admission else "anyone may join"
+    rule = config.probation
     yield f"group      {config.min_group} to {config.max_group} members, {config.aggregator}, {who}"
+    if rule.steps:
+        yield (
+            f"newcomers  count fully after {rule.steps} outer steps; until then they have {rule.share:.0%} of weight and "
+            "seats at most, and no votes"
+        )
     yield f"votes      {config.succession.in_words}"
     if config.cluster_size > 1:
         followers = f"{config.cluster_size - 1} more trainers" if config.cluster_size > 2 else "one more trainer"

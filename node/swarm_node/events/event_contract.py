@@ -270,6 +270,14 @@ EVENTS: Mapping[str, EventSpec] = {
         roster="list: peer ids of those who decide what follows",
         sequence="int: the order's number; a later one is greater",
     ),
+    "on_probation": _event(
+        "This node has joined an open run that was under way, and counts for less until it has contributed to more "
+        "steps, or has just done so.",
+        "on probation: {steps_left} more outer steps until this node counts fully",
+        run="text: the run's id",
+        step="int: the outer step of the state that says so",
+        steps_left="int: the steps to which it still has to contribute; 0: it counts fully from now on",
+    ),
     "state_endorsed": _event(
         "The run's author has endorsed a state of its history, from which newcomers begin. If this node's own history "
         "has another state there, it was joined to something that is not the run.",
@@ -421,6 +429,7 @@ EVENTS: Mapping[str, EventSpec] = {
         num_trainers="int: the members, and the trainers whose work they brought",
         num_tokens="int: tokens that all of these trained on",
         tokens_per_s="number: what the members say they do, together",
+        on_probation="list: peer ids of those of the group that have not proven themselves yet",
     ),
     "members": _event(
         "Who trains the watched run, whenever members or their states have changed.",

@@ -62,6 +62,7 @@ _EVENTS = {
     events.IntervalValidated: "interval_validated",
     events.FalselyAccused: "falsely_accused",
     events.RunResumed: "run_resumed",
+    events.OnProbation: "on_probation",
     events.StateEndorsed: "state_endorsed",
     events.Validated: "validated",
 }

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Contribution(_message.Message):
-    __slots__ = ("peer_id", "num_tokens", "num_samples", "loss", "leaving", "bytes_per_s", "followers", "newcomers", "commitment", "locked", "signature")
+    __slots__ = ("peer_id", "num_tokens", "num_samples", "loss", "leaving", "bytes_per_s", "followers", "newcomers", "commitment", "locked", "signature", "steps_left")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class Contribution(_message.Message):
     COMMITMENT_FIELD_NUMBER: _ClassVar[int]
     LOCKED_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_LEFT_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     num_tokens: int
     num_samples: int
@@ -30,7 +31,8 @@ class Contribution(_message.Message):
     commitment: SliceCommitment
     locked: LockClaim
     signature: bytes
-    def __init__(self, peer_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ..., followers: _Optional[_Iterable[_Union[Follower, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ..., commitment: _Optional[_Union[SliceCommitment, _Mapping]] = ..., locked: _Optional[_Union[LockClaim, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    steps_left: int
+    def __init__(self, peer_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ..., followers: _Optional[_Iterable[_Union[Follower, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ..., commitment: _Optional[_Union[SliceCommitment, _Mapping]] = ..., locked: _Optional[_Union[LockClaim, _Mapping]] = ..., signature: _Optional[bytes] = ..., steps_left: _Optional[int] = ...) -> None: ...
 
 class SliceCommitment(_message.Message):
     __slots__ = ("root", "signature")
@@ -41,16 +43,18 @@ class SliceCommitment(_message.Message):
     def __init__(self, root: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Follower(_message.Message):
-    __slots__ = ("place", "num_tokens", "num_samples", "leaving")
+    __slots__ = ("place", "num_tokens", "num_samples", "leaving", "steps_left")
     PLACE_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    STEPS_LEFT_FIELD_NUMBER: _ClassVar[int]
     place: int
     num_tokens: int
     num_samples: int
     leaving: bool
-    def __init__(self, place: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., leaving: _Optional[bool] = ...) -> None: ...
+    steps_left: int
+    def __init__(self, place: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., leaving: _Optional[bool] = ..., steps_left: _Optional[int] = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("origin_digest", "part_digests", "state_digest")
@@ -91,7 +95,7 @@ class PlacedSignature(_message.Message):
     def __init__(self, place: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("run", "step", "attempt", "state_digest", "num_tokens", "num_samples", "loss", "accused", "leaving", "bytes_per_s", "sequence", "followers", "newcomers", "commitment", "lock", "origin", "signature")
+    __slots__ = ("run", "step", "attempt", "state_digest", "num_tokens", "num_samples", "loss", "accused", "leaving", "bytes_per_s", "sequence", "followers", "newcomers", "commitment", "lock", "origin", "signature", "steps_left")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +113,7 @@ class Ready(_message.Message):
     LOCK_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_LEFT_FIELD_NUMBER: _ClassVar[int]
     run: str
     step: int
     attempt: int
@@ -126,7 +131,8 @@ class Ready(_message.Message):
     lock: Lock
     origin: bytes
     signature: bytes
-    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., accused: _Optional[_Iterable[str]] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ..., sequence: _Optional[int] = ..., followers: _Optional[_Iterable[_Union[Follower, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ..., commitment: _Optional[_Union[SliceCommitment, _Mapping]] = ..., lock: _Optional[_Union[Lock, _Mapping]] = ..., origin: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    steps_left: int
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., accused: _Optional[_Iterable[str]] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ..., sequence: _Optional[int] = ..., followers: _Optional[_Iterable[_Union[Follower, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ..., commitment: _Optional[_Union[SliceCommitment, _Mapping]] = ..., lock: _Optional[_Union[Lock, _Mapping]] = ..., origin: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., steps_left: _Optional[int] = ...) -> None: ...
 
 class ReadyReply(_message.Message):
     __slots__ = ("kind", "group", "attempt", "certificate", "state_digest", "reason")

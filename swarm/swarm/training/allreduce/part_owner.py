@@ -57,15 +57,16 @@ class PartReducer:
     """Aggregates one part of the contributions of `members` frame by frame, and each leaf of `leaf_values` on its own.
 
     A leaf's result follows from that leaf's slices alone, so that every holder of these can check it. Everything here
-    blocks: call it off the loop, one frame after the other, except where `is_quick`. Weights are the tokens that the
-    group grants; the check of the group has capped them by the leases. Slices are passed in the order of
-    `contributors`.
+    blocks: call it off the loop, one frame after the other, except where `is_quick`. Weights follow from the group's
+    tokens (see `Probation.weights`), which the check of the group has capped by the leases. Slices are passed in the
+    order of `contributors`.
     """
 
     def __init__(self, scheme: ReductionScheme, members: Sequence[Contribution], leaf_values: int) -> None:
         self.contributors: Sequence[Contribution] = [member for member in members if member.num_tokens]
         self._codec = scheme.codec
         self._aggregator = scheme.aggregator
+        self._weights = scheme.probation.weights(self.contributors)
         self._leaf_values = leaf_values
         # what depends on no slice is decided once
         self._fixed = None if scheme.aggregator.survey != "nothing" else self._aggregation()
@@ -114,7 +115,7 @@ class PartReducer:
         return result_F
 
     def _aggregation(self) -> Aggregation:
-        return Aggregation(self._aggregator, [member.num_tokens for member in self.contributors])
+        return Aggregation(self._aggregator, self._weights)
 
     def _judged(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         """Return the result of one leaf."""

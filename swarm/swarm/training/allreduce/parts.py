@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 import torch
@@ -26,6 +26,7 @@ from swarm_protocol.hash_tree import HashTree
 from swarm_protocol.training_messages import Contribution, Group
 from torch import Tensor
 
+from swarm.training.run.probation import Probation
 from swarm.trust.aggregators import Aggregator
 
 MAX_SKEW = 4.0
@@ -185,11 +186,13 @@ def decoded_frames(group: Group, parts: Sequence[Data], codec: Codec) -> Iterato
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReductionScheme:
-    """How a run reduces vectors. `feedback` encodes this member's contribution in a run with error feedback."""
+    """How a run reduces vectors. `probation` gives contributions their weights. `feedback` encodes this member's
+    contribution in a run with error feedback."""
 
     codec: Codec
     aggregator: Aggregator
     feedback: ErrorFeedback | None = None
+    probation: Probation = field(default_factory=Probation)
 
 
 class Residuals:

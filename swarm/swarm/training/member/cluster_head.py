@@ -208,13 +208,14 @@ class ClusterHead:
     def _combined(self, offer: IntervalOffer, seats: Mapping[str, _Seat]) -> tuple[IntervalOffer, Mapping[str, float]]:
         """Return the cluster's offer, and the share of its weight that each notably reduced trainer keeps. Blocks."""
         works = {peer: seat.work for peer, seat in seats.items() if seat.work is not None and peer in self._places}
-        own = offer.contribution
+        own, standings = offer.contribution, self._setup.standings
         followers = [
             Follower(
                 place=self._places[peer],
                 num_tokens=work.num_tokens,
                 num_samples=work.num_samples,
                 leaving=work.leaving,
+                steps_left=standings.steps_left(peer),
             )
             for peer, work in works.items()
         ]
@@ -230,7 +231,12 @@ class ClusterHead:
             newcomers=newcomers,
         )
         contributors = [
-            Contribution(peer_id=peer, num_tokens=work.num_tokens, num_samples=work.num_samples)
+            Contribution(
+                peer_id=peer,
+                num_tokens=work.num_tokens,
+                num_samples=work.num_samples,
+                steps_left=standings.steps_left(peer),
+            )
             for peer, work in works.items()
         ]
         if not any(each.num_tokens for each in contributors):
@@ -244,8 +250,9 @@ class ClusterHead:
         self, members: Sequence[Contribution], own_F: Tensor | None, seats: Mapping[str, _Seat]
     ) -> tuple[Tensor, Mapping[str, float]]:
         context, num_contributors = self._context, sum(member.num_tokens > 0 for member in members)
-        aggregator = context.replica.config.cluster_aggregator(num_contributors)
-        scheme = ReductionScheme(codec=context.codec, aggregator=aggregator)
+        config = context.replica.config
+        aggregator = config.cluster_aggregator(num_contributors)
+        scheme = ReductionScheme(codec=context.codec, aggregator=aggregator, probation=config.probation)
         reducer = PartReducer(scheme, members, leaf_values(self._setup.num_values))
 
         def slices(index: int) -> list[bytes]:

@@ -39,7 +39,7 @@ MAX_ASKED = 8
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedStep:
     """An outer step that the run has taken. `num_trainers` are the `group` and the trainers whose work it brought;
-    `loss` is their mean training loss, weighted by tokens."""
+    `loss` is their mean training loss, weighted by tokens. `on_probation` are those of the group that are."""
 
     outer_step: int
     loss: float
@@ -47,6 +47,7 @@ class CommittedStep:
     group: tuple[str, ...]
     num_trainers: int
     num_tokens: int
+    on_probation: tuple[str, ...] = ()
 
 
 class Observer:
@@ -229,4 +230,5 @@ def _step(proof: Proof) -> CommittedStep:
         group=origin.peer_ids,
         num_trainers=origin.num_trainers,
         num_tokens=origin.num_tokens,
+        on_probation=origin.on_probation,
     )

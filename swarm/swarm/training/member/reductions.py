@@ -217,7 +217,8 @@ class Reductions:
         if aggregator.name != config.aggregator:
             logger.warning("with %d contributions this round's aggregator is %s", num_contributors, aggregator.name)
         feedback = context.residuals.of(context.replica.fragment(group.step)) if context.residuals else None
-        return ReductionScheme(codec=context.codec, aggregator=aggregator, feedback=feedback)
+        probation = context.replica.config.probation
+        return ReductionScheme(codec=context.codec, aggregator=aggregator, feedback=feedback, probation=probation)
 
     async def _propose(self, attempt: int, digest: bytes, origin: Group, parts: tuple[Data, ...]) -> None:
         try:

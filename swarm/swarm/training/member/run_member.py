@@ -38,6 +38,7 @@ from swarm.training.member.round_service import RoundService
 from swarm.training.member.trainer_events import (
     ContributionLate,
     MemberConvicted,
+    OnProbation,
     RoundAborted,
     StateEndorsed,
     StateFetched,
@@ -151,6 +152,7 @@ class RunMember:
         self._promise: Promise | None = None
         self._endorsements = Endorsements(options.endorsements)
         self._told_endorsement: Endorsement | None = None
+        self._steps_left = 0
         self._report: RoundReport | None = None
         self._stopping = False
         self._num_idle = 0
@@ -363,6 +365,7 @@ class RunMember:
             self._on_abort(GiveUp(step=proof.origin.step, attempt=proof.attempt, reason=reason, missing=silent))
             return None
         context.replica.adopt(reached.held, reached.proof)
+        self._tell_probation(context.replica)
         if (fetched := reached.fetched) is not None:
             self._on_event(
                 StateFetched(
@@ -521,6 +524,13 @@ class RunMember:
         )
         if self._driver is not None:
             self._driver.feed(Convicted(peer=verdict.peer_id, reason=f"{short(verdict.peer_id)}: {verdict.reason}"))
+
+    def _tell_probation(self, replica: Replica) -> None:
+        """Report how many steps this member has to prove itself, whenever that changes."""
+        steps_left = replica.standings.steps_left(self._network.peer_id)
+        if steps_left != self._steps_left:
+            self._steps_left = steps_left
+            self._on_event(OnProbation(step=replica.outer_step, steps_left=steps_left))
 
     def _tell_endorsement(self, context: RunContext) -> None:
         """Report the author's newest endorsement, once."""

@@ -134,6 +134,15 @@ class RunResumed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OnProbation:
+    """After outer step `step` this member has to contribute to `steps_left` more before it counts fully; 0: it does
+    from now on."""
+
+    step: int
+    steps_left: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StateEndorsed:
     """The run's author has endorsed the state of outer step `step`, as this member now knows. `is_other`: this member's
     own history has another state there, so that it does not belong to the run."""
@@ -164,6 +173,7 @@ TrainingEvent: TypeAlias = (
     | FalselyAccused
     | ContributionLate
     | RunResumed
+    | OnProbation
     | StateEndorsed
     | Validated
 )

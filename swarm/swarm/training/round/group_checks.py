@@ -21,6 +21,8 @@ from swarm.training.round.round_state import RoundSetup
 from swarm.training.run.methods import short
 from swarm.training.state.clusters import overclaim
 
+MISSTATED = "it says otherwise than the state how long it is on probation"
+
 
 def complaint(setup: RoundSetup, attempt: int, mine: Contribution, signed: SignedGroup) -> str:
     """Return what is wrong with a group for `setup.me`, which reported `mine`; empty if nothing is."""
@@ -66,6 +68,11 @@ def _forbidden(setup: RoundSetup, group: Group) -> str:
             "it has too few members of the state that it follows from",
         ),
         (not all(map(setup.admits, group.peer_ids)), "it has a member that the run does not admit"),
+        (any(misstates_standing(setup, member) for member in group.members), f"of a member, {MISSTATED}"),
+        (
+            len(group.on_probation) > num_seats(setup, len(group.members) - len(group.on_probation)),
+            f"it has {len(group.on_probation)} members on probation, which is too many",
+        ),
         (any(peer in setup.clusters.dealt for peer in group.peer_ids), "it has a member whose work another one brings"),
         (any(cluster_overclaim(setup, member) for member in group.members), "a member claims more than its lease"),
         (len(places) > len(set(places)), "two members bring one trainer's work"),
@@ -75,6 +82,20 @@ def _forbidden(setup: RoundSetup, group: Group) -> str:
         ),
     )
     return next((text for is_wrong, text in checks if is_wrong), "")
+
+
+def num_seats(setup: RoundSetup, num_proven: int) -> int:
+    """Return how many members on probation may be in a group with `num_proven` others."""
+    return setup.standings.rule.num_seats(setup.max_group, num_proven)
+
+
+def misstates_standing(setup: RoundSetup, member: Contribution) -> bool:
+    """Return whether `member` says otherwise than the state how many steps it or a follower has to prove itself."""
+    claims = [(member.peer_id, member.steps_left)]
+    claims += [
+        (setup.leased[each.place], each.steps_left) for each in member.followers if each.place < len(setup.leased)
+    ]
+    return any(setup.standings.steps_left(peer) != left for peer, left in claims)
 
 
 def cluster_overclaim(setup: RoundSetup, member: Contribution) -> str:

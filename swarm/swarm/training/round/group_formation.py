@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from swarm_protocol.training_messages import Contribution, Group, Ready, ReadyReply
 
 from swarm.training.allreduce.parts import part_sizes
 from swarm.training.round.beacon import drawn, seat_beacon
-from swarm.training.round.group_checks import cluster_overclaim
+from swarm.training.round.group_checks import MISSTATED, cluster_overclaim, misstates_standing, num_seats
 from swarm.training.round.locks import highest_claim
 from swarm.training.round.round_events import Ask, GiveUp, Query, Reply, Sign
 from swarm.training.round.round_state import (
@@ -44,6 +44,7 @@ MAX_GRACE_S = 30.0
 waited for, as their whole interval is lost otherwise. It is not longer, because members that are gone without a word
 are waited for, too."""
 
+NO_SEAT = "the seats for members on probation are taken: it proves itself when one is free"
 NOT_ADMITTED = "the run does not admit it"
 FOLLOWS = "another member brings its work"
 CONVICTED = "evidence convicts it of a lie"
@@ -270,7 +271,11 @@ def form_group(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> t
     order = _seated(setup, attempt, fit)
     for peer in order[setup.max_group :]:
         left_out[peer] = f"the group is full with {setup.max_group} members"
-    members = tuple(fit[peer] for peer in sorted(order[: setup.max_group]))
+    seated = order[: setup.max_group]
+    for peer in surplus_newcomers(setup, seated, fit):
+        left_out[peer] = NO_SEAT
+        seated.remove(peer)
+    members = tuple(fit[peer] for peer in sorted(seated))
     claim = highest_claim(members)
     locked = (ready[member.peer_id] for member in members if claim is not None and member.locked == claim)
     latest = next(locked, None)
@@ -294,16 +299,31 @@ def form_group(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> t
 def _seated(setup: RoundSetup, attempt: int, fit: Mapping[str, Contribution]) -> list[str]:
     """Return the members that are `fit`, in the order in which they take the group's seats.
 
-    Members that contribute come before those that only want to be admitted, and members of the state before others; of
-    equals, a beacon draws (see `beacon`).
+    Members that have proven themselves come before those on probation, of these those that contribute before those that
+    only want to be admitted, and members of the state before others; of equals, a beacon draws (see `beacon`).
     """
     members = [each for peer, each in fit.items() if peer in setup.roster]
     beacon = seat_beacon(setup.beacon(attempt), members)
 
-    def place(peer: str) -> tuple[bool, bool, bool, bytes]:
-        return peer != setup.me, fit[peer].num_tokens == 0, peer not in setup.roster, drawn(beacon, peer)
+    def place(peer: str) -> tuple[bool, bool, bool, bool, bytes]:
+        is_new, is_idle = fit[peer].steps_left > 0, fit[peer].num_tokens == 0
+        return peer != setup.me, is_new, is_idle, peer not in setup.roster, drawn(beacon, peer)
 
     return sorted(fit, key=place)
+
+
+def surplus_newcomers(setup: RoundSetup, seated: Sequence[str], fit: Mapping[str, Contribution]) -> list[str]:
+    """Return the members on probation for whom there is no seat, of those that are `seated` in this order. Without a
+    proven member that contributes there is none for those that do: they alone would make the step."""
+    proven = [peer for peer in seated if not fit[peer].steps_left]
+    newcomers = [peer for peer in seated if fit[peer].steps_left and peer != setup.me]
+    num_taken = int(bool(fit[setup.me].steps_left))
+    num_free = max(0, num_seats(setup, len(proven)) - num_taken)
+    if proven and not any(fit[peer].num_tokens for peer in proven):
+        return [peer for peer in newcomers if fit[peer].num_tokens] + [
+            peer for peer in newcomers if not fit[peer].num_tokens
+        ][num_free:]
+    return newcomers[num_free:]
 
 
 def widely_accused(accusations: Mapping[str, Collection[str]], num_members: int) -> tuple[str, ...]:
@@ -349,7 +369,8 @@ def _unfit(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> dict[
     places = set[int]()
     # this member's own claims come first: it does not leave itself out
     for peer, each in sorted(ready.items(), key=lambda item: (item[0] != setup.me, item[0])):
-        reason = cluster_overclaim(setup, each.contribution_of(peer))
+        report = each.contribution_of(peer)
+        reason = cluster_overclaim(setup, report) or (MISSTATED if misstates_standing(setup, report) else "")
         claimed = {follower.place for follower in each.followers}
         if not reason and claimed & places:
             reason = "it brings a trainer's work that another member brings, too"

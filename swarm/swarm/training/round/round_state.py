@@ -15,6 +15,7 @@ from swarm_protocol.training_messages import Contribution, Lock, Outcome, Ready,
 from swarm.training.allreduce.peer_connections import SLOWEST_BYTES_PER_S
 from swarm.training.round.beacon import attempt_beacon, coordinator_of
 from swarm.training.round.round_events import Action, GiveUp, Reply
+from swarm.training.run.probation import Standings
 from swarm.training.run.vote import Succession
 from swarm.training.state.clusters import Clusters
 from swarm.training.state.state_sync import RunContext
@@ -53,9 +54,9 @@ class RoundSetup:
     that the step moves has `num_values`. `first_attempt` follows the one that committed the state. Times are in
     seconds: at least `grace_s` after enough members are ready (see `grace_after`), `patience_s` until a coordinator
     says that too few are.
-    `clusters` say which trainers take part through another member; without them, all take part themselves.
-    `bytes_per_s` is this member's bandwidth (see `peer_connections`). `order` is the author's last resume order as it
-    was signed, and `sequence` its number; empty and 0 if there was none.
+    `clusters` say which trainers take part through another member; without them, all take part themselves. `standings`
+    say who is on probation. `bytes_per_s` is this member's bandwidth (see `peer_connections`). `order` is the author's
+    last resume order as it was signed, and `sequence` its number; empty and 0 if there was none.
     """
 
     run: str
@@ -76,6 +77,7 @@ class RoundSetup:
     reduce_s: float
     vote_s: float
     clusters: Clusters = field(default_factory=Clusters)
+    standings: Standings = field(default_factory=Standings)
     bytes_per_s: int = 0
     sequence: int = 0
     order: bytes = b""
@@ -110,6 +112,7 @@ def setup_of(context: RunContext) -> RoundSetup:
         roster=roster,
         leased=replica.leased(step),
         clusters=replica.clusters(),
+        standings=replica.standings,
         admission=config.admission,
         succession=config.succession,
         max_group=config.max_group,
@@ -258,8 +261,9 @@ def moves_at(state: RoundState) -> float | None:
 
 
 def reported(setup: RoundSetup, contribution: Contribution | None) -> Contribution:
-    """Return what `setup.me` reports with `contribution`; without one it reports only its bandwidth."""
-    return replace(contribution or Contribution(peer_id=setup.me), bytes_per_s=setup.bytes_per_s)
+    """Return what `setup.me` reports with `contribution`; without one only its bandwidth and standing."""
+    contribution = contribution or Contribution(peer_id=setup.me)
+    return replace(contribution, bytes_per_s=setup.bytes_per_s, steps_left=setup.standings.steps_left(setup.me))
 
 
 def own_report(state: RoundState) -> Ready:
@@ -283,6 +287,7 @@ def own_report(state: RoundState) -> Ready:
         followers=mine.followers,
         newcomers=mine.newcomers,
         commitment=mine.commitment,
+        steps_left=mine.steps_left,
     )
 
 

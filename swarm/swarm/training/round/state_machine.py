@@ -340,6 +340,123 @@ def _on_convicted(state: RoundState, peer: str, reason: str, now: float) -> Step
     return advance(state, now)
 
 
+def _on_voted(state: RoundState, event: Voted, now: float) -> Step:
+    # votes may come before the group does
+    voting, vote = state.voting, event.vote
+    votes = voting.prepares if vote.kind == "prepare" else voting.commits
+    is_member = state.signed is None or event.peer in state.signed.group.peer_ids
+    is_owed = state.signed is not None or event.peer in state.setup.roster
+    has_room = is_owed or len(votes) < MAX_HEARD
+    counts = state.setup.admits(event.peer) and event.peer not in state.faults.convicted
+    if vote.attempt != state.attempt or not (is_member and has_room and counts):
+        return state, []
+    known = votes.get(event.peer)
+    if known is not None and known != vote:
+        # the first vote counts; strangers, who may vote before there is a group, are not worth the memory
+        if state.signed is None:
+            return state, []
+        accused = {**state.faults.accused, event.peer: "voted twice"}
+        return replace(state, faults=replace(state.faults, accused=accused)), []
+    votes = {**votes, event.peer: vote}
+    voting = replace(voting, prepares=votes) if vote.kind == "prepare" else replace(voting, commits=votes)
+    return _count(replace(state, voting=voting), now)
+
+
+def _without_vote_of(state: RoundState, peer: str) -> RoundState:
+    """Expect no vote of `peer` any more."""
+    return replace(state, voting=replace(state.voting, silent=state.voting.silent | {peer}))
+
+
+def _valid_votes(state: RoundState, kind: VoteKind) -> dict[str, Vote]:
+    """Return the votes of this kind by the group's members for this very group."""
+    signed = state.signed
+    if signed is None:
+        return {}
+    votes = state.voting.prepares if kind == "prepare" else state.voting.commits
+    return {
+        peer: vote
+        for peer, vote in votes.items()
+        if peer in signed.group.peer_ids and vote.group_digest == signed.digest
+    }
+
+
+def _tally(state: RoundState, kind: VoteKind) -> Tally:
+    assert state.signed is not None
+    silent = set(state.voting.silent)
+    if kind == "commit":
+        # who has another result than this member does not vote for it a second time
+        others = _valid_votes(state, "prepare").items()
+        silent |= {peer for peer, vote in others if vote.outcome != state.voting.outcome}
+    return tally(
+        state.signed.group.deciding,
+        _valid_votes(state, kind),
+        silent,
+        roster=_electors(state),
+        succession=state.setup.succession,
+    )
+
+
+def _electors(state: RoundState) -> tuple[str, ...]:
+    assert state.signed is not None
+    return electors_of(state.setup.roster, (state.signed.origin or state.signed).group)
+
+
+def _count(state: RoundState, now: float) -> Step:
+    """Count the votes. They decide only once this member has voted too: until then others may still need its part."""
+    if state.signed is None or state.phase not in {"preparing", "voting"}:
+        return state, []
+    second = _tally(state, "commit")
+    if second.decided is not None:
+        return _finish(state, second.decided)
+    if state.phase == "voting":
+        return _no_quorum(state, second.reason, now) if second.hopeless else (state, [])
+    first = _tally(state, "prepare")
+    if first.decided is not None and first.decided == state.voting.outcome:
+        return _lock(state, first.decided, now)
+    # if others have decided otherwise, this member's own result is damaged: their second votes will say so
+    return _no_quorum(state, first.reason, now) if first.hopeless else (state, [])
+
+
+def _lock(state: RoundState, outcome: Outcome, now: float) -> Step:
+    """Hold the lock that the first votes make, and vote a second time."""
+    assert state.signed is not None
+    prepared = state.prepared
+    assert prepared is not None
+    votes = {peer: vote for peer, vote in _valid_votes(state, "prepare").items() if vote.outcome == outcome}
+    lock = HeldLock(lock=make_lock(votes, _electors(state)), origin=prepared.origin)
+    timers = Timers(deadline=now + state.signed.group.vote_s)
+    state = replace(state, phase="voting", lock=lock, timers=timers)
+    cast = CastVote(vote=replace(prepared.vote, kind="commit"), peers=_others(state))
+    state, actions = _count(state, now)
+    # too many may have left already for this vote to matter
+    return state, [cast, *actions] if state.signed is not None else actions
+
+
+def _finish(state: RoundState, decided: Outcome) -> Step:
+    assert state.signed is not None
+    votes = _valid_votes(state, "commit")
+    placed = tuple(
+        PlacedSignature(place=place, signature=votes[peer].signature)
+        for place, peer in enumerate(state.signed.group.peer_ids)
+        if peer in votes and votes[peer].outcome == decided
+    )
+    certificate = Certificate(group=state.signed.data, outcome=decided, votes=placed).to_bytes()
+    return replace(state, phase="done"), [Finish(certificate=certificate)]
+
+
+def _no_quorum(state: RoundState, reason: str, now: float) -> Step:
+    mine = state.voting.outcome
+    assert state.signed is not None
+    assert mine is not None
+    votes = _valid_votes(state, "prepare")
+    convicted, suspects = disagreement(mine, votes, state.signed.group.peer_ids)
+    voted = votes if state.phase == "preparing" else _valid_votes(state, "commit")
+    absent = tuple(sorted(set(state.signed.group.peer_ids) - voted.keys()))
+    names = f"; no vote from {', '.join(map(short, absent))}" if absent else ""
+    state = suspect(blame(state, convicted, suspects, "its part or vote differs"), suspects)
+    return _abort(state, reason + names, (*absent, *convicted, *suspects), now)
+
+
 def _on_left(state: RoundState, peer: str, abort: Abort, now: float) -> Step:
     members = set(state.signed.group.peer_ids) if state.signed else set()
     if state.signed is None or abort.group_digest != state.signed.digest or peer not in members:

@@ -13,6 +13,7 @@ from typing import Any
 
 from swarm_protocol import limits
 
+from swarm.training.run.probation import Probation
 from swarm.training.run.settings import (
     ImpossibleRun,
     ImpossibleValues,
@@ -332,6 +333,22 @@ class RunConfig:
         "Outer steps for which a member that evidence convicts of a lie is kept out of the run; 0: for good.",
         implied=0,
     )
+    probation_steps: int = whole(
+        4,
+        0,
+        limits.MAX_PROBATION_STEPS,
+        "Outer steps to which who joins a run under way must contribute before it counts fully: until then its work "
+        "counts for less, and its votes not at all. Never more than the run has made when it joins, so that those who "
+        "begin a run count at once. Not for the peers of admission. 0: everybody counts fully at once.",
+        implied=0,
+    )
+    newcomer_share: float = number(
+        0.25,
+        0.01,
+        0.5,
+        "The most that all on probation together have of a step's weight, and of max_group.",
+        implied=0.25,
+    )
     min_group: int = whole(2, 1, limits.MAX_GROUP_MEMBERS, "A round needs so many members.")
     max_group: int = whole(16, 1, limits.MAX_GROUP_MEMBERS, "A round takes at most so many members.")
     cluster_size: int = whole(
@@ -405,6 +422,11 @@ class RunConfig:
     @property
     def succession(self) -> Succession:
         return Succession(min_group=self.min_group, majority_after_s=self.majority_after_s)
+
+    @property
+    def probation(self) -> Probation:
+        """The rule for newcomers. Peers that the run admits by name need not prove themselves."""
+        return Probation(steps=0 if self.admission else self.probation_steps, share=self.newcomer_share)
 
     @property
     def samples_per_interval(self) -> int:

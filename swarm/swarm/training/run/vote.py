@@ -85,9 +85,10 @@ def tally(
     roster: Collection[str] = (),
     succession: Succession = Succession(),
 ) -> Tally:
-    """Count `votes` by member. `silent` members will not vote any more. `roster` are the members of the state before:
-    enough of them must be among the voters, too."""
+    """Count `votes` by member. Those of others than `members` do not count. `silent` members will not vote any more.
+    `roster` are the members of the state before: enough of them must be among the voters, too."""
     needed = quorum(len(members))
+    votes = {peer: vote for peer, vote in votes.items() if peer in members}
     counts = Counter(vote.outcome for vote in votes.values())
     outcome, most = counts.most_common(1)[0] if counts else (None, 0)
     supporters = {peer for peer, vote in votes.items() if vote.outcome == outcome}

@@ -290,8 +290,9 @@ class RunSignatures:
             outcome=outcome,
             kind="commit",
         )
-        voters = self._voters(vote, certificate.votes, group.peer_ids)
-        result = tally(group.peer_ids, dict.fromkeys(voters, vote), ())
+        deciding = set(group.deciding)
+        voters = tuple(each for each in self._voters(vote, certificate.votes, group.peer_ids) if each in deciding)
+        result = tally(deciding, dict.fromkeys(voters, vote), ())
         if result.decided is None:
             raise PeerViolation(f"a certificate proves nothing: {result.reason}")
         if group.resumes not in {None, outcome}:

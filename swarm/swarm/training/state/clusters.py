@@ -72,35 +72,47 @@ class Clusters:
 
 
 def draw_clusters(
-    digest: bytes, roster: Sequence[str], trainers: Collection[str], *, max_group: int, size: int
+    digest: bytes,
+    roster: Sequence[str],
+    trainers: Collection[str],
+    *,
+    max_group: int,
+    size: int,
+    newcomers: Collection[str] = (),
+    num_seats: int = limits.MAX_GROUP_MEMBERS,
 ) -> Clusters:
     """Return the clusters of the step that follows the state `digest`, whose members are `roster` and whose trainers
-    are `trainers`. There are none if `size` is 1, and before a run's first group."""
+    are `trainers`. There are none if `size` is 1, and before a run's first group. `newcomers` are the trainers on
+    probation: others take vacant places before them, and they take at most `num_seats`."""
     if size == 1 or not roster:
         return Clusters(size=size)
     heads = tuple(sorted(roster, key=lambda peer: _draw(digest, peer)))
     others = sorted(set(trainers) - set(roster), key=lambda peer: _draw(digest, peer))
     num_vacant = max(0, max_group - len(heads))
-    followers = others[num_vacant:]
+    promoted = [peer for peer in others if peer not in newcomers][:num_vacant]
+    num_free = min(num_vacant - len(promoted), num_seats)
+    seats = [peer for peer in others if peer in newcomers][:num_free]
+    followers = [peer for peer in others if peer not in {*promoted, *seats}]
     return Clusters(
         digest=digest,
         heads=heads,
-        promoted=tuple(others[:num_vacant]),
+        promoted=(*promoted, *seats),
         dealt={peer: _heads_of(heads, place) for place, peer in enumerate(followers)},
         led={head: tuple(followers[index :: len(heads)]) for index, head in enumerate(heads)},
         size=size,
-        is_full=len(others) >= num_vacant,
+        is_full=len(seats) >= num_free,
         newcomers_per_head=max(1, limits.MAX_NEWCOMERS // max_group),
     )
 
 
 def trainers_after(origin: Group, leased: Sequence[str], clusters: Clusters) -> tuple[str, ...]:
-    """Return the trainers that hold leases after `origin`'s round: its members that stay, and the others behind them.
+    """Return the trainers that hold leases after `origin`'s round: its roster, and the others that stay behind it.
 
     Raises RoundError if a follower has no lease.
     """
-    stay, left = set[str](), set[str](origin.peer_ids)
+    stay, left = set[str](), set[str](origin.roster)
     for member in origin.members:
+        (left if member.leaving else stay).add(member.peer_id)
         stay |= set(member.newcomers)
         for each in member.followers:
             (left if each.leaving else stay).add(_leased_at(leased, each.place))

@@ -145,6 +145,11 @@ class LeaseStripe:
             raise ValueError("a stripe's roster names a member twice")
 
 
+def trainers_of(stripes: tuple[LeaseStripe, ...]) -> set[str]:
+    """Return all that hold a lease of any interval."""
+    return {peer for stripe in stripes for peer in stripe.roster}
+
+
 def first_stripes(overlap_steps: int) -> tuple[LeaseStripe, ...]:
     """Return the stripes of a run before anything is leased."""
     return (LeaseStripe(),) * (MAX_STRIPES if overlap_steps else 1)

@@ -30,10 +30,11 @@ from torch import Tensor
 
 from swarm.training.allreduce.parts import decoded_frames
 from swarm.training.run.layout import fragment_of
+from swarm.training.run.probation import Standings
 from swarm.training.run.run_config import OuterConfig, RunConfig
 from swarm.training.state.certificate import CertificateHistory, Proof, Rank
 from swarm.training.state.clusters import Clusters, draw_clusters, samples_used, trainers_after
-from swarm.training.state.lease import Lease, admitted, committed, index_of, lease_of
+from swarm.training.state.lease import Lease, admitted, committed, index_of, lease_of, trainers_of
 from swarm.training.state.replica_state import Manifest, ReplicaState, StateHasher
 
 _BLOCK_VALUES = 1 << 16  # the temporary fits a core's cache, whatever the size of the model
@@ -139,6 +140,14 @@ class Replica:
         return self.proof.roster if self.proof and self.proof.is_order else self.current.state.roster
 
     @property
+    def standings(self) -> Standings:
+        """Who has proven itself. The members that the author's resume order names need not."""
+        state = self.current.state
+        known = {*self.roster, *trainers_of(state.stripes)}
+        left = {peer: steps for peer, steps in state.probation if peer not in self.roster}
+        return Standings(rule=self.config.probation, left=left, known=known, outer_step=state.outer_step)
+
+    @property
     def is_new(self) -> bool:
         """Return whether this replica has no outer step yet, and so no state from which certificates must follow.
 
@@ -178,7 +187,15 @@ class Replica:
         """
         config, rosters = self.config, (set(stripe.roster) for stripe in self.current.state.stripes)
         trainers = tuple(set.intersection(*rosters))
-        return draw_clusters(self.digest, self.roster, trainers, max_group=config.max_group, size=config.cluster_size)
+        return draw_clusters(
+            self.digest,
+            self.roster,
+            trainers,
+            max_group=config.max_group,
+            size=config.cluster_size,
+            newcomers=self.standings.left,
+            num_seats=config.probation.num_seats(config.max_group, len(self.roster)),
+        )
 
     def lease(self, peer: str, step: int) -> Lease:
         """Return the lease of `peer` for interval `step`, which is the next one, or with overlap also the one after
@@ -229,7 +246,8 @@ class Replica:
         step = base.state.outer_step + 1
         trainers = trainers_after(origin, self.leased(step), self.clusters())
         stripes = admitted(base.state.stripes, trainers)
-        return replace(base.manifest, roster=origin.roster, stripes=stripes), digests
+        probation = self.standings.after(trainers_of(stripes), ())
+        return replace(base.manifest, roster=origin.roster, stripes=stripes, probation=probation), digests
 
     def _manifest_after(self, state: ReplicaState, origin: Group, parts: tuple[Data, ...]) -> Manifest:
         step = state.outer_step + 1
@@ -248,6 +266,7 @@ class Replica:
             outer_step=step,
             stripes=stripes,
             roster=origin.roster,
+            probation=self.standings.after(trainers_of(stripes), used),
             num_values=state.theta_N.numel(),
             chunk_digests=hasher.chunk_digests(),
         )
@@ -266,6 +285,7 @@ class Replica:
             outer_step=manifest.outer_step,
             stripes=manifest.stripes,
             roster=manifest.roster,
+            probation=manifest.probation,
             theta_N=theta_N,
             momentum_N=momentum_N,
         )

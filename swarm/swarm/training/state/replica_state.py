@@ -26,7 +26,7 @@ from swarm_protocol.identity import check_peer_id
 from torch import Tensor
 
 from swarm.training.run.layout import MAX_STATE_VALUES
-from swarm.training.state.lease import MAX_STRIPES, Cursor, LeaseStripe, first_stripes
+from swarm.training.state.lease import MAX_STRIPES, Cursor, LeaseStripe, first_stripes, trainers_of
 
 CHUNK_BYTES = 1 << 20
 """Small enough that a lying donor costs little, large enough that requests for chunks cost less than chunks."""
@@ -39,14 +39,15 @@ _MAX_SAMPLES = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a state consists of. `roster` and `stripes`: see ReplicaState. theta has `num_values`, and so has
-    momentum."""
+    """What a state consists of. `roster`, `stripes` and `probation`: see ReplicaState. theta has `num_values`, and so
+    has momentum."""
 
     outer_step: int
     stripes: tuple[LeaseStripe, ...]
     roster: tuple[str, ...]
     num_values: int
     chunk_digests: tuple[bytes, ...]
+    probation: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         check_int(self.outer_step, "outer_step", high=limits.MAX_OUTER_STEP)
@@ -57,6 +58,11 @@ class Manifest:
             raise ValueError("the roster is not sorted and distinct")
         for peer_id in (*self.roster, *(peer_id for stripe in self.stripes for peer_id in stripe.roster)):
             check_peer_id(peer_id)
+        fresh = [peer_id for peer_id, _ in self.probation]
+        if fresh != sorted(set(fresh)) or not trainers_of(self.stripes).issuperset(fresh):
+            raise ValueError("those on probation are not sorted, distinct trainers")
+        for _, left in self.probation:
+            check_int(left, "probation", low=1, high=limits.MAX_PROBATION_STEPS)
         if len(self.chunk_digests) != -(-self.num_bytes // CHUNK_BYTES):
             raise ValueError(f"{len(self.chunk_digests)} chunks do not hold {self.num_bytes} bytes")
         for digest in self.chunk_digests:
@@ -75,12 +81,14 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Equal manifests have equal bytes."""
-        head = {
+        head: dict[str, Any] = {
             "outer_step": self.outer_step,
             "lanes": [_stripe_to_json(stripe) for stripe in self.stripes],
             "roster": self.roster,
             "num_values": self.num_values,
         }
+        if self.probation:
+            head["probation"] = self.probation
         text = json.dumps(head, sort_keys=True, separators=(",", ":")).encode()
         return len(text).to_bytes(4, "little") + text + b"".join(self.chunk_digests)
 
@@ -108,6 +116,7 @@ class Manifest:
             stripes=tuple(_stripe_from_json(stripe) for stripe in head["lanes"]),
             roster=tuple(head["roster"]),
             num_values=head["num_values"],
+            probation=tuple((peer_id, left) for peer_id, left in head.get("probation", ())),
             chunk_digests=tuple(
                 data[start : start + limits.DIGEST_BYTES] for start in range(head_end, len(data), limits.DIGEST_BYTES)
             ),
@@ -133,13 +142,15 @@ def _stripe_from_json(stripe: dict[str, Any]) -> LeaseStripe:
 class ReplicaState:
     """A committed state. `theta_N` and `momentum_N` are flat fp32 CPU tensors of one size. `roster` holds the sorted
     members of the group that made this state, who decide what follows; it is empty at first. From `stripes` follow the
-    leases of the next intervals."""
+    leases of the next intervals. `probation` names the trainers that have not proven themselves, in the order of their
+    peer ids, with the steps that they have left (see `run.probation`)."""
 
     outer_step: int
     stripes: tuple[LeaseStripe, ...]
     roster: tuple[str, ...]
     theta_N: Tensor
     momentum_N: Tensor
+    probation: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         for x_N in (self.theta_N, self.momentum_N):
@@ -166,6 +177,7 @@ class ReplicaState:
             stripes=self.stripes,
             roster=self.roster,
             num_values=self.theta_N.numel(),
+            probation=self.probation,
             chunk_digests=tuple(hashlib.sha256(self.chunk(index)).digest() for index in range(num_chunks)),
         )
 
@@ -278,6 +290,7 @@ class Assembly:
             outer_step=self.manifest.outer_step,
             stripes=self.manifest.stripes,
             roster=self.manifest.roster,
+            probation=self.manifest.probation,
             theta_N=self._theta_N,
             momentum_N=self._momentum_N,
         )

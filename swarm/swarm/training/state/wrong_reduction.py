@@ -47,7 +47,7 @@ def check_reduction(body: bytes, signatures: RunSignatures, config: RunConfig) -
     if not are_committed(group, evidence.leaf, evidence.slices):
         raise PeerViolation("evidence has slices that nobody committed to")
     codec, aggregator = get_codec(config.codec), config.aggregator_for(len(group.contributors))
-    scheme = ReductionScheme(codec=codec, aggregator=aggregator)
+    scheme = ReductionScheme(codec=codec, aggregator=aggregator, probation=config.probation)
     if reduced_leaf(group, scheme, evidence.leaf, evidence.slices) == evidence.result:
         raise PeerViolation("evidence shows a result that is right")
     return f"it signed a wrong result of part {statement.part} of outer step {group.step}"

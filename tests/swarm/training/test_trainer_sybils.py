@@ -1,0 +1,98 @@
+"""Many fresh keys in an open run that is under way: they take neither its seats nor its votes nor its weight."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+import torch
+from support.training_swarm import Swarm, SyntheticInner, assert_equal_steps, config
+from swarm.testing import virtual_time
+from swarm.training.member.trainer_events import OuterStep
+from swarm.training.run.run_config import RunConfig
+from swarm.training.state.certificate import Proof, RunSignatures
+from swarm_protocol.identity import Identity
+from torch import Tensor
+
+NUM_HONEST, NUM_SYBILS, FIRST_STEPS, NUM_STEPS = 4, 12, 4, 7
+
+
+def _cost(function: object) -> float:
+    """An interval takes a second, all else no time."""
+    return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.0
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, logger="swarm")
+
+
+def _flipped(theta_N: Tensor) -> Tensor:
+    """Weights whose pseudo-gradient is ten times the honest one, the other way."""
+    target_N = torch.randn(theta_N.numel(), generator=torch.Generator().manual_seed(7))
+    return theta_N - 2.0 * (target_N - theta_N)
+
+
+async def _run(run: RunConfig) -> tuple[list[Proof], set[str], float]:
+    """Return the proofs of all steps, the honest members, and the loss at the end."""
+    proofs = dict[int, Proof]()
+    async with Swarm(run) as swarm:
+        honest = [await swarm.join(f"m{index}") for index in range(NUM_HONEST)]
+        while not all(len(member.of(OuterStep)) >= FIRST_STEPS for member in honest):
+            await asyncio.sleep(0.05)
+        for index in range(NUM_SYBILS):
+            await swarm.join(f"sybil{index}", inner=SyntheticInner(corrupt=_flipped))
+        reader, seen = RunSignatures.of_run(swarm.run, Identity(b"onlooker".ljust(32)), "test"), b""
+        while max(proofs, default=0) < NUM_STEPS:
+            await asyncio.sleep(0.05)
+            if honest[0].trainer.certificate == seen:
+                continue
+            seen = honest[0].trainer.certificate
+            proof = reader.check_certificate(seen, honest[0].network.now())
+            if proof.origin.num_tokens:
+                proofs[proof.outer_step] = proof
+        members = await swarm.finish(*(member.name for member in honest))
+        assert_equal_steps(members, NUM_STEPS)
+        assert honest[0].trainer.state is not None
+        loss = float((honest[0].trainer.state.theta_N - honest[0].inner.target_N).square().mean())
+        return list(proofs.values()), {member.peer_id for member in honest}, loss
+
+
+@pytest.mark.parametrize("cluster_size", [1, 8])
+def test_twelve_fresh_keys_take_neither_twelve_of_sixteen_seats_nor_a_third_of_the_votes(cluster_size: int) -> None:
+    run = config(min_group=2, outer_steps=NUM_STEPS, cluster_size=cluster_size, aggregator="mean", fallback="")
+
+    async def main() -> None:
+        proofs, honest, loss = await _run(run)
+        late = [proof for proof in proofs if proof.outer_step > FIRST_STEPS]
+        assert any(set(proof.origin.peer_ids) - honest for proof in late), "the test is about members on probation"
+        for proof in late:
+            group = proof.origin
+            strangers = [each for each in group.members if each.peer_id not in honest]
+            assert len(strangers) <= 2
+            assert set(group.deciding) <= honest
+            assert set(proof.roster) <= honest
+            assert set(proof.voters) <= honest
+            weights = run.probation.weights(group.members)
+            of_strangers = [
+                weight for each, weight in zip(group.members, weights, strict=True) if each.peer_id not in honest
+            ]
+            assert sum(of_strangers) <= 0.25 * sum(weights) + len(of_strangers)
+        assert loss < 1.0
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_same_keys_ruin_a_run_without_probation() -> None:
+    """What probation is for."""
+
+    async def main() -> None:
+        run = config(
+            min_group=2, outer_steps=NUM_STEPS, cluster_size=1, probation_steps=0, aggregator="mean", fallback=""
+        )
+        proofs, honest, loss = await _run(run)
+        assert max(len(set(proof.origin.peer_ids) - honest) for proof in proofs) == NUM_SYBILS
+        assert not loss < 1.0
+
+    virtual_time.run(main(), compute_s=_cost)

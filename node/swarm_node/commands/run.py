@@ -291,8 +291,8 @@ def _lines(found: InspectedRun, cost: Cost) -> Iterator[str]:
     yield f"group      {config.min_group} to {config.max_group} members, {config.aggregator}, {who}"
     if rule.steps:
         yield (
-            f"newcomers  count fully after {rule.steps} outer steps; until then they have {rule.share:.0%} of weight and "
-            "seats at most, and no votes"
+            f"newcomers  count fully after {rule.steps} outer steps; until then they have {rule.share:.0%} of weight "
+            "and seats at most, and no votes"
         )
     yield f"votes      {config.succession.in_words}"
     if config.cluster_size > 1:

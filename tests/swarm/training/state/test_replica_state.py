@@ -218,6 +218,25 @@ def test_from_bytes_what_to_bytes_wrote_is_equal() -> None:
     assert TWO_STRIPES.to_bytes() == _bytes()
 
 
+def test_manifest_names_those_on_probation_only_if_there_are_any() -> None:
+    fresh = replace(TWO_STRIPES, probation=((PEERS[0], 3), (PEERS[2], 1)))
+    assert fresh.to_bytes() == _bytes(probation=[[PEERS[0], 3], [PEERS[2], 1]])
+    assert Manifest.from_bytes(fresh.to_bytes()) == fresh
+    for wrong in (
+        [],
+        [[PEERS[0], 0]],
+        [[PEERS[0], 1001]],
+        [[PEERS[0], True]],
+        [[PEERS[2], 1], [PEERS[0], 1]],
+        [[PEERS[0], 1], [PEERS[0], 1]],
+        [["stranger", 1]],
+        [[PEERS[0]]],
+        7,
+    ):
+        with pytest.raises(PeerViolation):
+            Manifest.from_bytes(_bytes(probation=wrong))
+
+
 def test_digest_differs_when_any_field_does() -> None:
     others = [
         TWO_STRIPES,
@@ -227,6 +246,8 @@ def test_digest_differs_when_any_field_does() -> None:
         replace(TWO_STRIPES, stripes=STRIPES[::-1]),
         replace(TWO_STRIPES, stripes=STRIPES[:1]),
         replace(TWO_STRIPES, roster=PEERS[:2]),
+        replace(TWO_STRIPES, probation=((PEERS[0], 3),)),
+        replace(TWO_STRIPES, probation=((PEERS[0], 2),)),
         replace(TWO_STRIPES, num_values=TWO_STRIPES.num_values + 1),
         replace(TWO_STRIPES, chunk_digests=TWO_STRIPES.chunk_digests[::-1]),
     ]

@@ -68,7 +68,7 @@ def _tally(state: RoundState, kind: VoteKind) -> Tally:
         others = valid_votes(state, "prepare").items()
         silent |= {peer for peer, vote in others if vote.outcome != state.voting.outcome}
     return tally(
-        state.signed.group.peer_ids,
+        state.signed.group.deciding,
         valid_votes(state, kind),
         silent,
         roster=_electors(state),

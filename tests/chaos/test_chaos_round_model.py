@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.round_model import Model, Rule, explore
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200)]
 
 
 def test_one_liar_of_four_makes_no_two_certificates_in_three_attempts() -> None:

@@ -155,7 +155,7 @@ COMMANDS = (
         name="run endorse",
         purpose="Sign a run's newest state, by which newcomers know its history. Only the run's author can do it.",
         code="swarm_node.commands.run:endorse",
-        settings=(*HERE, "peers", "network_id"),
+        settings=(*HERE, "peers", "network_id", "invite"),
         example=f"swarm-node run endorse story.toml --peers {ADDR} --every 1h --yes",
         options={
             "PATH": "The signed run file (default: run.toml).",

@@ -55,7 +55,7 @@ def test_local_peers_are_looked_for_where_a_node_would(tmp_path: Path, monkeypat
 
 def test_local_peers_that_answer_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Discovery:
-        def __init__(self, *_arguments: object) -> None: ...
+        def __init__(self, *_arguments: object, secret: None) -> None: ...
 
         async def run(self) -> None:
             await asyncio.Event().wait()

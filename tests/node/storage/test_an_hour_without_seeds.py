@@ -34,6 +34,7 @@ class DialledHost:
     def __init__(self, host: SimulatedHost, network: SimulatedNetwork) -> None:
         self.peer_id = host.peer_id
         self.control = self
+        self.gate = None
         self._host = host
         self._network = network
 

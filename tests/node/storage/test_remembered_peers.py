@@ -171,6 +171,7 @@ class Network:
     """Its tables change in the loop's thread, so that only this one may read them."""
 
     network_id = "net"
+    revocations = b""
     relays: frozenset[str] = frozenset()
 
     def __init__(self) -> None:

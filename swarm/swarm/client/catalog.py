@@ -273,13 +273,11 @@ class ModelCatalog:
         """
         with suppress(ConfigError):
             chosen = self._choose(name, "", servers)
-            is_settled = chosen is not None and not chosen.revision.missing() and self._is_settled(chosen)
+            is_settled = False
+            if chosen is not None and not chosen.revision.missing():
+                is_used = chosen.revision.digest in self._used.of(name)
+                is_settled = is_used or bool(self._publishers.believed(name))
             await self._manifests.learn(name, servers, within_s=0.0 if is_settled else LEARN_S)
-
-    def _is_settled(self, chosen: ChosenRevision) -> bool:
-        if self._publishers.believed(chosen.name):
-            return True
-        return chosen.revision.digest in self._used.of(chosen.name)
 
     def _published(self, revision: Revision) -> PublishedManifest | None:
         """Return the manifest of a revision, if it is known and of a model with as many blocks."""

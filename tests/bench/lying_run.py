@@ -20,7 +20,9 @@ from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.run.run_config import DataConfig, InnerConfig, RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
 from swarm.training.state.replica import apply_outer_step
-from swarm.trust.aggregators import AggregationReport, Aggregator, get_aggregator
+from swarm.trust.aggregator import AggregationReport, Aggregator
+from swarm.trust.aggregators import get_aggregator
+from swarm.trust.mixing import NO_MIXING, get_mixing
 from swarm_compression import get_codec
 from torch import Tensor
 
@@ -75,6 +77,7 @@ class Trial:
     aggregator: str
     lie: str
     num_members: int
+    mixing: str = NO_MIXING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +95,8 @@ class LyingRun:
 
     def __init__(self, trial: Trial, corpus: Corpus) -> None:
         self._lie = LIES[trial.lie]
-        self._aggregator: Aggregator = get_aggregator(trial.aggregator, {})
+        mixing = get_mixing(trial.mixing, liar_share=RUN.liar_share, reach=RUN.neighbour_reach)
+        self._aggregator: Aggregator = get_aggregator(trial.aggregator, {}, mixing)
         self._loops = [InnerLoop(RUN, build_model(RUN.model), corpus) for _ in range(trial.num_members)]
         self._theta_N = initial_theta(RUN)
         self._momentum_N = torch.zeros_like(self._theta_N)

@@ -11,14 +11,17 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 import numpy as np
 import pytest
 from bench.report import Report
 from support.aggregated import aggregate
 from swarm.training.allreduce.parts import FRAME_VALUES
-from swarm.trust.aggregators import Aggregator, aggregator_names, get_aggregator
+from swarm.trust.aggregator import Aggregator
+from swarm.trust.aggregators import aggregator_names, get_aggregator
 from swarm.trust.kernels import Floats
+from swarm.trust.mixing import Bucketing, NearestNeighbours
 
 pytestmark = pytest.mark.bench
 
@@ -46,8 +49,12 @@ def gb_per_s(aggregator: Aggregator, x_MN: Floats, weights: Sequence[int]) -> fl
 def test_aggregators_keep_up_with_what_an_owner_receives(num_members: int) -> None:
     report = Report(f"aggregation of {num_members} slices of 4M values")
     x_MN = np.random.default_rng(0).standard_normal((num_members, NUM_VALUES), dtype=np.float32)
-    for name in aggregator_names():
-        aggregator = get_aggregator(name, {})
+    rules = {name: get_aggregator(name, {}) for name in aggregator_names()}
+    rules |= {
+        f"{mixing.name}, {name}": get_aggregator(name, {}, mixing)
+        for mixing, name in product((NearestNeighbours(), Bucketing(liar_share=0.2)), ("centered_clip", "trimmed_mean"))
+    }
+    for name, aggregator in rules.items():
         figures = {
             "equal_GB_per_s": gb_per_s(aggregator, x_MN, (4096,) * num_members),
             "own_GB_per_s": gb_per_s(aggregator, x_MN, [4096 + 128 * member for member in range(num_members)]),

@@ -114,7 +114,8 @@ class Bench:
         scheme = ReductionScheme(codec=self._codec, aggregator=self.run.aggregator_for(len(deltas)))
         num_values = self.theta_N.numel()
         encoded = [self._codec.encode(delta_N) for delta_N in deltas]
-        return PartReducer(scheme, members, leaf_values(num_values)).combined(encoded, num_values)
+        reducer = PartReducer(scheme, members, leaf_values(num_values), lambda _: b"")
+        return reducer.combined(encoded, slice(0, num_values))
 
     def carried(self, x_N: Tensor) -> Tensor:
         """As it is at the members of its group."""

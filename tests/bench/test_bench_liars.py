@@ -19,7 +19,8 @@ import pytest
 from bench.report import Report
 from support.aggregated import aggregate
 from swarm.training.run.run_config import DEFAULT_AGGREGATOR
-from swarm.trust.aggregators import AggregationReport, aggregator_names, get_aggregator
+from swarm.trust.aggregator import AggregationReport
+from swarm.trust.aggregators import aggregator_names, get_aggregator
 from swarm.trust.kernels import Floats
 
 pytestmark = pytest.mark.bench

@@ -21,11 +21,19 @@ from itertools import product
 import pytest
 from bench.lying_run import LIES, Ending, Trial, ending
 from bench.report import Report
-from swarm.training.run.run_config import DEFAULT_AGGREGATOR
+from swarm.training.run.run_config import DEFAULT_AGGREGATOR, DEFAULT_MIXING
+from swarm.trust.mixing import NO_MIXING
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(1800)]
 
-AGGREGATORS = ("mean", "norm_clipped_mean", "centered_clip", "trimmed_mean", "multi_krum")
+RULES = (
+    ("mean", NO_MIXING),
+    ("norm_clipped_mean", NO_MIXING),
+    ("centered_clip", NO_MIXING),
+    ("trimmed_mean", NO_MIXING),
+    ("multi_krum", NO_MIXING),
+    (DEFAULT_AGGREGATOR, DEFAULT_MIXING),
+)
 SIZES = (5, 8)
 CLOSE = 0.1
 """Nats a byte."""
@@ -34,15 +42,18 @@ LEAST_KEPT = 0.75
 
 def test_default_aggregator_trains_on_whatever_one_member_sends_and_costs_nothing_without_a_liar() -> None:
     trials = [
-        Trial(aggregator=aggregator, lie=lie, num_members=size)
-        for aggregator, lie, size in product(AGGREGATORS, LIES, SIZES)
+        Trial(aggregator=aggregator, mixing=mixing, lie=lie, num_members=size)
+        for (aggregator, mixing), lie, size in product(RULES, LIES, SIZES)
     ]
     with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
         endings = dict(zip(trials, pool.map(ending, trials), strict=True))
     for size in SIZES:
         _show(size, endings)
         honest = endings[Trial(aggregator="mean", lie="none", num_members=size)].loss
-        ours = {lie: endings[Trial(aggregator=DEFAULT_AGGREGATOR, lie=lie, num_members=size)] for lie in LIES}
+        ours = {
+            lie: endings[Trial(aggregator=DEFAULT_AGGREGATOR, mixing=DEFAULT_MIXING, lie=lie, num_members=size)]
+            for lie in LIES
+        }
         assert max(each.loss for each in ours.values()) < honest + CLOSE
         assert ours["none"].least_kept >= LEAST_KEPT
         assert endings[Trial(aggregator="mean", lie="scaled", num_members=size)].loss > honest + 1
@@ -50,9 +61,10 @@ def test_default_aggregator_trains_on_whatever_one_member_sends_and_costs_nothin
 
 def _show(size: int, endings: dict[Trial, Ending]) -> None:
     report = Report(f"Validation loss in nats a byte, one liar of {size}")
-    for aggregator, lie in product(AGGREGATORS, LIES):
-        found = endings[Trial(aggregator=aggregator, lie=lie, num_members=size)]
-        report.row(aggregator, **{lie.replace(" ", "_"): f"{found.loss:.2f}"})
+    for (aggregator, mixing), lie in product(RULES, LIES):
+        found = endings[Trial(aggregator=aggregator, mixing=mixing, lie=lie, num_members=size)]
+        name = aggregator if mixing == NO_MIXING else f"{mixing}, {aggregator}"
+        report.row(name, **{lie.replace(" ", "_"): f"{found.loss:.2f}"})
         if lie == "none":
-            report.row(aggregator, least_kept=found.least_kept)
+            report.row(name, least_kept=found.least_kept)
     report.show()

@@ -16,7 +16,7 @@ from bench.report import Report
 from swarm.training.allreduce.leaf_checks import hashed_part, reduced_leaf
 from swarm.training.allreduce.made_part import committed_tree
 from swarm.training.allreduce.parts import ReductionScheme, leaf_at, part_frames, part_values
-from swarm.trust.aggregators import get_aggregator
+from swarm.training.run.run_config import DEFAULT_AGGREGATOR, RunConfig
 from swarm_compression import get_codec, warm_up
 from swarm_protocol.identity import Identity
 from swarm_protocol.proof_messages import AuditedSlice
@@ -39,7 +39,7 @@ def median_cpu_s(work: Callable[[], object]) -> float:
     return statistics.median(times)
 
 
-@pytest.mark.parametrize("aggregator", ["mean", "centered_clip"])
+@pytest.mark.parametrize("aggregator", ["mean", DEFAULT_AGGREGATOR])
 def test_proofs_take_less_than_a_twentieth_of_a_short_step(aggregator: str) -> None:
     torch.set_num_threads(1)
     warm_up()
@@ -55,7 +55,9 @@ def test_proofs_take_less_than_a_twentieth_of_a_short_step(aggregator: str) -> N
         reduce_s=60.0,
         vote_s=60.0,
     )
-    scheme = ReductionScheme(codec=codec, aggregator=get_aggregator(aggregator, {}))
+    scheme = ReductionScheme(
+        codec=codec, aggregator=RunConfig(name="bench", aggregator=aggregator).aggregator_for(NUM_MEMBERS)
+    )
     part = b"".join(codec.encode(delta_N[frame]) for frame in part_frames(group, 0))
     leaf = AuditedSlice(data=codec.encode(delta_N[leaf_at(NUM_VALUES, 0)]))
     commit_s = median_cpu_s(lambda: committed_tree(lambda frame: codec.encode(delta_N[frame]), codec, NUM_VALUES))

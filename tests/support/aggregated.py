@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-from swarm.trust.aggregators import Aggregation, AggregationReport, Aggregator
+from swarm.trust.aggregation import Aggregation
+from swarm.trust.aggregator import AggregationReport, Aggregator
 from swarm.trust.kernels import Floats
 
 
 def aggregate(
-    aggregator: Aggregator, frames: Callable[[], Iterable[Iterable[Floats]]], weights: Sequence[int]
+    aggregator: Aggregator,
+    frames: Callable[[], Iterable[Iterable[Floats]]],
+    weights: Sequence[int],
+    beacon: bytes = b"",
 ) -> tuple[Floats, AggregationReport]:
     """Return the result [N] for a part whose frames are at hand, and the report. Each call of `frames()` yields them
     from the first on. Raises as Aggregation does."""
-    aggregation = Aggregation(aggregator, weights)
+    aggregation = Aggregation(aggregator, weights, beacon)
     if aggregation.has_survey:
         for rows in frames():
             aggregation.survey(rows)

@@ -10,7 +10,7 @@ from swarm.training.allreduce.parts import ReductionScheme
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
 from swarm.training.state.state_sync import RunContext
-from swarm.trust.aggregators import AggregationDecision, Aggregator, Survey
+from swarm.trust.aggregator import AggregationDecision, Aggregator, Survey
 from swarm.trust.kernels import Doubles
 from swarm_protocol.training_messages import Group
 

@@ -288,7 +288,7 @@ def _lines(found: InspectedRun, cost: Cost) -> Iterator[str]:
     least, most = cost.group_tokens
     who = f"{len(config.admission)} peers may join" if config.admission else "anyone may join"
     rule = config.probation
-    yield f"group      {config.min_group} to {config.max_group} members, {config.aggregator}, {who}"
+    yield f"group      {config.min_group} to {config.max_group} members, {_combined(config)}, {who}"
     if rule.steps:
         yield (
             f"newcomers  count fully after {rule.steps} outer steps; until then they have {rule.share:.0%} of weight "
@@ -302,6 +302,11 @@ def _lines(found: InspectedRun, cost: Cost) -> Iterator[str]:
     head = f", and up to {size(cost.head_bytes)} for each head" if config.cluster_size > 1 else ""
     yield f"traffic    up to {size(cost.member_bytes)} for each member and outer step, as {config.codec}{head}"
     yield f"memory     {size(cost.memory_bytes)} for each member on a CPU, and the activations on top"
+
+
+def _combined(config: RunConfig) -> str:
+    mixing = config.make_aggregator().mixing
+    return f"{mixing.name.replace('_', ' ')} and {config.aggregator}" if mixing is not None else config.aggregator
 
 
 def _pinned(digest: str, revision: str = "") -> str:

@@ -33,6 +33,7 @@ from swarm.training.member.run_member import RunMember, RunMemberOptions
 from swarm.training.member.trainer_events import ContributionLate, IntervalDone, OuterStep, RoundAborted, TrainingEvent
 from swarm.training.run.run_config import DataConfig, InnerConfig, RunConfig
 from swarm.training.run.signed_run import SignedRun
+from swarm.trust.mixing import NO_MIXING
 
 NUM_VALUES = 1024
 """Values of the vector that is reduced."""
@@ -111,6 +112,7 @@ def _signed_run(name: str, training: Training) -> SignedRun:
         cluster_size=training.cluster_size,
         aggregator="mean",
         fallback="",
+        pre_aggregation=NO_MIXING,
         validation_interval=0,
         data=DataConfig(window_tokens=_WINDOW_TOKENS),
         inner=InnerConfig(batch_windows=_BATCH_WINDOWS),

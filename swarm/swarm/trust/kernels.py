@@ -167,6 +167,20 @@ def square(x_F: Floats) -> float:
     return total
 
 
+def matrix_product(a_KM: Doubles, b_MN: Doubles) -> Doubles:
+    """Return a @ b [K, N] of small matrices, added up in the order of M, each product and sum rounded on its own."""
+    sum_KN = np.zeros((a_KM.shape[0], b_MN.shape[1]))
+    for a_K, b_N in zip(a_KM.T, b_MN, strict=True):
+        sum_KN += a_K[:, None] * b_N[None, :]
+    return sum_KN
+
+
+def squared_distances(products_MM: Doubles) -> Doubles:
+    """Return |x_i - x_j|^2 for all pairs [M, M], from their scalar products."""
+    own_M = products_MM.diagonal()
+    return np.maximum(own_M[:, None] + own_M[None, :] - 2 * products_MM, 0.0)
+
+
 def centred(x_MF: Floats, centre_F: Floats) -> Floats:
     """Return x - centre, computed in place, within fp32's range."""
     with np.errstate(over="ignore"):

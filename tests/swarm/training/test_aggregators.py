@@ -15,9 +15,10 @@ from support.training_swarm import Member, SpoiledCodec, Swarm, SyntheticInner, 
 from swarm.testing import virtual_time
 from swarm.training.member.run_member import RunMember
 from swarm.training.member.trainer_events import OuterStep, RoundAborted
-from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_config import LATER_SETTINGS, RunConfig
 from swarm.training.run.run_cost import warnings_of
 from swarm.training.state.state_sync import RunContext
+from swarm.trust.mixing import Bucketing, NearestNeighbours
 from swarm_protocol.errors import ConfigError
 from torch import Tensor
 
@@ -184,16 +185,41 @@ def test_aggregator_of_a_round_follows_from_how_many_contribute(num_contributors
         ({"min_group": 3, "admission": PEERS}, []),
         ({"min_group": 3, "majority_after_s": 0.0}, ["a third of its members"]),
         ({"min_group": 1, "majority_after_s": 0.0}, []),
+        ({"aggregator": "mean"}, ["one member that lies can ruin the run"]),
+        ({"aggregator": "mean", "min_group": 1}, []),
+        ({"aggregator": "median", "fallback": "mean"}, ["in a small round one member that lies"]),
+        ({"pre_aggregation": "none"}, ["liars together do more"]),
+        ({"pre_aggregation": "bucketing"}, []),
         ({"min_group": 5, "aggregator": "multi_krum"}, []),
         ({"min_group": 5, "aggregator": "multi_krum", "fallback": ""}, ["needs 5 contributions"]),
     ],
 )
-def test_author_is_warned_of_settings_that_cannot_lose_a_member(settings: dict[str, Any], words: list[str]) -> None:
+def test_author_is_warned_of_settings_that_cannot_lose_a_member_or_protect_nothing(
+    settings: dict[str, Any], words: list[str]
+) -> None:
     found = warnings_of(RunConfig(name="run", **settings))
     assert len(found) == len(words)
     for (message, remedy), expected in zip(found, words, strict=True):
         assert expected in message
         assert remedy
+
+
+def test_run_mixes_its_neighbours_by_default_and_one_that_was_signed_before_does_not() -> None:
+    run = RunConfig(name="run")
+    assert run.aggregator_for(10).mixing == NearestNeighbours(liar_share=0.34, reach=1.2)
+    assert run.cluster_aggregator(3).mixing == NearestNeighbours()
+    assert LATER_SETTINGS["pre_aggregation"] == "none"
+    assert "pre_aggregation" not in RunConfig(name="run", pre_aggregation="none").identifying_mapping()
+    assert RunConfig(name="run", pre_aggregation="none").aggregator_for(10).mixing is None
+
+
+def test_settings_of_the_mixing_are_those_of_the_run() -> None:
+    near = RunConfig(name="run", liar_share=0.2, neighbour_reach=1.0, aggregator="multi_krum", fallback="median")
+    assert near.aggregator_for(10).mixing == NearestNeighbours(liar_share=0.2, reach=1.0)
+    assert near.aggregator_for(3).mixing == near.aggregator_for(10).mixing
+    dealt = RunConfig(name="run", liar_share=0.2, pre_aggregation="bucketing")
+    assert dealt.aggregator_for(10).mixing == Bucketing(liar_share=0.2)
+    assert RunConfig(name="run", aggregator="mean").aggregator_for(10).mixing is None
 
 
 def test_from_mapping_aggregator_and_its_parameters_are_those_of_the_run() -> None:
@@ -217,6 +243,10 @@ def test_from_mapping_says_all_parameters_of_the_aggregator_though_none_is_given
         ({"aggregator": ["mean"]}, "use one of mean, "),
         ({"aggregator": "trimmed_mean", "aggregation": {"trims": 0.1}}, "unknown key 'trims': did you mean 'trim'"),
         ({"aggregator": "mean", "aggregation": {"trim": 0.1}}, "which is mean's, has an unknown key 'trim'"),
+        ({"pre_aggregation": "buckets"}, "pre_aggregation = 'buckets': use one of none, bucketing, nearest_neighbours"),
+        ({"liar_share": 0.5}, "liar_share = 0.5: use a number from 0 to 0.49"),
+        ({"neighbour_reach": 0.5}, "neighbour_reach = 0.5: use a number from 1 to 100"),
+        ({"member_momentum": 1.0}, "member_momentum = 1: use a number from 0 to 0.99"),
         ({"fallback": "average"}, "fallback = 'average': use one of mean, "),
         ({"aggregator": "trimmed_mean", "aggregation": {"trim": 0.5}}, "trim = 0.5: use a number from 0 to 0.49"),
         ({"aggregator": "trimmed_mean", "aggregation": 0.1}, "write its keys below a line"),

@@ -13,17 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.aggregated import aggregate
+from swarm.trust.aggregation import Aggregation, AggregationError, NotFinite
+from swarm.trust.aggregator import AggregationReport
 from swarm.trust.aggregators import (
-    Aggregation,
-    AggregationError,
-    AggregationReport,
-    NotFinite,
     aggregator_names,
     get_aggregator,
     parameter_names,
     parameters_of,
 )
 from swarm.trust.kernels import Doubles, Floats, centred, median_cut, network, products, square, trimmed_mean
+from swarm.trust.mixing import Mixing
 
 ROBUST = ("median", "trimmed_mean", "geometric_median", "centered_clip", "multi_krum")
 NUM_VALUES = 500
@@ -31,14 +30,19 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def run(
-    name: str, x_MN: Floats, weights: Sequence[int], frame_values: int = 1 << 18, **parameters: float
+    name: str,
+    x_MN: Floats,
+    weights: Sequence[int],
+    frame_values: int = 1 << 18,
+    mixing: Mixing | None = None,
+    **parameters: float,
 ) -> tuple[Floats, AggregationReport]:
     num_values = x_MN.shape[1]
 
     def frames() -> list[list[Floats]]:
         return [list(x_MN[:, at : at + frame_values]) for at in range(0, num_values, frame_values)]
 
-    return aggregate(get_aggregator(name, parameters), frames, weights)
+    return aggregate(get_aggregator(name, parameters, mixing), frames, weights)
 
 
 def left_out(report: AggregationReport) -> tuple[int, ...]:
@@ -75,8 +79,8 @@ def reference_median(x_MN: Doubles, weights: Sequence[int]) -> Doubles:
 
 
 def reference_trimmed_mean(x_MN: Doubles, weights: Sequence[int]) -> Doubles:
-    fifths = [5 * weight for weight in weights]
-    return np.asarray(repeated(x_MN, fifths)[sum(weights) : -sum(weights)].mean(axis=0))
+    fiftieths, cut = [50 * weight for weight in weights], 17 * sum(weights)
+    return np.asarray(repeated(x_MN, fiftieths)[cut:-cut].mean(axis=0))
 
 
 def reference_geometric_median(x_MN: Doubles, weights: Sequence[int]) -> Doubles:
@@ -97,12 +101,28 @@ def reference_centered_clip(x_MN: Doubles, weights: Sequence[int]) -> Doubles:
     return point
 
 
-def reference_multi_krum(x_MN: Doubles, weights: Sequence[int], liars: int = 1) -> Doubles:
+def reference_multi_krum(x_MN: Doubles, weights: Sequence[int], liars: int | None = None) -> Doubles:
     num_members = len(x_MN)
+    liars = (num_members - 1) // 3 if liars is None else liars
+    liars = min(liars, (num_members - 3) // 2)
     squares = ((x_MN[:, None] - x_MN[None]) ** 2).sum(axis=-1)
     scores = np.sort(squares, axis=1)[:, 1 : num_members - liars - 1].sum(axis=1)
     chosen = np.argsort(scores, kind="stable")[: num_members - liars]
     return np.average(x_MN[chosen], axis=0, weights=np.array(weights)[chosen])
+
+
+def reference_flag(x_MN: Doubles, weights: Sequence[int]) -> Doubles:
+    """By singular value decompositions of the slices themselves."""
+    norms, fair = np.linalg.norm(x_MN, axis=1), np.array(weights) / sum(weights)
+    limit = np.sort(np.repeat(norms, weights))[(sum(weights) - 1) // 2]
+    direction_MN, weight_M = x_MN / norms[:, None], fair
+    for _ in range(5):
+        basis_KN = np.linalg.svd(direction_MN * np.sqrt(weight_M)[:, None], full_matrices=False)[2]
+        basis_KN = basis_KN[: (len(x_MN) + 2) // 2]
+        explained_M = ((direction_MN @ basis_KN.T) ** 2).sum(axis=1)
+        weight_M = fair / np.sqrt(np.maximum(1e-3, 1 - explained_M))
+    mean_N = (direction_MN * (fair * np.minimum(norms, limit))[:, None]).sum(axis=0)
+    return np.asarray(basis_KN.T @ (basis_KN @ mean_N))
 
 
 REFERENCES: dict[str, Callable[[Doubles, Sequence[int]], Doubles]] = {
@@ -113,6 +133,7 @@ REFERENCES: dict[str, Callable[[Doubles, Sequence[int]], Doubles]] = {
     "geometric_median": reference_geometric_median,
     "centered_clip": reference_centered_clip,
     "multi_krum": reference_multi_krum,
+    "flag": reference_flag,
 }
 
 
@@ -230,7 +251,9 @@ def test_aggregate_of_equal_slices_is_that_slice(name: str, num_members: int) ->
     x_MN = np.repeat(slices(1), num_members, axis=0)
     result_N, report = run(name, x_MN, range(1, num_members + 1))
     assert np.allclose(result_N, x_MN[0], rtol=1e-6)
-    if name not in {"multi_krum", "norm_clipped_mean"}:
+    if name == "flag":
+        assert np.allclose(report.kept, 1.0)
+    elif name not in {"multi_krum", "norm_clipped_mean"}:
         assert set(report.kept) <= {1.0}
 
 
@@ -321,10 +344,11 @@ GOLDEN = {
     "mean": "cebc5e58b4d8475d",
     "norm_clipped_mean": "8dc33bbfb4c4b2d1",
     "median": "c921cccbe19988a6",
-    "trimmed_mean": "1100eb45aad22de2",
+    "trimmed_mean": "8251b76e6a65266f",
     "geometric_median": "8d59818f47721647",
     "centered_clip": "de7ab6d5804fefb0",
     "multi_krum": "6613c671039e92cd",
+    "flag": "a8777ebd368be6d2",
 }
 """Of the results below, whatever the machine."""
 
@@ -424,11 +448,16 @@ def test_aggregate_stays_among_the_slices_and_does_not_care_who_is_who(
     low_N, high_N = x_MN.min(axis=0), x_MN.max(axis=0)
     if name == "norm_clipped_mean":  # among the slices and zero
         low_N, high_N = np.minimum(low_N, 0), np.maximum(high_N, 0)
-    assert (low_N - slack <= result_N).all()
-    assert (result_N <= high_N + slack).all()
+    if name == "flag":  # a projection of what is among the slices
+        assert np.linalg.norm(result_N.astype(np.float64)) <= np.linalg.norm(x_MN.astype(np.float64), axis=1).max() * (
+            1 + 1e-5
+        )
+    else:
+        assert (low_N - slack <= result_N).all()
+        assert (result_N <= high_N + slack).all()
     assert all(0 <= kept <= 1 for kept in report.kept)
     assert result_N.tobytes() == run(name, x_MN, weights)[0].tobytes()
-    if name == "multi_krum":  # of equal scores the earlier stays
+    if name in {"multi_krum", "flag"}:  # of equal scores the earlier stays, of equal directions some
         return
     order = random.sample(range(len(weights)), len(weights))
     other_N, _ = run(name, x_MN[order], [weights[member] for member in order])

@@ -17,7 +17,7 @@ from swarm_protocol.proof_messages import AuditedSlice
 from swarm_protocol.training_messages import Group
 
 from swarm.training.allreduce.made_part import split_digests
-from swarm.training.allreduce.part_owner import PartReducer
+from swarm.training.allreduce.part_owner import group_reducer
 from swarm.training.allreduce.parts import (
     ReductionScheme,
     leaf_at,
@@ -52,11 +52,10 @@ def is_leaf(root: bytes, total: int, leaf: int, data: Data, proof: bytes) -> boo
 def reduced_leaf(group: Group, scheme: ReductionScheme, leaf: int, slices: Sequence[AuditedSlice]) -> bytes | None:
     """Return the encoded result of one leaf. None if no honest owner makes one, since a slice cannot be decoded or the
     result not encoded."""
-    size = num_values(leaf_at(group.num_values, leaf))
-    buffer = bytearray(scheme.codec.encoded_bytes(size))
-    reducer = PartReducer(scheme, group.members, leaf_values(group.num_values))
+    place = leaf_at(group.num_values, leaf)
+    buffer = bytearray(scheme.codec.encoded_bytes(num_values(place)))
     try:
-        reducer.reduce([each.data for each in slices], size, buffer)
+        group_reducer(scheme, group).reduce([each.data for each in slices], place, buffer)
     except (PeerViolation, RoundError):
         return None
     return bytes(buffer)

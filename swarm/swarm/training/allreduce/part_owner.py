@@ -17,6 +17,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from swarm_compression import CodecError
 from swarm_compression.codec import Data
 from swarm_protocol.errors import PeerError, PeerUnreachable, PeerViolation, RoundError, SwarmError
-from swarm_protocol.training_messages import Contribution, ReduceOpening
+from swarm_protocol.training_messages import Contribution, Group, ReduceOpening
 from torch import Tensor
 
 from swarm.network.interface import EndOfStream, Stream
@@ -39,7 +40,8 @@ from swarm.training.allreduce.parts import (
     leaf_values,
     num_values,
 )
-from swarm.trust.aggregators import Aggregation
+from swarm.trust.aggregation import Aggregation
+from swarm.trust.mixing import leaf_beacon
 
 logger = logging.getLogger(__name__)
 
@@ -59,17 +61,25 @@ class PartReducer:
     A leaf's result follows from that leaf's slices alone, so that every holder of these can check it. Everything here
     blocks: call it off the loop, one frame after the other, except where `is_quick`. Weights follow from the group's
     tokens (see `Probation.weights`), which the check of the group has capped by the leases. Slices are passed in the
-    order of `contributors`.
+    order of `contributors`, and each frame with its place in the step's vector, which begins where a leaf does.
+    `beacon` returns the random bytes of a leaf, by its index (`mixing.leaf_beacon`).
     """
 
-    def __init__(self, scheme: ReductionScheme, members: Sequence[Contribution], leaf_values: int) -> None:
+    def __init__(
+        self,
+        scheme: ReductionScheme,
+        members: Sequence[Contribution],
+        leaf_values: int,
+        beacon: Callable[[int], bytes],
+    ) -> None:
         self.contributors: Sequence[Contribution] = [member for member in members if member.num_tokens]
         self._codec = scheme.codec
         self._aggregator = scheme.aggregator
         self._weights = scheme.probation.weights(self.contributors)
         self._leaf_values = leaf_values
+        self._beacon = beacon
         # what depends on no slice is decided once
-        self._fixed = None if scheme.aggregator.survey != "nothing" else self._aggregation()
+        self._fixed = self._aggregation(b"") if scheme.aggregator.is_fixed else None
         if self._fixed is not None:
             self._fixed.decide()
         self._kept = [0.0] * len(self.contributors)
@@ -91,36 +101,39 @@ class PartReducer:
         kept = zip(self.contributors, shares, strict=True)
         return {member.peer_id: share for member, share in kept if share < NOTABLE_KEPT}
 
-    def reduce(self, encoded: Sequence[Data], num_values: int, buffer: bytearray | memoryview) -> None:
+    def reduce(self, encoded: Sequence[Data], frame: slice, buffer: bytearray | memoryview) -> None:
         """Write the frame's encoded result into `buffer`, where one of the slices may lie. Raises PeerViolation, which
         names the sender of a slice that cannot be decoded, and RoundError if the result cannot be encoded."""
         if self._fixed is not None and self._fixed.is_sum:
-            self._check(encoded, num_values)
+            self._check(encoded, num_values(frame))
             with _encoding():
                 # the bits of `Aggregation.combine`, without a decoded frame in between
-                self._codec.combine(encoded, self._fixed.coefficients, num_values, buffer)
+                self._codec.combine(encoded, self._fixed.coefficients, num_values(frame), buffer)
         else:
-            result_F = self.combined(encoded, num_values)
+            result_F = self.combined(encoded, frame)
             with _encoding():
                 self._codec.encode_into(result_F, buffer)
 
-    def combined(self, encoded: Sequence[Data], num_values: int) -> Tensor:
+    def combined(self, encoded: Sequence[Data], frame: slice) -> Tensor:
         """Return the frame's result [F] as it is before it is encoded. Raises PeerViolation as `reduce` does."""
+        size = num_values(frame)
         if self._fixed is not None:
-            return torch.from_numpy(self._fixed.combine(self._rows(encoded, num_values)))
-        rows, result_F = list(self._rows(encoded, num_values)), torch.empty(num_values)
-        for start in range(0, num_values, self._leaf_values):
-            place = slice(start, min(start + self._leaf_values, num_values))
-            result_F[place] = torch.from_numpy(self._judged([row_F[place] for row_F in rows]))
+            return torch.from_numpy(self._fixed.combine(self._rows(encoded, size)))
+        rows, result_F = list(self._rows(encoded, size)), torch.empty(size)
+        for start in range(0, size, self._leaf_values):
+            place = slice(start, min(start + self._leaf_values, size))
+            leaf = (frame.start + start) // self._leaf_values
+            result_F[place] = torch.from_numpy(self._judged([row_F[place] for row_F in rows], leaf))
         return result_F
 
-    def _aggregation(self) -> Aggregation:
-        return Aggregation(self._aggregator, self._weights)
+    def _aggregation(self, beacon: bytes) -> Aggregation:
+        return Aggregation(self._aggregator, self._weights, beacon)
 
-    def _judged(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    def _judged(self, rows: Sequence[NDArray[Any]], leaf: int) -> NDArray[Any]:
         """Return the result of one leaf."""
-        aggregation = self._aggregation()
-        aggregation.survey(rows)
+        aggregation = self._aggregation(self._beacon(leaf))
+        if aggregation.has_survey:
+            aggregation.survey(rows)
         report = aggregation.decide()
         if report.note and not self._note:
             self._note = report.note
@@ -235,9 +248,9 @@ class PartOwner:
             await streams.faults.reached("round.reducing")
         place = self._part.frame(index)
         if self.reducer.is_quick:
-            self.reducer.reduce(encoded, num_values(frame), place)
+            self.reducer.reduce(encoded, frame, place)
         else:
-            await streams.off_loop(self.reducer.reduce, encoded, num_values(frame), place)
+            await streams.off_loop(self.reducer.reduce, encoded, frame, place)
         if index == 0:
             await streams.faults.reached("round.reduced")
         self._part.have_next()
@@ -350,7 +363,7 @@ class BackupOwner:
     async def _reduce_frame(self, index: int, encoded: Sequence[Data]) -> None:
         frame = self._part.frames[index]
         buffer = self._streams.buffer(frame)
-        await self._streams.off_loop(self._reducer.reduce, encoded, num_values(frame), buffer)
+        await self._streams.off_loop(self._reducer.reduce, encoded, frame, buffer)
         self._part.put(index, buffer)
 
     async def _contribution_frame(self, member: Contribution, index: int) -> Data:
@@ -373,7 +386,13 @@ class BackupOwner:
 
 
 def part_reducer(streams: PartStreams) -> PartReducer:
-    return PartReducer(streams.scheme, streams.group.members, leaf_values(streams.group.num_values))
+    return group_reducer(streams.scheme, streams.group)
+
+
+def group_reducer(scheme: ReductionScheme, group: Group) -> PartReducer:
+    """Return what reduces the slices of `group`'s contributors."""
+    beacon = partial(leaf_beacon, group.run, group.step, group.state_digest)
+    return PartReducer(scheme, group.members, leaf_values(group.num_values), beacon)
 
 
 def made_part(streams: PartStreams, part: PartResult) -> MadePart | None:

@@ -27,7 +27,7 @@ from swarm_protocol.training_messages import Contribution, Group
 from torch import Tensor
 
 from swarm.training.run.probation import Probation
-from swarm.trust.aggregators import Aggregator
+from swarm.trust.aggregator import Aggregator
 
 MAX_SKEW = 4.0
 """The largest part relative to the usual one, and the usual one relative to the smallest. A member that overstates its

@@ -19,6 +19,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from swarm_compression import CodecError
@@ -34,6 +35,7 @@ from swarm.training.round.group_formation import grace_after
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.run.methods import short
 from swarm.training.state.state_sync import RunContext
+from swarm.trust.mixing import leaf_beacon
 
 logger = logging.getLogger(__name__)
 
@@ -250,10 +252,11 @@ class ClusterHead:
         self, members: Sequence[Contribution], own_F: Tensor | None, seats: Mapping[str, _Seat]
     ) -> tuple[Tensor, Mapping[str, float]]:
         context, num_contributors = self._context, sum(member.num_tokens > 0 for member in members)
-        config = context.replica.config
+        config, setup = context.replica.config, self._setup
         aggregator = config.cluster_aggregator(num_contributors)
         scheme = ReductionScheme(codec=context.codec, aggregator=aggregator, probation=config.probation)
-        reducer = PartReducer(scheme, members, leaf_values(self._setup.num_values))
+        beacon = partial(leaf_beacon, setup.run, setup.step, setup.state_digest)
+        reducer = PartReducer(scheme, members, leaf_values(setup.num_values), beacon)
 
         def slices(index: int) -> list[bytes]:
             return [
@@ -265,7 +268,7 @@ class ClusterHead:
 
         delta_F = torch.empty(self._setup.num_values)
         for index, frame in enumerate(self._frames):
-            delta_F[frame] = reducer.combined(slices(index), num_values(frame))
+            delta_F[frame] = reducer.combined(slices(index), frame)
         return delta_F, reducer.kept_shares
 
     def _notify(self) -> None:

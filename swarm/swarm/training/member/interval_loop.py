@@ -29,6 +29,7 @@ from torch import Tensor
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.inner.interval import Interval, Intervals
 from swarm.training.member.interval_audits import IntervalAudits
+from swarm.training.inner.member_momentum import MemberMomentum
 from swarm.training.member.trainer_events import IntervalDone, IntervalFailed, TrainingEvent
 from swarm.training.state.lease import sample_ids
 from swarm.training.state.state_sync import RunContext
@@ -70,6 +71,8 @@ class IntervalLoop:
         self._tasks = tasks
         self._on_event = on_event
         self._audits = audits
+        momentum = context.replica.config.member_momentum
+        self._momentum = MemberMomentum(momentum) if momentum else None
         self._task: asyncio.Task[None] | None = None
         # the interval that runs, and the last one whose round has to be committed before the next can end
         self._step = self._hurried = 0
@@ -196,7 +199,10 @@ class IntervalLoop:
 
     async def _delta(self, interval: Interval) -> Tensor:
         where = self._context.replica.fragment(self._step)
-        return await interval.delta(self._context.replica.current.state.theta_N[where], where)
+        delta_F = await interval.delta(self._context.replica.current.state.theta_N[where], where)
+        if self._momentum is None:
+            return delta_F
+        return await self._intervals.off_loop(self._momentum.averaged, where, delta_F)
 
     def _put_offer(self, contribution: Contribution | None, delta_F: Tensor | None, interval_s: float) -> None:
         offer = IntervalOffer(

@@ -36,7 +36,9 @@ from swarm.training.run.settings import (
     with_floats,
 )
 from swarm.training.run.vote import Succession
-from swarm.trust.aggregators import Aggregator, aggregator_names, get_aggregator, parameter_names, parameters_of
+from swarm.trust.aggregator import Aggregator
+from swarm.trust.aggregators import Mean, aggregator_names, get_aggregator, parameter_names, parameters_of
+from swarm.trust.mixing import A_THIRD, MOST_LIARS, NO_MIXING, Mixing, NearestNeighbours, get_mixing, mixing_names
 
 CODECS = ("fp32", "fp16", "bf16", "int8", "int4", "e3m0")
 """The codecs of `swarm_compression`, which cannot be imported here: it brings torch, and nodes without it read runs."""
@@ -46,7 +48,9 @@ END_OF_TEXT = 0
 """The byte between two documents. It does not occur in text, so a byte-level model needs no additional token."""
 
 DEFAULT_AGGREGATOR = "centered_clip"
-"""A member that lies moves it little, and it costs nothing where nobody does: `tests/bench/test_bench_lying_run.py`."""
+"""With DEFAULT_MIXING, what three liars of ten do costs least, on equal and on unequal data, and it costs nothing where
+nobody lies: `tests/bench/test_bench_attacks.py`, `tests/bench/test_bench_lying_run.py`."""
+DEFAULT_MIXING = NearestNeighbours.name
 
 MAX_MAJORITY_S = 7 * 86400.0
 """A week. An author who wants to wait longer decides by hand, with `swarm-node run resume`."""
@@ -304,6 +308,39 @@ class RunConfig:
         f'use one of {", ".join(aggregator_names())}, or "" for none',
         implied="",
     )
+    pre_aggregation: str = setting(
+        DEFAULT_MIXING,
+        "What is done to the contributions before the aggregator, for members with unlike data: nearest_neighbours "
+        "replaces each by the mean of those nearest to it, bucketing by the mean of some drawn ones. The mean, which "
+        "believes everybody, goes without.",
+        lambda value: value in mixing_names(),
+        f"use one of {', '.join(mixing_names())}",
+        implied=NO_MIXING,
+    )
+    liar_share: float = number(
+        A_THIRD,
+        0.0,
+        MOST_LIARS,
+        "The most that liars may have of a round's work. How much is mixed follows from it and from the group's size; "
+        "votes hold with fewer than a third of liars.",
+        implied=A_THIRD,
+    )
+    neighbour_reach: float = number(
+        1.2,
+        1.0,
+        100.0,
+        "nearest_neighbours also takes in those that are at most so many times as far away as the farthest of the "
+        "nearest 1 - liar_share. 1: none beyond these.",
+        implied=1.2,
+    )
+    member_momentum: float = number(
+        0.0,
+        0.0,
+        0.99,
+        "Each member contributes the moving average of its pseudo-gradients with this momentum, so that liars have "
+        "less noise to hide in; 0: each one as it is. With an outer momentum, use less of both.",
+        implied=0.0,
+    )
     admission: tuple[str, ...] = setting(
         (),
         "The peer ids that may contribute; empty: anyone may.",
@@ -439,20 +476,29 @@ class RunConfig:
         return self.max_group * self.cluster_size
 
     def make_aggregator(self) -> Aggregator:
-        return get_aggregator(self.aggregator, self.aggregation)
+        return get_aggregator(self.aggregator, self.aggregation, self._mixing_before(self.aggregator))
 
     def aggregator_for(self, num_contributors: int) -> Aggregator:
         """Return the aggregator of a round to which so many members contribute."""
         aggregator = self.make_aggregator()
         falls_back = self.fallback and num_contributors < aggregator.fewest_members()
-        return get_aggregator(self.fallback, {}) if falls_back else aggregator
+        return self._usual(self.fallback) if falls_back else aggregator
 
     def cluster_aggregator(self, num_contributors: int) -> Aggregator:
         """The aggregator of a cluster in which so many trainers contribute. A cluster does not wait for more, so one
         that is too small for the run's aggregator uses the default one if the run has no fallback."""
         aggregator = self.make_aggregator()
         is_enough = num_contributors >= aggregator.fewest_members()
-        return aggregator if is_enough else get_aggregator(self.fallback or DEFAULT_AGGREGATOR, {})
+        return aggregator if is_enough else self._usual(self.fallback or DEFAULT_AGGREGATOR)
+
+    def _usual(self, name: str) -> Aggregator:
+        """Return that aggregator with its default parameters."""
+        return get_aggregator(name, {}, self._mixing_before(name))
+
+    def _mixing_before(self, aggregator: str) -> Mixing | None:
+        if aggregator == Mean.name:
+            return None
+        return get_mixing(self.pre_aggregation, liar_share=self.liar_share, reach=self.neighbour_reach)
 
     def _check_together(self, checks: SettingChecks) -> None:
         """Check values that are possible by themselves against each other."""
@@ -471,7 +517,7 @@ class RunConfig:
         if self.admission and checks.passed("admission", "min_group"):
             remedy = f"name at least min_group, {self.min_group}"
             checks.require(len(self.admission) >= self.min_group, "admission", self.admission, remedy)
-        if checks.passed("aggregator", "fallback", "aggregation", "min_group"):
+        if checks.passed("aggregator", "fallback", "aggregation", "pre_aggregation", "min_group"):
             self._check_aggregator(checks)
 
     def _check_validation(self, checks: SettingChecks) -> None:

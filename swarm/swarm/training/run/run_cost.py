@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 from swarm_compression import get_codec
 
-from swarm.training.run.run_config import DEFAULT_AGGREGATOR, RunConfig
+from swarm.training.run.run_config import DEFAULT_AGGREGATOR, DEFAULT_MIXING, RunConfig
 from swarm.training.run.run_model import check_model
+from swarm.trust.aggregators import Mean
+from swarm.trust.mixing import NO_MIXING
 
 PROGRAM_BYTES = 500 * 2**20
 """The memory of a trainer without a model, as measured on Linux: Python with torch, transformers and numba (430 MiB, of
@@ -58,8 +60,8 @@ def cost_of(config: RunConfig) -> Cost:
 
 
 def warnings_of(config: RunConfig) -> list[tuple[str, str]]:
-    """Return what an author may not expect: settings with which the run stops when a member is lost, and what
-    validation does not cover. Each has its remedy."""
+    """Return what an author may not expect: settings with which the run stops when a member is lost, or a member that
+    lies does what it likes, and what validation does not cover. Each has its remedy."""
     if config.min_group == 1:
         return _of_validation(config)
     found, needs = _of_validation(config), f"a round needs {config.min_group} members (min_group)"
@@ -74,6 +76,20 @@ def warnings_of(config: RunConfig) -> list[tuple[str, str]]:
     if not config.fallback and fewest > 1:
         message = f"{config.aggregator} needs {fewest} contributions: with one fewer a round takes no step"
         found.append((message, f'set fallback = "{DEFAULT_AGGREGATOR}"'))
+    return found + _unprotected(config)
+
+
+def _unprotected(config: RunConfig) -> list[tuple[str, str]]:
+    """Return the settings with which aggregation protects nothing, or less than its author may believe."""
+    found, robust = list[tuple[str, str]](), f'set aggregator = "{DEFAULT_AGGREGATOR}", unless you trust all members'
+    if config.aggregator == Mean.name:
+        found.append(("the mean believes everybody: one member that lies can ruin the run", robust))
+    elif config.fallback == Mean.name:
+        message = "the fallback is the mean: in a small round one member that lies can ruin the run"
+        found.append((message, f'set fallback = "{DEFAULT_AGGREGATOR}"'))
+    elif config.pre_aggregation == NO_MIXING:
+        message = "nothing is mixed before the aggregator: liars together do more, above all where members' data differ"
+        found.append((message, f'set pre_aggregation = "{DEFAULT_MIXING}"'))
     return found
 
 

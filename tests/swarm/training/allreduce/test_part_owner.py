@@ -21,8 +21,8 @@ def owner_of(x_MF: Tensor, aggregator: str) -> PartReducer:
     """Return an owner that has reduced the slices."""
     members = tuple(Contribution(peer_id=peer, num_tokens=256, num_samples=2) for peer in PEERS[: len(x_MF)])
     scheme = ReductionScheme(codec=CODEC, aggregator=get_aggregator(aggregator, {}))
-    owner = PartReducer(scheme, members, FRAME_VALUES)
-    owner.combined([CODEC.encode(x_F) for x_F in x_MF], x_MF.shape[1])
+    owner = PartReducer(scheme, members, FRAME_VALUES, lambda _: b"")
+    owner.combined([CODEC.encode(x_F) for x_F in x_MF], slice(0, x_MF.shape[1]))
     return owner
 
 

@@ -210,7 +210,8 @@ def test_cluster_is_put_together_as_the_run_says(aggregator: str, is_moved: bool
     head._context = cast(
         "Any", SimpleNamespace(codec=codec, replica=SimpleNamespace(config=config(aggregator=aggregator)))
     )
-    head._setup, head._frames = cast("Any", SimpleNamespace(num_values=NUM_VALUES)), [slice(0, NUM_VALUES)]
+    setup = SimpleNamespace(run="run", step=1, state_digest=bytes(32), num_values=NUM_VALUES)
+    head._setup, head._frames = cast("Any", setup), [slice(0, NUM_VALUES)]
     members = [
         Contribution(peer_id=peer, num_tokens=TOKENS, num_samples=10)
         for peer in sorted([*sent, identity_of("me").peer_id])

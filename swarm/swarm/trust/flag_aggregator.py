@@ -1,0 +1,85 @@
+"""The Flag Aggregator: the mean of the slices within the subspace that explains most of the slices best.
+
+Everything follows from the slices' scalar products [M, M]: an orthonormal basis of the subspace is a combination of
+slices, and so is what it makes of their mean. Shapes: M members, K dimensions of the subspace.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from swarm.trust.aggregator import (
+    AggregationDecision,
+    AggregationReport,
+    Aggregator,
+    Survey,
+    bounded,
+    shares,
+    weighted_median,
+)
+from swarm.trust.eigen import symmetric_eigen
+from swarm.trust.kernels import Doubles, matrix_product
+
+_LEAST_MISS = 1e-3
+"""A slice that the subspace explains to this share or better gains no more weight."""
+_LEAST_VALUE = 1e-9
+"""Of the greatest eigenvalue: what is below it is no direction of the slices, but rounding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlagAggregator(Aggregator):
+    """Project the weighted mean onto the subspace of (M + 1) / 2 dimensions that has the least weighted sum of
+    sqrt(1 - explained share) over the slices' directions, found by `iterations` of reweighted least squares (Almansoori
+    et al. 2023, arXiv 2302.05865, algorithm 1).
+
+    Directions that few slices have do not get into the subspace. Deviations: no regulariser over pairs; slices count by
+    weight; and their lengths are clipped to the weighted median length before the mean, without which one long slice
+    rules it. It bounds lengths as the norm-clipped mean does, and directions only as far as liars do not agree on one.
+    Memory: one decoded frame of each member, and the part's encoded slices.
+    """
+
+    name: ClassVar[str] = "flag"
+    survey: ClassVar[Survey] = "products"
+
+    iterations: int = bounded(5, 1, 100)
+
+    def decide(self, weights: Sequence[int], survey: Doubles, /) -> AggregationDecision:
+        norms = [math.sqrt(max(0.0, square)) for square in survey.diagonal().tolist()]
+        there = [member for member, norm in enumerate(norms) if norm > 0]
+        limit = weighted_median(norms, weights)
+        coefficients = [0.0] * len(weights)
+        if limit:
+            norm_M = np.array([norms[member] for member in there])
+            gram_MM = survey[np.ix_(there, there)] / (norm_M[:, None] * norm_M[None, :])
+            fair = shares(weights)
+            pull_M = np.array([fair[member] * min(norms[member], limit) for member in there])
+            projected_M = self._projected(gram_MM, np.array([fair[member] for member in there]), pull_M)
+            for member, coefficient in zip(there, (projected_M / norm_M).tolist(), strict=True):
+                coefficients[member] = coefficient
+        kept = tuple(
+            min(1.0, max(0.0, each / share)) for each, share in zip(coefficients, shares(weights), strict=True)
+        )
+        return AggregationDecision(coefficients=tuple(coefficients), report=AggregationReport(kept=kept))
+
+    def _projected(self, gram_MM: Doubles, fair_M: Doubles, pull_M: Doubles) -> Doubles:
+        """Return the projection of the sum of `pull_M` * direction as coefficients of the directions [M], whose scalar
+        products are `gram_MM`."""
+        num_dimensions = (len(gram_MM) + 2) // 2
+        weight_M = fair_M
+        for _ in range(self.iterations):
+            root_M = np.sqrt(weight_M)
+            values_M, vectors_MM = symmetric_eigen(root_M[:, None] * gram_MM * root_M[None, :])
+            is_real_K = values_M[-num_dimensions:] > _LEAST_VALUE * values_M[-1]
+            values_K, vectors_MK = values_M[-num_dimensions:][is_real_K], vectors_MM[:, -num_dimensions:][:, is_real_K]
+            # column k of this combines the directions to the k-th vector of an orthonormal basis
+            basis_MK = root_M[:, None] * vectors_MK / np.sqrt(values_K)[None, :]
+            parts_MK = matrix_product(gram_MM, basis_MK)
+            explained_M = np.array([math.fsum(row) for row in (parts_MK * parts_MK).tolist()])
+            weight_M = fair_M / np.sqrt(np.maximum(_LEAST_MISS, 1 - explained_M))
+        along_K1 = matrix_product(np.ascontiguousarray(parts_MK.T), pull_M[:, None])
+        return matrix_product(basis_MK, along_K1)[:, 0]

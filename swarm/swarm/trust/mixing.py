@@ -1,0 +1,161 @@
+"""Pre-aggregation for unequal data: members' slices are mixed with each other before an aggregator sees them.
+
+Where members train on unlike data, honest slices lie far apart, and an aggregator that looks for agreement leaves
+honest ones out, or follows liars that hide among them. Means of several slices lie closer together. A mixing decides
+which slices go into which mean, from the weights and the scalar products of the slices of one leaf; the loops over
+values are in `aggregation`. It is a pure function of what an auditor of the leaf has, with the same bits on every
+machine. How much is mixed follows from the group and from `liar_share`, the most that liars may have of its weight.
+
+Shapes: M members, K mixed slices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from swarm.trust.kernels import Doubles, matrix_product, squared_distances
+
+MOST_LIARS = 0.49
+"""No rule holds with half of the weight or more."""
+A_THIRD = 0.34
+"""The default of `liar_share`. Votes hold with fewer than a third of liars, so a bound on fewer than that protects
+nothing; as 0.34 one of three members, too, can be a liar."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MixedSlices:
+    """Mixed slice k is the sum over members of `shares_KM` * slice, whose shares add up to 1, and counts with weight k
+    of `weights`."""
+
+    shares_KM: Doubles
+    weights: tuple[int, ...]
+
+    def products(self, products_MM: Doubles) -> Doubles:
+        """Return the scalar products of the mixed slices [K, K], from those of the slices."""
+        half_KM = matrix_product(self.shares_KM, products_MM)
+        x_KK = matrix_product(half_KM, np.ascontiguousarray(self.shares_KM.T))
+        return (x_KK + x_KK.T) / 2
+
+    def coefficients(self, coefficients_K: Sequence[float]) -> tuple[float, ...]:
+        """Return the coefficient of each slice [M], from that of each mixed slice."""
+        parts_KM = np.array(coefficients_K)[:, None] * self.shares_KM
+        return tuple(math.fsum(column) for column in parts_KM.T.tolist())
+
+
+class Mixing(ABC):
+    """A rule by which slices are mixed."""
+
+    name: ClassVar[str]
+    needs_products: ClassVar[bool]
+    """Whether `mix` looks at the slices' scalar products; they are zeros otherwise."""
+
+    @abstractmethod
+    def mix(self, weights: Sequence[int], products_MM: Doubles, beacon: bytes, /) -> MixedSlices:
+        """Return the mixed slices of one leaf. `weights` are positive; `beacon` is random, and equal for all who look
+        at this leaf."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearestNeighbours(Mixing):
+    """Replace each slice by the weighted mean of those nearest to it (nearest-neighbour mixing, Allouah et al. 2023,
+    arXiv 2302.01772, algorithm 2).
+
+    The neighbours of a slice are the fewest nearest ones, itself included, that have 1 - `liar_share` of the weight,
+    and all others that are at most `reach` times as far away as the farthest of these. The paper has the first part
+    alone, and counts members. Its fixed number lets liars that hide among honest slices, and so are the nearest of all,
+    take the place of honest ones in every mean; the second part keeps the honest ones. What is farther away than
+    `reach` times the farthest honest slice still moves no mixed slice of an honest member
+    (`tests/bench/test_bench_attacks.py` compares both).
+    """
+
+    name: ClassVar[str] = "nearest_neighbours"
+    needs_products: ClassVar[bool] = True
+
+    liar_share: float = A_THIRD
+    reach: float = 1.2
+
+    def mix(self, weights: Sequence[int], products_MM: Doubles, _beacon: bytes, /) -> MixedSlices:
+        away_MM = np.sqrt(squared_distances(products_MM)).tolist()
+        needed = (1 - self.liar_share) * sum(weights)
+        rows = [self._neighbours(weights, away_M, needed) for away_M in away_MM]
+        return MixedSlices(shares_KM=np.array(rows), weights=tuple(weights))
+
+    def _neighbours(self, weights: Sequence[int], away_M: Sequence[float], needed: float) -> list[float]:
+        radius, within = 0.0, 0
+        for member in sorted(range(len(weights)), key=away_M.__getitem__):
+            radius, within = away_M[member], within + weights[member]
+            if within >= needed:
+                break
+        chosen = [weight if away <= self.reach * radius else 0 for weight, away in zip(weights, away_M, strict=True)]
+        total = sum(chosen)
+        return [weight / total for weight in chosen]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucketing(Mixing):
+    """Deal the slices, in the random order of the beacon, into buckets, and replace them by the buckets' weighted means
+    (Karimireddy et al. 2022, arXiv 2006.09365, algorithm 1).
+
+    There are as many slices in a bucket as leave a majority of buckets without a liar: M / (2 liars + 1), rounded down,
+    where liars is `liar_share` of M, and at least one. With more than a quarter of liars that is a single slice, and
+    nothing is mixed.
+    """
+
+    name: ClassVar[str] = "bucketing"
+    needs_products: ClassVar[bool] = False
+
+    liar_share: float = A_THIRD
+
+    def mix(self, weights: Sequence[int], _products_MM: Doubles, beacon: bytes, /) -> MixedSlices:
+        num_members = len(weights)
+        num_buckets = -(-num_members // self.bucket_size(num_members))
+        order = sorted(range(num_members), key=lambda member: _draw(beacon, member))
+        buckets = [order[first::num_buckets] for first in range(num_buckets)]
+        totals = tuple(sum(weights[member] for member in bucket) for bucket in buckets)
+        shares_KM = np.zeros((num_buckets, num_members))
+        for index, bucket in enumerate(buckets):
+            for member in bucket:
+                shares_KM[index, member] = weights[member] / totals[index]
+        return MixedSlices(shares_KM=shares_KM, weights=totals)
+
+    def bucket_size(self, num_members: int) -> int:
+        """Return how many slices a bucket has at most."""
+        liars = max(1, math.floor(self.liar_share * num_members))
+        return max(1, num_members // (2 * liars + 1))
+
+
+def leaf_beacon(run: str, step: int, state_digest: bytes, leaf: int) -> bytes:
+    """Return the random bytes of one leaf of the outer step that follows the state with this digest.
+
+    They follow from what all replicas agree on. The liars of the step before have had a say in the state, but its
+    digest depends on all results of that step, and each leaf draws anew.
+    """
+    return hashlib.sha256(b"swarm leaf beacon\0%s\0%d\0%s%d" % (run.encode(), step, state_digest, leaf)).digest()
+
+
+def _draw(beacon: bytes, member: int) -> bytes:
+    return hashlib.sha256(beacon + member.to_bytes(4, "big")).digest()
+
+
+NO_MIXING = "none"
+_KINDS = (NO_MIXING, Bucketing.name, NearestNeighbours.name)
+
+
+def mixing_names() -> tuple[str, ...]:
+    return _KINDS
+
+
+def get_mixing(name: str, *, liar_share: float, reach: float) -> Mixing | None:
+    """Return the mixing `name`, which is in `mixing_names()`, with those of the parameters that it has."""
+    if name == Bucketing.name:
+        return Bucketing(liar_share=liar_share)
+    if name == NearestNeighbours.name:
+        return NearestNeighbours(liar_share=liar_share, reach=reach)
+    return None

@@ -3,9 +3,10 @@
     .venv/bin/python -m pytest tests/bench/test_bench_attacks.py -m bench -s
 
 `attacked_run` says how the run and the attacks go. Figures are how much higher the held-out loss is after the last
-outer step than that of the mean of ten honest members (medians of SEEDS); `absent` is what the seven honest ones reach
-alone, and so what the best rule could. The first table is of members that share their data, the second of unequal data.
-Also draws build/attacks.svg. Takes about 12 CPU minutes.
+outer step than that of the mean of ten honest members (the default's: medians of SEEDS; the others': of the first seed
+alone, to save time); `absent` is what the seven honest ones reach alone, and so what the best rule could. The first
+table is of members that share their data, the second of unequal data. Also draws build/attacks.svg. Takes about 6 CPU
+minutes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from bench.attacked_run import ABSENT, ATTACKS, NO_ATTACK, Rule, Trial, losses
 from bench.report import Report, aim
 from swarm.training.run.run_config import DEFAULT_AGGREGATOR, DEFAULT_MIXING
 
-pytestmark = [pytest.mark.bench, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.bench, pytest.mark.timeout(3600)]
 
 SEEDS = (0, 1, 2)
 PLOT = Path("build/attacks.svg")
@@ -44,11 +45,8 @@ RULES = (
     Rule(name="centered_clip", aggregator="centered_clip"),
     Rule(name="centered_clip from the last result", from_last=True),
     Rule(name="buckets of two, centered_clip", mixing=BUCKETS, liar_share=0.2),
-    Rule(name="neighbours, norm_clipped_mean", aggregator="norm_clipped_mean", mixing=NEAREST),
     Rule(name="neighbours, trimmed_mean", aggregator="trimmed_mean", mixing=NEAREST),
     Rule(name="neighbours, geometric_median", aggregator="geometric_median", mixing=NEAREST),
-    Rule(name="neighbours, multi_krum", aggregator="multi_krum", mixing=NEAREST),
-    Rule(name="neighbours, flag", aggregator="flag", mixing=NEAREST),
     Rule(name="the paper's neighbours, centered_clip", mixing=NEAREST, reach=1.0),
     Rule(name="the default with member momentum 0.5", mixing=NEAREST, momentum=0.5),
     DEFAULT,
@@ -79,7 +77,7 @@ def _measured() -> tuple[Excess, Excess]:
     """Return how much higher each rule's loss is under each attack, as a share, with shared and with unequal data."""
     kinds = [(rule, attack) for rule, attack in product(RULES, ATTACKS)] + [(MEAN, ABSENT)]
     trials = [
-        [Trial(rule=rule, attack=attack, unequal=unequal, seed=seed) for seed in SEEDS]
+        [Trial(rule=rule, attack=attack, unequal=unequal, seed=seed) for seed in _seeds_of(rule)]
         for unequal in (False, True)
         for rule, attack in kinds
     ]
@@ -90,10 +88,14 @@ def _measured() -> tuple[Excess, Excess]:
     return shared, unequal
 
 
+def _seeds_of(rule: Rule) -> tuple[int, ...]:
+    return SEEDS if rule in (MEAN, DEFAULT) else SEEDS[:1]
+
+
 def _excess(found: Mapping[tuple[Rule, str], Sequence[float]]) -> Excess:
     honest = found[MEAN, NO_ATTACK]
     return {
-        kind: statistics.median(loss / best - 1 for loss, best in zip(reached, honest, strict=True))
+        kind: statistics.median(loss / best - 1 for loss, best in zip(reached, honest, strict=False))
         for kind, reached in found.items()
     }
 

@@ -38,7 +38,9 @@ def trained(outer_steps: int, member_momentum: float) -> Tensor:
                 await swarm.join(name)
             members = await swarm.finish()
         assert_equal_steps(members, outer_steps)
-        found.append(members[0].state.theta_N.clone())
+        state = members[0].trainer.state
+        assert state is not None
+        found.append(state.theta_N.clone())
 
     found: list[Tensor] = []
     virtual_time.run(main())

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.inner.interval import Interval, Intervals
-from swarm.training.member.interval_audits import IntervalAudits
 from swarm.training.inner.member_momentum import MemberMomentum
+from swarm.training.member.interval_audits import IntervalAudits
 from swarm.training.member.trainer_events import IntervalDone, IntervalFailed, TrainingEvent
 from swarm.training.state.lease import sample_ids
 from swarm.training.state.state_sync import RunContext

@@ -522,7 +522,7 @@ class RunConfig:
 
     def _check_validation(self, checks: SettingChecks) -> None:
         """Intervals are recomputed only where they follow from state, lease and settings alone."""
-        kept = {"fragments": 1, "overlap_steps": 0, "mixing": 0.0, "error_feedback": False}
+        kept = {"fragments": 1, "overlap_steps": 0, "mixing": 0.0, "error_feedback": False, "member_momentum": 0.0}
         for key, value in kept.items():
             remedy = f"use {str(value).lower()}, or validation_rate = 0: an interval could not be computed once more"
             checks.require(getattr(self, key) == value, key, getattr(self, key), remedy)

@@ -59,7 +59,7 @@ def read(home: Home) -> NetworkInvitation | None:
     """Return the invitation in a home; None if there is none. Raises ConfigError for a file that is none."""
     try:
         text = home.invitation.read_text(encoding="utf-8")[: MAX_TEXT_CHARS + 1]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{home.invitation} cannot be read: {error}", remedy="move it away") from None

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.training_swarm import Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.testing import virtual_time
-from swarm.training.member.trainer_events import OuterStep
+from swarm.training.member.trainer_events import OnProbation, OuterStep
 from swarm.training.run.run_config import RunConfig
 from swarm.training.state.certificate import Proof, RunSignatures
 from swarm_protocol.identity import Identity
@@ -54,6 +54,10 @@ async def _run(run: RunConfig) -> tuple[list[Proof], set[str], float]:
                 proofs[proof.outer_step] = proof
         members = await swarm.finish(*(member.name for member in honest))
         assert_equal_steps(members, NUM_STEPS)
+        told = [member.of(OnProbation)[:1] for name, member in swarm.members.items() if name.startswith("sybil")]
+        assert [event.steps_left for events in told for event in events] == [run.probation.steps] * NUM_SYBILS * bool(
+            run.probation.steps
+        )
         assert honest[0].trainer.state is not None
         loss = float((honest[0].trainer.state.theta_N - honest[0].inner.target_N).square().mean())
         return list(proofs.values()), {member.peer_id for member in honest}, loss

@@ -89,7 +89,7 @@ class PackedHashTree:
     def __init__(self, leaves: bytes) -> None:
         """Raises ValueError if there are no leaves."""
         if not leaves or len(leaves) % DIGEST_BYTES:
-            raise ValueError(f"{len(leaves)} bytes are no leaves of a tree")
+            raise ValueError(f"{len(leaves)} bytes are not the leaves of a tree")
         self._levels = [leaves]
         while len(level := self._levels[-1]) > DIGEST_BYTES:
             self._levels[-1] = level = level + _ABSENT * (len(level) // DIGEST_BYTES % 2)

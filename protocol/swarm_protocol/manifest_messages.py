@@ -305,7 +305,9 @@ def readable_manifest(data: bytes, where: str) -> PublishedManifest:
     try:
         return open_manifest(data)
     except PeerViolation as error:
-        raise IntegrityError(f"{where} is no signed manifest: {error.message}", remedy="get the file again") from error
+        raise IntegrityError(
+            f"{where} is not a signed manifest: {error.message}", remedy="get the file again"
+        ) from error
     except IntegrityError as error:
         raise IntegrityError(
             f"{where} is not what its publisher signed", remedy="get the file again, or publish the model anew"

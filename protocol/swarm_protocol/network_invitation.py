@@ -232,7 +232,7 @@ def parse_invitation(text: str) -> NetworkInvitation:
     """Read an invitation's text. Raises ConfigError, of which no word repeats the text."""
     word = "".join(text.split())
     if not word.startswith(_TEXT):
-        raise ConfigError(f"this is no invitation, which begins with {_TEXT}", remedy=_COPY_IT)
+        raise ConfigError(f"this is not an invitation, which begins with {_TEXT}", remedy=_COPY_IT)
     if len(word) > MAX_TEXT_CHARS:
         raise ConfigError(f"this invitation has more than {MAX_TEXT_CHARS} characters", remedy=_COPY_IT)
     body = word.removeprefix(_TEXT)

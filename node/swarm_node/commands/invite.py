@@ -161,7 +161,7 @@ def parse_rights(text: str) -> tuple[Right, ...]:
     unknown = [word for word in words if word not in RIGHTS]
     if unknown or not words:
         raise UsageError(
-            f"--rights: {unknown[0][:40] if unknown else text!r} is no right",
+            f"--rights: {unknown[0][:40] if unknown else text!r} is not a right",
             remedy=f"give some of {', '.join(RIGHTS)}",
         )
     return tuple(right for right in RIGHTS if right == "join" or right in words)

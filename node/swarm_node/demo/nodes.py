@@ -151,7 +151,7 @@ class Fleet:
         try:
             event = json.loads(line)
         except ValueError as error:
-            raise DemoError(f"{name} printed what is no event: {line[:200]!r}") from error
+            raise DemoError(f"{name} printed something that is not an event: {line[:200]!r}") from error
         self.state.apply(name, event)
         self._on_event(name, event)
         self._changed.set()

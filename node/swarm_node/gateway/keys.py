@@ -97,7 +97,7 @@ def _read(path: Path) -> tuple[list[Key], _Stamp]:
 def _check(path: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode) or status.st_size > http_limits.MAX_KEY_FILE_BYTES:
         raise ConfigError(
-            f"{path} is no file of API keys", remedy=f"give a text file below {http_limits.MAX_KEY_FILE_BYTES} bytes"
+            f"{path} is not a file of API keys", remedy=f"give a text file below {http_limits.MAX_KEY_FILE_BYTES} bytes"
         )
     if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(f"{path} holds API keys and is open to other users", remedy=f"run: chmod 600 {path}")
@@ -109,7 +109,7 @@ def _parse(path: Path, number: int, line: str) -> Key:
     fits = _NAME.fullmatch(name) and _KEY.fullmatch(secret) and len(rates) <= 2 and all(map(_RATE.fullmatch, rates))
     if not fits:
         raise ConfigError(
-            f"line {number} of {path} is no API key",
+            f"line {number} of {path} is not an API key",
             remedy=f"write: name key [requests_per_min] [tokens_per_min], the key of {http_limits.MIN_KEY_CHARS} to "
             f"{http_limits.MAX_KEY_CHARS} printable characters",
         )

@@ -230,7 +230,7 @@ GATEWAY: MetricGroup = {
     "swarm_gateway_http_requests_total": _counter(
         "HTTP requests by route and status.",
         "when a request has been answered or its client has left (`gone`)",
-        route="the route's pattern; `other` for paths that there are none",
+        route="the route's pattern; `other` for paths that do not exist",
         method="`GET`, `POST` or `other`",
         status="the HTTP status, or `gone`",
     ),

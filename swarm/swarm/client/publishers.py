@@ -32,7 +32,7 @@ def parse_publisher(text: str) -> tuple[str, str]:
         return model, check_peer_id(peer_id)
     except ValueError as error:
         raise ConfigError(
-            f"{text!r:.200} is no publisher: {error}", remedy="write MODEL=PEER_ID, or PEER_ID for every model"
+            f"{text!r:.200} is not a publisher: {error}", remedy="write MODEL=PEER_ID, or PEER_ID for every model"
         ) from error
 
 

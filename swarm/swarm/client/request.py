@@ -99,7 +99,7 @@ def _prompt(
 
 def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
     if not (isinstance(stop, str) or _are(str, stop)):
-        raise ConfigError(f"stop is {stop!r:.80}", remedy="use a str, or a list of some")
+        raise ConfigError(f"stop is {stop!r:.80}", remedy="use a string or a list of strings")
     return (stop,) if isinstance(stop, str) else tuple(stop)
 
 

@@ -214,7 +214,7 @@ def addr_bytes(addr: str) -> bytes:
     for name in words:
         part = _BY_NAME.get(name)
         if part is None:
-            raise ValueError(f"{name!r} is no part of an address")
+            raise ValueError(f"{name!r} is not part of an address")
         encoded += encode_varint(part.code)
         if part.num_bytes == 0:
             continue

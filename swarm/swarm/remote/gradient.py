@@ -86,7 +86,7 @@ async def embed(tokens: Tensor, blocks: RemoteBlocks) -> Tensor:
     """Return input embeddings, float32 [T, H] or [B, T, H] of token ids [T] or [B, T]. Raises SwarmError."""
     check_input(tokens, blocks.model, 0)
     if tokens.is_floating_point():
-        raise ConfigError("these are no token ids", remedy="use int64")
+        raise ConfigError("these are not token ids", remedy="use int64")
     embeddings = await blocks.embed(_on_wire(tokens))
     return embeddings if tokens.dim() == 2 else embeddings[0]
 
@@ -120,7 +120,7 @@ def check_input(x: Tensor, model: ModelShape, start: int) -> None:
     elif start:
         raise ConfigError("token ids are for the first block", remedy="give hidden states, or start at 0")
     elif x.dtype != torch.int64 or int(x.min()) < 0 or int(x.max()) >= model.vocab_size:
-        raise ConfigError("these are no token ids of the model", remedy=f"use int64 from 0 to {model.vocab_size - 1}")
+        raise ConfigError("these are not token ids of the model", remedy=f"use int64 from 0 to {model.vocab_size - 1}")
 
 
 def waiting_for(loop: asyncio.AbstractEventLoop) -> Wait:

@@ -75,7 +75,7 @@ def test_invite_prints_the_invitation_alone_and_lists_it_without_it(
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("--rights", "fly"), 2, "'fly' is no right"),
+        (("--rights", "fly"), 2, "'fly' is not a right"),
         (("--expires", "0d"), 2, "is not a time of at most 366 days"),
         (("--expires", "367d"), 2, "is not a time of at most 366 days"),
         (("--for-node", "me"), 2, "is not an Ed25519 peer id"),

@@ -68,7 +68,7 @@ def test_verify_without_a_manifest_or_a_model_says_what_is_missing(
         ((tmp_path / "none",), "is not a Hugging Face model directory"),
         ((story,), "has no manifest of its own"),
         ((story, "--manifest", tmp_path / "none"), "cannot be read"),
-        ((story, "--manifest", story / "config.json"), "is no signed manifest"),
+        ((story, "--manifest", story / "config.json"), "is not a signed manifest"),
     ):
         code, err = run(capsys, "verify", *arguments)
         assert (code, message in err) == (1, True), err

@@ -191,7 +191,7 @@ def test_keys_are_read_again_when_they_change_and_kept_when_that_fails(
     ("text", "match"),
     [
         ("", "has 0 API keys"),
-        ("anne short", "line 1 of .* is no API key"),
+        ("anne short", "line 1 of .* is not an API key"),
         (f"\n\nanne {ANNE} many", "line 3 of"),
         (f"anne {ANNE} 1 2 3", "line 1 of"),
         (f"{ANNE}", "line 1 of"),
@@ -211,7 +211,7 @@ def test_file_of_keys_that_others_can_read_or_that_is_none_is_refused(tmp_path: 
     with pytest.raises(ConfigError, match="cannot be read"):
         KeyRing(tmp_path / "nothing", Clock())
     os.mkfifo(tmp_path / "pipe", mode=0o600)
-    with pytest.raises(ConfigError, match="is no file of API keys"):
+    with pytest.raises(ConfigError, match="is not a file of API keys"):
         KeyRing(tmp_path / "pipe", Clock())
 
 

@@ -120,7 +120,7 @@ def test_resolve_unknown_environment_variable_is_refused_with_a_suggestion(varia
         ("peers", ["/ip4/1.2.3.4/tcp/4001"], "does not end in /p2p/<peer id>"),
         ("peers", ["nonsense"], "does not start with /"),
         ("peers", ["seed.example.org:4001"], "does not start with /"),
-        ("peers", ["/dnsaddr/a..b"], "is no host name"),
+        ("peers", ["/dnsaddr/a..b"], "is not a host name"),
         ("listen", ["/ip4/1.2.3.4"], "a port is missing"),
         ("listen", ["/ip4/1.2.3.4/tcp/70000"], "is not a port"),
         ("network_id", "a b", "is not a network id"),

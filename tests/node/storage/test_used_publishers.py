@@ -24,7 +24,7 @@ def test_publisher_is_remembered_for_its_network_and_a_pin_comes_first(tmp_path:
     pinned = publishers_in(path, "test", [f"story={STRANGER.peer_id}"])
     assert pinned.believed("story") == {STRANGER.peer_id}
     assert not publishers_in(path, "other", ()).believed("story")
-    with pytest.raises(ConfigError, match="is no publisher"):
+    with pytest.raises(ConfigError, match="is not a publisher"):
         publishers_in(path, "test", ["nobody"])
 
 

@@ -371,7 +371,7 @@ def test_publishers_are_parsed_bounded_and_refused_in_one_line() -> None:
     assert parse_publisher(peer_id) == ("", peer_id)
     assert parse_publisher(f"owner/story={peer_id}") == ("owner/story", peer_id)
     for wrong in ("", "story", f"={peer_id}", f"a b={peer_id}", f"story={peer_id}x"):
-        with pytest.raises(ConfigError, match="is no publisher"):
+        with pytest.raises(ConfigError, match="is not a publisher"):
             parse_publisher(wrong)
     known = KnownPublishers([peer_id, f"story={other}"], remembered={"tiny": other})
     assert known.believed("story") == {other}

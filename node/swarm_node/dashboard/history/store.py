@@ -45,7 +45,7 @@ _SQLITE = {
     "IOERR": ("the disk cannot be read or written", "check the disk's space and health, or choose another disk"),
     "CANTOPEN": ("it cannot be opened", "name a file in a directory that is writable for this user"),
     "CORRUPT": ("the file is damaged", "it is put aside, and a new one begun, when the history is opened again"),
-    "NOTADB": ("the file is no database", "it is put aside, and a new one begun, when the history is opened again"),
+    "NOTADB": ("the file is not a database", "it is put aside, and a new one begun, when the history is opened again"),
     "INTERRUPT": ("it took too long", "try again; a faster disk, or PostgreSQL, helps a large site"),
 }
 
@@ -81,7 +81,7 @@ def url_of(place: Path | str) -> URL:
         url.get_dialect().import_dbapi()
     except ArgumentError as error:
         raise ConfigError(
-            "the history's place is no URL of a database",
+            "the history's place is not the URL of a database",
             remedy="give a file, or postgresql+pg8000://USER:PASSWORD@HOST/DATABASE",
         ) from error
     except (NoSuchModuleError, ImportError) as error:

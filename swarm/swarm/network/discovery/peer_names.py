@@ -94,7 +94,7 @@ def check_peer(text: str) -> str:
 
 
 def _no_name(text: str, name: str) -> ConfigError:
-    return ConfigError(f"address {text[:120]!r} is malformed: {name[:80]!r} is no host name", remedy=_EXAMPLE)
+    return ConfigError(f"address {text[:120]!r} is malformed: {name[:80]!r} is not a host name", remedy=_EXAMPLE)
 
 
 def is_named(text: str) -> bool:
@@ -281,7 +281,7 @@ def _check_record(text: str) -> str:
 
 
 def _dnsaddr_parts(text: str) -> tuple[str, str]:
-    """Return the name and the peer id, or an empty one; of anything else a name that is no host name."""
+    """Return the name and the peer id, or an empty one; of anything else a name that is not a host name."""
     match = _DNSADDR_FORM.fullmatch(text)
     return (match[1], match[2] or "") if match and len(text) <= limits.MAX_ADDR_BYTES else (text, "")
 

@@ -171,7 +171,7 @@ class PrivateGate:
             if time_s - since >= STRANGER_S and not await self.include(peer_id):
                 ended.append(peer_id)
         for peer_id in ended:
-            logger.info("the connection to %s is closed: it is no member of this network", peer_id)
+            logger.info("the connection to %s is closed: it is not a member of this network", peer_id)
             end_streams(peer_id, PeerRefused("the peer's invitation does not hold any more", peer_id=peer_id))
             try:
                 await self._host.control.disconnect(peer_id)

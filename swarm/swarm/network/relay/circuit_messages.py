@@ -84,7 +84,7 @@ def check_stop_accepted(body: bytes) -> None:
 
 def _check_status(fields: dict[int, int | bytes], kind: int, field: int) -> None:
     if fields.get(_TYPE) != kind or field not in fields:
-        raise ValueError("its answer is none")
+        raise ValueError("it did not send a valid answer")
     if fields[field] != CircuitStatus.OK:
         raise ValueError(f"its answer is status {fields[field]!r}")
 

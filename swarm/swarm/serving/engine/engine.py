@@ -134,7 +134,7 @@ class Engine:
                 remedy="ask for fewer tokens",
             )
         if max_tokens <= 0 or any(len(key) != KEY_BYTES for key in page_keys):
-            raise PeerViolation(f"a session of {max_tokens} tokens, or a key of a page that is none")
+            raise PeerViolation(f"a session of {max_tokens} tokens, or an invalid page key")
         names = PageKeys(self._revision, client, start, end, page_keys[: max_tokens // PAGE_TOKENS])
         page_table = self._admit(client, -(-max_tokens // PAGE_TOKENS), names)
         sequence = EngineSequence(self, client, (start, end), max_tokens, page_table, names)

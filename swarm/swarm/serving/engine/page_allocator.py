@@ -235,7 +235,7 @@ class Admission:
         is_over_half = 2 * (len(own) + 1) > self.max_sequences or 2 * wanted > self._num_pages
         if own and is_over_half and (len(own) < len(held) or self._others_wait(client, now_s)):
             raise PeerRefused(
-                f"others ask too, and {len(own)} sessions of yours hold what one peer may then have here",
+                f"other peers are waiting, and your {len(own)} sessions already use the share of one peer",
                 remedy="ask another server, or later",
                 retry_after_s=RETRY_AFTER_S,
             )

@@ -221,7 +221,7 @@ class EngineSequence:
         """Hold `length` positions, as another server exported them; before the first step.
 
         Raises PeerViolation for a length that does not fit, IntegrityError for damaged content, another amount of it
-        or one that is laid out otherwise. The sequence is then empty again. What was adopted is not shared.
+        or one with a different layout. The sequence is then empty again. What was adopted is not shared.
         """
         if not 0 <= length <= self.max_tokens:
             raise PeerViolation(f"{length} positions of a session that reserved {self.max_tokens}")
@@ -244,7 +244,7 @@ class EngineSequence:
     async def _write_all(self, pieces: AsyncIterable[bytes], num_pages: int) -> None:
         num_written, pieces = 0, aiter(pieces)
         if await anext(pieces, b"") != self._owner.pool.layout(*self._blocks_in_pool):
-            raise IntegrityError("a cache that is laid out otherwise", remedy="run the session again")
+            raise IntegrityError("the cache has a different layout", remedy="run the session again")
         async for piece in pieces:
             self._check_open()
             num_new = len(piece) // self._page_bytes
@@ -254,7 +254,7 @@ class EngineSequence:
             num_written += num_new
         self._check_open()
         if num_written != num_pages:
-            raise IntegrityError(f"{num_written} pages of a cache came, which has {num_pages}")
+            raise IntegrityError(f"received {num_written} of {num_pages} cache pages")
 
     @property
     def _blocks_in_pool(self) -> tuple[int, int]:

@@ -159,7 +159,7 @@ def _check_bounds(path: Path) -> None:
         raise ValueError(f"it is larger than {MAX_CONFIG_BYTES} bytes")
     settings = json.loads(path.read_text("utf-8"))
     if not isinstance(settings, dict):
-        raise ValueError("it is no object")  # noqa: TRY004
+        raise ValueError("it is not an object")  # noqa: TRY004
     check_counts(settings)
 
 
@@ -170,7 +170,9 @@ def check_is_model(config: Any) -> None:
     except Exception:  # as for sizes
         sizes = [None]
     if not all(type(size) is int and size > 0 for size in sizes):
-        raise ConfigError(f"{config.model_type} is no language model of blocks", remedy="serve a causal language model")
+        raise ConfigError(
+            f"{config.model_type} is not a language model of blocks", remedy="serve a causal language model"
+        )
 
 
 def _find_shards(directory: Path) -> dict[str, Path]:

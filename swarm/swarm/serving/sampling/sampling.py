@@ -108,7 +108,7 @@ class Sampling:
         known = {token_id for token_id, bias in self.logit_bias if abs(bias) <= limits.MAX_BIAS}
         if len(known) != len(self.logit_bias) or len(known) > limits.MAX_BIASES or not _are_ids(known):
             raise ConfigError(
-                "logit_bias has too many tokens, or something that is no token id or no bias",
+                "logit_bias has too many tokens, or an item that is not a token id with a bias",
                 remedy=f"use up to {limits.MAX_BIASES} token ids with {-limits.MAX_BIAS:g} to {limits.MAX_BIAS:g} each",
             )
 
@@ -121,7 +121,7 @@ class Sampling:
             )
         if len(self.stop_token_ids) > MAX_STOP_TOKENS or not _are_ids(self.stop_token_ids):
             raise ConfigError(
-                "stop_token_ids has too many items, or one that is no token id",
+                "stop_token_ids has too many items, or one that is not a token id",
                 remedy=f"use at most {MAX_STOP_TOKENS} token ids",
             )
         if self.grammar is not None and (self.min_tokens or self.ignore_eos):

@@ -49,7 +49,7 @@ class VolunteerOptions:
             raise ConfigError(f"max_blocks is {self.max_blocks}", remedy="allow 1 block or more")
         if self.span is not None and not 0 <= self.span[0] < self.span[1]:
             raise ConfigError(
-                f"blocks {self.span[0]}:{self.span[1]} are no span", remedy="use START:END with START < END"
+                f"blocks {self.span[0]}:{self.span[1]} are not a span", remedy="use START:END with START < END"
             )
 
 

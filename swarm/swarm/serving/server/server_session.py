@@ -167,9 +167,7 @@ class ServerSession:
         try:
             named = self.previous
             if named is None or (connection.peer_id, push.source_id) != (named.peer_id, named.sequence_id):
-                raise PeerViolation(
-                    "the client did not name this session as the one before", peer_id=connection.peer_id
-                )
+                raise PeerViolation("the client did not name you as the previous server", peer_id=connection.peer_id)
             self._take(push, passes_on=not self.is_last, upstream_ms=push.upstream_ms)
         except SwarmError as error:
             refuse_push(push, connection, error)

@@ -211,9 +211,6 @@ def _is_over(opening: asyncio.Future[ClientConnection]) -> bool:
     return opening.done() and (opening.cancelled() or opening.exception() is not None or opening.result().is_over)
 
 
-logger = logging.getLogger(__name__)
-
-
 @dataclass(slots=True)
 class _Failures:
     """Failures in a row, the first at `first_s` and the last at `last_s`."""

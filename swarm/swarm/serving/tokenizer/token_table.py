@@ -152,7 +152,7 @@ def table_from_json(reply: Any) -> TokenTable:
 
 def _ids(values: Any, limit: int) -> list[int]:
     if not (isinstance(values, list) and all(type(value) is int and 0 <= value < limit for value in values)):
-        raise ValueError("the table of tokens has numbers that are none")
+        raise ValueError("the token table contains invalid numbers")
     return values
 
 

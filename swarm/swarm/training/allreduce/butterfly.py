@@ -177,7 +177,7 @@ class Butterfly:
         self._accepted[peer, opening.kind, opening.part] += 1
         most = {"audit": MAX_AUDITS, "slices": MAX_BACKUPS}.get(opening.kind, 1)
         if not self._fits(peer, opening) or self._accepted[peer, opening.kind, opening.part] > most:
-            raise PeerViolation(f"too many streams, or a wrong one, to {opening.kind} one part", peer_id=peer)
+            raise PeerViolation(f"an unexpected or repeated {opening.kind} stream for this part", peer_id=peer)
         part = self._parts[opening.part]
         match opening.kind:
             case "exchange":

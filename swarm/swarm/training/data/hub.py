@@ -150,7 +150,7 @@ class HubSource:
                         continue
                     if not isinstance(text, str):
                         raise ConfigError(
-                            f"column {self.text_key!r} of {self.name} is no text",
+                            f"column {self.text_key!r} of {self.name} is not text",
                             remedy="name one that is in the run's data.text_key",
                         )
                     for piece, ends in cut(text):

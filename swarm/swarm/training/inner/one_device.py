@@ -77,7 +77,7 @@ def _checked(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError) as error:
-        raise ConfigError(f"{name!r} is no device", remedy="use cpu, or cuda:0 and the like") from error
+        raise ConfigError(f"{name!r} is not a device", remedy="use cpu, or cuda:0 and the like") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"there is no device {name}: {torch.cuda.device_count()} CUDA devices are here", remedy="use cpu"

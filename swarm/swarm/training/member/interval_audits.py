@@ -155,7 +155,7 @@ class IntervalAudits:
         try:
             await self._convict(evidence.evidence().to_bytes())
         except SwarmError as error:
-            logger.warning("what shows that %s lied is no evidence: %s", short(case.member.peer_id), error)
+            logger.warning("the lie of %s could not be turned into evidence: %s", short(case.member.peer_id), error)
 
     def _add(self, case: IntervalCase) -> None:
         start = self._starts.get(case.proof.outcome.origin_digest)

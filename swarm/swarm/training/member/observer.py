@@ -179,7 +179,7 @@ class Observer:
                     async for data in shown:
                         await self._take_evidence(data)
             except (PeerViolation, IntegrityError) as error:
-                logger.warning("what %s shows as evidence is none: %s", peer, error)
+                logger.warning("evidence from %s is invalid: %s", peer, error)
                 self._ignored.add(peer)
             except SwarmError as error:
                 logger.info("%s does not say who is banned: %s", peer, error)

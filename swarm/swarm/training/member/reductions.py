@@ -128,7 +128,7 @@ class Reductions:
             try:
                 await self._convict(error.evidence)
             except SwarmError as failure:  # too large, for instance: it is accused by this member's word alone
-                logger.warning("what shows that is no evidence: %s", failure)
+                logger.warning("this lie could not be turned into evidence: %s", failure)
                 self._feed(reduce_failed(attempt, error))
         except NotAudited as error:
             self._feed(replace(reduce_failed(attempt, error), unaudited=True))

@@ -160,7 +160,7 @@ class RoundService:
         proof = await self._context.check(request)
         replica = self._context.replica
         if not proof.is_order:
-            raise PeerViolation("this is no resume order")
+            raise PeerViolation("this is not a resume order")
         if proof.order == replica.order:
             return b""
         if replica.order is not None and proof.sequence <= replica.order.sequence:
@@ -215,7 +215,7 @@ class RoundService:
     async def _on_reduce(self, peer: str, stream: Stream) -> None:
         signed = self._context.signatures.read_group(await stream.receive(), self._context.network.now())
         if not {peer, self._context.network.peer_id} <= set(signed.group.peer_ids):
-            raise PeerViolation("this part is of a group without one of us", peer_id=peer)
+            raise PeerViolation("the group of this part does not contain both of us", peer_id=peer)
         if self._driver is None or self._driver.setup.step != signed.group.step:
             raise RoundError(f"this member is not at step {signed.group.step}")
         await self._driver.accept(peer, signed, stream)
@@ -228,4 +228,4 @@ async def _on_alive(_peer: str, _request: bytes) -> bytes:
 def _check_origin(setup: RoundSetup, origin: SignedGroup, peer: str) -> None:
     """Raises PeerViolation unless `peer` can have voted in `origin`."""
     if wrong := origin_complaint(setup, origin):
-        raise PeerViolation(f"of the group whose outcome it holds a lock of, {wrong}", peer_id=peer)
+        raise PeerViolation(f"the group behind its lock is invalid: {wrong}", peer_id=peer)

@@ -75,7 +75,7 @@ NUM_WATCHED = 2
 """How often, and how many, others are asked where they are. In a round members tell each other: this is for who missed
 one, and costs the same in a run of thousands."""
 LIST_S = 15.0
-"""How often the membership is read. Who comes asks the others; who has changed places is in the new records."""
+"""Seconds between two reads of the membership. Newcomers ask the others on arrival."""
 FIRST_WATCH_S = 0.5
 """How often both are done when a run's first group forms, as nothing else says who is there; less often the longer its
 members train or wait."""

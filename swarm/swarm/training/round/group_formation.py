@@ -124,7 +124,7 @@ def too_few(state: RoundState, now: float) -> Step:
     reason = f"{len(here)} of at least {setup.succession.min_group} members are ready{names}"
     if not setup.succession.is_usual(setup.roster, here):
         needed, num_here = setup.succession.num_usual(setup.roster), len(here & set(setup.roster))
-        reason = f"of {len(setup.roster)} members of the state {needed} must be ready, and it is {num_here}{names}"
+        reason = f"of {len(setup.roster)} members of the state {needed} must be ready, but only {num_here} are{names}"
     return give_up(note_shortage(state, now), reason, missing, now)
 
 
@@ -333,7 +333,7 @@ def widely_accused(accusations: Mapping[str, Collection[str]], num_members: int)
     return tuple(sorted(peer for peer, count in counts.items() if peer in accusations and 3 * count > num_members))
 
 
-def convict(accusations: Mapping[str, Collection[str]], num_failed: int) -> tuple[str, ...]:
+def whom_to_leave_out(accusations: Mapping[str, Collection[str]], num_failed: int) -> tuple[str, ...]:
     """Return the peers to leave out of an attempt after `num_failed` have failed, by the members' word alone.
     `accusations` are by accuser.
 
@@ -343,7 +343,7 @@ def convict(accusations: Mapping[str, Collection[str]], num_failed: int) -> tupl
     fail can have an honest member left out of some of those that follow, and of no step's first one.
     """
     edges = {(by, of) for by, accused in accusations.items() for of in accused if of in accusations and of != by}
-    convicted = []
+    left_out = []
     while edges:
         disputes = Counter(peer for edge in edges for peer in edge)
         most = max(disputes.values())
@@ -352,11 +352,11 @@ def convict(accusations: Mapping[str, Collection[str]], num_failed: int) -> tupl
         alone = [peer for peer in worst if not any(peer in edge for edge in tied)]
         out = alone[0] if alone else _in_turn(worst, num_failed)
         if out:
-            convicted.append(out)
+            left_out.append(out)
             edges = {edge for edge in edges if out not in edge}
         else:
             edges -= tied
-    return tuple(convicted)
+    return tuple(left_out)
 
 
 def _in_turn(tied: list[str], num_failed: int) -> str:
@@ -382,7 +382,7 @@ def _unfit(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> dict[
     # anyone can make any number of strangers
     heard = {peer: each if peer in setup.roster or not setup.roster else () for peer, each in honest.items()}
     num_failed = attempt - setup.first_attempt
-    out = convict(heard, num_failed) if num_failed else widely_accused(heard, len(setup.roster or heard))
+    out = whom_to_leave_out(heard, num_failed) if num_failed else widely_accused(heard, len(setup.roster or heard))
     own = ready[setup.me].accused if setup.me in ready else ()
     # what this member saw itself counts also in a tie: it signs a group of members that it can work with
     for peer in (*out, *(peer for peer in own if peer in honest)):

@@ -287,7 +287,7 @@ def _on_reduced(state: RoundState, attempt: int, outcome: Outcome, now: float) -
     assert state.signed is not None
     group = state.signed.group
     if group.resumes is not None and outcome != group.resumes:
-        return _fail(state, "the resumed outcome gives another state here", (), now)
+        return _fail(state, "recomputing the resumed outcome led to a different state", (), now)
     vote = Vote(
         run=group.run,
         step=group.step,

@@ -174,7 +174,7 @@ class RunSignatures:
         message, voters = vote_message(self.network_id, vote), []
         for each in votes:
             if each.place >= len(peers):
-                raise PeerViolation("a vote is of no member")
+                raise PeerViolation("a vote names a place outside the group")
             verify(peers[each.place], message, each.signature)
             voters.append(peers[each.place])
         return tuple(voters)
@@ -238,7 +238,10 @@ class RunSignatures:
         if envelope.peer_id != self.author:
             raise PeerViolation("a resume order is not signed by the run's author", peer_id=envelope.peer_id)
         if (order.run, envelope.subject) != (self.run, _subject(order)) or order.outer_step >= self.last_step:
-            raise PeerViolation("a resume order is of another run, or of its end", peer_id=envelope.peer_id)
+            raise PeerViolation(
+                "a resume order is for another run, or names a step after which the run is over",
+                peer_id=envelope.peer_id,
+            )
         if not self.admits(*order.roster):
             raise PeerViolation("a resume order names a peer that the run does not admit", peer_id=envelope.peer_id)
         return order

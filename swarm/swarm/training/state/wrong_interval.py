@@ -101,7 +101,7 @@ def _finder(data: bytes, proof: Proof, peer: str, signatures: RunSignatures) -> 
     if about != (origin.step, origin.attempt, proof.outcome.origin_digest, peer):
         raise PeerViolation("evidence has a finding of another interval")
     if signer not in origin.peer_ids or signer == peer:
-        raise PeerViolation("evidence has a finding of somebody who is no other member of the step")
+        raise PeerViolation("evidence has a finding whose signer is not another member of the step")
     return signer
 
 

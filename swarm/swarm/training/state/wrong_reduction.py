@@ -60,6 +60,6 @@ def _check_maker(signed: SignedGroup, signer: str, statement: PartStatement) -> 
     if statement.group_digest != signed.digest or not is_of_group or not group.part_values:
         raise PeerViolation("evidence has a statement about another group")
     if statement.part >= len(group.members) or not group.part_values[statement.part]:
-        raise PeerViolation("evidence has a statement about no part")
+        raise PeerViolation("the statement names a part that does not exist")
     if signer not in (group.peer_ids[statement.part], backup_peer(group, statement.part)):
         raise PeerViolation("evidence has a statement of a member that does not make the part")

@@ -87,7 +87,7 @@ def test_manifest_that_was_changed_or_signed_by_another_is_refused(llama_dir: Pa
     with pytest.raises(IntegrityError, match=f"{path} is not what its publisher signed"):
         open_model(tmp_path / "tiny")
     path.write_bytes(b"no manifest")
-    with pytest.raises(IntegrityError, match="is no signed manifest"):
+    with pytest.raises(IntegrityError, match="is not a signed manifest"):
         manifest_beside(tmp_path / "tiny")
 
 

@@ -30,7 +30,7 @@ def test_check_of_a_served_family_of_any_size_says_so(family: str) -> None:
     ("family", "reason"),
     [
         ("t5", "t5 is not a decoder-only language model"),
-        ("gemma3", "gemma3 is no language model of blocks"),
+        ("gemma3", "gemma3 is not a language model of blocks"),
         ("mamba", "mamba has blocks that share state"),
         ("roberta", "roberta gives something else than transformers"),
         ("rwkv", "rwkv does not run in parts"),
@@ -107,7 +107,7 @@ def test_check_of_a_config_of_billions_takes_a_miniature(tmp_path: Path) -> None
         (HUGE | {"num_attention_heads": 0}, "cannot build a mixtral"),
         (HUGE | {"num_attention_heads": "many"}, "not usable"),
         ({"model_type": "theirs", "auto_map": {"AutoConfig": "theirs.Config"}}, "not usable"),
-        ([1, 2], "it is no object"),
+        ([1, 2], "it is not an object"),
         ("[" * 100_000, "not usable"),
         ('{"a": "' + "x" * MAX_CONFIG_BYTES + '"}', "larger than"),
         ("", "not usable"),

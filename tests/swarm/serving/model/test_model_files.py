@@ -81,7 +81,7 @@ def test_open_unusable_config_is_one_clear_line(copied: Path, text: str) -> None
 
 def test_open_config_of_another_kind_of_model_is_one_clear_line(copied: Path) -> None:
     (copied / "config.json").write_text('{"model_type": "clip"}')
-    with pytest.raises(ConfigError, match=r"^clip is no language model of blocks") as caught:
+    with pytest.raises(ConfigError, match=r"^clip is not a language model of blocks") as caught:
         open_model(copied)
     assert "\n" not in str(caught.value)
 

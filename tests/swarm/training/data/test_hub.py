@@ -67,7 +67,7 @@ def test_load_data_set_and_tokenizer_come_from_the_hub_once(data_hub: DataHub, t
 
 
 @pytest.mark.parametrize(
-    ("column", "told"), [("body", "has no column 'body': it has text, id"), ("id", "column 'id' of .* is no text")]
+    ("column", "told"), [("body", "has no column 'body': it has text, id"), ("id", "column 'id' of .* is not text")]
 )
 def test_passages_column_without_text_is_refused(monkeypatch: pytest.MonkeyPatch, column: str, told: str) -> None:
     rows = datasets.Dataset.from_dict({"text": STORIES, "id": list(range(60))})

@@ -187,8 +187,8 @@ def test_loss_is_summed_over_windows_and_leaves_what_is_trained() -> None:
     [
         ({"devices": ()}, "0 devices to train on"),
         ({"devices": ("cpu",) * 65}, "65 devices"),
-        ({"devices": ("gpu:0",)}, "'gpu:0' is no device"),
-        ({"devices": (3.5,)}, "3.5 is no device"),
+        ({"devices": ("gpu:0",)}, "'gpu:0' is not a device"),
+        ({"devices": (3.5,)}, "3.5 is not a device"),
         ({"devices": ("cuda:99",)}, "there is no device cuda:99"),
         ({"devices": ("cpu", "meta")}, "devices of several kinds: cpu, meta"),
         ({"devices": ("meta:0", "meta:0")}, "a device is named twice"),

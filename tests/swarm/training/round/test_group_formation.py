@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from swarm.training.allreduce.parts import fair_shares, leaf_values, part_sizes, part_values
 from swarm.training.round.beacon import attempt_beacon, coordinator_of
 from swarm.training.round.group_checks import complaint, origin_complaint
-from swarm.training.round.group_formation import MAX_GRACE_S, convict, form_group, grace_after, widely_accused
+from swarm.training.round.group_formation import MAX_GRACE_S, form_group, grace_after, whom_to_leave_out, widely_accused
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.run.vote import Succession
 from swarm_protocol.identity import Identity
@@ -249,30 +249,30 @@ def test_words_of_strangers_leave_nobody_out() -> None:
 
 @pytest.mark.parametrize("attempt", range(1, 9))
 def test_convict_leaves_out_whom_all_accuse(attempt: int) -> None:
-    assert convict({A: {D}, B: {D}, C: {D}, D: set()}, attempt) == (D,)
+    assert whom_to_leave_out({A: {D}, B: {D}, C: {D}, D: set()}, attempt) == (D,)
 
 
 def test_convict_leaves_out_who_accuses_all() -> None:
-    assert convict({A: {B, C, D}, B: set(), C: set(), D: set()}, 1) == (A,)
+    assert whom_to_leave_out({A: {B, C, D}, B: set(), C: set(), D: set()}, 1) == (A,)
 
 
 def test_convict_of_a_tie_after_failed_attempts_leaves_out_either_or_none_in_turn() -> None:
     """Two members that cannot reach each other would otherwise fail every attempt. One alone decides nothing for
     good."""
-    turns = [convict({A: {B}, B: set(), C: set()}, num_failed) for num_failed in range(1, 100)]
+    turns = [whom_to_leave_out({A: {B}, B: set(), C: set()}, num_failed) for num_failed in range(1, 100)]
     for who in ((), (A,), (B,)):
         assert turns.count(who) >= 20
 
 
 def test_convict_leaves_out_two_liars_that_accuse_each_other() -> None:
     honest = {A: {E, F}, B: {E, F}, C: {E, F}}
-    assert set(convict({**honest, E: {F}, F: {E}}, 1)) == {E, F}
+    assert set(whom_to_leave_out({**honest, E: {F}, F: {E}}, 1)) == {E, F}
 
 
 @given(st.dictionaries(st.sampled_from(PEERS), st.sets(st.sampled_from(PEERS))), st.integers(1, 5))
 def test_convict_leaves_out_nobody_without_a_dispute(accusations: dict[str, set[str]], num_failed: int) -> None:
     disputed = {peer for by, accused in accusations.items() for of in accused if of in accusations for peer in (by, of)}
-    assert set(convict(accusations, num_failed)) <= disputed
+    assert set(whom_to_leave_out(accusations, num_failed)) <= disputed
 
 
 def test_form_group_of_two_of_whom_one_accuses_the_other_takes_both() -> None:

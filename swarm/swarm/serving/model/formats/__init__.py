@@ -34,7 +34,7 @@ def format_of(config: Any) -> CheckpointFormat | None:
     if settings is None:
         return None
     if not isinstance(settings, Mapping):
-        raise ConfigError("quantization_config is no table", remedy=_REMEDY)
+        raise ConfigError("quantization_config is not a table", remedy=_REMEDY)
     method = settings.get("quant_method")
     make = FORMATS.get(method) if isinstance(method, str) else None
     if make is None:

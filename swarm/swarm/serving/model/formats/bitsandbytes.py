@@ -59,7 +59,7 @@ class Int8Weight:
     def shape(self, parts: Mapping[str, StoredTensor]) -> Shape:
         shape = check_part(parts, "", [torch.int8])
         if len(shape) != 2:
-            raise ValueError(f"{parts[''].name} has the shape {list(shape)}, which is no matrix")
+            raise ValueError(f"{parts[''].name} has the shape {list(shape)}, which is not a matrix")
         check_part(parts, _ROW_SCALES, [torch.float32], shape[:1])
         if _LAYOUT in parts and math.prod(check_part(parts, _LAYOUT, [torch.uint8])) != 1:
             raise ValueError(f"{parts[_LAYOUT].name} is not one number")

@@ -45,7 +45,7 @@ class Fp8:
         if size is None:
             return cls(block=None)
         if not isinstance(size, list | tuple) or len(size) != 2:
-            raise ValueError("weight_block_size is no pair of whole numbers")
+            raise ValueError("weight_block_size is not a pair of whole numbers")
         rows, columns = (check_int(one, "weight_block_size", low=1, high=_MAX_BLOCK) for one in size)
         return cls(block=(rows, columns))
 
@@ -56,7 +56,7 @@ class Fp8:
         shape = check_part(parts, "", [torch.float8_e4m3fn, torch.float8_e5m2])
         scales = check_part(parts, _SCALES, [*FLOATS, torch.float8_e8m0fnu])
         if len(shape) < 2:
-            raise ValueError(f"{parts[''].name} is no matrix")
+            raise ValueError(f"{parts[''].name} is not a matrix")
         if self.block is None:
             expected: tuple[Shape, ...] = ((), (1,), (*shape[:-2], 1, 1))
         else:

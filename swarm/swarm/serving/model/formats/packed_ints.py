@@ -54,7 +54,7 @@ class PackedInts:
     def shape(self, parts: Mapping[str, StoredTensor]) -> Shape:
         packed = check_part(parts, _CODES, [torch.int32])
         if len(packed) != 2 or not all(packed):
-            raise ValueError(f"{parts[_CODES].name} has the shape {list(packed)}, which is no matrix")
+            raise ValueError(f"{parts[_CODES].name} has the shape {list(packed)}, which is not a matrix")
         num_codes = len(self.places)
         num_in, num_out = (
             (packed[0] * num_codes, packed[1]) if self.packs_inputs else (packed[0], packed[1] * num_codes)
@@ -87,7 +87,7 @@ class PackedInts:
             return torch.arange(num_in) // (num_in if self.group_size == -1 else self.group_size)
         group_I = parts[_GROUPS].long()
         if not 0 <= int(group_I.min()) <= int(group_I.max()) < num_groups:
-            raise ValueError(f"an input is of a group that is none of {num_groups}")
+            raise ValueError(f"an input's group index is not below {num_groups}")
         return group_I
 
     def _codes(self, words: Tensor, *, are_rows: bool) -> Tensor:

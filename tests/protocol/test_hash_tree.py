@@ -72,5 +72,5 @@ def test_packed_tree_is_the_same_tree(data: st.DataObject, num_leaves: int) -> N
 
 def test_packed_tree_of_no_leaves_is_refused() -> None:
     for leaves in (b"", bytes(31)):
-        with pytest.raises(ValueError, match="no leaves"):
+        with pytest.raises(ValueError, match="not the leaves"):
             PackedHashTree(leaves)

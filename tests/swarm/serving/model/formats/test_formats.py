@@ -173,7 +173,7 @@ def test_load_of_parts_that_do_not_belong_together_is_refused(
         ({"quant_method": "x" * 1000}, "quant_method 'x{39} is not supported"),
         ({"quant_method": ["fp8"]}, "quant_method .* is not supported"),
         ({"quant_method": "fp8", "weight_block_size": [0, 128]}, "this fp8 checkpoint cannot be .*weight_block_size"),
-        ({"quant_method": "fp8", "weight_block_size": 128}, "weight_block_size is no pair"),
+        ({"quant_method": "fp8", "weight_block_size": 128}, "weight_block_size is not a pair"),
         ({"quant_method": "fp8", "weight_block_size": [2**40, 1]}, "not a whole number in"),
         ({"quant_method": "gptq", "bits": 3}, "bits is 3, not 2, 4 or 8"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size is 0"),

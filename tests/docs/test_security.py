@@ -1,0 +1,39 @@
+"""SECURITY.md says of each attempt whether it is stopped, bounded or detected, and names tests that exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+
+import pytest
+from support.site_pages import ROOT
+
+TEXT = (ROOT / "SECURITY.md").read_text("utf-8")
+TABLE = TEXT.partition("## What a peer can do, and what stops it")[2].partition("\n## ")[0]
+ROWS = [line for line in TABLE.splitlines() if line.startswith("| ") and not line.startswith("| attempt |")]
+VERDICTS = ("stopped", "stopped, not by default", "bounded", "detected", "detected, not by default")
+
+
+@cache
+def existing() -> frozenset[str]:
+    """Return the names of all tests, and of the files that they are in."""
+    names = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        names |= {path.stem, path.relative_to(ROOT).as_posix()}
+        tree = ast.parse(path.read_text("utf-8"))
+        names |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return frozenset(names)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[2:42])
+def test_security_row_has_a_verdict_and_names_a_test(row: str) -> None:
+    _, attempt, verdict, what, _ = row.split(" | " if row.count(" | ") > 3 else "|", 4)
+    assert verdict.strip() in VERDICTS, attempt
+    assert re.search(r"\btest_\w+", what), f"{attempt} names no test"
+
+
+def test_security_names_tests_that_exist() -> None:
+    named = set(re.findall(r"tests/[\w/]+\.py", TEXT)) | set(re.findall(r"(?<![\w/])test_\w+", TEXT))
+    assert len(named) > 80
+    assert named - existing() == set()

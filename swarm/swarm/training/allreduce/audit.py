@@ -10,7 +10,9 @@ The idea is that of BTARD (Gorbunov et al. 2021, arXiv 2106.11257), where inner 
 all members' sums. Here leaves are drawn instead, since that is exact and holds for every aggregator. A lie about a
 share p of a part's leaves survives k draws with (1 - p)^k; leaves whose result is large are drawn more often.
 
-If an owner is gone, its backup answers for the part. If neither does, the part is not audited, and the attempt fails.
+If an owner is gone, its backup answers for the part. If neither does, the part is not audited, and this
+member votes for the outcome only once so many others have that one of them is honest (`is_vouched`); otherwise the
+attempt fails.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Evidence is checked before it counts, is passed on once to everybody who trains, is kept on the disk, and is shown to
 members that form a group with the liar, to members that join, and to observers. A convicted peer is in no group of this
-member and votes in none, for as long as the run's `ban_steps` say. Nothing follows from a peer's word: a peer whose
+member and votes in none, for as long as the run's `ban_steps` say. Nothing follows from one peer's word: a peer whose
 evidence proves nothing is not listened to again.
 
 `RunMember` owns it; checks and the disk are in the executor.

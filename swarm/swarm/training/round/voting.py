@@ -145,7 +145,7 @@ def other_members(state: RoundState) -> tuple[str, ...]:
 def leave_group(
     state: RoundState, reason: str, accused: tuple[str, ...], now: float, *, missing: tuple[str, ...] | None = None
 ) -> Step:
-    """Leave a signed group, and tell its members: see `_fail`."""
+    """Leave a signed group, and tell its members: see `state_machine`."""
     assert state.signed is not None
     abort = Abort(
         run=state.setup.run,

@@ -1,8 +1,9 @@
-"""What convicts a member of a run: a pure check that anyone can make who has the run's file and the evidence.
+"""Checks what convicts a member of a run. Pure; anyone can do it who has the run's file and the evidence.
 
 Evidence has a kind, and each kind a checker in `KINDS`; what is no evidence of any kind convicts nobody, such as that a
 member sent nothing or nonsense. To add a kind, write its message, its two functions in a module of its own, and its
-line here. Signatures in evidence count however old they are: that somebody signed two things stays true.
+line here. A wrong reduction proves itself; a wrong interval counts by the signed findings of members who computed it
+again. Signatures in evidence count however old they are: that somebody signed two things stays true.
 """
 
 from __future__ import annotations

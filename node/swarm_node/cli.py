@@ -168,14 +168,14 @@ COMMANDS = (
     Command(
         name="evidence list",
         purpose="List the evidence that this home keeps against members of its runs: who lied, how, and which file.",
-        code="swarm_node.commands.evidence:show",
+        code="swarm_node.commands.evidence_files:show",
         settings=HERE,
         example="swarm-node evidence list",
     ),
     Command(
         name="evidence verify",
         purpose="Check an evidence file offline. Exit code 0: it proves that a member lied; 1: it proves nothing.",
-        code="swarm_node.commands.evidence:verify",
+        code="swarm_node.commands.evidence_files:verify",
         settings=(*HERE, "data", "tokenizer"),
         example="swarm-node evidence verify 12D3KooW….evidence --run story.toml",
         options={

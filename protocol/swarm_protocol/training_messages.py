@@ -1,11 +1,11 @@
-"""The messages between the members of a run: rounds and their votes, and requests for states and result parts by
-digest.
+"""The messages between the members of a round: reports, groups, votes, certificates, and what a run's author signs.
+
+Requests for states are in `state_messages`, what heads and followers say to each other in `follow_messages`.
 
 A round is named by (run, step, attempt): `step` is the outer step that it would commit, one more than the state's. A
 group without tokens commits no step; it admits its members to the run (see `swarm.training.round.state_machine`).
 Digests of groups are over the bytes of their signed envelopes. Weights and losses are claims, which their users must
-cap. The answers to `PartRequest`, `ManifestRequest` and `ChunkRequest` are the bytes themselves, which the peer that
-asked checks against the digest.
+cap.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ ENDORSEMENT_PURPOSE = "endorsement"
 OpeningKind: TypeAlias = Literal["exchange", "keep", "result", "slices", "audit"]
 ReplyKind: TypeAlias = Literal["group", "pending", "attempt", "behind", "left_out"]
 VoteKind: TypeAlias = Literal["prepare", "commit"]
-FollowKind: TypeAlias = Literal["welcome", "full", "hurry", "late", "committed"]
 
 MAX_SEQUENCE = 2**53
 """The largest number of a resume order. Orders are numbered by the time of their signing. It is exact as a float."""
@@ -65,7 +64,7 @@ class Follower(Checked):
     steps_left: StepsLeft = 0
 
     def __post_init__(self) -> None:
-        _check_work(self.num_tokens, self.num_samples)
+        check_work(self.num_tokens, self.num_samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +161,7 @@ class Contribution(Checked):
     steps_left: StepsLeft = 0
 
     def __post_init__(self) -> None:
-        _check_work(self.num_tokens, self.num_samples)
+        check_work(self.num_tokens, self.num_samples)
         _check_cluster(self)
 
     @property
@@ -215,7 +214,7 @@ class Ready(wire.WireMessage):
     steps_left: StepsLeft = 0
 
     def __post_init__(self) -> None:
-        _check_work(self.num_tokens, self.num_samples)
+        check_work(self.num_tokens, self.num_samples)
         _check_cluster(self)
         if (self.lock is None) != (not self.origin):
             raise ValueError("lock and origin come together")
@@ -347,56 +346,6 @@ class Group(wire.WireMessage):
     def num_trainers(self) -> int:
         """The members and their followers."""
         return len(self.members) + sum(len(member.followers) for member in self.members)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FollowRequest(wire.WireMessage):
-    """A trainer that holds `state_digest` opens a stream to its head, over which it will bring its work of `step`."""
-
-    PROTO = training_pb2.FollowRequest
-    MAX_BYTES = limits.MAX_REQUEST_BYTES
-
-    run: Name
-    step: Step
-    state_digest: Digest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FollowReply(wire.WireMessage):
-    """What a head says to a follower over its stream. `kind`:
-
-    welcome    the head waits for its work
-    full       the head takes no more trainers
-    hurry      the others are ready: the follower should end its interval with what it has done
-    late       the head has gone to the round without its work
-    committed  `certificate` says what the state is now (empty: the run's initial state)
-    """
-
-    PROTO = training_pb2.FollowReply
-    MAX_BYTES = limits.MAX_CERTIFICATE_BYTES
-
-    kind: FollowKind
-    certificate: bytes = b""
-
-    def __post_init__(self) -> None:
-        if self.certificate and self.kind != "committed":
-            raise ValueError("a certificate comes with kind 'committed' only")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FollowerWork(wire.WireMessage):
-    """What a follower brings to its head, as in a `Contribution`. Its encoded frames follow, if it has tokens."""
-
-    PROTO = training_pb2.FollowerWork
-    MAX_BYTES = limits.MAX_REQUEST_BYTES
-
-    num_tokens: Work = 0
-    num_samples: Work = 0
-    loss: Loss = 0.0
-    leaving: bool = False
-
-    def __post_init__(self) -> None:
-        _check_work(self.num_tokens, self.num_samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -560,75 +509,6 @@ class Abort(wire.WireMessage):
     accused: Peers = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StandingRequest(wire.WireMessage):
-    """Asks for the receiver's state. The sender is at `attempt` of `step`. With `hurry`, its group is forming, and the
-    receiver should join with what it has.
-
-    A sender that only `watches` is no member: the receiver should not wait for it.
-    """
-
-    PROTO = training_pb2.StandingRequest
-    MAX_BYTES = limits.MAX_REQUEST_BYTES
-
-    run: Name
-    step: Step
-    attempt: Attempt = 0
-    hurry: bool = False
-    watches: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing(wire.WireMessage):
-    """The committed state that a peer holds, and the certificate that committed it (empty: the run's initial state).
-
-    While the run's first group forms, `known` are other peers that it has met, and `attempt` is its present attempt.
-    `endorsement` is the newest one of the run's author that it knows, as it was signed (empty: none).
-    """
-
-    PROTO = training_pb2.Standing
-    MAX_BYTES = limits.MAX_CERTIFICATE_BYTES + limits.MAX_READY_BYTES
-
-    outer_step: OuterStep
-    state_digest: Digest
-    certificate: bytes = b""
-    known: Peers = ()
-    attempt: Attempt = 0
-    endorsement: bytes = b""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartRequest(wire.WireMessage):
-    """Asks for the result part `index` of the group `origin_digest`."""
-
-    PROTO = training_pb2.PartRequest
-    MAX_BYTES = limits.MAX_REQUEST_BYTES
-
-    origin_digest: Digest
-    index: Annotated[int, whole(limits.MAX_GROUP_MEMBERS)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ManifestRequest(wire.WireMessage):
-    """Asks for the manifest of this state."""
-
-    PROTO = training_pb2.ManifestRequest
-    MAX_BYTES = limits.MAX_REQUEST_BYTES
-
-    state_digest: Digest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkRequest(wire.WireMessage):
-    """Asks for chunk `index` of this state."""
-
-    PROTO = training_pb2.ChunkRequest
-    MAX_BYTES = limits.MAX_REQUEST_BYTES
-
-    state_digest: Digest
-    index: Annotated[int, whole(2**32 - 1)]
-
-
 def _check_places(votes: tuple[PlacedSignature, ...]) -> None:
     places = [each.place for each in votes]
     if len(places) > limits.MAX_GROUP_MEMBERS or places != sorted(set(places)):
@@ -644,9 +524,9 @@ def _check_cluster(claim: Contribution | Ready) -> None:
     own_samples = claim.num_samples - sum(each.num_samples for each in followers)
     if own_tokens < 0 or own_samples < 0:
         raise ValueError("the followers bring more than the whole cluster")
-    _check_work(own_tokens, own_samples)
+    check_work(own_tokens, own_samples)
 
 
-def _check_work(num_tokens: int, num_samples: int) -> None:
+def check_work(num_tokens: int, num_samples: int) -> None:
     if (num_tokens > 0) != (num_samples > 0):
         raise ValueError("tokens come from samples, and samples have tokens")

@@ -23,8 +23,9 @@ from swarm.serving.model.model_files import ModelFiles, open_model
 from swarm.serving.model.safetensors_reader import read_header
 from swarm.serving.model.weights import empty_model, needed_shards, read_model
 from swarm.training.run.layout import Layout
-from swarm.training.run.run_config import RunConfig, StartConfig
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import check_model, layout_of, transformers_config, weights_digest
+from swarm.training.run.run_tables import StartConfig
 from swarm.training.state.genesis import genesis_digest
 
 _KINDS = frozenset({"F32", "F16", "BF16"})

@@ -17,8 +17,9 @@ from support.aggregated import aggregate
 from swarm.training.allreduce.parts import leaf_values
 from swarm.training.data.corpus import Corpus, load_corpus
 from swarm.training.inner.inner_loop import InnerLoop
-from swarm.training.run.run_config import DataConfig, InnerConfig, RunConfig
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
+from swarm.training.run.run_tables import DataConfig, InnerConfig
 from swarm.training.state.replica import apply_outer_step
 from swarm.trust.aggregator import AggregationReport, Aggregator
 from swarm.trust.aggregators import get_aggregator

@@ -21,7 +21,8 @@ from pathlib import Path
 import pytest
 from bench.curves import Curve, Method, draw, train
 from bench.report import Report, aim
-from swarm.training.run.run_config import InnerConfig, OuterConfig, RunConfig
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_tables import InnerConfig, OuterConfig
 from torch import Tensor
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(3600)]

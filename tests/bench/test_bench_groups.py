@@ -34,8 +34,9 @@ from swarm.training.allreduce.part_owner import PartReducer
 from swarm.training.allreduce.parts import ReductionScheme, leaf_values
 from swarm.training.data.corpus import Corpus, load_corpus
 from swarm.training.inner.inner_loop import InnerLoop
-from swarm.training.run.run_config import InnerConfig, OuterConfig, RunConfig
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
+from swarm.training.run.run_tables import InnerConfig, OuterConfig
 from swarm.training.state.replica import apply_outer_step
 from swarm_compression import get_codec
 from swarm_protocol.identity import Identity

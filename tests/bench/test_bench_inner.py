@@ -16,8 +16,9 @@ import torch
 from swarm.training.data.corpus import load_bytes
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.one_device import LocalOptions
-from swarm.training.run.run_config import InnerConfig, RunConfig
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
+from swarm.training.run.run_tables import InnerConfig
 
 ADAMW = InnerConfig(batch_windows=8)
 NUM_STEPS = 10

@@ -11,8 +11,9 @@ from internet.conftest import OpenLab
 from internet.lab_nodes import JOIN, LabNode
 from internet.pairs import MAX_DIRECT_S, MAX_SEED_SHARE, Pair, each_pair
 from internet.paths import PairMeter
-from swarm.training.run.run_config import InnerConfig, RunConfig
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import write_run
+from swarm.training.run.run_tables import InnerConfig
 from swarm_protocol.identity import Identity
 
 pytestmark = [pytest.mark.internet, pytest.mark.timeout(300)]

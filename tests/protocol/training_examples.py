@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
+from swarm_protocol.follow_messages import FollowerWork, FollowReply, FollowRequest
 from swarm_protocol.identity import Identity
+from swarm_protocol.state_messages import ChunkRequest, ManifestRequest, PartRequest, Standing, StandingRequest
 from swarm_protocol.training_messages import (
     Abort,
     Certificate,
-    ChunkRequest,
     Contribution,
     Endorsement,
     Follower,
-    FollowerWork,
-    FollowReply,
-    FollowRequest,
     Group,
     Lock,
-    ManifestRequest,
     Outcome,
-    PartRequest,
     PlacedSignature,
     Ready,
     ReadyReply,
     ReduceOpening,
     ResumeOrder,
-    Standing,
-    StandingRequest,
     Vote,
     VoteReply,
 )

@@ -26,7 +26,8 @@ from swarm.training.inner.interval import TrainingSetup
 from swarm.training.member.run_member import RunMember, RunMemberOptions
 from swarm.training.member.trainer_events import OuterStep, StateFetched, TrainingEvent
 from swarm.training.round.promise import PromiseStore
-from swarm.training.run.run_config import DataConfig, InnerConfig, RunConfig
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_tables import DataConfig, InnerConfig
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.evidence_folder import EvidenceStore

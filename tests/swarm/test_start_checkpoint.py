@@ -15,8 +15,9 @@ from support.tiny_models import FAMILIES, write_model
 from swarm.serving.model.model_files import open_model
 from swarm.start_checkpoint import CheckpointSource, bringing, model_settings, pin_of
 from swarm.training.run.layout import Layout
-from swarm.training.run.run_config import DataConfig, RunConfig, StartConfig
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import module_run
+from swarm.training.run.run_tables import DataConfig, StartConfig
 from swarm_protocol.errors import ConfigError, IntegrityError
 from transformers import AutoModelForCausalLM
 

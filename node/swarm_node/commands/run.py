@@ -154,7 +154,7 @@ def _starting_from(config: RunConfig, checkpoint: str, home: Path) -> RunConfig:
     from swarm.serving.model.model_files import open_model  # noqa: PLC0415
     from swarm.start_checkpoint import model_settings  # noqa: PLC0415
     from swarm.training.data.tokenizer import TOKENIZER_FILE  # noqa: PLC0415
-    from swarm.training.run.run_config import LOCAL, StartConfig  # noqa: PLC0415
+    from swarm.training.run.run_tables import LOCAL, StartConfig  # noqa: PLC0415
 
     from swarm_node.roles.sources import find_source  # noqa: PLC0415
 

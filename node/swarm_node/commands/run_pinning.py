@@ -9,8 +9,9 @@ from swarm.start_checkpoint import CheckpointSource, check_source, pin_of
 from swarm.training.data.corpus import load_corpus
 from swarm.training.data.hub import commit_of_data_set, commit_of_tokenizer
 from swarm.training.data.local_data import LocalData
-from swarm.training.run.run_config import LOCAL, DataConfig, RunConfig
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import check_model, initial_theta, is_module_run
+from swarm.training.run.run_tables import LOCAL, DataConfig
 from swarm.training.run.settings import is_hub_id
 from swarm.training.state.genesis import MAX_DRAWN_VALUES, genesis_digest
 from swarm_protocol.errors import ConfigError

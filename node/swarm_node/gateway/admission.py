@@ -1,7 +1,7 @@
 """What a request passes before a route sees it: its caller's API key and rates, and the bounds of its body.
 
 The middlewares are plain ASGI. Who may not ask costs next to nothing, and a refused body is never buffered beyond the
-bound. `Gate` bounds how many answers run at once.
+bound. `AnswerSlots` bounds how many answers run at once.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-class Gate:
+class AnswerSlots:
     """Counts running answers; each choice of a request is one. Owned by the gateway's event loop."""
 
     def __init__(self, capacity: int) -> None:
@@ -167,7 +167,7 @@ class Gate:
         self.num_running = 0
 
     @contextmanager
-    def slots(self, num: int) -> Iterator[None]:
+    def take(self, num: int) -> Iterator[None]:
         """Hold `num` of the slots. Raises HttpError 429 at once if fewer are free."""
         if self.num_running + num > self._capacity:
             raise HttpError(

@@ -27,7 +27,7 @@ from swarm.client import AsyncClient, Generation, Token
 from swarm.client.request import DEFAULT_MAX_TOKENS, GenerationRequest, Prompt
 
 from swarm_node.gateway import http_limits
-from swarm_node.gateway.admission import RATE_LIMITER, Gate
+from swarm_node.gateway.admission import RATE_LIMITER, AnswerSlots
 from swarm_node.gateway.api_errors import from_exception
 from swarm_node.gateway.choice import Choice, Delta
 from swarm_node.gateway.metrics import Metrics, RequestTimes, Trace, TraceStore
@@ -152,12 +152,12 @@ class GenerationBatch:
 
 
 class Answerer:
-    """Answers batches over one SDK client. State: the running answers' gate and the newest traces."""
+    """Answers batches over one SDK client. State: the slots of running answers, and the newest traces."""
 
     def __init__(
         self, client: AsyncClient, models: Models, metrics: Metrics, *, traces: Traces = NO_TRACES, max_requests: int
     ) -> None:
-        self.gate = Gate(max_requests)
+        self.slots = AnswerSlots(max_requests)
         self.traces = TraceStore()
         self._client = client
         self._models = models
@@ -167,7 +167,7 @@ class Answerer:
     def answer(self, builder: ResponseBuilder, batch: GenerationBatch) -> GenerationResponse:
         @asynccontextmanager
         async def begin(scope: Scope) -> AsyncIterator[RunningRequest]:
-            with self.gate.slots(batch.num_choices):
+            with self.slots.take(batch.num_choices):
                 await self._models.check_served(batch.request.model)
                 async with self._run(builder.head.id, batch, scope.get(RATE_LIMITER)) as running:
                     yield running

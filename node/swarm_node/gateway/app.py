@@ -80,7 +80,7 @@ class Gateway:
         self._answerer = Answerer(
             client, self._models, self.metrics, traces=options.traces, max_requests=options.max_requests
         )
-        self.texts = Texts(client, self._models, self.metrics, self._answerer.gate)
+        self.texts = Texts(client, self._models, self.metrics, self._answerer.slots)
 
     async def list_models(self) -> Response:
         return json_response(await self._models.all())
@@ -90,7 +90,7 @@ class Gateway:
 
     async def health(self) -> Response:
         """200 while some model is served whole. Else 503 with the missing blocks."""
-        health = await self._models.health(self._answerer.gate.num_running)
+        health = await self._models.health(self._answerer.slots.num_running)
         return json_response(health, 200 if health.status == "ok" else 503)
 
     async def show_metrics(self) -> Response:

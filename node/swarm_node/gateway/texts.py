@@ -21,7 +21,7 @@ from swarm.client import AsyncClient
 from swarm.client.request import Prompt
 
 from swarm_node.gateway import http_limits
-from swarm_node.gateway.admission import RATE_LIMITER, Gate
+from swarm_node.gateway.admission import RATE_LIMITER, AnswerSlots
 from swarm_node.gateway.answering import until_gone
 from swarm_node.gateway.chat_schema import ChatMessage, Tool
 from swarm_node.gateway.metrics import Metrics
@@ -116,14 +116,14 @@ class DetokenizeRequest(StrictBody):
 class Texts:
     """The routes over the client.
 
-    Each request takes a slot of the `gate`, as an answer does, and ends with its caller.
+    Each request takes one of the `slots`, as an answer does, and ends with its caller.
     """
 
-    def __init__(self, client: AsyncClient, models: Models, metrics: Metrics, gate: Gate) -> None:
+    def __init__(self, client: AsyncClient, models: Models, metrics: Metrics, slots: AnswerSlots) -> None:
         self._client = client
         self._models = models
         self._metrics = metrics
-        self._gate = gate
+        self._slots = slots
 
     async def embed(self, body: EmbeddingRequest, request: Request) -> Response:
         """Embed one text or several: the mean of the last hidden states, scaled to length 1."""
@@ -138,7 +138,7 @@ class Texts:
         return await self._answered(request, self._detokenize(body))
 
     async def _answered(self, request: Request, answering: Coroutine[Any, Any, Response]) -> Response:
-        with closing(answering), self._gate.slots(1):
+        with closing(answering), self._slots.take(1):
             return await until_gone(request.receive, answering)
 
     async def _embed(self, body: EmbeddingRequest, limiter: RateLimiter | None) -> Response:

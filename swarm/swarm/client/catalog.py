@@ -21,7 +21,7 @@ from swarm_protocol.manifest_messages import PublishedManifest, manifest_dtype
 from swarm_protocol.records import ServeRecord
 
 from swarm.client.possession_checks import PossessionChecks
-from swarm.client.publishers import KnownPublishers, Standing
+from swarm.client.publishers import KnownPublishers, PublisherStanding
 from swarm.network.membership import Membership
 from swarm.router.revisions import (
     MIN_PIN_CHARS,
@@ -136,7 +136,7 @@ class ModelStatus:
     others: tuple[OtherRevision, ...] = ()
     manifest: str = ""
     publisher: str = ""
-    standing: Standing = "unpublished"
+    standing: PublisherStanding = "unpublished"
     dtype: str = ""
 
 

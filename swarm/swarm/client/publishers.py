@@ -16,7 +16,7 @@ from swarm_protocol.identity import check_peer_id
 
 MAX_REMEMBERED = 256
 
-Standing = Literal["pinned", "remembered", "new", "unpublished"]
+PublisherStanding = Literal["pinned", "remembered", "new", "unpublished"]
 """Why a model's publisher is believed: its user said so, it was used before, or there is no reason yet."""
 
 ANY = ""
@@ -66,7 +66,7 @@ class KnownPublishers:
         remembered = self._remembered.get(model)
         return self.pinned(model) or (frozenset((remembered,)) if remembered else frozenset())
 
-    def standing(self, model: str, publisher: str) -> Standing:
+    def standing(self, model: str, publisher: str) -> PublisherStanding:
         """Return why `publisher`, "" for none, is believed about the model."""
         if not publisher:
             return "unpublished"

@@ -41,7 +41,7 @@ MAX_PEERS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class TrackRecord:
     """One server's checks. `num_passed` and `num_disputed` have faded until `at`; `failed_at` is 0 without a lie."""
 
     num_passed: float = 0.0
@@ -49,7 +49,7 @@ class Standing:
     failed_at: float = 0.0
     at: float = 0.0
 
-    def faded(self, now: float) -> Standing:
+    def faded(self, now: float) -> TrackRecord:
         """Return what is left of it at `now`."""
         passed_s = max(0.0, now - self.at)
         return replace(
@@ -60,7 +60,7 @@ class Standing:
             at=max(now, self.at),
         )
 
-    def after(self, outcome: Outcome, now: float) -> Standing:
+    def after(self, outcome: Outcome, now: float) -> TrackRecord:
         """Return the standing after one more check."""
         known = self.faded(now)
         match outcome:
@@ -96,12 +96,12 @@ class RoutingTrust:
 class Reputation:
     """The standings by peer id, of MAX_PEERS at most. Raises ValueError for values that are none."""
 
-    def __init__(self, standings: Mapping[str, Standing] | None = None) -> None:
+    def __init__(self, standings: Mapping[str, TrackRecord] | None = None) -> None:
         self.standings = dict(standings or {})
 
     def note(self, peer_id: str, outcome: Outcome, now: float) -> None:
         """Add a check's outcome."""
-        known = self.standings.pop(peer_id, Standing(at=now))
+        known = self.standings.pop(peer_id, TrackRecord(at=now))
         self.standings[peer_id] = known.after(outcome, now)
         while len(self.standings) > MAX_PEERS:
             # who was proved to lie is forgotten last
@@ -135,7 +135,7 @@ class Reputation:
             num_passed, num_disputed, failed_at, at = (float(number) for number in numbers)
             if not all(0 <= number < 1e12 for number in (num_passed, num_disputed, failed_at, at)):
                 raise ValueError(f"a standing of {peer_id:.60} is out of bounds")
-            standings[check_peer_id(peer_id)] = Standing(
+            standings[check_peer_id(peer_id)] = TrackRecord(
                 num_passed=num_passed, num_disputed=num_disputed, failed_at=failed_at, at=at
             )
         return cls(standings)

@@ -17,9 +17,10 @@ from swarm.serving.manifest.manifest_file import MANIFEST_FILE, load_manifest
 from swarm.testing import virtual_time
 from swarm.training.member.trainer_events import OuterStep
 from swarm.training.run.layout import Layout
-from swarm.training.run.run_config import DataConfig, InnerConfig, RunConfig
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import write_run
 from swarm.training.run.run_model import check_model
+from swarm.training.run.run_tables import DataConfig, InnerConfig
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.checkpoint import Checkpoint, save_checkpoint

@@ -17,7 +17,7 @@ from support.training_swarm import SyntheticInner
 from swarm.testing import virtual_time
 from swarm.training.inner.interval import Intervals
 from swarm.training.inner.optimizers import InnerOptimizer
-from swarm.training.run.run_config import InnerConfig
+from swarm.training.run.run_tables import InnerConfig
 from swarm.training.state.checkpoint import Checkpoint, load_newest, steps_in, write_inner
 from swarm.training.state.replica_state import ReplicaState
 from swarm_node.roles import training_files

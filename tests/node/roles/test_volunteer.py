@@ -19,9 +19,10 @@ from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.serving.model.model_files import hub_revision, open_model
 from swarm.testing import virtual_time
-from swarm.training.run.run_config import DataConfig, RunConfig, StartConfig
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_copy import serve_run
 from swarm.training.run.run_file import sign_run
+from swarm.training.run.run_tables import DataConfig, StartConfig
 from swarm_node.events.emitter import Emitter
 from swarm_node.node import Node, StartupSteps
 from swarm_node.roles import volunteer

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from swarm.training.data.corpus import Corpus, load_bytes
-from swarm.training.run.run_config import DataConfig, InnerConfig, RunConfig
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_tables import DataConfig, InnerConfig
 
 TINY_MODEL = {
     "model_type": "llama",

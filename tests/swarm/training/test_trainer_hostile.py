@@ -37,7 +37,8 @@ from swarm.training.state.state_sync import RunContext
 from swarm_compression import get_codec
 from swarm_protocol.errors import ConfigError, PeerViolation, RoundError, SwarmError
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Abort, Group, Lock, Outcome, Ready, SignedGroup, StandingRequest, Vote
+from swarm_protocol.state_messages import StandingRequest
+from swarm_protocol.training_messages import Abort, Group, Lock, Outcome, Ready, SignedGroup, Vote
 
 NUM_STEPS = 3
 

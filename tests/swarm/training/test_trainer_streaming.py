@@ -26,8 +26,9 @@ from swarm.training.member.trainer_events import (
     Validated,
 )
 from swarm.training.run.layout import Layout
-from swarm.training.run.run_config import OuterConfig, RunConfig
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
+from swarm.training.run.run_tables import OuterConfig
 
 STEP_S = 0.1
 """Virtual seconds of an inner step."""

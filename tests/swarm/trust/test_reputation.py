@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from swarm.router.routing import RoutingContext, find_chain
 from swarm.trust import reputation
-from swarm.trust.reputation import BAR_S, DISPUTED_HALF_LIFE_S, PASSED_HALF_LIFE_S, Reputation, Standing
+from swarm.trust.reputation import BAR_S, DISPUTED_HALF_LIFE_S, PASSED_HALF_LIFE_S, Reputation, TrackRecord
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import ServeRecord
 
@@ -72,7 +72,7 @@ def test_disputes_lower_trust_in_both_and_ban_nobody_and_fade() -> None:
 
 
 def test_passes_fade() -> None:
-    standing = Standing(at=NOW).after("passed", NOW)
+    standing = TrackRecord(at=NOW).after("passed", NOW)
     assert standing.faded(NOW + PASSED_HALF_LIFE_S).num_passed == pytest.approx(0.5)
 
 

@@ -54,7 +54,7 @@ class VolunteerOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capability:
+class SpanCapability:
     """`needs` is known where memory has a limit, `room` where that sets the number of blocks."""
 
     files: ModelFiles
@@ -70,7 +70,7 @@ class Capability:
         return self.capacity.num_blocks >= self.files.num_blocks
 
 
-def measure_capability(model_dir: Path, peer_id: str, options: VolunteerOptions) -> Capability:
+def measure_capability(model_dir: Path, peer_id: str, options: VolunteerOptions) -> SpanCapability:
     """Raises ConfigError or IntegrityError if the model cannot be served here."""
     files = open_model(model_dir, options.server.published)
     if options.max_bytes is not None:
@@ -94,7 +94,7 @@ def measure_capability(model_dir: Path, peer_id: str, options: VolunteerOptions)
         send_ms=NUM_COPIES * hidden_ms(files.hidden_size, options.up_bytes_per_s),
     )
     revision = files.revision(options.server.dtype)
-    return Capability(files=files, revision=revision, speed=speed, capacity=capacity, needs=needs, room=room)
+    return SpanCapability(files=files, revision=revision, speed=speed, capacity=capacity, needs=needs, room=room)
 
 
 def hidden_ms(hidden_size: int, bytes_per_s: float) -> float:
@@ -116,7 +116,7 @@ def planned_needs(model_dir: Path, options: ServerOptions) -> ModelNeeds:
 
 
 def options_for(
-    num_blocks: int, model_dir: Path, capability: Capability | None, options: VolunteerOptions
+    num_blocks: int, model_dir: Path, capability: SpanCapability | None, options: VolunteerOptions
 ) -> ServerOptions:
     """Return the options with the cache that is left beside the weights of `num_blocks`.
 

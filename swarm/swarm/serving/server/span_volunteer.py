@@ -26,7 +26,7 @@ from swarm.router.routing import format_spans
 from swarm.serving.model.model_files import open_model
 from swarm.serving.server.capability import (
     NUM_COPIES,
-    Capability,
+    SpanCapability,
     VolunteerOptions,
     hidden_ms,
     measure_capability,
@@ -87,7 +87,7 @@ class SpanVolunteer:
 
     async def start(self) -> PlacementDecision:
         """Decide, load and serve. Raises ConfigError or IntegrityError, and then nothing is left behind."""
-        able: Capability | None = None
+        able: SpanCapability | None = None
         try:
             if self._options.span is None:
                 able = await in_own_thread(measure_capability, self._model_dir, self._network.peer_id, self._options)
@@ -153,7 +153,7 @@ class SpanVolunteer:
             if self.server is not None:
                 await self.server.close()
 
-    async def _decide(self, able: Capability) -> PlacementDecision:
+    async def _decide(self, able: SpanCapability) -> PlacementDecision:
         files, revision = able.files, able.revision
         capacity = await self._with_links(able.capacity, revision)
         if not able.is_whole:
@@ -175,7 +175,7 @@ class SpanVolunteer:
                 remedy="allow more with --max-upload, or give it the model's last blocks with --blocks",
             )
 
-    def _server_options(self, decision: PlacementDecision, able: Capability | None) -> ServerOptions:
+    def _server_options(self, decision: PlacementDecision, able: SpanCapability | None) -> ServerOptions:
         return options_for(decision.end - decision.start, self._model_dir, able, self._options)
 
     async def _with_links(self, capacity: Capacity, revision: str) -> Capacity:
@@ -190,7 +190,7 @@ class SpanVolunteer:
             return {}
         return {peer_id: record for peer_id, record in servers.items() if record.revision == revision}
 
-    def _announce_joining(self, decision: PlacementDecision, able: Capability, *, is_settled: bool = False) -> None:
+    def _announce_joining(self, decision: PlacementDecision, able: SpanCapability, *, is_settled: bool = False) -> None:
         """A proposal has no cache room yet (see `placement.is_proposal`)."""
         record = ServeRecord(
             model=self._name,
@@ -210,7 +210,7 @@ class SpanVolunteer:
         )
         self._membership.announce(record)
 
-    async def _keep_watch(self, server: SpanServer, able: Capability | None) -> None:
+    async def _keep_watch(self, server: SpanServer, able: SpanCapability | None) -> None:
         """Search at moments that differ by node, and again before switching. A node whose blocks were given stays."""
         wait_s = WATCH_S * (1 + int(rank(self._network.peer_id)[:8], 16) / 2**32)
         while True:
@@ -246,7 +246,7 @@ class SpanVolunteer:
         token_ms = {peer_id: hidden_ms(self._hidden_size, rate) for peer_id, rate in rates}
         return {peer_id: each for peer_id, each in token_ms.items() if each >= MIN_TOKEN_MS}
 
-    async def _move_if_better(self, server: SpanServer, able: Capability) -> None:
+    async def _move_if_better(self, server: SpanServer, able: SpanCapability) -> None:
         move = await self._better(server, able)
         if move is None:
             return
@@ -270,7 +270,7 @@ class SpanVolunteer:
             self._tell(move)
 
     def _fits_beside(
-        self, server: SpanServer, options: ServerOptions, move: PlacementDecision, able: Capability
+        self, server: SpanServer, options: ServerOptions, move: PlacementDecision, able: SpanCapability
     ) -> bool:
         """Return whether the new blocks and their cache fit beside the old ones, which serve until then."""
         if able.needs is None or self._options.max_bytes is None:
@@ -280,7 +280,7 @@ class SpanVolunteer:
         return old_bytes + new_bytes <= self._options.max_bytes
 
     async def _move_alone(
-        self, server: SpanServer, options: ServerOptions, move: PlacementDecision, able: Capability
+        self, server: SpanServer, options: ServerOptions, move: PlacementDecision, able: SpanCapability
     ) -> None:
         """Leave first and then move, if others have every block, for lack of memory for both; else stay and log why."""
         server.announcer.moving_to = move.start, move.end
@@ -303,7 +303,7 @@ class SpanVolunteer:
                 format_spans(alone),
             )
 
-    async def _better(self, server: SpanServer, able: Capability) -> PlacementDecision | None:
+    async def _better(self, server: SpanServer, able: SpanCapability) -> PlacementDecision | None:
         record = server.record
         servers = await self._servers(record.revision)
         block_ms = work_ms(record.decode_ms_per_block, record.prefill_ms_per_token)

@@ -27,7 +27,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from swarm.training.inner.one_device import LocalOptions, OneDevice
 from swarm.training.run.layout import Layout
-from swarm.training.run.run_config import InnerConfig
+from swarm.training.run.run_tables import InnerConfig
 
 COLLECTIVE_S = 600.0
 """The longest that workers wait for each other."""

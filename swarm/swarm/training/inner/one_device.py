@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from swarm.heap import give_back
 from swarm.training.inner.optimizers import InnerOptimizer
 from swarm.training.run.layout import Layout
-from swarm.training.run.run_config import InnerConfig
+from swarm.training.run.run_tables import InnerConfig
 
 logger = logging.getLogger(__name__)
 

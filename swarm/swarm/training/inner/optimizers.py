@@ -16,7 +16,7 @@ from swarm_protocol.errors import IntegrityError
 from torch import Tensor, nn
 
 from swarm.training.run.layout import layer_of
-from swarm.training.run.run_config import InnerConfig
+from swarm.training.run.run_tables import InnerConfig
 
 NO_MOMENTS: Mapping[str, Tensor] = {"num_steps": torch.tensor([0])}
 """The state of an optimizer that has taken no step."""

@@ -32,7 +32,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from swarm.training.inner.device_worker import Assignment, work
 from swarm.training.inner.one_device import LocalOptions, LossFunction, check_fits, next_token_loss
 from swarm.training.run.layout import Layout
-from swarm.training.run.run_config import InnerConfig
+from swarm.training.run.run_tables import InnerConfig
 
 ANSWER_S = 900.0
 """The longest that a worker may take to answer: it may compile, or load a big model. Its death is noticed at once."""

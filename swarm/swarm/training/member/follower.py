@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 
 from swarm_compression import CodecError
 from swarm_protocol.errors import RoundError, SwarmError
-from swarm_protocol.training_messages import FollowerWork, FollowReply, FollowRequest
+from swarm_protocol.follow_messages import FollowerWork, FollowReply, FollowRequest
 
 from swarm.network.interface import EndOfStream, Stream
 from swarm.training.allreduce.parts import frames_of

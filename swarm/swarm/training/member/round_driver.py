@@ -14,18 +14,10 @@ from typing import Any
 
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, SwarmError
+from swarm_protocol.follow_messages import FollowReply, FollowRequest
 from swarm_protocol.proof_messages import Evidence
-from swarm_protocol.training_messages import (
-    Abort,
-    Contribution,
-    FollowReply,
-    FollowRequest,
-    Ready,
-    ReadyReply,
-    SignedGroup,
-    StandingRequest,
-    VoteReply,
-)
+from swarm_protocol.state_messages import StandingRequest
+from swarm_protocol.training_messages import Abort, Contribution, Ready, ReadyReply, SignedGroup, VoteReply
 
 from swarm.network.interface import Stream
 from swarm.training.allreduce.peer_connections import SILENT_S

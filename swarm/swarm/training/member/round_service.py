@@ -10,17 +10,9 @@ import asyncio
 from dataclasses import replace
 
 from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError
-from swarm_protocol.training_messages import (
-    Abort,
-    FollowReply,
-    FollowRequest,
-    Ready,
-    ReadyReply,
-    SignedGroup,
-    StandingRequest,
-    Vote,
-    VoteReply,
-)
+from swarm_protocol.follow_messages import FollowReply, FollowRequest
+from swarm_protocol.state_messages import StandingRequest
+from swarm_protocol.training_messages import Abort, Ready, ReadyReply, SignedGroup, Vote, VoteReply
 
 from swarm.network.interface import Stream
 from swarm.training.member.convictions import Convictions

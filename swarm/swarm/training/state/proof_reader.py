@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from swarm_protocol.errors import IntegrityError, PeerViolation, SwarmError
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Standing, StandingRequest
+from swarm_protocol.state_messages import Standing, StandingRequest
 
 from swarm.network.interface import EndOfStream, Network
 from swarm.training.run.methods import Methods, short

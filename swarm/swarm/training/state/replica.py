@@ -25,13 +25,15 @@ import torch
 from swarm_compression import get_codec
 from swarm_compression.codec import Data, magnitude
 from swarm_protocol.errors import RoundError
-from swarm_protocol.training_messages import Group, Outcome, ResumeOrder, Standing
+from swarm_protocol.state_messages import Standing
+from swarm_protocol.training_messages import Group, Outcome, ResumeOrder
 from torch import Tensor
 
 from swarm.training.allreduce.parts import decoded_frames
 from swarm.training.run.layout import fragment_of
 from swarm.training.run.probation import Standings
-from swarm.training.run.run_config import OuterConfig, RunConfig
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_tables import OuterConfig
 from swarm.training.state.certificate import CertificateHistory, Proof, Rank
 from swarm.training.state.clusters import Clusters, draw_clusters, samples_used, trainers_after
 from swarm.training.state.lease import Lease, admitted, committed, index_of, lease_of, trainers_of

@@ -30,7 +30,8 @@ from dataclasses import dataclass, field
 from swarm_compression import Codec
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.records import TrainerRecord
-from swarm_protocol.training_messages import Group, StandingRequest
+from swarm_protocol.state_messages import StandingRequest
+from swarm_protocol.training_messages import Group
 
 from swarm.network.interface import FaultHook
 from swarm.network.membership import Membership

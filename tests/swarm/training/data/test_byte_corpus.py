@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from swarm.training.data import source
 from swarm.training.data.corpus import Corpus, load_bytes
-from swarm.training.run.run_config import DataConfig
+from swarm.training.run.run_tables import DataConfig
 from swarm_protocol.errors import ConfigError, IntegrityError
 
 TINY = DataConfig(window_tokens=16)

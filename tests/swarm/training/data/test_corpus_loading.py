@@ -22,7 +22,7 @@ from swarm.training.data.source import Passage
 from swarm.training.data.token_file import TokenFile, TokenWriter
 from swarm.training.data.tokenizer import ByteTokenizer, _end_in_config, check_vocabulary
 from swarm.training.data.tokenizing import Job, write_tokens
-from swarm.training.run.run_config import DataConfig
+from swarm.training.run.run_tables import DataConfig
 from swarm_protocol.errors import ConfigError, IntegrityError
 
 FILES = DataConfig(source="files", window_tokens=16)

@@ -22,7 +22,7 @@ from swarm.training.data.corpus import load_corpus
 from swarm.training.data.hub import OLDEST_LIBRARY, HubSource, bring_tokenizer, check_builder, check_library
 from swarm.training.data.local_data import LocalData
 from swarm.training.data.tokenizer import TOKENIZER_FILES, TokenizerFiles
-from swarm.training.run.run_config import DataConfig
+from swarm.training.run.run_tables import DataConfig
 from swarm_protocol.errors import ConfigError
 
 STORIES = [f"Es war {index} mal ein König. " * 10 for index in range(60)]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from swarm.training.data import token_file
 from swarm.training.data.corpus import Corpus
 from swarm.training.data.token_file import BLOCK_BYTES, TokenFile, TokenWriter, read_header
-from swarm.training.run.run_config import DataConfig
+from swarm.training.run.run_tables import DataConfig
 from swarm_protocol.errors import ConfigError, IntegrityError
 
 CONFIG = DataConfig(source="files", window_tokens=16)

@@ -18,7 +18,7 @@ from swarm.training.data.document_files import File, FileSource
 from swarm.training.data.local_data import LocalData, Progress
 from swarm.training.data.tokenizer import TokenizerFiles
 from swarm.training.data.tokenizing import Job, PreparationStopped, tokenize
-from swarm.training.run.run_config import DataConfig
+from swarm.training.run.run_tables import DataConfig
 from swarm_protocol.errors import ConfigError, IntegrityError
 
 FILES = DataConfig(source="files", window_tokens=16)

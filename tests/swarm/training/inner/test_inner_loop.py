@@ -13,8 +13,9 @@ from swarm.training.data.corpus import Corpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.one_device import LocalOptions
 from swarm.training.run.layout import Layout
-from swarm.training.run.run_config import InnerConfig, RunConfig
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
+from swarm.training.run.run_tables import InnerConfig
 from swarm_protocol.errors import IntegrityError, RoundError
 
 

@@ -11,7 +11,7 @@ import torch
 from support.small_net import SmallNet, loss_that_fails_on_the_last_token, small_loss, windows
 from swarm.training.inner.one_device import LocalOptions, OneDevice
 from swarm.training.run.layout import Layout
-from swarm.training.run.run_config import InnerConfig
+from swarm.training.run.run_tables import InnerConfig
 from swarm_protocol.errors import ConfigError
 from torch import Tensor, nn
 

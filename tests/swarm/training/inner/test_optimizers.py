@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.moments import whole
 from swarm.training.inner.optimizers import InnerOptimizer, schedule_factor, warmup_factor
-from swarm.training.run.run_config import InnerConfig
+from swarm.training.run.run_tables import InnerConfig
 from swarm_protocol.errors import IntegrityError
 from torch import Tensor, nn
 

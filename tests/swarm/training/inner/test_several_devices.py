@@ -23,7 +23,7 @@ from swarm.training.inner import several_devices
 from swarm.training.inner.one_device import LocalOptions, OneDevice
 from swarm.training.inner.several_devices import SeveralDevices
 from swarm.training.run.layout import Layout
-from swarm.training.run.run_config import InnerConfig
+from swarm.training.run.run_tables import InnerConfig
 from swarm_protocol.errors import ConfigError, IntegrityError, RoundError
 from torch import Tensor, nn
 

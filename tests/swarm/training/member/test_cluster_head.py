@@ -21,7 +21,8 @@ from swarm.training.run.methods import Methods
 from swarm.training.state.clusters import draw_clusters
 from swarm_compression import get_codec
 from swarm_protocol.errors import PeerViolation
-from swarm_protocol.training_messages import Contribution, FollowerWork, FollowReply, FollowRequest
+from swarm_protocol.follow_messages import FollowerWork, FollowReply, FollowRequest
+from swarm_protocol.training_messages import Contribution
 
 STEP_S = 0.4
 INTERVAL_S = 5 * STEP_S

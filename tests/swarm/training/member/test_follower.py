@@ -21,8 +21,9 @@ from swarm.training.run.methods import Methods
 from swarm.training.state.clusters import Clusters
 from swarm_compression import get_codec
 from swarm_protocol.errors import PeerRefused
+from swarm_protocol.follow_messages import FollowerWork, FollowReply, FollowRequest
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Contribution, FollowerWork, FollowReply, FollowRequest
+from swarm_protocol.training_messages import Contribution
 
 ME, FIRST, SECOND = (Identity(bytes([number]) * 32) for number in range(3))
 NUM_VALUES = 100

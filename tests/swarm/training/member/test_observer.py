@@ -19,7 +19,7 @@ from swarm.training.state.certificate import RunSignatures
 from swarm_protocol.errors import PeerViolation, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
-from swarm_protocol.training_messages import Standing, StandingRequest
+from swarm_protocol.state_messages import Standing, StandingRequest
 
 WATCHER = Identity(b"w" * 32)
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.training.run.run_config import CODECS, DEFAULT_MODEL, DataConfig, InnerConfig, OuterConfig, RunConfig
+from swarm.training.run.run_config import CODECS, DEFAULT_MODEL, RunConfig
 from swarm.training.run.run_cost import warnings_of
+from swarm.training.run.run_tables import DataConfig, InnerConfig, OuterConfig
 from swarm_compression import codec_names
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity

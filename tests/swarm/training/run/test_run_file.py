@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.training.run.run_config import ABOUT, DEFAULT_MODEL, LATER_SETTINGS, InnerConfig, RunConfig
+from swarm.training.run.run_config import ABOUT, DEFAULT_MODEL, LATER_SETTINGS, RunConfig
 from swarm.training.run.run_file import (
     inspect_run,
     load_run,
@@ -26,6 +26,7 @@ from swarm.training.run.run_file import (
     with_value,
     write_run,
 )
+from swarm.training.run.run_tables import InnerConfig
 from swarm.training.run.settings import ImpossibleRun
 from swarm.training.run.signed_run import (
     MAX_RUN_FILE_BYTES,

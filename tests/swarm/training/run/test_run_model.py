@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 from swarm.training.run.layout import Layout
-from swarm.training.run.run_config import DataConfig, RunConfig
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, check_model, initial_theta
+from swarm.training.run.run_tables import DataConfig
 from swarm_protocol.errors import ConfigError
 
 

@@ -25,7 +25,8 @@ from swarm.training.state.certificate import (
 from swarm.training.state.state_sync import claims_of
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
-from swarm_protocol.training_messages import Contribution, Group, Outcome, Standing
+from swarm_protocol.state_messages import Standing
+from swarm_protocol.training_messages import Contribution, Group, Outcome
 
 NOW = 1_750_000_000.0
 SIGNERS = [RunSignatures(identity=Identity(bytes([number]) * 32), network_id="test", run="run") for number in range(8)]

@@ -28,13 +28,8 @@ from swarm.training.state.endorsement import (
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
-from swarm_protocol.training_messages import (
-    Contribution,
-    Endorsement,
-    Group,
-    Outcome,
-    Standing,
-)
+from swarm_protocol.state_messages import Standing
+from swarm_protocol.training_messages import Contribution, Endorsement, Group, Outcome
 
 NOW = 1_750_000_000.0
 ONLOOKER = Identity(b"onlooker".ljust(32))

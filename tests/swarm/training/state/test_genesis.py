@@ -9,7 +9,8 @@ import pytest
 import torch
 from support.training_swarm import NUM_VALUES, Swarm, SyntheticInner, assert_equal_steps, config, setup_of
 from swarm.testing import virtual_time
-from swarm.training.run.run_config import RunConfig, StartConfig
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_tables import StartConfig
 from swarm.training.state.genesis import check_genesis, genesis_digest
 from swarm.training.state.lease import LeaseStripe
 from swarm.training.state.replica_state import ReplicaState

@@ -14,7 +14,7 @@ import pytest
 import torch
 from support.training_swarm import config
 from swarm.training.allreduce.parts import part_frames
-from swarm.training.run.run_config import OuterConfig
+from swarm.training.run.run_tables import OuterConfig
 from swarm.training.run.seeded import stream
 from swarm.training.state import replica as module
 from swarm.training.state.lease import admitted

@@ -1,0 +1,43 @@
+"""How an event is specified: its fields with their types, and the line that people read instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+TYPES: Mapping[str, tuple[type, ...]] = {
+    "text": (str,),
+    "int": (int,),
+    "number": (int, float),
+    "bool": (bool,),
+    "list": (list, tuple),
+    "object": (dict,),
+}
+"""The types of a field by name. A trailing `?` in a spec means that the field may be null."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventSpec:
+    """One kind of event. `fields` maps a name to "type: meaning"; `text` is the line for people, or empty.
+
+    `live`: on a terminal the line replaces the one before. `repeated_field` is the field whose value is the same
+    when an event repeats: people then read it the first time, the 10th, the 100th….
+    """
+
+    about: str
+    fields: Mapping[str, str]
+    text: str = ""
+    live: bool = False
+    repeated_field: str = ""
+
+    def field_type(self, name: str) -> tuple[str, bool]:
+        """Return the type's name, and whether null is allowed."""
+        type_name = self.fields[name].split(":", 1)[0]
+        return type_name.removesuffix("?"), type_name.endswith("?")
+
+
+def event_spec(
+    about: str, text: str = "", /, *, live: bool = False, repeated_field: str = "", **fields: str
+) -> EventSpec:
+    """Return the specification of one kind of event, whose `fields` are keywords."""
+    return EventSpec(about=about, text=text, live=live, repeated_field=repeated_field, fields=fields)

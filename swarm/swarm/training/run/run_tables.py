@@ -1,0 +1,177 @@
+"""The tables of a run's file: where its weights begin, its data, and its inner and outer optimizer.
+
+Values only, each declared once with its limits and its explanation, as in `run_config`, which puts them together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm.training.run.settings import (
+    check_fields,
+    choice,
+    is_digest,
+    is_hub_id,
+    is_revision,
+    matching,
+    number,
+    setting,
+    whole,
+)
+
+LOCAL = "local"
+"""The checkpoint or tokenizer of which each member has its own copy."""
+
+_is_column = matching(r"[\w.-]{1,64}")
+_COLUMN_RULE = "use 1 to 64 letters, digits, '_', '-' and '.'"
+_SOURCES = ("python-stdlib", "files", "hub")
+_INNER_OPTIMIZERS = ("adamw", "muon")
+_SCHEDULES = ("constant", "linear", "cosine")
+_OUTER_OPTIMIZERS = ("nesterov", "average")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartConfig:
+    """The weights that a run begins with. `digest` is that of `run_model.weights_digest`, which every member checks,
+    and `genesis` that of the state before the first outer step (see `state.genesis`)."""
+
+    checkpoint: str = setting(
+        "",
+        'OWNER/NAME on the Hugging Face hub, or "local": each member names the directory of its own copy (join '
+        "--start); empty: weights drawn from the seed.",
+        lambda value: value in ("", LOCAL) or is_hub_id(value),
+        'use OWNER/NAME or "local", or leave it out',
+        implied="",
+    )
+    revision: str = setting(
+        "", "Its branch, tag or commit on the hub; run sign puts the commit in its place.", implied=""
+    )
+    digest: str = setting("", "Pins the weights: who has others is refused. Filled in by run sign.", implied="")
+    genesis: str = setting(
+        "",
+        "Pins the run's first state, of whatever weights: nobody can hand out another beginning. Filled in by run sign "
+        "for models of up to 256 million parameters, and from a checkpoint; empty: not pinned.",
+        lambda value: value == "" or is_digest(value),
+        "leave it to run sign",
+        implied="",
+    )
+
+    def __post_init__(self) -> None:
+        checks = check_fields(self, "start")
+        fits = self.revision == "" or (self.is_on_hub and is_revision(self.revision))
+        remedy = "use a branch, tag or commit with a checkpoint on the hub, and leave it out otherwise"
+        checks.require(fits, "revision", self.revision, remedy)
+        fits = self.digest == "" or (bool(self.checkpoint) and is_digest(self.digest))
+        remedy = "use the 64 hexadecimal digits that run sign fills in, or leave it out"
+        checks.require(fits, "digest", self.digest, remedy)
+        checks.finish()
+
+    @property
+    def is_on_hub(self) -> bool:
+        return self.checkpoint not in ("", LOCAL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """What a run trains on, and as which tokens. Empty revisions mean the newest ones, an empty `digest` any data."""
+
+    source: str = choice(
+        "python-stdlib",
+        _SOURCES,
+        f"{', '.join(_SOURCES)}: the standard library's source, each member's own files (join --data; text, JSON "
+        "lines, parquet or arrow), or a data set of the Hugging Face hub.",
+    )
+    hub_id: str = setting("", 'OWNER/NAME of the data set, with source = "hub".')
+    hub_config: str = setting("", "Which of its configurations, if it has several.")
+    split: str = setting("train", "Which split of it.", _is_column, _COLUMN_RULE)
+    text_key: str = setting(
+        "text", "Which column of it, or key of JSON lines, holds the text.", _is_column, _COLUMN_RULE
+    )
+    revision: str = setting("", "Its branch, tag or commit; run sign puts the commit in its place.", implied="")
+    tokenizer: str = setting(
+        "bytes",
+        '"bytes", OWNER/NAME on the hub, or "local": each member names the directory of its own copy.',
+        lambda value: value in ("bytes", LOCAL) or is_hub_id(value),
+        'use "bytes", "local", or OWNER/NAME',
+    )
+    tokenizer_revision: str = setting("", "The tokenizer's branch, tag or commit on the hub, likewise.", implied="")
+    digest: str = setting(
+        "",
+        "Pins the data: who has other data is refused. Filled in by run sign, if the data is there.",
+        lambda value: value == "" or is_digest(value),
+        "use the 64 hexadecimal digits of the corpus, or leave it out",
+    )
+    window_tokens: int = whole(128, 1, 1 << 20, "Tokens of one sample.")
+
+    def __post_init__(self) -> None:
+        checks, is_hub = check_fields(self, "data"), self.source == "hub"
+        fits = is_hub_id(self.hub_id) if is_hub else self.hub_id == ""
+        checks.require(fits, "hub_id", self.hub_id, 'use OWNER/NAME with source = "hub", and leave it out otherwise')
+        fits = self.hub_config == "" or (is_hub and _is_column(self.hub_config))
+        remedy = f'{_COLUMN_RULE} with source = "hub", and leave it out otherwise'
+        checks.require(fits, "hub_config", self.hub_config, remedy)
+        for key, can_have in (("revision", is_hub), ("tokenizer_revision", is_hub_id(self.tokenizer))):
+            value = getattr(self, key)
+            fits = value == "" or (can_have and is_revision(value))
+            checks.require(fits, key, value, "use a branch, tag or commit of what is on the hub, or leave it out")
+        checks.finish()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InnerConfig:
+    """The optimizer of one replica, see `inner.optimizers`.
+
+    The defaults suit the default model: in 10 outer steps four replicas bring its validation loss from 5.5 to 2.5
+    (`tests/bench/test_bench_default_run.py`).
+    """
+
+    optimizer: str = choice(
+        "adamw",
+        _INNER_OPTIMIZERS,
+        f"{' or '.join(_INNER_OPTIMIZERS)}: Muon moves the hidden layers' matrices, AdamW the rest.",
+    )
+    batch_windows: int = whole(4, 1, 1 << 16, "Samples of one inner step.")
+    learning_rate: float = number(3e-3, 1e-9, 1.0, "Peak learning rate.")
+    warmup_steps: int = whole(20, 0, 1 << 20, "A replica's own inner steps over which the learning rate rises.")
+    schedule: str = choice(
+        "constant",
+        _SCHEDULES,
+        f"Course of the learning rate from the run's first step: {', '.join(_SCHEDULES)}. The warm-up multiplies it.",
+    )
+    final_ratio: float = number(0.1, 0.0, 1.0, "Final learning rate, as a share of the peak.")
+    weight_decay: float = number(0.1, 0.0, 1.0, "Decoupled weight decay, of matrices only.")
+    beta1: float = number(0.9, 0.0, 0.9999, "AdamW's first moment.")
+    beta2: float = number(0.95, 0.0, 0.99999, "AdamW's second moment.")
+    muon_momentum: float = number(0.95, 0.0, 0.9999, "Muon's momentum.")
+    fresh_moments: bool = setting(
+        False,
+        "The optimizer's moments begin anew with each interval, which then follows from state, lease and these "
+        "settings alone; for validation_rate.",
+        lambda value: isinstance(value, bool),
+        "use true or false",
+        implied=False,
+    )
+    clip_norm: float = number(1.0, 1e-6, 1e6, "Maximum gradient norm; longer gradients are scaled down.")
+
+    def __post_init__(self) -> None:
+        check_fields(self, "inner").finish()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OuterConfig:
+    """What a run makes of the group's mean pseudo-gradient, see `replica.apply_outer_step`. "average" leaves the other
+    settings unused.
+
+    The momentum is for tens of outer steps. DiLoCo's own is 0.9, for hundreds.
+    """
+
+    optimizer: str = choice(
+        "nesterov", _OUTER_OPTIMIZERS, f"{' or '.join(_OUTER_OPTIMIZERS)}: DiLoCo's Nesterov, or the mean as it is."
+    )
+    learning_rate: float = number(0.7, 1e-9, 10.0, "Learning rate of Nesterov.")
+    momentum: float = number(
+        0.6, 0.0, 0.9999, "Momentum of Nesterov. 0.6 suits tens of outer steps, DiLoCo's own 0.9 hundreds."
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self, "outer").finish()

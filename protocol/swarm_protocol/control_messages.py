@@ -14,6 +14,7 @@ from swarm_protocol.checks import Addr, Checked, Name, check_int, distinct, numb
 from swarm_protocol.identity import PeerId
 from swarm_protocol.proto import control_pb2
 from swarm_protocol.records import Moment, OuterStep, PathCounts, PathKind, Pause, Reachability, TokensPerS
+from swarm_protocol.training_messages import StepsLeft
 from swarm_protocol.version import NetworkId
 
 STATES = ("starting", "seeding", "idle", "training", "serving", "gateway", "dashboard", "draining", "paused")
@@ -44,7 +45,11 @@ class StatusRequest(wire.WireMessage):
 class TrainingStatus(Checked):
     """`loss` is of this node's last interval, None before the first. Since its interval ended, `waits_s` ago, it
     `waits_for` that, in words; empty: it trains. `slow_links` are lines that name slow links of the run, and
-    `convicted` lines that name members whom evidence convicts of a lie, and say which."""
+    `convicted` lines that name members whom evidence convicts of a lie, and say which.
+
+    While this node is on probation, it has `steps_left` of the run's `probation_steps`. `endorsed_step` is the newest
+    outer step that the run's author has endorsed, as this node has verified (0: it knows of none); `endorses_other`: of
+    that step, this node's history has another state."""
 
     run: Name
     outer_step: OuterStep
@@ -55,6 +60,10 @@ class TrainingStatus(Checked):
     waits_s: Seconds = 0.0
     slow_links: Annotated[tuple[RunLine, ...], distinct(MAX_SLOW_LINKS)] = ()
     convicted: Annotated[tuple[RunLine, ...], distinct(MAX_CONVICTED_LINES)] = ()
+    steps_left: StepsLeft = 0
+    probation_steps: StepsLeft = 0
+    endorsed_step: OuterStep = 0
+    endorses_other: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -347,6 +347,12 @@ class Group(wire.WireMessage):
         """The members and their followers."""
         return len(self.members) + sum(len(member.followers) for member in self.members)
 
+    @property
+    def num_on_probation(self) -> int:
+        """Those of the members and their followers that are on probation."""
+        followers = (each for member in self.members for each in member.followers)
+        return len(self.on_probation) + sum(each.steps_left > 0 for each in followers)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReduceOpening(wire.WireMessage):

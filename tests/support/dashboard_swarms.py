@@ -36,6 +36,7 @@ from swarm_node.dashboard.views import (
     SpanView,
     StepView,
 )
+from swarm_protocol.limits import MAX_OUTER_STEP
 from swarm_protocol.records import PathCounts
 
 DAY_S = 86_400.0
@@ -248,6 +249,9 @@ class _Invention:
             digest=steps[-1].digest,
             tokens_per_s=sum(one.tokens_per_s or 0 for one in contributors),
             projected_end=self.at + (planned - newest) * 211,
+            endorsed_step=MAX_OUTER_STEP if self.hostile else 96 if number == 0 else 0,
+            num_on_probation=len(members) if self.hostile else 1 - number,
+            num_trainers=len(members),
         )
         files = (("model.safetensors", 219_405_696), ("config.json", 713), ("tokenizer.json", 2_114_924))
         url = f"/checkpoints/{run}/"

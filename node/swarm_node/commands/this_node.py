@@ -113,6 +113,8 @@ def text(reply: StatusReply) -> str:
         else "",
         "hours": _hours(reply) if reply.limits else "",
         "training": _training(reply.training) if reply.training else "",
+        "probation": _probation(reply.training) if reply.training else "",
+        "endorsed": _endorsed(reply.training) if reply.training else "",
         "convicted": "\n           ".join(reply.training.convicted) if reply.training else "",
         "links": "\n           ".join(reply.training.slow_links) if reply.training else "",
         "serving": f"blocks {serving.start}:{serving.end} of {serving.model}, {serving.num_sessions} sessions, "
@@ -134,6 +136,21 @@ def _pause(reply: StatusReply) -> str:
     if not reply.pause:
         return ""
     return f"; {PAUSES[reply.pause]}: {lends_again(reply.lends_again_at, time.time())}"
+
+
+def _probation(training: TrainingStatus) -> str:
+    if not training.steps_left:
+        return ""
+    left, steps = training.steps_left, training.probation_steps
+    return f"on probation: {left} of {plural(steps, 'outer step')} left until this node counts fully"
+
+
+def _endorsed(training: TrainingStatus) -> str:
+    if not training.endorsed_step:
+        return ""
+    if training.endorses_other:
+        return f"the run's author endorses another outer step {training.endorsed_step:,} than this node's history has"
+    return f"by the run's author up to outer step {training.endorsed_step:,}"
 
 
 def _use(bytes_per_s: float, max_bytes_per_s: int) -> str:

@@ -67,6 +67,7 @@ class FollowedRun:
     ask_for_bans_at: float = 0.0
     since: dict[str, float] = field(default_factory=dict)
     committed: dict[int, CommittedStep] = field(default_factory=dict)
+    newest: CommittedStep | None = None
     end: RunEnd | None = None
     reports: dict[int, dict[str, RoundReport]] = field(default_factory=dict)
     reported: dict[str, int] = field(default_factory=dict)
@@ -90,7 +91,17 @@ class FollowedRun:
             steps=tuple(self.steps),
             end=end,
             slow_links=self.links.named,
+            endorsed_step=self.endorsed_step,
+            newest=self.newest,
         )
+
+    @property
+    def endorsed_step(self) -> int | None:
+        """The newest outer step that the run's author has endorsed; 0: none was seen, None: its file is not known."""
+        if self.observer is None:
+            return None
+        endorsement = self.observer.endorsement
+        return endorsement.outer_step if endorsement else 0
 
 
 class RunFollower:
@@ -227,7 +238,7 @@ class RunFollower:
         now = self._network.now()
         since = run.steps[-1].at if run.steps else now
         for number, step in enumerate(committed, 1):
-            run.committed[step.outer_step] = step
+            run.committed[step.outer_step] = run.newest = step
             # no certificate says when each of the steps since the last poll was committed
             self._show_step(run, step.outer_step, since + (now - since) * number / len(committed))
         while len(run.committed) > MAX_OPEN_STEPS:

@@ -47,7 +47,9 @@ class RunEnd:
 class RunFacts:
     """All that is known of a run. `steps` are the newest committed ones, oldest first; `file` None: nobody gave it.
 
-    `end` is for a run whose members left before one of them was asked for the proof of the last step.
+    `end` is for a run whose members left before one of them was asked for the proof of the last step. `endorsed_step`
+    is the newest that its author has endorsed, as was verified here (0: none was seen), and `newest` the newest step
+    that was proved here since the start.
     """
 
     run: str
@@ -56,6 +58,8 @@ class RunFacts:
     steps: Sequence[StepView]
     end: RunEnd | None = None
     slow_links: Sequence[SlowLink] = ()
+    endorsed_step: int | None = None
+    newest: CommittedStep | None = None
 
 
 def ban_views(bans: Sequence[Ban], names: Names) -> tuple[BanView, ...]:
@@ -95,6 +99,9 @@ def run_view(facts: RunFacts, at: float, names: Names = NO_NAMES) -> RunView:
         digest=digest,
         tokens_per_s=sum(each.tokens_per_s for each in members.values() if each.state == "training") or None,
         projected_end=_projected_end(facts, at) if state == "training" else None,
+        endorsed_step=facts.endorsed_step,
+        num_on_probation=facts.newest.num_on_probation if facts.newest else None,
+        num_trainers=facts.newest.num_trainers if facts.newest else None,
         slow_links=tuple(
             each.words({peer: names.get(peer, ending(peer)) for peer in each.peers}) for each in facts.slow_links
         ),

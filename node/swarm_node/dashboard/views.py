@@ -241,6 +241,9 @@ class RunView(View):
     tokens_per_s: float | None
     projected_end: float | None
     remembered: float | None = None
+    endorsed_step: int | None = None  # that the author has endorsed, the newest, verified here; 0: none was seen
+    num_on_probation: int | None = None  # of those that took part in the newest step whose proof was seen here
+    num_trainers: int | None = None  # that took part in it
     slow_links: tuple[str, ...] = ()  # members and links that are slower than the others', in words
 
 

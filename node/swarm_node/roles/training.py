@@ -45,6 +45,7 @@ from swarm_node.events.tensorboard_files import recorded
 from swarm_node.formatting import rate
 from swarm_node.metrics.readings import TrainerMetrics, read_trainer
 from swarm_node.node import Node
+from swarm_node.roles.own_standing import OwnStanding
 from swarm_node.roles.training_files import CheckpointWriter, ChunkFolder, PendingCheckpoint
 from swarm_node.settings.config import Config
 from swarm_node.storage.home import EVIDENCE, explained
@@ -93,6 +94,7 @@ class RunTraining:
         self._links = LinkWatch()
         self._begun = False
         self._reports_tokens = False
+        self._standing = OwnStanding(probation_steps=run.config.probation.steps)
 
     @asynccontextmanager
     async def taking_part(self) -> AsyncIterator[None]:
@@ -237,6 +239,7 @@ class RunTraining:
     def _tell(self, event: events.TrainingEvent) -> None:
         self._report_start(event)
         self._measure(event)
+        self._standing.take(event)
         match event:
             case events.IntervalDone():
                 self._say(event.step, event.tokens_per_s)
@@ -285,10 +288,10 @@ class RunTraining:
 
     def _report_start(self, event: events.TrainingEvent) -> None:
         """Report the start at the first event, which means that the member has the state."""
-        if self._begun:
+        if self._begun or isinstance(event, events.StateEndorsed):  # that says nothing of this member's state
             return
         self._begun = True
-        has_step = isinstance(event, events.StateFetched | events.Validated | events.RunResumed)
+        has_step = isinstance(event, events.StateFetched | events.Validated | events.RunResumed | events.OnProbation)
         self._node.activity.state = "training"
         step = event.step if has_step else event.step - 1
         self._node.steps.done("training", f"from outer step {step} of {self._run.config.outer_steps}")
@@ -315,7 +318,7 @@ class RunTraining:
     def _with_waiting(self, training: TrainingStatus) -> TrainingStatus:
         bans = self._trainer.bans[-MAX_CONVICTED_LINES:] if self._trainer else ()
         slow, convicted = tuple(map(_words, self._links.named)), tuple(map(_ban_words, bans))
-        training = replace(training, slow_links=slow, convicted=convicted)
+        training = self._standing.added_to(replace(training, slow_links=slow, convicted=convicted))
         waiting = self._trainer.waiting if self._trainer else None
         if waiting is None:
             return training

@@ -9,13 +9,15 @@ from dataclasses import replace
 import pytest
 from support.dashboard_world import World, node_record, trainer_record, world
 from support.lying_owners import owner_that, times_minus_ten
-from support.training_swarm import Swarm, SyntheticInner, config, identity_of
+from support.training_swarm import AUTHOR, Swarm, SyntheticInner, config, identity_of
 from swarm.network.interface import Network
 from swarm.network.link_diagnosis import SlowLink
 from swarm.testing import virtual_time
 from swarm.training.member.observer import CommittedStep
+from swarm.training.member.resume import deliver, sign_survey, survey
 from swarm.training.member.run_member import RunMember
 from swarm.training.member.trainer_events import OuterStep, Validated
+from swarm.training.run.methods import Methods
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun
 from swarm_node.dashboard.history.facts import StepFact
@@ -264,6 +266,50 @@ def test_banned_member_is_shown_with_the_reason_once_its_evidence_was_checked_he
             assert ban.until == ban.outer_step + 30
 
     virtual_time.run(main())
+
+
+@pytest.mark.timeout(300)
+def test_run_shows_what_its_author_has_signed_and_who_is_on_probation_and_believes_no_record() -> None:
+    async def main() -> None:
+        settings = config(outer_steps=100, min_group=2, probation_steps=50)
+        async with Swarm(settings) as swarm, world(fetching(swarm.run, ["earlier"]), swarm.internet) as found:
+            run = swarm.run.run_id
+            for name in ("a", "b"):
+                await swarm.join(name, inner=SyntheticInner(virtual_step_s=1.5))
+            liar = replace(trainer_record(90), run=run, endorsed_step=80)
+            await found.join("liar", liar)
+            await until(lambda: found.collector.overview().runs != ())
+            assert (await detail_of(found, run)).run.endorsed_step in (None, 0)
+            await until(lambda: found.collector.overview().runs[0].num_trainers is not None)
+            view = found.collector.overview().runs[0]
+            assert (view.endorsed_step, view.num_on_probation, view.num_trainers) == (0, 0, 2)
+            await swarm.join("late", inner=SyntheticInner(virtual_step_s=1.5))
+            await until(lambda: found.collector.overview().runs[0].num_trainers == 3)
+            assert found.collector.overview().runs[0].num_on_probation == 1
+            step = await endorse(swarm)
+            await until(lambda: found.collector.overview().runs[0].endorsed_step != 0)
+            assert 0 < step < 80
+            assert (await detail_of(found, run)).run.endorsed_step == step
+
+    virtual_time.run(main(), real_timeout_s=200)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(600):
+        while not is_so():
+            await asyncio.sleep(1)
+
+
+async def endorse(swarm: Swarm) -> int:
+    """Endorse the newest state as the run's author, and return its outer step."""
+    network = swarm.internet.network(identity_of("author"))
+    members = [member.peer_id for member in swarm.members.values()]
+    found = await survey(network, swarm.run, members)
+    data = sign_survey(swarm.run, found, AUTHOR, network_id="test", now=network.now())
+    taken = await deliver(network, Methods(swarm.run.run_id).endorse, data, members)
+    assert "" in taken.values()
+    await network.close()
+    return found.proof.outer_step
 
 
 # --- pure ---------------------------------------------------------------------------------------------------------

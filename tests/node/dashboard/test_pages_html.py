@@ -400,3 +400,25 @@ def test_run_names_its_slow_links(source: ExampleSource) -> None:
     text = opened(source).get(f"/runs/{run_id}").text
     assert "Slow link: <bdi>&lt;b&gt;attic&lt;/b&gt; sends 7.2 times slower</bdi>." in text
     source.run_details[run_id] = detail
+
+
+def test_a_run_says_what_its_author_has_endorsed_and_how_many_are_on_probation(source: ExampleSource) -> None:
+    run_id = source.overview().runs[0].run
+    detail = source.run_details[run_id]
+
+    def text_with(**changes: object) -> str:
+        source.run_details[run_id] = detail.model_copy(update={"run": detail.run.model_copy(update=changes)})
+        try:
+            return opened(source).get(f"/runs/{run_id}").text
+        finally:
+            source.run_details[run_id] = detail
+
+    text = text_with(endorsed_step=1200, num_on_probation=1, num_trainers=5)
+    assert "Endorsed by its author up to outer step 1,200, where newcomers begin." in text
+    assert "1 of the 5 that took part in the newest proved step was on probation." in text
+    text = text_with(endorsed_step=0, num_on_probation=0, num_trainers=5)
+    assert "No endorsement by its author has been seen here yet." in text
+    assert "0 of the 5 that took part in the newest proved step were on probation." in text
+    text = text_with(endorsed_step=None, num_on_probation=None, num_trainers=None)
+    assert "ndorse" not in text, "what is not known is not denied"
+    assert "on probation" not in text

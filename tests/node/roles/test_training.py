@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast
@@ -19,7 +20,15 @@ from swarm.network.traffic import NO_LIMITS
 from swarm.testing import virtual_time
 from swarm.training.data.local_data import LocalData
 from swarm.training.member.run_member import RunMemberOptions
-from swarm.training.member.trainer_events import Admitted, ContributionLate, MemberConvicted, RunResumed, Waiting
+from swarm.training.member.trainer_events import (
+    Admitted,
+    ContributionLate,
+    MemberConvicted,
+    OnProbation,
+    RunResumed,
+    StateEndorsed,
+    Waiting,
+)
 from swarm.training.round.promise import Promise, PromiseFile
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun
@@ -31,6 +40,7 @@ from swarm_node.events.emitter import Emitter
 from swarm_node.metrics.metric_registry import Registry
 from swarm_node.node import Activity
 from swarm_node.roles import training as roles_training
+from swarm_node.roles.own_standing import OwnStanding
 from swarm_node.roles.training import LINKS_S, RunTraining
 from swarm_node.roles.training_files import PendingCheckpoint
 from swarm_node.shutdown import Shutdown
@@ -58,6 +68,7 @@ def training_of(emitter: Emitted, waiting: Waiting | None = None) -> RunTraining
     training._metrics = cast(Any, SimpleNamespace(count=lambda event: None))
     training._links = LinkWatch()
     training._begun = True
+    training._standing = OwnStanding(probation_steps=4)
     return training
 
 
@@ -154,6 +165,26 @@ def test_training_that_begins_with_a_resume_order_tells_the_step_of_its_state(tm
     make_training(tmp_path, out, [])._tell(RESUMED)
     told = {each["event"]: each for each in map(json.loads, out.getvalue().splitlines())}
     assert told["training"]["outer_step"] == told["run_resumed"]["step"] == RESUMED.step
+
+
+def test_status_says_while_this_node_is_on_probation_and_which_step_is_endorsed(tmp_path: Path) -> None:
+    out = io.StringIO()
+    training = make_training(tmp_path, out, [])
+    training._trainer = cast("Any", SimpleNamespace(report=None, waiting=None, state=None, bans=()))
+    assert training._with_waiting(SHOWN) == SHOWN
+    endorsed = StateEndorsed(step=5, digest=DIGEST, sequence=1)
+    training._tell(endorsed)
+    training._tell(OnProbation(step=7, steps_left=3))
+    told = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [each["outer_step"] for each in told if each["event"] == "training"] == [7], "it begins at its own state"
+    status = training._with_waiting(SHOWN)
+    assert (status.steps_left, status.probation_steps) == (3, RUN.config.probation_steps)
+    assert (status.endorsed_step, status.endorses_other) == (5, False)
+    training._tell(OnProbation(step=10, steps_left=0))
+    training._tell(replace(endorsed, step=8, is_other=True))
+    status = training._with_waiting(SHOWN)
+    assert (status.steps_left, status.probation_steps) == (0, 0)
+    assert (status.endorsed_step, status.endorses_other) == (8, True)
 
 
 def test_convicted_member_is_told_counted_and_in_the_status(tmp_path: Path) -> None:

@@ -100,3 +100,29 @@ def test_same_keys_ruin_a_run_without_probation() -> None:
         assert not loss < 1.0
 
     virtual_time.run(main(), compute_s=_cost)
+
+
+def test_newcomer_that_is_started_anew_says_again_that_it_is_on_probation() -> None:
+    """Before the next step is committed: nobody is further, and here nobody else is there."""
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=90)) as swarm:
+            members = [await swarm.join(name) for name in ("m0", "m1")]
+            while not all(len(member.of(OuterStep)) >= FIRST_STEPS for member in members):
+                await asyncio.sleep(0.05)
+            newcomer = await swarm.join("late")
+            while not newcomer.of(OuterStep):
+                await asyncio.sleep(0.05)
+            left, state = newcomer.of(OnProbation)[-1].steps_left, newcomer.trainer.state
+            certificate = newcomer.trainer.certificate
+            assert left > 0
+            for name in ("m0", "m1", "late"):
+                swarm.kill(name)
+            again = await swarm.join("late", state=state, certificate=certificate)
+            async with asyncio.timeout(300):
+                while not again.of(OnProbation):
+                    await asyncio.sleep(0.05)
+            (told,) = again.of(OnProbation)
+            assert (told.steps_left, again.of(OuterStep)) == (left, [])
+
+    virtual_time.run(main(), compute_s=_cost)

@@ -40,7 +40,8 @@ MAX_ASKED = 8
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedStep:
     """An outer step that the run has taken. `num_trainers` are the `group` and the trainers whose work it brought;
-    `loss` is their mean training loss, weighted by tokens. `on_probation` are those of the group that are."""
+    `loss` is their mean training loss, weighted by tokens. `on_probation` are those of the group that are,
+    and `num_on_probation` counts them and the trainers."""
 
     outer_step: int
     loss: float
@@ -49,6 +50,7 @@ class CommittedStep:
     num_trainers: int
     num_tokens: int
     on_probation: tuple[str, ...] = ()
+    num_on_probation: int = 0
 
 
 class Observer:
@@ -232,4 +234,5 @@ def _step(proof: Proof) -> CommittedStep:
         num_trainers=origin.num_trainers,
         num_tokens=origin.num_tokens,
         on_probation=origin.on_probation,
+        num_on_probation=origin.num_on_probation,
     )

@@ -335,6 +335,7 @@ class RunMember:
             held = await asyncio.get_running_loop().run_in_executor(self._executor, HashedState.of, state)
             check_genesis(held.manifest, self._run.config)
             context.replica.begin(held)
+        self._tell_probation(context.replica)  # of one that is started anew, and finds nobody further
         self._announce("training")
 
     async def _await_endorsed(

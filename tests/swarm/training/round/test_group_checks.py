@@ -148,3 +148,13 @@ def test_round_waits_for_trainers_that_take_vacant_places() -> None:
     setup = replace(SETUP, roster=HEADS[:3], clusters=clusters)
     (promoted,) = clusters.promoted
     assert set(absent_members(begin(setup, accused={}))) == {*HEADS[:3], promoted}
+
+
+def test_group_counts_members_and_followers_on_probation() -> None:
+    group = signed((*form_group(SETUP, 0, REPORTS)[0].members,)).group
+    head = next(member for member in group.members if member.followers)
+    followers = (replace(head.followers[0], steps_left=2), *head.followers[1:])
+    others = [member for member in group.members if member is not head]
+    late = (replace(head, followers=followers), replace(others[0], steps_left=1), *others[1:])
+    late = tuple(sorted(late, key=lambda member: member.peer_id))
+    assert (group.num_on_probation, replace(group, members=late).num_on_probation) == (0, 2)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from swarm_compression import Codec
+from swarm_compression import Codec, CodecError
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.proof_messages import AuditedSlice
 from swarm_protocol.training_messages import Contribution, Group
@@ -56,14 +56,17 @@ def likeness(
     group: Group, codec: Codec, leaves: Sequence[int], slices: Sequence[AuditedSlice], delta_N: Tensor, most: float
 ) -> Likeness:
     """Compare the committed `slices` of `leaves` with the recomputed `delta_N`. `most` is the largest distance that is
-    not wrong."""
+    not wrong. A slice that nobody can decode is wrong: the member has committed to it all the same."""
     off = size = 0.0
     is_exact = True
     for leaf, each in zip(leaves, slices, strict=True):
         place = leaf_at(group.num_values, leaf)
         mine = codec.encode(delta_N[place])
         is_exact = is_exact and mine == each.data
-        mine_L, claimed_L = (codec.decode(data, num_values(place)).double() for data in (mine, each.data))
+        try:
+            mine_L, claimed_L = (codec.decode(data, num_values(place)).double() for data in (mine, each.data))
+        except CodecError:
+            return Likeness(tier="wrong", distance=math.inf)
         off += float((claimed_L - mine_L).square().sum())
         size += float(mine_L.square().sum())
     if is_exact:

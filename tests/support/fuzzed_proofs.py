@@ -1,0 +1,279 @@
+"""Proofs that a hostile peer has changed and signed: evidence, groups, certificates, manifests, and invitations.
+
+A changed byte in what is signed gets no further than its signature. So each `try_…` changes fields of a right proof,
+drawn from the bytes it is given, and signs what a peer may sign. It raises what the check of the proof raises.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import random
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+
+from protocol.private_examples import INVITATION, MEMBER, NETWORK_ID, OWNER
+from support.fuzzing import Target, mutated
+from support.hostile_values import altered
+from support.training_swarm import config
+from support.wrong_reduction import (
+    CODEC,
+    IDENTITIES,
+    NOW,
+    NUM_VALUES,
+    STRANGER,
+    Reduced,
+    reduced,
+    signatures,
+    times_minus_ten,
+)
+from swarm.serving.manifest.possession import STATEMENT_LIFETIME_S, check_answer, convicted_by, draw
+from swarm.serving.manifest.verification import complaint_about
+from swarm.training.allreduce.parts import leaf_at
+from swarm.training.run.run_config import InnerConfig
+from swarm.training.state.evidence import accused, check
+from swarm.training.state.interval_draws import draw_leaves, draw_validators
+from swarm_protocol.envelope import seal_now
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.hash_tree import HashTree, leaf_digest
+from swarm_protocol.manifest_messages import (
+    POSSESSION_PURPOSE,
+    BlockBytes,
+    ByteRange,
+    ChunkPath,
+    ManifestFile,
+    ModelManifest,
+    PossessionRequest,
+    PossessionResponse,
+    PossessionStatement,
+    WeightFile,
+    open_manifest,
+    sign_manifest,
+)
+from swarm_protocol.network_invitation import (
+    LINK_PURPOSE,
+    TERMS_PURPOSE,
+    InvitationTerms,
+    check_chain,
+    parse_invitation,
+)
+from swarm_protocol.proof_messages import AuditedSlice, Evidence, IntervalFinding, WrongInterval, WrongReduction
+from swarm_protocol.training_messages import Certificate, Outcome, PlacedSignature, SignedGroup, Vote
+
+RUN = config(aggregator="centered_clip", validation_rate=0.5, inner=InnerConfig(batch_windows=2, fresh_moments=True))
+LIAR = IDENTITIES[1]
+NAMES = (*(each.peer_id for each in IDENTITIES), STRANGER.peer_id, "run", "test")
+NETWORK = "test"
+SERVER, ASKER = IDENTITIES[:2]
+CHUNKS = (b"first chunk" * 5, b"config")
+
+
+@cache
+def case() -> Reduced:
+    return reduced()
+
+
+@cache
+def wrong_reduction() -> WrongReduction:
+    return case().evidence(times_minus_ten(case().result()))
+
+
+def try_reduction(data: bytes) -> None:
+    """Check evidence of a wrong reduction of which the liar, the coordinator and the accuser may have changed things.
+    Raises AssertionError if it convicts anyone but the member that signed the wrong result."""
+    chance, whole = random.Random(data), wrong_reduction()
+    if chance.random() < 0.4:
+        whole = altered(whole, chance, texts=NAMES)
+    if chance.random() < 0.4:
+        whole = replace(whole, group=signed_anew(chance).data)
+    if chance.random() < 0.4:
+        group_digest = hashlib.sha256(whole.group).digest()
+        _, statement = signatures().read_part(wrong_reduction().statement, NOW)
+        statement = altered(replace(statement, group_digest=group_digest), chance, texts=NAMES)
+        whole = replace(whole, statement=signatures(LIAR).sign_part(statement, NOW))
+    check_evidence(whole.evidence() if chance.random() < 0.9 else altered(whole.evidence(), chance), {LIAR.peer_id})
+
+
+def signed_anew(chance: random.Random) -> SignedGroup:
+    """Return the group with changes, as its coordinator signs it."""
+    changed = altered(case().group, chance, texts=NAMES, num_changes=chance.choice((1, 3)))
+    return signatures(IDENTITIES[0]).sign_group(changed, NOW)
+
+
+def check_evidence(evidence: Evidence, liars: set[str]) -> None:
+    evidence = Evidence.from_bytes(evidence.to_bytes())
+    accused(evidence, signatures())
+    assert check(evidence, signatures(), RUN).peer_id in liars
+
+
+def certificate_of(signed: SignedGroup) -> Certificate:
+    """Return a certificate of what the group came to, for which all four have voted."""
+    group, votes = signed.group, []
+    outcome = Outcome(
+        origin_digest=signed.digest, part_digests=(b"p" * 32,) * len(group.part_values), state_digest=bytes(32)
+    )
+    vote = Vote(
+        run=group.run,
+        step=group.step,
+        attempt=group.attempt,
+        group_digest=signed.digest,
+        outcome=outcome,
+        kind="commit",
+    )
+    for identity in IDENTITIES:
+        if identity.peer_id in group.peer_ids:
+            signature = signatures(identity).sign_vote(vote).signature
+            votes.append(PlacedSignature(place=group.peer_ids.index(identity.peer_id), signature=signature))
+    return Certificate(group=signed.data, outcome=outcome, votes=tuple(votes))
+
+
+@cache
+def certificate() -> Certificate:
+    return certificate_of(case().signed)
+
+
+@cache
+def wrong_interval() -> WrongInterval:
+    """What three members say of the interval of another, of which they show slices."""
+    group, outcome = case().group, certificate().outcome
+    assert outcome is not None
+    peer, validator = next(iter(draw_validators(group, outcome, RUN.validation_rate).items()))
+    place = group.peer_ids.index(peer)
+    tree, vector_N = case().trees[place], case().vectors[place]
+    slices = tuple(
+        AuditedSlice(data=CODEC.encode(vector_N[leaf_at(NUM_VALUES, leaf)]), proof=b"".join(tree.proof(leaf, leaf + 1)))
+        for leaf in draw_leaves(group, outcome, peer, validator)
+    )
+    finders = sorted((each for each in IDENTITIES if each.peer_id != peer), key=lambda each: each.peer_id != validator)
+    finding = IntervalFinding(run="run", step=1, attempt=0, origin_digest=outcome.origin_digest, peer=peer)
+    findings = tuple(signatures(each).sign_finding(finding, NOW) for each in finders)
+    return WrongInterval(certificate=certificate().to_bytes(), peer=peer, slices=slices, findings=findings)
+
+
+def try_interval(data: bytes) -> None:
+    """Check evidence of a wrong interval, with changes by those who signed it. Raises AssertionError if it convicts
+    another member than they accuse."""
+    chance, whole = random.Random(data), wrong_interval()
+    if chance.random() < 0.5:
+        whole = altered(whole, chance, texts=NAMES)
+    if chance.random() < 0.4:
+        whole = replace(whole, certificate=altered(certificate(), chance, texts=NAMES).to_bytes())
+    if chance.random() < 0.4:
+        signer = chance.choice(IDENTITIES)
+        _, finding = signatures().read_finding(wrong_interval().findings[0], NOW)
+        finding = altered(finding, chance, texts=NAMES)
+        findings = list(whole.findings) or [b""]
+        findings[chance.randrange(len(findings))] = signatures(signer).sign_finding(finding, NOW)
+        whole = replace(whole, findings=tuple(dict.fromkeys(findings)))
+    check_evidence(whole.evidence(), {wrong_interval().peer})
+
+
+def try_certificate(data: bytes) -> None:
+    """Check a certificate whose coordinator has changed the group before all voted, or of which anything is changed."""
+    chance = random.Random(data)
+    whole = certificate_of(signed_anew(chance)) if chance.random() < 0.7 else certificate()
+    changed = whole.to_bytes() if chance.random() < 0.5 else altered(whole, chance, texts=NAMES).to_bytes()
+    signatures().check_certificate(changed, NOW)
+
+
+@cache
+def manifest() -> ModelManifest:
+    """A model of two files, whose weights are one chunk."""
+    weights, small = CHUNKS
+    root = HashTree.of([leaf_digest(weights)]).root
+    num_bytes = len(weights)
+    return ModelManifest(
+        name="story",
+        publisher=SERVER.peer_id,
+        published_at=1_700_000_000,
+        files=(ManifestFile(name="config.json", num_bytes=len(small), sha256=hashlib.sha256(small).digest()),),
+        weights=(
+            WeightFile(
+                name="model.safetensors", num_bytes=num_bytes, sha256=hashlib.sha256(weights).digest(), root=root
+            ),
+        ),
+        before=(ByteRange(file=0, start=8, num_bytes=4),),
+        blocks=(
+            BlockBytes(ranges=(ByteRange(file=0, start=12, num_bytes=8),)),
+            BlockBytes(ranges=(ByteRange(file=0, start=20, num_bytes=num_bytes - 20),)),
+        ),
+        after=(),
+        origin="owner/story@0123",
+    )
+
+
+def try_manifest(data: bytes) -> None:
+    """Open a manifest that its publisher has changed and signed; compare files with it, draw from it, and check what a
+    server answers, of which the server may have changed anything."""
+    chance = random.Random(data)
+    changed = manifest() if chance.random() < 0.3 else altered(manifest(), chance, num_changes=chance.choice((1, 3)))
+    published = open_manifest(sign_manifest(changed, SERVER).signed)
+    opened = published.manifest
+    complaint_about(opened, {"config.json": CHUNKS[1], "tokenizer.json": b""})
+    start = chance.randrange(opened.num_blocks)
+    drawn = draw(opened, start, chance.randrange(start, opened.num_blocks) + 1, chance)
+    request = PossessionRequest(manifest=published.digest, nonce=bytes(32), drawn=drawn)
+    request = PossessionRequest.from_bytes(request.to_bytes())
+    statement = PossessionStatement(
+        manifest=request.manifest,
+        nonce=request.nonce,
+        asker=ASKER.peer_id,
+        drawn=drawn,
+        paths=tuple(ChunkPath(digest=leaf_digest(CHUNKS[0]), siblings=b"") for _ in drawn),
+    )
+    sealed = seal_now(
+        SERVER if chance.random() < 0.9 else ASKER,
+        NETWORK,
+        purpose=POSSESSION_PURPOSE,
+        subject="story",
+        payload=statement.to_bytes() if chance.random() < 0.5 else altered(statement, chance, texts=NAMES).to_bytes(),
+        now=NOW,
+        lifetime_s=STATEMENT_LIFETIME_S,
+    )
+    convicted_by(opened, published.digest, sealed, network_id=NETWORK, now=NOW)
+    answer = PossessionResponse(statement=sealed, chunks=(CHUNKS[0],) * len(drawn))
+    check_answer(
+        opened,
+        request,
+        altered(answer, chance).to_bytes() if chance.random() < 0.4 else answer.to_bytes(),
+        asker=ASKER.peer_id,
+        peer_id=SERVER.peer_id,
+        network_id=NETWORK,
+        now=NOW,
+    )
+
+
+def try_invitation(data: bytes) -> None:
+    """Check the chain of somebody whose invitation the owner has changed and signed, and read an invitation that is
+    broken though its text is whole."""
+    chance = random.Random(data)
+    terms = InvitationTerms(serial=7, rights=("join", "serve"), is_bound=chance.random() < 0.5)
+    certificate = seal_now(
+        OWNER if chance.random() < 0.9 else STRANGER,
+        NETWORK_ID,
+        purpose=TERMS_PURPOSE,
+        subject=chance.choice((MEMBER, STRANGER.peer_id, "x")),
+        payload=altered(terms, chance, num_changes=chance.choice((1, 2))).to_bytes(),
+        now=NOW,
+        lifetime_s=chance.choice((1.0, 86400.0)),
+    )
+    link = seal_now(
+        STRANGER, NETWORK_ID, purpose=LINK_PURPOSE, subject=MEMBER, payload=b"", now=NOW, lifetime_s=86400.0
+    )
+    content = mutated(INVITATION.to_bytes(), chance)
+    check_digits = hashlib.sha256(content).digest()[:4]
+    text = INVITATION.text()[:7] + base64.urlsafe_b64encode(content + check_digits).decode().rstrip("=")
+    with suppress(ConfigError):  # its check digits are right, so most of what is refused is refused for its content
+        parse_invitation(text)
+    chain = (certificate, link) if chance.random() < 0.5 else (certificate,)
+    check_chain(chain, network_id=NETWORK_ID, peer_id=MEMBER, now=NOW + 2.0)
+
+
+TARGETS = (
+    Target(name="evidence of a reduction", take=try_reduction),
+    Target(name="evidence of an interval", take=try_interval),
+    Target(name="certificate of a step", take=try_certificate),
+    Target(name="manifest and its proofs", take=try_manifest),
+    Target(name="chain of an invitation", take=try_invitation),
+)

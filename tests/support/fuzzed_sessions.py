@@ -1,0 +1,373 @@
+"""Histories of a client's session with servers that say what they like, and of a server's session with such a client.
+
+`play_session` and `play_inbox` draw a history from the bytes they are given. Every frame passes through its encoding,
+both ways, often with a field or three changed. The client's history reads frames as `Session` does, which does the same
+with connections and tasks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Coroutine, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+from support.fuzzing import Target
+from support.hostile_values import altered
+from swarm.serving.model.shape import ModelShape
+from swarm.serving.server.session_inbox import MAX_INBOX, Backpressure, SessionInbox
+from swarm.serving.session.pipeline import Feed, TakeToken, UpdateLink
+from swarm.serving.session.session_messages import SessionMessages
+from swarm.serving.session.session_state import (
+    Action,
+    CloseStage,
+    FailureCause,
+    FindServers,
+    GrantHandover,
+    OpenStage,
+    Repaired,
+    SessionState,
+)
+from swarm.serving.session.stage import PrefixStore, Stage, StepTimer
+from swarm.serving.session.trace import HopTrace
+from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation, SessionError, SwarmError
+from swarm_protocol.failure_messages import encode_failure
+from swarm_protocol.frames import Frames
+from swarm_protocol.identity import Identity
+from swarm_protocol.records import ServeRecord
+from swarm_protocol.rows import TOKENS, Rows, row_bytes
+from swarm_protocol.session_frames import (
+    Frame,
+    LinkAck,
+    SampledToken,
+    SequenceEnded,
+    SequenceReady,
+    ServerLeaving,
+    StepRequest,
+    StepResult,
+)
+
+T = TypeVar("T")
+NUM_BLOCKS, HIDDEN_SIZE, VOCAB_SIZE = 4, 8, 50
+MAX_TOKENS = 160
+NUM_EVENTS = 60
+PEERS = tuple(Identity(bytes([number]) * 32).peer_id for number in range(5))
+MISSING = SessionError("blocks are missing")
+RECORD = ServeRecord(
+    model="m",
+    revision="r",
+    num_blocks=NUM_BLOCKS,
+    start=0,
+    end=NUM_BLOCKS,
+    state="serving",
+    prefill_ms_per_token=0.1,
+    decode_ms_per_block=0.1,
+    free_kv_tokens=1,
+    queue_depth=0,
+)
+
+
+class SessionHistory:
+    """One history: `happened` counts frames, violations, answers and what the client decided."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.now_s = 0.0
+        self.happened: Counter[str] = Counter()
+        shape = ModelShape(
+            name="m", revision="r", num_blocks=NUM_BLOCKS, hidden_size=HIDDEN_SIZE, vocab_size=VOCAB_SIZE
+        )
+        self.messages = SessionMessages(
+            shape,
+            PrefixStore(max_bytes=4096),
+            session_id="s",
+            max_tokens=MAX_TOKENS,
+            codec=chance.choice(("raw", "bf16", "int8")),
+        )
+        self.state = SessionState(NUM_BLOCKS, self.messages.new_buffer, max_step_tokens=chance.choice((1, 4, 64)))
+        self.num_tokens = 0
+        self._attached: list[Stage] = []
+        self._searches: list[FindServers] = []
+        self._expected: deque[tuple[Stage, Frame]] = deque()
+
+    def play(self, num_events: int) -> None:
+        for _ in range(num_events):
+            self.now_s += self.chance.choice((0.0, 0.001, 0.1, 3.0))
+            if self.state.error is None and not self.state.pipeline.is_asked:
+                self.ask()
+            self._something()
+            self.check_bounded()
+
+    def ask(self) -> None:
+        num_new, ahead = self.chance.choice((1, 1, 3, 20)), self.chance.choice((0, 0, 1, 8))
+        if self.num_tokens + num_new + ahead > MAX_TOKENS:
+            return
+        self.num_tokens += num_new + ahead
+        rows = self.messages.append_tokens([self.chance.randrange(VOCAB_SIZE) for _ in range(num_new)])
+        self.carry_out(self.state.ask(rows, self.now_s, ahead=ahead))
+
+    def _something(self) -> None:
+        draw = self.chance.random()
+        if self._searches and draw < 0.5:
+            self._end_search(self._searches.pop(0))
+        elif draw < 0.05:
+            self.now_s = max(self.now_s, min(self.state.next_due_s(), self.now_s + 1000.0))
+            self.carry_out(self.state.tick(self.now_s))
+        elif draw < 0.07 and self._attached:
+            lost = PeerUnreachable("the connection broke")
+            self.carry_out(
+                self.state.on_lost(self.chance.choice(self._attached), lost, FailureCause.SILENT, self.now_s)
+            )
+        elif self._expected and draw < 0.85:
+            stage, frame = self._expected.popleft()
+            if stage in self._attached:
+                self.hear(stage, frame, unchanged=0.8)
+        elif self._attached:
+            stage = self.chance.choice(self._attached)
+            self.hear(stage, self._any_frame(stage), unchanged=0.5)
+
+    def _end_search(self, find: FindServers) -> None:
+        repair = find.repair
+        if self.chance.random() < 0.1:
+            self.carry_out(self.state.on_not_found(repair, MISSING, self.now_s))
+            return
+        cuts = [block for block in range(repair.start + 1, repair.end) if self.chance.random() < 0.4]
+        ends = [*cuts, repair.end]
+        new = [self._stage(start, end) for start, end in zip([repair.start, *cuts], ends, strict=True)]
+        self.carry_out(self.state.on_found(repair, new, self.now_s))
+
+    def _stage(self, start: int, end: int) -> Stage:
+        peer_id = self.chance.choice(PEERS)
+        return Stage(
+            peer_id=peer_id,
+            start=start,
+            end=end,
+            sequence_id=self.chance.randbytes(16),
+            timer=StepTimer(RECORD, end - start),
+            row_bytes=self.messages.row_bytes(start),
+            trace=HopTrace(peer_id=peer_id, start=start, end=end),
+        )
+
+    def carry_out(self, actions: Sequence[Action]) -> None:
+        todo = deque(actions)
+        while todo:
+            action = todo.popleft()
+            self.happened[type(action).__name__] += 1
+            todo.extend(self._do(action))
+
+    def _do(self, action: Action) -> Sequence[Action]:  # noqa: C901 - a case an action
+        match action:
+            case FindServers():
+                self._searches.append(action)
+            case OpenStage(stage):
+                self._attached.append(stage)
+                self._send(self.messages.open(action))
+                length = self.chance.choice((0, 0, stage.max_length, self.state.pipeline.length))
+                opened = SequenceReady(sequence_id=stage.sequence_id, max_step_tokens=16, length=length)
+                self._expected.append((stage, opened))
+            case Feed(stage):
+                self._send(self.messages.step(action, self.state.pipeline.buffers[stage.start]))
+                self._expected.append((stage, self._result(stage, action.end, action.end - action.start)))
+            case UpdateLink(stage):
+                self._send(self.messages.link(stage))
+                ack = LinkAck(sequence_id=stage.sequence_id, num_links=stage.link.num_sent, position=stage.done)
+                self._expected.append((stage, ack))
+            case GrantHandover():
+                self._send(self.messages.grant_handover(action))
+            case CloseStage(stage):
+                self._send(self.messages.close(stage, 0))
+                if stage in self._attached:
+                    self._attached.remove(stage)
+            case Repaired(repair):
+                self.messages.answer_tokens(repair.new)
+            case TakeToken(token, goes_on):
+                self.messages.drawn.append(token.token_id)
+                if goes_on:
+                    return self.state.follow(self.messages.append_tokens([token.token_id]), self.now_s)
+        return ()
+
+    def _send(self, frame: Frame) -> None:
+        Frames((frame,)).to_bytes()
+
+    def hear(self, stage: Stage, frame: Frame, unchanged: float) -> None:
+        """Take a frame for this stage as `Session` does."""
+        if self.chance.random() > unchanged:
+            frame = altered(frame, self.chance, num_changes=self.chance.choice((1, 1, 3)))
+        for arrived in decoded(frame):
+            self.happened[type(arrived).__name__] += 1
+            try:
+                actions = self._read(stage, arrived)
+            except PeerViolation as error:
+                self.happened["violations"] += 1
+                actions = self.state.on_lost(stage, error, FailureCause.VIOLATION, self.now_s)
+            self.carry_out(actions)
+
+    def _read(self, stage: Stage, frame: Frame) -> list[Action]:
+        state, now_s = self.state, self.now_s
+        match frame:
+            case StepResult():
+                return state.on_report(stage, self.messages.check_result(stage, frame), now_s)
+            case LinkAck():
+                return state.on_link_ack(stage, frame.num_links, frame.position, now_s)
+            case SequenceReady():
+                return state.on_opened(stage, frame, now_s)
+            case SequenceEnded():
+                return state.on_lost(stage, frame.error(stage.peer_id), FailureCause.REPORTED, now_s)
+            case ServerLeaving():
+                return state.on_leaving(stage, now_s)
+        raise PeerViolation("no server sends this")
+
+    def _any_frame(self, stage: Stage) -> Frame:
+        chance, length = self.chance, self.state.pipeline.length
+        position = chance.choice((stage.done, stage.done + 1, length, length + 1, chance.randrange(MAX_TOKENS)))
+        match chance.randrange(6):
+            case 0:
+                return LinkAck(sequence_id=stage.sequence_id, num_links=chance.randrange(1, 4), position=position)
+            case 1:
+                return SequenceReady(sequence_id=stage.sequence_id, max_step_tokens=1, length=position)
+            case 2 if chance.random() < 0.2:
+                failure = encode_failure(PeerRefused("full", retry_after_s=chance.choice((0.0, 2.5))))
+                return SequenceEnded(sequence_id=stage.sequence_id, failure=failure)
+            case 3 if chance.random() < 0.3:
+                return ServerLeaving(within_s=30.0)
+        return self._result(stage, position, min(position, chance.choice((0, 1, 2, position))))
+
+    def _result(self, stage: Stage, position: int, num_rows: int) -> StepResult:
+        chance, codec = self.chance, self.messages.codec
+        is_last = stage.end == NUM_BLOCKS
+        rows = token = None
+        if is_last and chance.random() < 0.9:
+            token = SampledToken(token_id=chance.choice((0, 7, VOCAB_SIZE - 1)))
+        elif not is_last and num_rows:
+            num_columns = HIDDEN_SIZE
+            if chance.random() < 0.05:
+                codec, num_columns = chance.choice(("raw", "bf16", "int8")), chance.choice((1, HIDDEN_SIZE))
+            payload = bytes([chance.choice((0, 0, 0, 255))]) * (num_rows * row_bytes(codec, num_columns))
+            rows = Rows(codec=codec, num_rows=num_rows, num_columns=num_columns, payload=payload)
+        return StepResult(
+            sequence_id=stage.sequence_id,
+            position=position,
+            rows=rows,
+            token=token,
+            compute_ms=chance.choice((0.0, 1.5, 1e5)),
+            push_failed=chance.random() < 0.1,
+            passed_on=chance.random() < 0.3,
+            looped=is_last and chance.random() < 0.3,
+            num_links=stage.link.num_sent if chance.random() < 0.8 else chance.randrange(3),
+        )
+
+    def check_bounded(self) -> None:
+        """Raises AssertionError if the session keeps more than its tokens' rows at each boundary, and as much again for
+        each server that is ahead of the client."""
+        pipeline, most = self.state.pipeline, MAX_TOKENS * self.messages.row_bytes(1)
+        assert set(pipeline.buffers) <= set(range(NUM_BLOCKS))
+        assert all(buffer.length <= pipeline.length <= MAX_TOKENS for buffer in pipeline.buffers.values())
+        for stage in pipeline.stages:
+            assert len(stage.early) <= pipeline.request.ahead + 1
+            assert sum(len(report.rows) for report in stage.early) <= most
+        assert len(self.state.repairs) <= NUM_BLOCKS
+        assert len(self._attached) <= 3 * NUM_BLOCKS
+
+
+def decoded(frame: Any) -> tuple[Frame, ...]:
+    """Return what arrives of a frame: nothing if it cannot be encoded, or is refused when it is decoded."""
+    try:
+        data = Frames((frame,)).to_bytes()
+    except (ValueError, TypeError, AttributeError, OverflowError):
+        return ()
+    try:
+        return Frames.from_bytes(data).frames
+    except PeerViolation:
+        return ()
+
+
+def play_session(data: bytes) -> Mapping[str, int]:
+    """Play the history that `data` draws. Returns how often what happened. Raises AssertionError, or what the session's
+    state raises and should not."""
+    history = SessionHistory(random.Random(data))
+    history.play(NUM_EVENTS)
+    return history.happened
+
+
+class HeldSequence:
+    """What an inbox uses of an `EngineSequence`, without the engine."""
+
+    max_tokens, blocks = MAX_TOKENS, (0, NUM_BLOCKS)
+
+    def __init__(self, start: int, length: int) -> None:
+        self.blocks, self.length = (start, NUM_BLOCKS), length
+
+    def rewind(self, position: int) -> None:
+        if not 0 <= position <= self.length:
+            raise PeerViolation("it cannot begin there")
+        self.length = position
+
+
+SPAN: Any = SimpleNamespace(num_blocks=NUM_BLOCKS, hidden_size=HIDDEN_SIZE, vocab_size=VOCAB_SIZE)
+
+
+def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return what a coroutine returns that has nothing to wait for."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+    raise AssertionError("it waits")
+
+
+def step_request(chance: random.Random, length: int, right_codec: str) -> StepRequest:
+    codec = right_codec if chance.random() < 0.8 else chance.choice(("tokens", "raw", "bf16", "int8"))
+    num_rows, num_columns = chance.choice((1, 1, 1, 1, 20, 40)), 0 if codec == "tokens" else HIDDEN_SIZE
+    position = chance.choice((0, length, length, max(0, length - 2), length + 1, MAX_TOKENS - 1))
+    payload = bytes(num_rows * row_bytes(codec, num_columns))
+    if chance.random() < 0.2:
+        payload = chance.randbytes(len(payload))
+    rows = Rows(codec=codec, num_rows=num_rows, num_columns=num_columns, payload=payload)
+    want = chance.choice(("nothing", "last", "all"))
+    return StepRequest(sequence_id=bytes(16), position=position, want=want, forward=chance.random() < 0.5, rows=rows)
+
+
+def play_inbox(data: bytes) -> Mapping[str, int]:
+    """Send a server's session what no honest client sends, while it computes some of it. Returns how often what
+    happened. Raises AssertionError if more waits than may, or if bytes are counted that are not there."""
+    chance, happened, num_run = random.Random(data), Counter[str](), 0
+    max_bytes, is_idle = chance.choice((512, 2**20)), chance.random() < 0.3
+    backpressure, taken = Backpressure(max_bytes), list[int]()
+    codec = chance.choice(("raw", "bf16", "int8"))
+    sequence: Any = HeldSequence(chance.choice((0, 2)), chance.choice((0, 16)))
+    inbox = SessionInbox(
+        "client",
+        sequence,
+        SPAN,
+        codec,
+        backpressure,
+        max_step_tokens=32,
+        on_taken=lambda position, rows: taken.append(position + rows.num_rows),
+    )
+    for _ in range(NUM_EVENTS):
+        request = step_request(chance, inbox.length, codec if sequence.blocks[0] else TOKENS)
+        for frame in decoded(altered(request, chance, num_changes=chance.choice((0, 0, 1, 2)))):
+            try:
+                if isinstance(frame, StepRequest):
+                    inbox.take(frame, passes_on=frame.forward)
+            except SwarmError as error:
+                happened[type(error).__name__] += 1
+        happened["steps"] += 1
+        if not is_idle and chance.random() < 0.3 and len(taken) > num_run:
+            num_run += 1
+            inbox.finish(at_once(inbox.next()))
+        assert len(taken) - num_run <= MAX_INBOX
+        assert backpressure.num_bytes <= max_bytes
+        assert inbox.length <= MAX_TOKENS
+    assert taken == sorted(set(taken)), "rows are taken once, in order"
+    inbox.close()
+    assert backpressure.num_bytes == 0
+    return happened
+
+
+TARGETS = (
+    Target(name="history of a session", take=play_session),
+    Target(name="history of an inbox", take=play_inbox),
+)

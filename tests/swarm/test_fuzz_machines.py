@@ -1,0 +1,80 @@
+"""A short run of the fuzzer over the pure state machines and the checks of proofs; `python -m protocol.fuzz_messages`
+makes the long ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import get_args
+
+import pytest
+from support import fuzzed_proofs
+from support.fuzzed_rounds import check_bounded, play_round
+from support.fuzzed_sessions import play_inbox, play_session
+from support.fuzzing import Target, run
+from support.round_scripts import outcome, ready, setup, signed, voted
+from swarm.serving.session import session_state
+from swarm.training.round import round_events
+from swarm.training.round.round_events import Lost, Reported, Sighted
+from swarm.training.round.round_state import MAX_HEARD, Phase
+from swarm.training.round.state_machine import begin, step
+
+
+def histories(play: Callable[[bytes], Mapping[str, int]], num_histories: int) -> Counter[str]:
+    happened: Counter[str] = Counter()
+    for number in range(num_histories):
+        happened += Counter(play(number.to_bytes(2, "big")))
+    return happened
+
+
+def names(union: object) -> set[str]:
+    return {each.__name__ for each in get_args(union)}
+
+
+def test_round_goes_on_whatever_members_and_strangers_say() -> None:
+    happened = histories(play_round, 160)
+    missing = {*names(round_events.Event), *get_args(Phase)} - happened.keys()
+    assert not missing, f"the histories do not reach {missing}"
+
+
+def test_session_goes_on_whatever_its_servers_say() -> None:
+    happened = histories(play_session, 160)
+    assert not names(session_state.Action) - happened.keys()
+    assert happened["violations"] > 500
+    assert happened["TakeToken"] > 100
+
+
+def test_inbox_of_a_server_counts_what_waits_whatever_its_client_sends() -> None:
+    happened = histories(play_inbox, 60)
+    assert happened["PeerViolation"] > 500
+    assert happened["PeerRefused"] > 10
+
+
+@pytest.mark.parametrize("target", fuzzed_proofs.TARGETS, ids=lambda target: target.name)
+def test_changed_proofs_raise_only_typed_errors(target: Target) -> None:
+    counts = run([target], 240, 3, lambda _line: None)
+    assert counts[f"{target.name} accepted"] > 15, "so the unchanged ones are right"
+    assert counts[f"{target.name} raised PeerViolation"] > 20
+    assert counts[f"{target.name} raised IntegrityError"] > 5
+    assert {name.rsplit(" ", 1)[1] for name in counts if " raised " in name} <= {
+        "PeerViolation",
+        "IntegrityError",
+        "PeerRefused",
+    }
+
+
+def test_round_keeps_no_more_of_strangers_than_it_says() -> None:
+    """So many that each bound is reached; the roster is heard beyond them."""
+    strangers = [f"stranger {number}" for number in range(MAX_HEARD + 200)]
+    group = signed()
+    state = begin(setup(), accused={})
+    for peer in strangers:
+        for event in (
+            Sighted(peer=peer),
+            Reported(peer=peer, ready=ready()),
+            voted(peer, group, outcome(group)),
+            Lost(peer=peer, reason="it broke"),
+        ):
+            state, _ = step(state, event, 0.0)
+    assert (len(state.known), len(state.ready), len(state.voting.prepares)) == (MAX_HEARD,) * 3
+    check_bounded(state)

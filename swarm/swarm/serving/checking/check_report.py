@@ -11,11 +11,26 @@ Result: TypeAlias = Literal["passed", "failed", "disputed", "unchecked"]
 """`unchecked`: no other server has the blocks, or none of them would compute them."""
 
 Reason: TypeAlias = Literal[
-    "", "rows", "draws", "commitment", "withheld", "inputs", "alone", "nothing", "no inputs", "replayed", "busy"
+    "",
+    "rows",
+    "draws",
+    "commitment",
+    "withheld",
+    "inputs",
+    "alone",
+    "nothing",
+    "no inputs",
+    "replayed",
+    "busy",
+    "cut off",
+    "taken over",
+    "no dtype",
 ]
 """Why a span has its result, for people; "" for one that passed. `alone`: no other server has the blocks; `nothing`:
 the server gave nothing new; `no inputs`: the server before it did not give all; `replayed`: it got inputs from a server
-that was replaced; `busy`: others have the blocks, and would not compute them."""
+that was replaced; `busy`: others have the blocks, and would not compute them; `cut off`: its connection ended before it
+had signed; `taken over`: it began with what another server had computed; `no dtype`: it does not say what it computes
+in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,10 @@ class AnsweredSpan:
 
     `outputs` are the rows from position `outputs_from` on that this server gave, or else `draws` its draws.
     `previous_peer_id` is the server whose outputs were the inputs. `signed` is the server's commitment in its envelope,
-    or no bytes if none came.
+    or no bytes if none came; `was_cut_off`: its connection ended before that.
+
+    `is_taken_over`: the server began with keys and values of another one. Without that its first input came at position
+    `takes_from` at the latest. `dtype` is what it said that it computes in, or "".
     """
 
     peer_id: str
@@ -45,6 +48,10 @@ class AnsweredSpan:
     outputs_from: int
     draws: tuple[Draw, ...]
     signed: bytes
+    was_cut_off: bool = False
+    is_taken_over: bool = False
+    takes_from: int = 0
+    dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

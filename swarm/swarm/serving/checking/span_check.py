@@ -56,19 +56,28 @@ class CheckContext:
     recompute: Recompute
 
 
-async def check_span(answer: FinishedAnswer, span: AnsweredSpan, context: CheckContext) -> CheckReport:
+async def check_span(  # noqa: PLR0911 a result each
+    answer: FinishedAnswer, span: AnsweredSpan, context: CheckContext
+) -> CheckReport:
     """Check one span. Raises nothing but cancellation."""
     is_last = span.end == answer.model.num_blocks
     if span.outputs_from >= span.num_rows or (is_last and not span.draws):
         return _report(span, "unchecked", "nothing")
     if len(span.inputs) < span.num_rows * _row_bytes(answer, span.start):
         return _report(span, "unchecked", "no inputs")
-    complaint = commitment_complaint(answer, span, context)
+    if span.was_cut_off and not span.signed:
+        return _report(span, "unchecked", "cut off")
+    complaint = await asyncio.to_thread(commitment_complaint, answer, span, context)
     if complaint and complaint[0] == "inputs" and answer.was_replayed:
         # rounding alone makes such rows differ, and nobody is to blame
         return _report(span, "unchecked", "replayed")
     if complaint:
         return _unproved(span, *complaint)
+    if span.is_taken_over:
+        # what it was handed is another server's work, and cannot be checked against anything
+        return _report(span, "unchecked", "taken over")
+    if context.dtype not in TOLERANCES:
+        return _report(span, "unchecked", "no dtype")
     if not context.candidates:
         return _report(span, "unchecked", "alone")
     return await _Comparison(answer, span, context).run()
@@ -133,7 +142,7 @@ class _Comparison:
         self._span = span
         self._context = context
         self._left = list(context.candidates)
-        tolerance = TOLERANCES.get(context.dtype, TOLERANCES["float32"]).after(span.end - span.start)
+        tolerance = TOLERANCES[context.dtype].after(span.end - span.start)
         self._tolerance = tolerance.with_codec(answer.codec)
 
     async def run(self) -> CheckReport:
@@ -156,11 +165,15 @@ class _Comparison:
     def _decided(self, what: Reason, detail: str, first: tuple[str, Floats], second: tuple[str, Floats]) -> CheckReport:
         """Decide with the third server's outputs."""
         span, (checker, expected), (third, other) = self._span, first, second
+        agree = self._agree(expected, other)
+        if not self._difference(other).is_mismatch and agree:
+            # rounding alone takes the server so far from the first checker, with the third in between
+            return _disputed(span, what, f"{detail} at {checker}, and at {third} it does not", (span.peer_id, checker))
         if not self._difference(other).is_mismatch:
             # the span's server and the third agree: the first checker computed something else
             outcomes: Outcomes = ((span.peer_id, "passed"), (checker, "failed"))
             return _report(span, "passed", what, f"{detail} at {checker} alone", named=checker, outcomes=outcomes)
-        if not self._agree(expected, other):
+        if not agree:
             return _disputed(span, what, f"{detail}, and no two servers agree", (span.peer_id, checker, third))
         if self._is_from_cache():
             return _disputed(span, what, f"{detail}, after inputs from a cache", (span.peer_id,))
@@ -168,12 +181,18 @@ class _Comparison:
         return _report(span, "failed", what, detail, named=span.peer_id, outcomes=outcomes, evidence=span.signed)
 
     def _is_from_cache(self) -> bool:
-        """Return whether the server held something that it did not commit to; before block 0 that follows from
-        tokens."""
+        """Return whether the server held something that it did not commit to, and may have.
+
+        Before block 0 that follows from tokens. A server that says so although its first input came earlier has only
+        left out what it took.
+        """
+        if not self._span.start:
+            return False
         envelope = unseal(
             self._span.signed, purpose=COMMITMENT_PURPOSE, network_id=self._context.network_id, now=self._context.now
         )
-        return self._span.start > 0 and AnswerCommitment.from_bytes(envelope.payload).inputs_from > 0
+        inputs_from = AnswerCommitment.from_bytes(envelope.payload).inputs_from
+        return 0 < inputs_from <= self._span.takes_from
 
     async def _computed(self, inputs: SpanInputs) -> tuple[str, Floats] | None:
         """Have the next candidate that is willing compute the span; None if none of MAX_ASKED is."""

@@ -13,16 +13,19 @@ import logging
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
 from swarm_protocol.errors import ConfigError, SwarmError
+from swarm_protocol.manifest_messages import manifest_dtype
 from swarm_protocol.records import ServeRecord
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
+from swarm.router.revisions import manifest_of
 from swarm.serving.checking.check_report import CheckReport, Result
+from swarm.serving.checking.comparison import TOLERANCES
 from swarm.serving.checking.finished_answer import AnsweredSpan, AnswerToCheck, FinishedAnswer
 from swarm.serving.checking.recomputation import recompute
 from swarm.serving.checking.span_check import CheckContext, check_span
@@ -76,7 +79,7 @@ class SpotChecks:
         self._network = network
         self._membership = membership
         self._options = options
-        self._waiting: deque[AnswerToCheck] = deque()
+        self._waiting: deque[tuple[AnswerToCheck, int]] = deque()
         self._num_bytes = 0
         self._arrived = asyncio.Event()
         self._idle = asyncio.Event()
@@ -92,17 +95,18 @@ class SpotChecks:
         """Draw whether an answer that has just ended is checked."""
         return self.is_on and self._options.draw() < self._options.share
 
-    def submit(self, answer: AnswerToCheck) -> None:
-        """Check the answer soon, unless too much waits."""
+    def submit(self, answer: AnswerToCheck) -> bool:
+        """Check the answer soon and return True, unless too much waits."""
         if len(self._waiting) >= MAX_WAITING or self._num_bytes + answer.num_bytes > MAX_WAITING_BYTES:
             self.num_skipped += 1
-            return
-        self._waiting.append(answer)
+            return False
+        self._waiting.append((answer, answer.num_bytes))
         self._num_bytes += answer.num_bytes
         self._idle.clear()
         self._arrived.set()
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="spot checks")
+        return True
 
     async def settled(self) -> None:
         """Wait until no answer waits or is checked."""
@@ -122,11 +126,14 @@ class SpotChecks:
                 self._idle.set()
                 self._arrived.clear()
                 await self._arrived.wait()
-            closed = self._waiting.popleft()
-            answer = await closed.finished()
-            for span in answer.spans:
-                self._note(await self._check(answer, span), answer)
-            self._num_bytes -= closed.num_bytes
+            closed, num_bytes = self._waiting.popleft()
+            try:
+                answer = await closed.finished()
+                for span in answer.spans:
+                    self._note(await self._check(answer, span), answer)
+            except Exception:  # a defect here or in a listener, which must not end all checks
+                logger.exception("the spot checks of an answer failed")
+            self._num_bytes -= num_bytes
 
     async def _check(self, answer: FinishedAnswer, span: AnsweredSpan) -> CheckReport:
         try:
@@ -138,7 +145,7 @@ class SpotChecks:
         context = CheckContext(
             network_id=self._network.network_id,
             now=self._network.now(),
-            dtype=_usual_dtype(able),
+            dtype=dtype_of(span.dtype, answer.model.revision, able.values()),
             candidates=tuple(able),
             recompute=partial(recompute, self._network, answer.model),
         )
@@ -163,6 +170,7 @@ class SpotChecks:
             and record.start <= span.start
             and span.end <= record.end
             and peer_id != span.peer_id
+            and record.dtype
         ]
         barred = self.reputation.for_routing([peer_id for peer_id, _ in found], now, "").barred
         random.SystemRandom().shuffle(found)
@@ -188,7 +196,13 @@ class SpotChecks:
         self._options.on_report(report)
 
 
-def _usual_dtype(servers: Mapping[str, ServeRecord]) -> str:
-    """Return what most servers of the revision say that they compute in. The one that is checked is not asked."""
-    counts = Counter(record.dtype for record in servers.values())
-    return counts.most_common(1)[0][0] if counts else ""
+def dtype_of(own: str, revision: str, others: Collection[ServeRecord]) -> str:
+    """Return what a server computes in, by whose tolerance it is checked; "" if it is not known.
+
+    The revision of a published model proves it. Otherwise the server's `own` record says so, and those of the `others`
+    that can check it: of what they say, what tolerates most counts, so that no lie makes an honest server fail.
+    """
+    if manifest := next(filter(None, map(manifest_of, others)), b""):
+        return manifest_dtype(manifest, revision)
+    said = {record.dtype for record in others} | {own}
+    return max(said, key=lambda dtype: TOLERANCES[dtype].row) if said <= TOLERANCES.keys() else ""

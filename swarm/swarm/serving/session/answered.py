@@ -7,57 +7,80 @@ still had, and then what it signs. `ClosedAnswer.finished` waits for both.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from swarm_protocol.errors import PeerViolation
-from swarm_protocol.session_frames import Commitment, StepResult
+from swarm_protocol.session_frames import Commitment, SequenceEnded, StepResult
 
 from swarm.serving.checking.finished_answer import AnsweredSpan, Draw, FinishedAnswer
+from swarm.serving.session.known_servers import ConnectionLost
 
 if TYPE_CHECKING:
-    from swarm_protocol.rows import Data
     from swarm_protocol.session_frames import Frame
 
-    from swarm.serving.session.known_servers import ClientConnection, ConnectionLost
+    from swarm.serving.session.known_servers import ClientConnection
     from swarm.serving.session.pipeline import Pipeline
     from swarm.serving.session.session_messages import SessionMessages
     from swarm.serving.session.stage import Stage
     from swarm.serving.session.trace import Trace
 
 COMMIT_S = 20.0
-"""A server signs at once, but its answer may come after much that it had to send before."""
+"""A server signs at once, but its answer may come after much that it had to send before: it counts from its last new
+row."""
+
+LAST_S = 60.0
+"""Time for all that a server still sends: checks of other answers wait."""
 
 
 class LastFrames:
-    """What the server of a closed sequence still sends: `late` rows by the position after them, and its commitment.
+    """What the server of a closed sequence still sends: rows, and then its commitment.
 
-    Nothing waits for longer than COMMIT_S.
+    `add` takes the rows, and returns whether some of them were new. Nothing waits for longer than COMMIT_S after those,
+    and LAST_S in all. `was_cut_off`: the connection ended, or rows still came when the time was over.
     """
 
     def __init__(self) -> None:
-        self.late: list[StepResult] = []
+        self.add: Callable[[StepResult], bool] = lambda _result: False
+        self.was_cut_off = False
         self._signed: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     def listen(self, connection: ClientConnection, sequence_id: bytes) -> None:
         """Take what comes for the sequence, which has just been closed."""
 
-        def end(signed: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        last_s = loop.time() + LAST_S
+
+        def end(signed: bytes, *, was_cut_off: bool = False) -> None:
             if not self._signed.done():
                 timer.cancel()
+                self.was_cut_off = was_cut_off
                 self._signed.set_result(signed)
                 connection.detach(sequence_id)
 
+        def wait() -> asyncio.TimerHandle:
+            due_s = loop.time() + COMMIT_S
+            return loop.call_at(min(due_s, last_s), lambda: end(b"", was_cut_off=due_s > last_s))
+
         def take(message: Frame | ConnectionLost) -> None:
-            if isinstance(message, StepResult):
-                self.late.append(message)
-            else:
-                end(message.signed if isinstance(message, Commitment) else b"")
+            nonlocal timer
+            # other frames, as that a server leaves or heard of its neighbours, say nothing of what it signs
+            match message:
+                case StepResult():
+                    if self.add(message):
+                        timer.cancel()
+                        timer = wait()
+                case Commitment(signed=signed):
+                    end(signed)
+                case SequenceEnded() | ConnectionLost():
+                    end(b"", was_cut_off=isinstance(message, ConnectionLost))
 
         if connection.is_over:
+            self.was_cut_off = True
             self._signed.set_result(b"")
             return
-        timer = asyncio.get_running_loop().call_later(COMMIT_S, lambda: end(b""))
+        timer = wait()
         connection.attach(sequence_id, take)
 
     async def signed(self) -> bytes:
@@ -67,6 +90,9 @@ class LastFrames:
 
 class ClosedAnswer:
     """An answer that has ended: `finished` returns what there is to check of it.
+
+    Its rows stay in the session's buffers, which nothing changes any more. `num_bytes` is the most that they take with
+    those that come late.
 
     `last` are the last frames of the stages that can be checked; `draws` all tokens of the answer, one at least. The
     reports go into the request's `trace`.
@@ -86,20 +112,19 @@ class ClosedAnswer:
         self._num_blocks = pipeline.num_blocks
         self._draws = draws
         self._last = last
-        self._boundaries = {
-            block: buffer.rows(0, buffer.length) if buffer.length else b"" for block, buffer in pipeline.buffers.items()
-        }
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(map(len, self._boundaries.values()))
+        self._num_rows = draws[-1].position + 1
+        self._buffers = dict(pipeline.buffers)
+        self.num_bytes = sum(max(buffer.length, self._num_rows) * buffer.row_bytes for buffer in self._buffers.values())
+        for stage, each in last.items():
+            each.add = partial(self._add, stage)
 
     async def finished(self) -> FinishedAnswer:
         """Wait for what the servers still send. The rows that they send late are checked as those of a session."""
         signed = {stage: await last.signed() for stage, last in self._last.items()}
-        for stage, last in self._last.items():
-            for result in last.late:
-                self._add(stage, result)
+        # much may have to be copied
+        return await asyncio.to_thread(self._answer, signed)
+
+    def _answer(self, signed: Mapping[Stage, bytes]) -> FinishedAnswer:
         return FinishedAnswer(
             model=self._messages.model,
             codec=self._messages.codec,
@@ -109,19 +134,23 @@ class ClosedAnswer:
             on_report=lambda report: self._trace.checks.append(report.to_dict()),
         )
 
-    def _add(self, stage: Stage, result: StepResult) -> None:
+    def _add(self, stage: Stage, result: StepResult) -> bool:
+        """Keep those rows of the answer that follow the known ones, and return whether there were any."""
+        buffer = self._buffers.get(stage.end)
+        if buffer is None or result.rows is None:
+            return False
+        known, first = buffer.length, result.position - result.rows.num_rows
+        if not first <= known < min(result.position, self._num_rows):
+            return False  # servers may have run ahead of what the client asked for
         try:
-            rows: Data = self._messages.check_result(stage, result).rows
+            rows = self._messages.check_result(stage, result).rows
         except PeerViolation:
-            return  # it lacks rows then, and is noted for that
-        each = self._messages.row_bytes(stage.end)
-        known = self._boundaries.get(stage.end, b"")
-        first = result.position - len(rows) // each
-        if rows and first <= len(known) // each:
-            self._boundaries[stage.end] = known + bytes(rows[len(known) - first * each :])
+            return False  # it lacks rows then, and is noted for that
+        buffer.append(rows[(known - first) * buffer.row_bytes : (self._num_rows - first) * buffer.row_bytes])
+        return True
 
     def _span(self, stage: Stage, signed: bytes) -> AnsweredSpan:
-        num_rows = self._draws[-1].position + 1
+        num_rows = self._num_rows
         is_last = stage.end == self._num_blocks
         outputs = b"" if is_last else self._rows(stage.end, stage.outputs_from, num_rows)
         own = [each for each in self._draws if each.position >= stage.outputs_from] if is_last else []
@@ -138,11 +167,16 @@ class ClosedAnswer:
             outputs_from=stage.outputs_from,
             draws=_last_in_a_row(own),
             signed=signed,
+            was_cut_off=self._last[stage].was_cut_off,
+            is_taken_over=stage.is_taken_over,
+            takes_from=stage.opened.length if self._was_replayed and stage.opened else stage.takes_from,
+            dtype=stage.dtype,
         )
 
     def _rows(self, block: int, start: int, end: int) -> bytes:
-        each = self._messages.row_bytes(block)
-        return bytes(self._boundaries.get(block, b"")[start * each : end * each])
+        buffer = self._buffers.get(block)
+        end = min(end, buffer.length) if buffer is not None else 0
+        return buffer.rows(start, end) if buffer is not None and start < end else b""
 
 
 def _last_in_a_row(draws: Sequence[Draw]) -> tuple[Draw, ...]:

@@ -383,6 +383,8 @@ class Pipeline:
             # a sequence can give up only whole pages of what it shares with others
             stage.begin(position if position == length else position // PAGE_TOKENS * PAGE_TOKENS)
             stage.outputs_from = self.needed(stage)
+            # where the client feeds a part, what is pushed after that may come first
+            stage.takes_from = stage.done if stage.done == self.buffers[stage.start].length else length
         for block in self.buffers.keys() - {stage.start for stage in self.stages} - set(other_starts):
             del self.buffers[block]
         self._chunk = min([self._max_step_tokens] + [s.opened.max_step_tokens for s in self.stages if s.opened])

@@ -149,7 +149,8 @@ class Session:
         if self._draws and self._state.error is None and self._checks.draws():
             self._last = {stage: LastFrames() for stage in self._state.stages if stage in self._connections}
             answer = ClosedAnswer(self._messages, self._state.pipeline, self._draws, self._last, self._trace)
-            self._checks.submit(answer)
+            if not self._checks.submit(answer):
+                self._last.clear()
         await self._close()
 
     async def next_token(self, tokens: Sequence[int], draw: TokenDraw, *, ahead: int = 0) -> SampledToken:
@@ -399,6 +400,7 @@ class Session:
             timer=StepTimer(hop.record, hop.end - hop.start),
             row_bytes=self._messages.row_bytes(hop.start),
             trace=HopTrace(peer_id=hop.peer_id, start=hop.start, end=hop.end),
+            dtype=hop.record.dtype,
         )
 
     def _set_timer(self) -> None:

@@ -372,6 +372,7 @@ class SessionState:
         if repair.lost_peer:
             for stage in repair.new:
                 stage.replays_until = self.pipeline.length
+                stage.is_taken_over = repair.is_handover
         self._has_opened = True
         starts = [repair.start for repair in self.repairs]
         self._expect_opening()

@@ -155,7 +155,8 @@ class Stage:
     `max_length` positions may be on the server already, `opened` is what it said of that. `early`: reports of positions
     whose tokens the client has not heard of. `replace_from_s`: from when on another server is sought, infinity for one
     that does not leave. Others had run the positions before `replays_until`, and given what follows those before
-    `outputs_from`.
+    `outputs_from`. `is_taken_over`: its keys and values were begun by another server. `takes_from`: the position of its
+    first input at the latest. `dtype` is what its record says that it computes in.
     """
 
     peer_id: str
@@ -178,6 +179,9 @@ class Stage:
     replace_from_s: float = math.inf
     replays_until: int = 0
     outputs_from: int = 0
+    is_taken_over: bool = False
+    takes_from: int = 0
+    dtype: str = ""
 
     @property
     def reported(self) -> int:

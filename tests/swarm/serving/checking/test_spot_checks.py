@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,12 +22,13 @@ from swarm.serving.checking.recomputation import NUM_TOP, SpanInputs, largest_lo
 from swarm.serving.checking.spot_checks import MAX_WAITING, SpotCheckOptions
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span_loading import load_span
-from swarm.serving.server.answer_log import PageInputs
+from swarm.serving.server.answer_log import AnswerLog, PageInputs
 from swarm.serving.server.connection_server import ConnectionServer
 from swarm.serving.server.server_session import ServerSession
 from swarm.serving.server.session_outputs import SessionLink
 from swarm.serving.session.session import SessionOptions
 from swarm.testing import virtual_time
+from swarm_protocol.answer_commitments import PositionDigests
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.session_frames import CloseSequence, Commitment, OpenSequence, SampledToken, StepRequest
 from torch import Tensor
@@ -206,6 +208,56 @@ def test_server_that_lies_in_sessions_alone_is_named_and_computes_checks_of_othe
             with lying_session(scaled, is_at(liar)):
                 reports = await _until_asked(box, 0, liar)
             assert named(reports) == {liar}
+
+    run(scenario)
+
+
+def test_server_in_the_middle_that_says_its_inputs_came_from_a_cache_is_named_if_it_lies(
+    boxes: Any, llama_dir: Path
+) -> None:
+    honest = AnswerLog.commitment
+
+    def without_inputs(self: AnswerLog, *args: Any, **options: Any) -> Any:
+        signed = honest(self, *args, **options)
+        nothing = PositionDigests().digest(0)
+        return dataclasses.replace(signed, inputs_from=signed.inputs_to, inputs_digest=nothing)
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 2), (2, 4), (4, 6), (2, 4), (2, 4)], checks=ALL) as box:
+            liar = await trusted(box, 2)
+            with patch.object(AnswerLog, "commitment", without_inputs), lying_session(scaled, is_at(liar)):
+                reports = await _until_asked(box, 2, liar)
+            assert named(reports) == {liar}
+
+    run(scenario)
+
+
+def test_server_that_takes_over_from_one_with_other_weights_is_not_blamed(
+    boxes: Any, llama_dir: Path, tmp_path: Path
+) -> None:
+    wrong = load_span(open_model(_in_four_bits(llama_dir, tmp_path)), 0, 3)
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3), (3, 6), (0, 3), (0, 3), (0, 3)], checks=ALL) as box:
+            engines = {peer: each.deployed.engine for peer, each in box.servers.items() if each.record.start == 0}
+            right = {peer: engine.span for peer, engine in engines.items()}
+            for engine in engines.values():
+                engine.span = wrong
+            generation, num_tokens = box.generate(24), 0
+            async with asyncio.TaskGroup() as tasks:
+                async for _ in generation:
+                    num_tokens += 1
+                    if num_tokens == 5:
+                        leaver = generation.trace()["hops"][0]["peer_id"]
+                        for peer in engines.keys() - {leaver}:
+                            engines[peer].span = right[peer]
+                        tasks.create_task(box.servers[leaver].drain(within_s=30))
+                        await asyncio.sleep(0)
+            await box.client.checks.settled()
+            assert [replay["was_handed_over"] for replay in generation.trace()["replays"]] == [True]
+            [report] = [report for report in box.client.checks.reports if report.start == 0]
+            assert report.peer_id != leaver
+            assert (report.result, report.reason, report.outcomes) == ("unchecked", "taken over", ())
 
     run(scenario)
 

@@ -1,0 +1,262 @@
+"""What a client takes from servers after an answer, and by which tolerance it judges them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import tracemalloc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from swarm.serving.checking.comparison import TOLERANCES
+from swarm.serving.checking.finished_answer import AnsweredSpan, Draw, FinishedAnswer
+from swarm.serving.checking.recomputation import SpanInputs
+from swarm.serving.checking.span_check import CheckContext, _Comparison, check_span
+from swarm.serving.checking.spot_checks import SpotCheckOptions, SpotChecks, dtype_of
+from swarm.serving.model.shape import ModelShape
+from swarm.serving.session.answered import COMMIT_S, LAST_S, ClosedAnswer, LastFrames
+from swarm.serving.session.known_servers import ConnectionLost
+from swarm.serving.session.pipeline import Pipeline
+from swarm.serving.session.session_messages import SessionMessages
+from swarm.serving.session.stage import PrefixStore, Stage, StepTimer
+from swarm.serving.session.trace import HopTrace, Trace
+from swarm.testing import virtual_time
+from swarm.trust.reputation import Reputation
+from swarm_protocol.errors import PeerUnreachable
+from swarm_protocol.failure_messages import encode_failure
+from swarm_protocol.manifest_messages import manifest_revision
+from swarm_protocol.records import ServeRecord
+from swarm_protocol.rows import Rows
+from swarm_protocol.session_frames import (
+    Commitment,
+    LinkAck,
+    SampledToken,
+    SequenceEnded,
+    ServerLeaving,
+    StepResult,
+    TokenDraw,
+)
+
+ID = bytes(16)
+COLUMNS = 64
+MODEL = ModelShape(name="m", revision="r", num_blocks=6, hidden_size=COLUMNS, vocab_size=256)
+RECORD = ServeRecord(
+    model="m",
+    revision="r",
+    num_blocks=6,
+    start=0,
+    end=3,
+    state="serving",
+    prefill_ms_per_token=1.0,
+    decode_ms_per_block=1.0,
+    free_kv_tokens=1,
+)
+SPAN = AnsweredSpan(
+    peer_id="server",
+    previous_peer_id="",
+    start=0,
+    end=3,
+    sequence_id=ID,
+    inputs=bytes(4 * 8),
+    num_rows=8,
+    outputs=np.ones((8, COLUMNS), "<f4").tobytes(),
+    outputs_from=0,
+    draws=(),
+    signed=b"",
+)
+ANSWER = FinishedAnswer(model=MODEL, codec="raw", has_plain_draws=True, was_replayed=False, spans=(SPAN,))
+
+
+class FakeConnection:
+    """Keeps who listens."""
+
+    is_over = False
+
+    def attach(self, _sequence_id: bytes, on_message: Callable[[Any], None]) -> None:
+        self.take = on_message
+
+    def detach(self, _sequence_id: bytes) -> None:
+        self.take = lambda _message: None
+
+
+def closed_answer(num_rows: int) -> tuple[ClosedAnswer, FakeConnection, Pipeline]:
+    """Return an answer of `num_rows` positions, of whose middle boundary the client knows no row yet."""
+    messages = SessionMessages(MODEL, PrefixStore(), session_id="s", max_tokens=1024, codec="raw")
+    pipeline = Pipeline(6, messages.new_buffer, max_step_tokens=512)
+    stages = [
+        Stage(
+            peer_id=f"server {start}",
+            start=start,
+            end=start + 3,
+            sequence_id=ID,
+            timer=StepTimer(RECORD, 3),
+            row_bytes=messages.row_bytes(start),
+            trace=HopTrace(peer_id="", start=start, end=start + 3),
+        )
+        for start in (0, 3)
+    ]
+    pipeline.add_buffers(stages)
+    pipeline.buffers[0].append(bytes(4 * num_rows))
+    last = {stages[0]: LastFrames()}
+    draws = [Draw(position=num_rows - 1, draw=TokenDraw(), token=SampledToken(token_id=1))]
+    answer = ClosedAnswer(messages, pipeline, draws, last, Trace(model="m"))
+    connection = FakeConnection()
+    last[stages[0]].listen(connection, ID)  # type: ignore[arg-type]
+    return answer, connection, pipeline
+
+
+def late(position: int, num_rows: int) -> StepResult:
+    rows = Rows(codec="raw", num_rows=num_rows, num_columns=COLUMNS, payload=bytes(4 * COLUMNS * num_rows))
+    return StepResult(sequence_id=ID, position=position, rows=rows)
+
+
+async def span_of(answer: ClosedAnswer) -> AnsweredSpan:
+    [span] = (await answer.finished()).spans
+    return span
+
+
+def test_server_that_sends_rows_without_end_after_the_answer_fills_no_memory() -> None:
+    async def scenario() -> None:
+        answer, connection, pipeline = closed_answer(8)
+        tracemalloc.start()
+        try:
+            for index in range(400):
+                connection.take(late(1 + index, 1))  # the answer has eight
+                connection.take(late(512, 512))
+                connection.take(late(1024, 512))
+            kept, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert kept < 2**20, "of 100 MiB"
+        assert pipeline.buffers[3].length == 8
+        connection.take(Commitment(sequence_id=ID, signed=b"signed"))
+        span = await span_of(answer)
+        assert len(span.outputs) == 8 * 4 * COLUMNS
+        assert len(span.outputs) + len(span.inputs) == answer.num_bytes
+
+    virtual_time.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        ServerLeaving(within_s=1.0),
+        LinkAck(sequence_id=ID, num_links=1, position=8),
+        StepResult(sequence_id=ID, position=8),
+    ],
+)
+def test_what_else_comes_before_the_commitment_ends_nothing(between: Any) -> None:
+    async def scenario() -> None:
+        answer, connection, _ = closed_answer(8)
+        connection.take(between)
+        connection.take(late(8, 8))
+        connection.take(Commitment(sequence_id=ID, signed=b"signed"))
+        assert (await span_of(answer)).signed == b"signed"
+
+    virtual_time.run(scenario())
+
+
+def test_slow_server_has_its_time_from_its_last_new_row() -> None:
+    async def scenario() -> None:
+        answer, connection, _ = closed_answer(8)
+        for position in (1, 2):
+            await asyncio.sleep(COMMIT_S - 1)
+            connection.take(late(position, 1))
+        await asyncio.sleep(COMMIT_S - 1)
+        connection.take(Commitment(sequence_id=ID, signed=b"signed"))
+        assert (await span_of(answer)).signed == b"signed"
+
+    virtual_time.run(scenario())
+
+
+@pytest.mark.parametrize("what", ["lost", "slow", "silent", "ended"])
+def test_server_that_is_cut_off_before_it_signs_is_unchecked_and_a_silent_one_in_a_dispute(what: str) -> None:
+    async def scenario() -> None:
+        answer, connection, _ = closed_answer(8)
+        if what == "lost":
+            connection.take(ConnectionLost(PeerUnreachable("gone")))
+        elif what == "ended":
+            connection.take(SequenceEnded(sequence_id=ID, failure=encode_failure(PeerUnreachable("gone"))))
+        elif what == "slow":
+            for position in range(1, 8):
+                connection.take(late(position, 1))
+                await asyncio.sleep(LAST_S / 7)
+        finished = await answer.finished()
+        report = await check_span(finished, finished.spans[0], context("float32"))
+        expected = ("unchecked", "cut off") if what in ("lost", "slow") else ("disputed", "withheld")
+        assert (report.result, report.reason) == expected
+
+    virtual_time.run(scenario())
+
+
+def context(dtype: str, results: Sequence[Any] = ()) -> CheckContext:
+    """Return the context of a check in which servers "0", "1", … compute `results`."""
+
+    async def recompute(peer_id: str, _inputs: SpanInputs) -> Any:
+        return results[int(peer_id)]
+
+    names = tuple(map(str, range(len(results))))
+    return CheckContext(network_id="n", now=0.0, dtype=dtype, candidates=names, recompute=recompute)
+
+
+def test_kind_of_the_weights_is_proved_or_said_by_all_and_the_most_tolerant_counts() -> None:
+    digest = b"d" * 32
+    revision = manifest_revision(digest, "bfloat16")
+    said = [dataclasses.replace(RECORD, dtype=dtype) for dtype in ("float32", "float32")]
+    published = dataclasses.replace(RECORD, revision=revision, manifest=digest, dtype="float32")
+    assert dtype_of("float32", revision, [said[0], published]) == "bfloat16"
+    assert dtype_of("float32", "r", said) == "float32"
+    assert dtype_of("bfloat16", "r", said) == "bfloat16", "others cannot make it fail by what they say"
+    assert dtype_of("float32", "r", [*said, dataclasses.replace(RECORD, dtype="bfloat16")]) == "bfloat16"
+    assert dtype_of("", "r", said) == ""
+    assert dtype_of("float32", "r", [RECORD]) == ""
+    assert TOLERANCES.keys() >= {"float32", "bfloat16", "float16", "int8", "int4"}
+
+
+def test_server_of_unknown_weights_is_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.serving.checking.span_check.commitment_complaint", lambda *_: None)
+
+    async def scenario() -> None:
+        off = np.full((8, COLUMNS), 1.01)
+        assert (await check_span(ANSWER, SPAN, context("float32", [off, off]))).named == "server"
+        report = await check_span(ANSWER, SPAN, context("", [off, off]))
+        assert (report.result, report.reason, report.outcomes) == ("unchecked", "no dtype", ())
+
+    virtual_time.run(scenario())
+
+
+def test_checker_that_is_off_by_rounding_alone_is_not_named() -> None:
+    tolerance = TOLERANCES["float32"].after(3).median_row
+    near, far = (np.full((8, COLUMNS), 1.0 + share * tolerance) for share in (0.6, 1.2))
+
+    async def scenario() -> None:
+        report = await _Comparison(ANSWER, SPAN, context("float32", [far, near])).run()
+        assert (report.result, report.named) == ("disputed", "")
+        report = await _Comparison(ANSWER, SPAN, context("float32", [3 * far, near])).run()
+        assert (report.result, report.named) == ("passed", "0")
+
+    virtual_time.run(scenario())
+
+
+def test_answer_whose_check_fails_here_does_not_end_the_checks_of_others() -> None:
+    class Answer:
+        """Grows while it waits."""
+
+        num_bytes = 10
+
+        async def finished(self) -> FinishedAnswer:
+            self.num_bytes *= 2
+            raise RuntimeError("a defect")
+
+    async def scenario() -> None:
+        checks = SpotChecks(None, None, Reputation(), SpotCheckOptions(share=1.0))  # type: ignore[arg-type]
+        for _ in range(2):
+            assert checks.submit(Answer())
+            async with asyncio.timeout(10):
+                await checks.settled()
+        assert checks._num_bytes == 0
+        await checks.close()
+
+    virtual_time.run(scenario())

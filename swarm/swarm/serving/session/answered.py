@@ -49,6 +49,10 @@ class LastFrames:
     def listen(self, connection: ClientConnection, sequence_id: bytes) -> None:
         """Take what comes for the sequence, which has just been closed."""
 
+        if connection.is_over:
+            self.was_cut_off = True
+            self._signed.set_result(b"")
+            return
         loop = asyncio.get_running_loop()
         last_s = loop.time() + LAST_S
 
@@ -63,6 +67,8 @@ class LastFrames:
             due_s = loop.time() + COMMIT_S
             return loop.call_at(min(due_s, last_s), lambda: end(b"", was_cut_off=due_s > last_s))
 
+        timer = wait()
+
         def take(message: Frame | ConnectionLost) -> None:
             nonlocal timer
             # other frames, as that a server leaves or heard of its neighbours, say nothing of what it signs
@@ -76,11 +82,6 @@ class LastFrames:
                 case SequenceEnded() | ConnectionLost():
                     end(b"", was_cut_off=isinstance(message, ConnectionLost))
 
-        if connection.is_over:
-            self.was_cut_off = True
-            self._signed.set_result(b"")
-            return
-        timer = wait()
         connection.attach(sequence_id, take)
 
     async def signed(self) -> bytes:

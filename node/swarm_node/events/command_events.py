@@ -219,12 +219,12 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
         untried="text: why its blocks are only tried out when they are loaded; empty: they were tried",
     ),
     "proof_failed": event_spec(
-        "A server of a published model was asked to prove that it holds the model's files, and failed: it is not used.",
+        "A server of a published model sent a wrong proof that it holds the model's files: it is not used.",
         "{peer_id} does not hold {model} as it was published and is not used any more: {reason}",
         peer_id="text: the server",
         model="text: the model's name",
         reason="text: what was wrong",
-        answer="text: what it sent, in hex, with its signature; empty: nothing",
+        answer="text: what it sent, in hex, with its signature",
     ),
     "published": event_spec(
         "`models publish` has signed a model's manifest.",

@@ -6,6 +6,7 @@ Beside OpenAI's API, which asks for keys where there are any, the dashboard is s
 from __future__ import annotations
 
 import time
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -54,6 +55,7 @@ class GatewayRole(NodeRole):
     async def run(self, node: Node) -> None:
         used = used_in(node.home.revisions, node.network.network_id)
         publishers = publishers_in(node.home.publishers, node.network.network_id, node.config.publisher)
+        writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reputation")
         client = AsyncClient(
             network=node.network,
             membership=node.membership,
@@ -61,12 +63,14 @@ class GatewayRole(NodeRole):
             used=used,
             publishers=publishers,
             on_failed_proof=partial(_tell, node),
-            session=SessionOptions(checks=spot_check_options(node)),
+            session=SessionOptions(checks=spot_check_options(node, writer)),
         )
         node.activity.spot_checks = partial(spot_check_status, client.checks)
-        async with aclosing(client):
-            with node.metrics.reading(lambda: read_possession(client.possession)):
-                await self._answer(node, client)
+        # the client, which notes what it finds, ends before the thread that writes it
+        with writer:
+            async with aclosing(client):
+                with node.metrics.reading(lambda: read_possession(client.possession)):
+                    await self._answer(node, client)
 
     async def _answer(self, node: Node, client: AsyncClient) -> None:
         """Answer requests until the node leaves."""
@@ -105,8 +109,9 @@ def _tell(node: Node, failure: FailedProof) -> None:
     )
 
 
-def spot_check_options(node: Node) -> SpotCheckOptions:
-    """Return how the gateway's answers are checked, with what its home knows of servers."""
+def spot_check_options(node: Node, writer: Executor) -> SpotCheckOptions:
+    """Return how the gateway's answers are checked, with what its home knows of servers. A thread of `writer` keeps
+    what they show, since a disk can be slow."""
     counted = SpotCheckCounter(node.metrics)
     path, network_id = node.home.reputation, node.network.network_id
     reputation = reputation_in(path, network_id)
@@ -114,7 +119,7 @@ def spot_check_options(node: Node) -> SpotCheckOptions:
     def note(report: CheckReport) -> None:
         counted.add(report)
         if report.outcomes:
-            keep(reputation, path, network_id)
+            writer.submit(keep, reputation.to_dict(), path, network_id)
 
     return SpotCheckOptions(share=node.config.spot_check, reputation=reputation, on_report=note)
 

@@ -10,13 +10,20 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from swarm.network.libp2p.host import check_invitation
 from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError
-from swarm_protocol.network_invitation import MAX_TEXT_CHARS, NetworkInvitation, Right, parse_invitation
+from swarm_protocol.errors import ConfigError, SwarmError
+from swarm_protocol.network_invitation import (
+    MAX_TEXT_CHARS,
+    NetworkInvitation,
+    Right,
+    open_revocations,
+    parse_invitation,
+)
 
 from swarm_node.settings.config import Config
 from swarm_node.storage.home import Home
@@ -87,14 +94,25 @@ def read_revocations(home: Home) -> bytes:
     return data if len(data) <= MAX_LIST_BYTES else b""
 
 
-def keep_revocations(home: Home, revocations: bytes) -> None:
-    """Keep a list that differs from the kept one. A disk that refuses is only a warning."""
-    if not revocations or revocations == read_revocations(home):
+def keep_revocations(home: Home, network_id: str, revocations: bytes) -> None:
+    """Keep a network's list if it is newer than the kept one: `swarm-node invite revoke` may have kept a list in this
+    home that its daemon has not heard of yet. A disk that refuses is only a warning."""
+    if _number(network_id, revocations) <= _number(network_id, read_revocations(home)):
         return
     try:
         write_private(home.revocations, revocations)
     except OSError as error:
         logger.warning("the list of revocations is not kept: %s", error)
+
+
+def _number(network_id: str, revocations: bytes) -> int:
+    """Return a list's number; -1 for what is no list of that network."""
+    if not revocations:
+        return -1
+    try:
+        return open_revocations(revocations, network_id=network_id, now=time.time()).number
+    except SwarmError:
+        return -1
 
 
 def write_private(path: Path, data: bytes) -> None:

@@ -8,6 +8,7 @@ If the file is missing, broken or foreign, the home only loses this memory.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from swarm.trust.reputation import MAX_PEERS, Reputation
@@ -32,9 +33,9 @@ def reputation_in(path: Path, network_id: str) -> Reputation:
         return Reputation()
 
 
-def keep(reputation: Reputation, path: Path, network_id: str) -> None:
-    """Write the reputation to the file."""
+def keep(servers: Mapping[str, Sequence[float]], path: Path, network_id: str) -> None:
+    """Write what `Reputation.to_dict` returned to the file."""
     try:
-        replace_json(path, {"network_id": network_id, "servers": reputation.to_dict()})
+        replace_json(path, {"network_id": network_id, "servers": servers})
     except OSError as error:
         logger.warning("cannot remember in %s what is known of servers: %s", path, error)

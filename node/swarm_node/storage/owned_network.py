@@ -112,8 +112,10 @@ class OwnedNetwork:
     def invite(
         self, rights: Sequence[Right], *, lifetime_s: float, seeds: Sequence[str] = (), node: str = "", note: str = ""
     ) -> NetworkInvitation:
-        """Sign an invitation and enter it into the book. Raises ConfigError if anything is out of bounds."""
+        """Sign an invitation and enter it into the book. Raises ConfigError if anything is out of bounds or the book is
+        full."""
         now = time.time()
+        kept = self._with_room(now)
         try:
             invitation = invite(
                 self._owner,
@@ -136,10 +138,22 @@ class OwnedNetwork:
             node=node,
             note=note,
         )
-        # invitations that ended a year ago make room
-        recent = [each for each in self._book.issued if each.expires_at > now - limits.MAX_SIGNED_LIFETIME_S]
-        self._save(replace(self._book, issued=(*recent[-MAX_ISSUED + 1 :], entry)))
+        self._save(replace(self._book, issued=(*kept, entry)))
         return invitation
+
+    def _with_room(self, now: float) -> list[IssuedInvitation]:
+        """Return the book's entries, with room for one more. Only expired ones make room: a revoked one that were
+        forgotten before it expires would be valid again with the next list."""
+        kept = [each for each in self._book.issued if each.expires_at > now - limits.MAX_SIGNED_LIFETIME_S]
+        num_over = len(kept) + 1 - MAX_ISSUED
+        expired = [each for each in kept if each.expires_at <= now]
+        if num_over > len(expired):
+            raise ConfigError(
+                f"{MAX_ISSUED} invitations have not expired yet, and no more are signed",
+                remedy="wait until some have expired, or start a new network",
+            )
+        forgotten = {each.serial for each in expired[: max(0, num_over)]}
+        return [each for each in kept if each.serial not in forgotten]
 
     def revoke(self, serial: str) -> IssuedInvitation:
         """Enter a revocation, and keep the new list for this home's nodes. Raises ConfigError."""
@@ -160,7 +174,7 @@ class OwnedNetwork:
         number = self._book.number + 1
         self._save(replace(self._book, issued=issued, number=number))
         signed = seal_revocations(self._owner, Revocations(number=number, serials=serials), now)
-        kept_invitation.keep_revocations(self._home, signed)
+        kept_invitation.keep_revocations(self._home, self.network_id, signed)
         return entry
 
     def _save(self, book: _Book) -> None:

@@ -206,7 +206,7 @@ async def remembering(home: Home, network: Libp2pNetwork) -> AsyncIterator[None]
         # the network's tables are read here: they change in this thread
         present, relays = {contact.peer_id: contact.addrs for contact in network.known_peers}, network.relays
         await asyncio.to_thread(merge, present, relays)
-        await asyncio.to_thread(keep_revocations, home, network.revocations)
+        await asyncio.to_thread(keep_revocations, home, network.network_id, network.revocations)
 
     async def keep() -> None:
         pause_s = FIRST_SAVE_S

@@ -1,8 +1,9 @@
 """Have the servers of a published model prove that they hold its files, beside the requests that use them.
 
 A server is asked when a request first uses its model, and about once in PROVEN_S after that. Nothing waits for the
-answer: a server that fails is distrusted, its connections end, and sessions on it go on with others. One that gives no
-answer is asked again with later requests, MAX_UNANSWERED times, and then counts as one that fails.
+answer: a server whose proof is wrong is distrusted, its connections end, and sessions on it go on with others. One that
+gives no answer is asked again with later requests. After MAX_UNANSWERED times it is used only where no other server can
+answer, until it gives a proof: others can keep an honest server from answering, so silence convicts nobody.
 
 There is one per client, on its event loop; `close` ends its tasks.
 """
@@ -49,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedProof:
-    """A server that does not hold what it announces. `answer` is what it signed and sent; b"" if it sent nothing."""
+    """A server that does not hold what it announces. `answer` is what it sent as its proof."""
 
     peer_id: str
     model: str
@@ -146,18 +147,26 @@ class PossessionChecks:
             self._failed(peer_id, published, error.message, answer)
             return
         self.num_proven += 1
+        self._health.proven(peer_id)
         self._again(peer_id, published, _Asked(self._later(PROVEN_S)))
 
     def _unanswered(self, peer_id: str, published: PublishedManifest, error: SwarmError) -> None:
-        """A server may be busy, moving or gone; one that never answers has nothing to show."""
+        """Ask again later. A server may be busy, moving or gone; one that never answers may have nothing to show."""
         self.num_unanswered += 1
         num = self._asked.get((peer_id, published.digest), _Asked(0.0)).num_unanswered
         if not isinstance(error, PeerUnreachable):
             num += 1
+            if num == MAX_UNANSWERED:
+                logger.warning(
+                    "%s gave no proof of %s %d times and is used only where no other can answer: %s",
+                    peer_id,
+                    published.manifest.name,
+                    num,
+                    error.message,
+                )
         if num >= MAX_UNANSWERED:
-            self._failed(peer_id, published, f"it gave no proof {num} times, the last time: {error.message}", b"")
-            return
-        wait_s = max(RETRY_S, error.retry_after_s) if isinstance(error, PeerRefused) else RETRY_S
+            self._health.doubt(peer_id)
+        wait_s = min(PROVEN_S, max(RETRY_S, error.retry_after_s)) if isinstance(error, PeerRefused) else RETRY_S
         self._again(peer_id, published, _Asked(self._later(wait_s), num))
 
     def _failed(self, peer_id: str, published: PublishedManifest, reason: str, answer: bytes) -> None:

@@ -82,7 +82,8 @@ class CallRouteFinder:
         while True:
             context = self._health.routing_context(self._known.servers, 1, self._salt)
             is_last = asyncio.get_running_loop().time() >= self._give_up_at_s
-            barred = self._failed.union(context.avoid if is_last else context.barred)
+            avoided = set(context.avoid) - self._health.unproven
+            barred = self._failed.union(avoided if is_last else context.barred)
             try:
                 return self._known.find_chain(start, end, replace(context, barred=barred))
             except NoChain:

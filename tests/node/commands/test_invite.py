@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,12 @@ from swarm_node import cli
 from swarm_node.commands.daemons import _within_rights
 from swarm_node.dashboard.invitation import invitation as shown_invitation
 from swarm_node.settings.config import Config, resolve
-from swarm_node.storage import kept_invitation
+from swarm_node.storage import kept_invitation, owned_network
 from swarm_node.storage.home import Home
+from swarm_node.storage.owned_network import OwnedNetwork
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
-from swarm_protocol.network_invitation import parse_invitation
+from swarm_protocol.network_invitation import RIGHTS, open_revocations, parse_invitation, serial_text
 
 OWNER = Owner()
 PEER = Identity(bytes([3]) * 32).peer_id
@@ -106,6 +108,40 @@ def test_invite_without_a_network_or_with_a_broken_book_says_so(
     Home(tmp_path).network.write_text("{}")
     _, _, err = invite(capsys, "list", "--home", tmp_path)
     assert "is missing or broken" in err
+
+
+def test_invite_with_a_full_book_is_refused_and_forgets_no_revocation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owned_network, "MAX_ISSUED", 4)
+    owned = OwnedNetwork.create(Home(tmp_path))  # which enters the owner's own invitation
+    revoked, short = (owned.invite(RIGHTS, lifetime_s=lifetime_s) for lifetime_s in (3600, 60))
+    owned.revoke(serial_text(revoked.terms.serial))
+    last = owned.invite(RIGHTS, lifetime_s=3600)
+    with pytest.raises(ConfigError, match="4 invitations have not expired yet"):
+        owned.invite(RIGHTS, lifetime_s=3600)
+    later = time.time() + 100
+    monkeypatch.setattr(owned_network.time, "time", lambda: later)
+    owned.invite(RIGHTS, lifetime_s=3600)
+    serials = [int(each.serial, 16) for each in owned.issued]
+    assert len(serials) == 4
+    assert short.terms.serial not in serials, "the one that has expired makes room"
+    owned.revoke(serial_text(last.terms.serial))
+    listed = open_revocations(kept_invitation.read_revocations(Home(tmp_path)), network_id=owned.network_id, now=later)
+    assert set(listed.serials) == {revoked.terms.serial, last.terms.serial}
+
+
+def test_older_list_of_revocations_replaces_no_newer_one(tmp_path: Path) -> None:
+    """As of a daemon in the owner's home, which has not heard yet what `swarm-node invite revoke` wrote there."""
+    home, other = Home(tmp_path), Owner(seed=20)
+    home.create()
+    older, newer = OWNER.revoke(1, number=1), OWNER.revoke(1, 2, number=2)
+    for revocations, kept in ((b"", b""), (older, older), (newer, newer), (older, newer), (b"", newer), (b"x", newer)):
+        kept_invitation.keep_revocations(home, OWNER.network_id, revocations)
+        assert kept_invitation.read_revocations(home) == kept
+    of_another = other.revoke(3, number=1)
+    kept_invitation.keep_revocations(home, other.network_id, of_another)
+    assert kept_invitation.read_revocations(home) == of_another, "the home is in another network now"
 
 
 def test_revoke_without_anybody_to_tell_keeps_the_list_for_the_next_node(

@@ -17,7 +17,7 @@ def test_reputation_comes_back_in_its_own_network_alone(tmp_path: Path) -> None:
     path = tmp_path / "reputation.json"
     known = Reputation()
     known.note(PEER, "failed", NOW)
-    keep(known, path, "swarm")
+    keep(known.to_dict(), path, "swarm")
     assert reputation_in(path, "swarm").for_routing([PEER], NOW, "").barred == {PEER}
     assert reputation_in(path, "other").standings == {}
     assert reputation_in(tmp_path / "none.json", "swarm").standings == {}

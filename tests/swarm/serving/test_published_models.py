@@ -18,9 +18,10 @@ from swarm.client import AsyncClient, KnownPublishers, possession_checks
 from swarm.client.possession_checks import MAX_UNANSWERED, PROVEN_S, RETRY_S, FailedProof
 from swarm.client.publishers import MAX_REMEMBERED, parse_publisher
 from swarm.serving.model.model_files import open_model
+from swarm.serving.server.possession_server import ChunkBudget
 from swarm.serving.server.server_options import DTYPES, ServerOptions
 from swarm.testing import virtual_time
-from swarm_protocol.errors import ConfigError, PeerViolation, SwarmError
+from swarm_protocol.errors import ConfigError, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.manifest_messages import WEIGHT_DTYPES, PublishedManifest
 from swarm_protocol.serving_messages import FilesResponse
@@ -344,20 +345,59 @@ def test_server_without_the_published_files_is_named_and_its_sessions_go_on_with
     virtual_time.run(scenario())
 
 
-def test_server_that_never_proves_anything_is_given_up_after_five_requests(boxes: Any, published: Path) -> None:
+def test_server_that_gives_no_proof_is_used_only_where_no_other_can_answer(
+    boxes: Any, published: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario() -> None:
-        async with proving(boxes, published, [(0, 6)]) as (box, failures):
-            (peer_id, server), *_ = box.servers.items()
-            server.possession._identity = None
-            for number in range(MAX_UNANSWERED - 1):
+        async with proving(boxes, published, [(0, 6), (0, 6)]) as (box, failures):
+            silent, honest = box.servers
+            identity, box.servers[silent].possession._identity = box.servers[silent].possession._identity, None
+            for number in range(MAX_UNANSWERED):
                 assert await box.tokens() == box.expected()
                 await until(lambda number=number: box.client.possession.num_unanswered == number + 1)
                 await asyncio.sleep(2 * RETRY_S)
-            assert not failures
-            with pytest.raises(SwarmError):
-                await box.tokens()
-            assert [(each.peer_id, each.answer) for each in failures] == [(peer_id, b"")]
-            assert "gave no proof 5 times" in failures[0].reason
+            health = box.client._state.health
+            assert health.unproven == {silent}
+            told = [line for line in lines(caplog) if line.startswith(f"{silent} gave no proof of tiny 5 times")]
+            assert len(told) == 1
+            for _ in range(3):
+                assert await box.tokens() == box.expected()
+                assert [hop["peer_id"] for hop in box.client.trace()["hops"]] == [honest]
+            await box.servers[honest].drain()
+            await asyncio.sleep(5)
+            assert await box.tokens() == box.expected()
+            assert [hop["peer_id"] for hop in box.client.trace()["hops"]] == [silent]
+            box.servers[silent].possession._identity = identity
+            await asyncio.sleep(2 * RETRY_S)
+            assert await box.tokens() == box.expected()
+            await until(lambda: not health.unproven)
+            assert (failures, health.avoid) == ([], set())
+
+    virtual_time.run(scenario())
+
+
+def test_servers_whose_proofs_strangers_use_up_are_still_used(
+    boxes: Any, published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strangers take all that a server proves in an hour, again and again; the client has no session that lasts."""
+    monkeypatch.setattr(possession_checks, "PROVEN_S", 60.0)
+
+    async def scenario() -> None:
+        async with proving(boxes, published, HALVES) as (box, failures):
+            for server in box.servers.values():
+                server.possession._budgets = {False: ChunkBudget(all_chunks=1), True: ChunkBudget(all_chunks=1)}
+            num_asked = 0
+            while num_asked < 2 * MAX_UNANSWERED:
+                assert await box.tokens() == box.expected()
+                await asyncio.sleep(2 * RETRY_S)
+                num_asked = box.client.possession.num_unanswered
+            health = box.client._state.health
+            assert await box.tokens() == box.expected()
+            await until(lambda: health.unproven == set(box.servers))
+            assert await box.tokens() == box.expected()
+            assert (failures, health.distrusted, health.barred) == ([], set(), set())
+            (status,) = await box.client.models()
+            assert status.unreachable == ()
 
     virtual_time.run(scenario())
 

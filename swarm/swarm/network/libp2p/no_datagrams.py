@@ -68,7 +68,10 @@ def _forbid_datagrams() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     is_set = libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
     if not is_set or libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0) != 0:
-        logger.info("this system does not let a process give up UDP: errno %d", ctypes.get_errno())
+        logger.warning(
+            "this system does not let a process give up UDP (errno %d), so peers can have the libp2p daemon speak QUIC",
+            ctypes.get_errno(),
+        )
 
 
 def _filter(architecture: int, socket_call: int) -> bytes:

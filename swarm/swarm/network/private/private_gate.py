@@ -14,7 +14,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from weakref import WeakValueDictionary
 
 from swarm_protocol import limits
@@ -41,7 +41,8 @@ EXCHANGE_S = 30.0
 """Time between two greetings with a member that is drawn by chance, so that a list of revocations that somebody missed
 comes to it."""
 
-NUM_TOLD_AT_ONCE = 16
+NUM_AT_ONCE = 16
+"""Peers that are greeted, or whose connections are closed, at a time."""
 
 _METHOD_KINDS = frozenset({"call", "bulk", "stream"})
 
@@ -142,24 +143,35 @@ class PrivateGate:
         """Raises StartError once this node is no member any more. `end_streams` ends those with a peer."""
         loop = asyncio.get_running_loop()
         exchange_at = loop.time() + EXCHANGE_S
-        while True:
-            await asyncio.sleep(CHECK_S)
-            if (trouble := self._roll.trouble(time.time())) is not None:
-                raise StartError(trouble, remedy=f"{REMEDY}, and start with --invite")
-            try:
-                connected = await self._host.connected_peers()
-            except PeerError:  # if the daemon has ended, the unary connection says so
-                continue
-            await self._end_others(connected, end_streams)
-            members = [peer_id for peer_id in connected if self._roll.rights_of(peer_id, time.time())]
-            if self._num_told < self._roll.number:
-                self._num_told = self._roll.number
-                await self._tell(members)
-            elif members and loop.time() >= exchange_at:
-                exchange_at = loop.time() + EXCHANGE_S
-                await self._tell([random.choice(members)])
+        telling = asyncio.create_task(self._tell([]), name="tell members of revocations")
+        try:
+            while True:
+                await asyncio.sleep(CHECK_S)
+                if (trouble := self._roll.trouble(time.time())) is not None:
+                    raise StartError(trouble, remedy=f"{REMEDY}, and start with --invite")
+                try:
+                    connected = await self._host.connected_peers()
+                except PeerError:  # if the daemon has ended, the unary connection says so
+                    continue
+                await self._end_others(connected, end_streams)
+                if not telling.done():  # members that are slow to answer keep nobody else connected
+                    continue
+                telling.result()
+                members = [peer_id for peer_id in connected if self._roll.rights_of(peer_id, time.time())]
+                if self._num_told < self._roll.number:
+                    self._num_told = self._roll.number
+                elif members and loop.time() >= exchange_at:
+                    exchange_at = loop.time() + EXCHANGE_S
+                    members = [random.choice(members)]
+                else:
+                    continue
+                telling = asyncio.create_task(self._tell(members), name="tell members of revocations")
+        finally:
+            telling.cancel()
+            await asyncio.wait({telling})
 
     async def _end_others(self, connected: Iterable[str], end_streams: Callable[[str, PeerRefused], None]) -> None:
+        """Disconnect members whose invitation has ended, and then strangers that had their time, who are not asked."""
         now, time_s = time.time(), asyncio.get_running_loop().time()
         ended = [peer_id for peer_id in connected if self._roll.has_ended(peer_id, now)]
         self._strangers = {
@@ -167,31 +179,32 @@ class PrivateGate:
             for peer_id in connected
             if peer_id not in ended and not self._roll.rights_of(peer_id, now)
         }
-        for peer_id, since in list(self._strangers.items()):
-            if time_s - since >= STRANGER_S and not await self.include(peer_id):
-                ended.append(peer_id)
         for peer_id in ended:
-            logger.info("the connection to %s is closed: it is not a member of this network", peer_id)
             end_streams(peer_id, PeerRefused("the peer's invitation does not hold any more", peer_id=peer_id))
-            try:
-                await self._host.control.disconnect(peer_id)
-            except CONTROL_FAILURES as error:
-                logger.debug("%s is not disconnected: %s", peer_id, error)
+        await _for_each(self._disconnect, ended)
         self._roll.forget_ended(now)
+        late = [peer_id for peer_id, since in self._strangers.items() if time_s - since >= STRANGER_S]
+        await _for_each(self._disconnect, late)
+
+    async def _disconnect(self, peer_id: str) -> None:
+        logger.info("the connection to %s is closed: it is not a member of this network", peer_id)
+        try:
+            async with asyncio.timeout(CHECK_S):
+                await self._host.control.disconnect(peer_id)
+        except (*CONTROL_FAILURES, TimeoutError) as error:
+            logger.debug("%s is not disconnected: %s", peer_id, error)
 
     async def _tell(self, members: Sequence[str]) -> None:
         """Greet members, which brings the list of revocations."""
-        turns = asyncio.Semaphore(NUM_TOLD_AT_ONCE)
 
         async def tell(peer_id: str) -> None:
-            async with turns:
-                try:
-                    async with asyncio.timeout(CHECK_S):
-                        await self.greet(peer_id, addrs=())
-                except (PeerError, TimeoutError) as error:
-                    logger.debug("%s is not told of revocations: %s", peer_id, error)
+            try:
+                async with asyncio.timeout(CHECK_S):
+                    await self.greet(peer_id, addrs=())
+            except (PeerError, TimeoutError) as error:
+                logger.debug("%s is not told of revocations: %s", peer_id, error)
 
-        await asyncio.gather(*map(tell, members))
+        await _for_each(tell, members)
 
     # --- bytes ------------------------------------------------------------------------------------------------------
 
@@ -206,6 +219,16 @@ class PrivateGate:
         if len(sealed) > PrivateGreeting.MAX_BYTES + SEAL_BYTES:
             raise PeerViolation("a greeting is too long", peer_id=peer_id)
         return PrivateGreeting.from_bytes(self._secret.open(sealed, _between(peer_id, self._host.peer_id)))
+
+
+async def _for_each(do: Callable[[str], Awaitable[None]], peer_ids: Iterable[str]) -> None:
+    turns = asyncio.Semaphore(NUM_AT_ONCE)
+
+    async def take_turn(peer_id: str) -> None:
+        async with turns:
+            await do(peer_id)
+
+    await asyncio.gather(*map(take_turn, peer_ids))
 
 
 def _between(sender: str, receiver: str) -> bytes:

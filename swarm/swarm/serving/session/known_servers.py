@@ -49,6 +49,9 @@ MAX_BACKOFF_S = 60.0
 VIOLATION_BACKOFF_S = 3600.0
 """A server that broke the protocol is not asked again by this client while it matters."""
 
+UNPROVEN_S = 7200.0
+"""Longer than the time until a server that gives no proof is asked for one again."""
+
 LEAVING_BACKOFF_S = 60.0
 """The life of a record: after that, a server that left is listed no more."""
 
@@ -239,6 +242,7 @@ class PeerHealth:
         self._refusals: dict[str, _Refusal] = {}
         self._load: Counter[str] = Counter()
         self._distrusted_s: dict[str, float] = {}
+        self._unproven_s: dict[str, float] = {}
 
     async def close(self) -> None:
         if self._measuring is not None:
@@ -259,6 +263,13 @@ class PeerHealth:
         return avoided | self.distrusted
 
     @property
+    def unproven(self) -> set[str]:
+        """Peers that give no proof of what they hold, and did not fail otherwise: asked only where no other can answer,
+        but then always."""
+        now_s = asyncio.get_running_loop().time()
+        return {peer_id for peer_id, until_s in self._unproven_s.items() if until_s > now_s} - self.avoid
+
+    @property
     def barred(self) -> set[str]:
         """Peers that failed just now, or broke the protocol: not asked at all."""
         now_s = asyncio.get_running_loop().time()
@@ -275,6 +286,15 @@ class PeerHealth:
         """Do not ask the peer for VIOLATION_BACKOFF_S."""
         until_s = asyncio.get_running_loop().time() + VIOLATION_BACKOFF_S
         keep_newest(self._distrusted_s, peer_id, until_s, MAX_PEERS)
+
+    def doubt(self, peer_id: str) -> None:
+        """Count the peer as unproven until it has proven what it holds, or for UNPROVEN_S."""
+        until_s = asyncio.get_running_loop().time() + UNPROVEN_S
+        keep_newest(self._unproven_s, peer_id, until_s, MAX_PEERS)
+
+    def proven(self, peer_id: str) -> None:
+        """End the doubt about a peer."""
+        self._unproven_s.pop(peer_id, None)
 
     def failing(self, for_s: float = 0.0) -> set[str]:
         """Return the peers that have failed each time for so long, the last time within FAILING_S."""
@@ -304,7 +324,7 @@ class PeerHealth:
         return RoutingContext(
             rtt_ms=self._membership.known_rtts_ms(peer_ids),
             load=self._load,
-            avoid=self.avoid | trust.avoided | trust.barred,
+            avoid=self.avoid | self.unproven | trust.avoided | trust.barred,
             barred=self.barred | trust.barred,
             full=self.full(max_tokens),
             max_tokens=max_tokens,
@@ -423,7 +443,7 @@ class RouteFinder:
         while True:
             context = self._health.routing_context(self._known.servers, self._max_tokens, self._salt, between=between)
             if clock() >= insist_until_s:
-                context = replace(context, barred=context.avoid)
+                context = replace(context, barred=set(context.avoid) - self._health.unproven)
             try:
                 return self._known.find_chain(start, end, context)
             except NoChain:

@@ -1,0 +1,118 @@
+"""How long silent peers keep a private network's gate from its work, on virtual time. The host is a fake."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+from support.private_networks import Owner
+from swarm.network.libp2p.host import Host
+from swarm.network.private.private_gate import CHECK_S, EXCHANGE_S, STRANGER_S, PrivateGate
+from swarm.testing import virtual_time
+from swarm_protocol.errors import PeerRefused
+from swarm_protocol.identity import Identity
+from swarm_protocol.network_invitation import PrivateGreeting
+from swarm_protocol.version import Hello, software_version
+
+OWNER = Owner()
+SELF = Identity(bytes([41]) * 32).peer_id
+
+
+class SilentPeers:
+    """Peers that are connected, and answer no greeting. A connection is closed in no time."""
+
+    def __init__(self) -> None:
+        self.peer_id = SELF
+        self.connected: set[str] = set()
+        self.closed_s: dict[str, float] = {}
+        self.greeted: list[str] = []
+        self.control = self
+
+    async def connected_peers(self) -> list[str]:
+        return sorted(self.connected)
+
+    async def disconnect(self, peer_id: str) -> None:
+        self.connected.discard(peer_id)
+        self.closed_s[peer_id] = asyncio.get_running_loop().time()
+
+    async def call(self, peer_id: str, _method: str, _request: bytes, *, addrs: object = None) -> bytes:
+        self.greeted.append(peer_id)
+        await asyncio.Event().wait()
+        return b""
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.peers = SilentPeers()
+        self.gate = PrivateGate(cast(Host, self.peers), OWNER.invite())
+        self.ended: list[str] = []
+
+    def members(self, num: int) -> dict[str, int]:
+        """Let members connect who have shown their chains; return the serials of their invitations."""
+        serials = {}
+        for _ in range(num):
+            peer_id, invitation = Identity.generate().peer_id, OWNER.invite()
+            hello = Hello(network_id=OWNER.network_id, software_version=software_version())
+            shown = PrivateGreeting(hello=hello, chain=invitation.chain_for(peer_id))
+            self.gate._roll.take_in(peer_id, shown, time.time())
+            self.peers.connected.add(peer_id)
+            serials[peer_id] = invitation.terms.serial
+        return serials
+
+    def strangers(self, num: int) -> set[str]:
+        found = {Identity.generate().peer_id for _ in range(num)}
+        self.peers.connected |= found
+        return found
+
+    def revoke(self, *serials: int, number: int) -> float:
+        """Hear a list of revocations; return when."""
+        self.gate._roll._hear(OWNER.revoke(*serials, number=number), time.time())
+        return asyncio.get_running_loop().time()
+
+    def end_streams(self, peer_id: str, _error: PeerRefused) -> None:
+        self.ended.append(peer_id)
+
+
+def watched(case: Callable[[Scene], Awaitable[None]]) -> None:
+    async def scenario() -> None:
+        scene = Scene()
+        running = asyncio.create_task(scene.gate.run(scene.end_streams))
+        await case(scene)
+        assert not running.done()
+        running.cancel()
+        await asyncio.wait({running})
+
+    virtual_time.run(scenario())
+
+
+def test_strangers_that_stay_keep_no_revoked_member_connected() -> None:
+    async def case(scene: Scene) -> None:
+        strangers, began_s = scene.strangers(100), asyncio.get_running_loop().time()
+        [(peer_id, serial)] = scene.members(1).items()
+        await asyncio.sleep(STRANGER_S + CHECK_S / 2)
+        since_s = scene.revoke(serial, number=1)
+        await asyncio.sleep(4 * CHECK_S)
+        assert scene.ended[0] == peer_id
+        assert scene.peers.closed_s[peer_id] - since_s <= CHECK_S
+        assert strangers <= scene.peers.closed_s.keys()
+        assert max(scene.peers.closed_s.values()) - began_s <= STRANGER_S + 3 * CHECK_S
+        assert strangers.isdisjoint(scene.peers.greeted), "they had their time"
+
+    watched(case)
+
+
+def test_members_that_are_slow_to_hear_of_a_revocation_keep_no_other_connected() -> None:
+    async def case(scene: Scene) -> None:
+        scene.members(100)
+        first, second = scene.members(2).items()
+        scene.revoke(first[1], number=1)
+        await asyncio.sleep(1.5 * CHECK_S)
+        assert len(scene.peers.greeted) >= 16, "members are being told"
+        since_s = scene.revoke(first[1], second[1], number=2)
+        await asyncio.sleep(2 * EXCHANGE_S)
+        assert scene.peers.closed_s[second[0]] - since_s <= CHECK_S
+        assert len(scene.peers.greeted) > 150, "and told again of the second list"
+
+    watched(case)

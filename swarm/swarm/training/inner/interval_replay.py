@@ -55,6 +55,8 @@ def replay_file(path: Path, state: ReplicaState, inner_of: Callable[[SignedRun],
         case = read_case(evidence.body, signatures, run.config)
         if state.manifest().digest() != case.proof.origin.state_digest:
             raise PeerViolation("this is not the state that the step began from")
+        if not case.is_voted:
+            raise PeerViolation("evidence has no vote of the accused itself: its group can be made up")
     inner = inner_of(run)
     try:
         start = IntervalStart(step=case.step, theta_N=state.theta_N, stripes=state.stripes)

@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import aclosing
-from dataclasses import replace
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
+from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation, SwarmError
 from swarm_protocol.proof_messages import WRONG_INTERVAL, Evidence, EvidenceRequest, WrongInterval
+from swarm_protocol.training_messages import Outcome
 
 from swarm.network.interface import Stream
 from swarm.training.run.methods import short
@@ -27,18 +28,25 @@ from swarm.training.state.ban_collector import MAX_ASKED, collect
 from swarm.training.state.bans import Ban, Bans
 from swarm.training.state.evidence import accused, check
 from swarm.training.state.evidence_folder import EvidenceStore
+from swarm.training.state.lease import trainers_of
 from swarm.training.state.state_sync import RunContext
 from swarm.training.state.wrong_interval import IntervalCase, read_case
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+AccusationKey: TypeAlias = tuple[str, int, Outcome]
+"""A member, the step, and the outcome that draws its interval: a made-up outcome is in nobody's way."""
 
 SEND_TIMEOUT_S = 10.0
 """For a megabyte of evidence over a slow line; others that get it pass it on."""
 SHOW_TIMEOUT_S = 60.0
 MAX_ACCUSATIONS = 16
 """Accusations of intervals whose findings are gathered: each step draws few."""
+MAX_STRANGERS = 32
+"""Bans of peers that are of no state, group or lease that this member knows."""
+MAX_STRANGE_BYTES = 1 << 20
+"""Of evidence against one of these: all of it displaces no other bans."""
 MAX_SHOWING = 4
 """Peers that are shown all evidence at one time: anyone may ask."""
 
@@ -58,8 +66,11 @@ class Convictions:
         self._on_new = on_new
         self._store = store
         self._on_accusation = on_accusation
-        self._accusations = OrderedDict[tuple[str, int], WrongInterval]()
+        self._accusations = OrderedDict[AccusationKey, IntervalCase]()
         self._bans = Bans(context.replica.config)
+        self._on_disk: set[str] = set()
+        self.in_group: Callable[[], Collection[str]] = tuple
+        """Returns the members of the group that this member is in now: some may be in no committed state yet."""
         self._ignored: set[str] = set()
         self._checking = asyncio.Lock()
         self._sending: set[asyncio.Task[None]] = set()
@@ -81,7 +92,7 @@ class Convictions:
             return
         for data in await self._off_loop(self._store.read):
             try:
-                await self._take(data, passes_on=False)
+                await self._take(data, passes_on=False, was_kept=True)
             except (PeerViolation, IntegrityError) as error:
                 logger.warning("evidence that was kept proves nothing: %s", error)
 
@@ -115,9 +126,7 @@ class Convictions:
     async def lapse(self) -> frozenset[str]:
         """Forget the bans that are over, and return whose they were."""
         lapsed = self._bans.lapse(self._step)
-        if self._store is not None:
-            for peer in lapsed:
-                await self._off_loop(self._store.forget, peer)
+        await self._forget(lapsed)
         return lapsed
 
     def show(self, peers: Iterable[str]) -> None:
@@ -148,28 +157,36 @@ class Convictions:
     def _step(self) -> int:
         return self._context.replica.outer_step + 1
 
-    async def _take(self, data: bytes, *, passes_on: bool, sender: str = "") -> None:
+    async def _take(self, data: bytes, *, passes_on: bool, sender: str = "", was_kept: bool = False) -> None:
         context = self._context
         async with self._checking:  # one at a time, of all senders
             evidence = Evidence.from_bytes(data)
             peer, step = accused(evidence, context.signatures)
             is_news = self._bans.is_news(peer, step)
+            if not was_kept and sender != context.network.peer_id and not self._concerns(peer, step, len(data)):
+                return
             if evidence.kind == WRONG_INTERVAL:
-                case = await self._case(evidence, is_news=is_news)
+                if not is_news and not self._has_new_finder(peer, step, evidence):
+                    return
+                case = await self._case(evidence, is_news=is_news, was_kept=was_kept)
+                if case is None:
+                    return
                 evidence = case.evidence.evidence()
                 data = evidence.to_bytes()
                 if is_news and not case.is_enough(context.network.peer_id):
                     self._accuse(case, data, sender)
                     return
+                verdict = case.verdict
             if not is_news:
                 return
-            verdict = await self._off_loop(check, evidence, context.signatures, context.replica.config)
+            if evidence.kind != WRONG_INTERVAL:
+                verdict = await self._off_loop(check, evidence, context.signatures, context.replica.config)
             ban = self._bans.add(verdict, data)
             if not ban.holds_at(self._step):
                 self._bans.lapse(self._step)
+                await self._forget({peer})
                 return
-            if self._store is not None:
-                await self._off_loop(self._store.keep, verdict.peer_id, data)
+            await self._keep(peer, data)
         logger.warning("%s is convicted: %s", short(verdict.peer_id), verdict.reason)
         if passes_on:
             self._send(data, {*context.replica.roster} - {sender, verdict.peer_id})
@@ -182,36 +199,82 @@ class Convictions:
         elif self._on_accusation is not None:
             self._on_accusation(case)
 
-    async def _case(self, evidence: Evidence, *, is_news: bool) -> IntervalCase:
-        """Return the accusation with all findings that came so far, which others are shown from now on. Raises
-        PeerViolation or IntegrityError."""
+    def _concerns(self, peer: str, step: int, size: int) -> bool:
+        """Return whether evidence against `peer` is worth a check: it is of the run as far as this member knows, and
+        the step is no later one than the run's next. Anyone can make keys that convict themselves; the bans of a few
+        strangers are kept, as some were members before this one was."""
+        replica = self._context.replica
+        if step > self._step:
+            return False
+        known = {*replica.roster, *trainers_of(replica.current.state.stripes), *self.in_group()}
+        known.update(*(link.origin.peer_ids for link in replica.history.since(0)))
+        if peer in known:
+            return True
+        return size <= MAX_STRANGE_BYTES and len(self._bans.held - known) < MAX_STRANGERS
+
+    def _has_new_finder(self, peer: str, step: int, evidence: Evidence) -> bool:
+        """Return whether evidence of an interval for which `peer` is banned already names a member that has not been
+        known to find it wrong; cheap."""
+        ban = next((each for each in self.bans if each.verdict.peer_id == peer), None)
+        if ban is None or (ban.verdict.step, ban.verdict.kind) != (step, WRONG_INTERVAL):
+            return False
+        known = {name for key, case in self._accusations.items() if key[:2] == (peer, step) for name in case.finders}
+        findings = WrongInterval.from_bytes(evidence.body).findings
+        return bool({Envelope.parse(each).peer_id for each in findings} - known) if known else False
+
+    def _is_of_this_run(self, case: IntervalCase) -> bool:
+        """Return whether the step of an accusation is one that the run has taken, not one that its makers made up; see
+        `wrong_interval`. Raises PeerViolation if this member knows that it is not."""
+        links = self._context.replica.history.since(case.step)
+        outcomes = {link.outcome for link in links if link.outer_step == case.step and not link.is_order}
+        if not outcomes:
+            return case.is_voted
+        if case.proof.outcome not in outcomes:
+            raise PeerViolation("evidence has another outcome of the step than this member's history")
+        return True
+
+    async def _case(self, evidence: Evidence, *, is_news: bool, was_kept: bool) -> IntervalCase | None:
+        """Return the accusation with all findings that came so far, which others are shown from now on; None if this
+        member cannot tell whether it is of the run. Raises PeerViolation or IntegrityError."""
         context = self._context
         case = await self._off_loop(read_case, evidence.body, context.signatures, context.replica.config)
-        key = (case.member.peer_id, case.step)
+        if not was_kept and not self._is_of_this_run(case):
+            return None
+        key = (case.member.peer_id, case.step, case.proof.outcome)
         known = self._accusations.get(key)
         if known is not None:
-            merged = replace(known, findings=tuple(dict.fromkeys((*known.findings, *case.evidence.findings))))
-            try:
-                body = merged.to_bytes()
-                case = await self._off_loop(read_case, body, context.signatures, context.replica.config)
-            except (PeerViolation, IntegrityError):
-                return case  # somebody has signed two findings
-        self._accusations[key] = case.evidence
+            case = known.with_findings_of(case)
+        self._accusations[key] = case
         self._accusations.move_to_end(key)
         while len(self._accusations) > MAX_ACCUSATIONS:
             self._accusations.popitem(last=False)
-        if not is_news and known is not None and len(case.evidence.findings) > len(known.findings):
-            await self._show_instead(key, case.evidence.evidence().to_bytes())
+        if not is_news and known is not None and len(case.finders) > len(known.finders):
+            await self._show_instead(case)
         return case
 
-    async def _show_instead(self, key: tuple[str, int], data: bytes) -> None:
+    async def _show_instead(self, case: IntervalCase) -> None:
         """Show others this evidence, which has more findings, in place of the earlier one."""
-        peer, step = key
+        peer = case.member.peer_id
         ban = next((each for each in self.bans if each.verdict.peer_id == peer), None)
-        if ban is not None and (ban.verdict.step, ban.verdict.kind) == (step, WRONG_INTERVAL):
+        if ban is not None and (ban.verdict.step, ban.verdict.kind) == (case.step, WRONG_INTERVAL):
+            data = case.evidence.evidence().to_bytes()
             self._bans.add(ban.verdict, data)
+            await self._keep(peer, data)
+
+    async def _keep(self, peer: str, data: bytes) -> None:
+        """Keep evidence against `peer` beyond the end of the process, and no more than `Bans` does."""
+        if self._store is None:
+            return
+        if peer in self._bans.held:
+            await self._off_loop(self._store.keep, peer, data)
+            self._on_disk.add(peer)
+        await self._forget(self._on_disk - self._bans.held)
+
+    async def _forget(self, peers: Iterable[str]) -> None:
+        for peer in frozenset(peers):
+            self._on_disk.discard(peer)
             if self._store is not None:
-                await self._off_loop(self._store.keep, peer, data)
+                await self._off_loop(self._store.forget, peer)
 
     async def _off_loop(self, function: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._context.executor, function, *arguments)

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
+from swarm_compression.codec import CodecError
 from swarm_protocol.errors import RoundError, SwarmError
 from swarm_protocol.proof_messages import AuditedSlice, IntervalFinding, WrongInterval
 
@@ -26,7 +27,7 @@ from swarm.training.state.certificate import Proof
 from swarm.training.state.interval_checks import IntervalStart
 from swarm.training.state.interval_draws import draw_leaves, draw_validators
 from swarm.training.state.state_sync import RunContext
-from swarm.training.state.wrong_interval import IntervalCase
+from swarm.training.state.wrong_interval import IntervalCase, has_voted
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +103,12 @@ class IntervalAudits:
             evidence = WrongInterval(certificate=proof.certificate, peer=drawn.peer, slices=drawn.slices, findings=())
             member = next(each for each in origin.contributors if each.peer_id == drawn.peer)
             leaves = draw_leaves(origin, outcome, drawn.peer, self._context.network.peer_id)
-            self._add(IntervalCase(proof=proof, member=member, leaves=leaves, finders=(), evidence=evidence))
+            is_voted = has_voted(proof.certificate, drawn.peer, self._context.signatures)
+            self._add(
+                IntervalCase(
+                    proof=proof, member=member, leaves=leaves, finders=(), evidence=evidence, is_voted=is_voted
+                )
+            )
 
     def accuse(self, case: IntervalCase) -> None:
         """Take an accusation that is not enough yet: this member sees for itself, if it has what that needs."""
@@ -127,7 +133,11 @@ class IntervalAudits:
             logger.warning("the interval of %s cannot be validated: %s", short(case.member.peer_id), error)
             return
         work = asyncio.get_running_loop().run_in_executor
-        found = await work(self._context.executor, case.compare, delta_N, config)
+        try:
+            found = await work(self._context.executor, case.compare, delta_N, config)
+        except CodecError as error:
+            logger.warning("the interval of %s cannot be compared: %s", short(case.member.peer_id), error)
+            return
         self._on_event(
             IntervalValidated(
                 step=case.step, peer_id=case.member.peer_id, tier=found.tier, distance=min(found.distance, MAX_TOLD)

@@ -32,6 +32,7 @@ class RoundService:
     def __init__(self, context: RunContext, convictions: Convictions) -> None:
         self._context = context
         self._convictions = convictions
+        convictions.in_group = self._group
         self._driver: RoundDriver | None = None
         self._changed = asyncio.Event()
         self._closed = False
@@ -66,6 +67,9 @@ class RoundService:
         self._driver = driver
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def _group(self) -> tuple[str, ...]:
+        return self._driver.group if self._driver is not None else ()
 
     async def _on_standing(self, peer: str, request: bytes) -> bytes:
         wanted = StandingRequest.from_bytes(request)
@@ -178,8 +182,7 @@ class RoundService:
 
     async def _on_evidence(self, peer: str, request: bytes) -> bytes:
         """Take evidence from a member: strangers could otherwise have this one check as much as they like."""
-        group = self._driver.group if self._driver is not None else ()
-        if peer not in {*self._context.replica.roster, *group}:
+        if peer not in {*self._context.replica.roster, *self._group()}:
             raise PeerRefused("evidence is taken from the run's members")
         await self._convictions.take(request, peer)
         return b""
@@ -210,6 +213,11 @@ class RoundService:
             raise PeerViolation("the group of this part does not contain both of us", peer_id=peer)
         if self._driver is None or self._driver.setup.step != signed.group.step:
             raise RoundError(f"this member is not at step {signed.group.step}")
+        # anyone can make a group of hundreds of keys, each with a signature to check
+        setup = self._driver.setup
+        signers = setup.roster or (self._context.network.peer_id, *self._driver.known)
+        if signed.group.state_digest != setup.state_digest or signed.signer not in signers:
+            raise RoundError("the group of this part is not one that this member can be in")
         await self._driver.accept(peer, signed, stream)
 
 

@@ -316,12 +316,14 @@ def _on_reduce_failed(state: RoundState, event: ReduceFailed, now: float) -> Ste
 
 
 def _vouched_outcome(state: RoundState) -> Outcome | None:
-    """Return the outcome for which more than a third of the group, and two members at least, have voted: if fewer than
-    a third lie, one that did not lie has audited it. None if there is no such outcome."""
+    """Return the outcome for which more than a third of the members that decide, and two at least, have voted: if fewer
+    than a third lie, one that did not lie has audited it. None if there is no such outcome. Members on probation do not
+    count, as keys cost nothing."""
     assert state.signed is not None
-    counts = Counter(each.outcome for each in valid_votes(state, "prepare").values())
+    deciding = state.signed.group.deciding
+    counts = Counter(each.outcome for peer, each in valid_votes(state, "prepare").items() if peer in deciding)
     outcome, most = counts.most_common(1)[0] if counts else (None, 0)
-    return outcome if most >= max(2, len(state.signed.group.members) // 3 + 1) else None
+    return outcome if most >= max(2, len(deciding) // 3 + 1) else None
 
 
 def _on_convicted(state: RoundState, peer: str, reason: str, now: float) -> Step:

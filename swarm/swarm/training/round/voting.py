@@ -129,7 +129,8 @@ def no_quorum(state: RoundState, reason: str, now: float) -> Step:
     assert state.signed is not None
     assert mine is not None
     votes = valid_votes(state, "prepare")
-    convicted, suspects = disagreement(mine, votes, state.signed.group.peer_ids)
+    group = state.signed.group
+    convicted, suspects = disagreement(mine, votes, group.peer_ids, group.deciding)
     voted = votes if state.phase == "preparing" else valid_votes(state, "commit")
     absent = tuple(sorted(set(state.signed.group.peer_ids) - voted.keys()))
     names = f"; no vote from {', '.join(map(short, absent))}" if absent else ""

@@ -111,9 +111,11 @@ def electors_of(roster: Sequence[str], origin: Group) -> tuple[str, ...]:
 
 
 def disagreement(
-    mine: Outcome, votes: Mapping[str, Vote], owners: tuple[str, ...]
+    mine: Outcome, votes: Mapping[str, Vote], owners: tuple[str, ...], deciding: Collection[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the peers that votes which differ from `mine` convict, and those that they only make suspect.
+
+    Only the members that are `deciding` count, as keys on probation cost nothing.
 
     Convicted is the owner of a part that more than a third see otherwise: not all of these lie, so it gave different
     results. So is a member with the same parts and a state that fewer members have than mine; where as many have it,
@@ -122,10 +124,10 @@ def disagreement(
     against each other.
     """
     differing = {peer: _owners_of_other_parts(mine, vote.outcome, owners) for peer, vote in votes.items()}
-    counts = Counter(owner for differ in differing.values() for owner in differ)
-    convicted = {owner for owner, count in counts.items() if 3 * count > len(owners)}
+    counts = Counter(owner for peer, differ in differing.items() if peer in deciding for owner in differ)
+    convicted = {owner for owner, count in counts.items() if 3 * count > len(deciding)}
     suspects = {peer for peer, differ in differing.items() if differ - convicted}
-    supporters = Counter(vote.outcome for vote in votes.values())
+    supporters = Counter(vote.outcome for peer, vote in votes.items() if peer in deciding)
     convicted |= {
         peer
         for peer, vote in votes.items()

@@ -63,6 +63,11 @@ class Bans:
             del self._bans[min(self._bans, key=lambda peer: self._bans[peer].verdict.step)]
         return ban
 
+    @property
+    def held(self) -> frozenset[str]:
+        """All peers that are banned, also those whose bans are over and not forgotten yet."""
+        return frozenset(self._bans)
+
     def at(self, step: int) -> tuple[Ban, ...]:
         """Return the bans that hold in the round of outer step `step`, newest last."""
         return tuple(ban for ban in self._bans.values() if ban.holds_at(step))

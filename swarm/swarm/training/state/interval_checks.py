@@ -22,7 +22,7 @@ from swarm_protocol.training_messages import Contribution, Group
 from torch import Tensor
 
 from swarm.training.allreduce.leaf_checks import is_leaf
-from swarm.training.allreduce.parts import leaf_at, num_leaves, num_values
+from swarm.training.allreduce.parts import check_frame, leaf_at, num_leaves, num_values
 from swarm.training.run.run_config import RunConfig
 from swarm.training.state.lease import LeaseStripe, lease_of, sample_ids
 
@@ -75,11 +75,18 @@ def likeness(
     return Likeness(tier="close" if distance <= most else "wrong", distance=distance)
 
 
-def check_slices(group: Group, member: Contribution, leaves: Sequence[int], slices: Sequence[AuditedSlice]) -> None:
-    """Raises PeerViolation unless `slices` are those of `leaves` to which `member` has committed."""
+def check_slices(
+    group: Group, codec: Codec, member: Contribution, leaves: Sequence[int], slices: Sequence[AuditedSlice]
+) -> None:
+    """Raises PeerViolation unless `slices` are those of `leaves` to which `member` has committed, and can be
+    decoded."""
     total = num_leaves(group.num_values)
     if member.commitment is None or len(leaves) != len(slices):
         raise PeerViolation("evidence has other leaves than the step's outcome draws")
     for leaf, each in zip(leaves, slices, strict=True):
         if not is_leaf(member.commitment.root, total, leaf, each.data, each.proof):
             raise PeerViolation("evidence has slices that the member has not committed to")
+        try:
+            check_frame(codec, each.data, num_values(leaf_at(group.num_values, leaf)))
+        except CodecError as error:
+            raise PeerViolation(f"evidence has slices that nobody can decode: {error}") from error

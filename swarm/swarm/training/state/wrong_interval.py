@@ -1,9 +1,14 @@
 """Evidence that a member's contribution does not follow from its interval, and what makes it count.
 
 A validator's word alone convicts nobody. Members that receive it compute the interval once more, and sign what they
-find. Evidence convicts once more than a third of the step's members have signed, two at least, so that all ban at about
-the same time; in a group of two, for the one that has signed. Anyone who has the state that the step began from, and
-the run's data, can do as they did.
+find. Evidence convicts once more than a third of the step's members that decide have signed, two at least, so that all
+ban at about the same time; where only one of them is left to sign, for whoever has signed itself. Findings of members
+on probation count for nothing, as keys cost nothing. Anyone who has the state that the step began from, and the run's
+data, can do as they did.
+
+A certificate does not prove that its members are the run's. So a member believes only the outcome that its own history
+has of that step, and everybody else only a certificate with the accused's own second vote: nobody can forge that, and
+nobody votes in a group that is made up.
 
 Only the validator that the step's outcome draws can accuse, by the leaves that the outcome draws: nobody can have
 others compute again and again, or choose leaves in which devices differ most.
@@ -11,16 +16,17 @@ others compute again and again, or choose leaves in which devices differ most.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swarm_compression import get_codec
 from swarm_protocol.envelope import issued_at
 from swarm_protocol.errors import PeerViolation
-from swarm_protocol.proof_messages import WrongInterval
+from swarm_protocol.proof_messages import WRONG_INTERVAL, WrongInterval
 from swarm_protocol.training_messages import Certificate, Contribution
 from torch import Tensor
 
 from swarm.training.run.run_config import RunConfig
+from swarm.training.state.bans import Verdict
 from swarm.training.state.certificate import Proof, RunSignatures
 from swarm.training.state.interval_checks import Likeness, check_slices, likeness
 from swarm.training.state.interval_draws import draw_leaves, draw_validators
@@ -29,13 +35,15 @@ from swarm.training.state.interval_draws import draw_leaves, draw_validators
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IntervalCase:
     """A well-formed accusation: `member` of the step that `proof` commits. `finders` have signed that they found its
-    interval wrong; the first of them is the drawn validator."""
+    interval wrong; the first of them is the drawn validator. `is_voted` says whether the certificate has the accused's
+    own vote for the outcome."""
 
     proof: Proof
     member: Contribution
     leaves: tuple[int, ...]
     finders: tuple[str, ...]
     evidence: WrongInterval
+    is_voted: bool
 
     @property
     def step(self) -> int:
@@ -45,10 +53,35 @@ class IntervalCase:
     def reason(self) -> str:
         return f"its contribution to outer step {self.step} does not follow from its interval"
 
+    @property
+    def verdict(self) -> Verdict:
+        """What the findings prove where they are enough."""
+        return Verdict(peer_id=self.member.peer_id, step=self.step, kind=WRONG_INTERVAL, reason=self.reason)
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """Those of `finders` whose findings count."""
+        deciding = self.proof.origin.deciding
+        return tuple(peer for peer in self.finders if peer in deciding)
+
     def is_enough(self, me: str) -> bool:
-        """Return whether the findings convict, for `me`: those of more than a third of the members, two at least."""
-        num_members = len(self.proof.origin.members)
-        return len(self.finders) >= max(2, num_members // 3 + 1) or (num_members == 2 and me in self.finders)
+        """Return whether the findings convict, for `me`: those of more than a third of the members that decide, two at
+        least."""
+        deciding = self.proof.origin.deciding
+        is_alone = len({*deciding} - {self.member.peer_id}) < 2
+        return len(self.counted) >= max(2, len(deciding) // 3 + 1) or (is_alone and me in self.finders)
+
+    def with_findings_of(self, other: IntervalCase) -> IntervalCase:
+        """Return this accusation with the findings of `other`, of the same outcome, by members that have signed none
+        here. The first finding of each member counts, so that nobody spoils the others' by signing a second one."""
+        new = [place for place, peer in enumerate(other.finders) if peer not in self.finders]
+        findings = (*self.evidence.findings, *(other.evidence.findings[place] for place in new))
+        return replace(
+            self,
+            finders=(*self.finders, *(other.finders[place] for place in new)),
+            evidence=replace(self.evidence, findings=findings),
+            is_voted=self.is_voted or other.is_voted,
+        )
 
     def compare(self, delta_N: Tensor, config: RunConfig) -> Likeness:
         """Compare what the member committed to with `delta_N`, which was recomputed. Blocks."""
@@ -77,19 +110,36 @@ def read_case(body: bytes, signatures: RunSignatures, config: RunConfig) -> Inte
         raise PeerViolation("evidence is of an interval that the step's outcome does not draw")
     signatures.check_slices(member, member.peer_id, origin.step, origin.state_digest)
     leaves = draw_leaves(origin, proof.outcome, member.peer_id, validator)
-    check_slices(origin, member, leaves, evidence.slices)
+    check_slices(origin, get_codec(config.codec), member, leaves, evidence.slices)
     finders = [_finder(data, proof, member.peer_id, signatures) for data in evidence.findings]
     if not finders or finders[0] != validator or len(set(finders)) < len(finders):
         raise PeerViolation("evidence does not begin with the finding of the drawn validator, or has one twice")
-    return IntervalCase(proof=proof, member=member, leaves=leaves, finders=tuple(finders), evidence=evidence)
+    return IntervalCase(
+        proof=proof,
+        member=member,
+        leaves=leaves,
+        finders=tuple(finders),
+        evidence=evidence,
+        is_voted=has_voted(evidence.certificate, member.peer_id, signatures),
+    )
+
+
+def has_voted(certificate: bytes, peer: str, signatures: RunSignatures) -> bool:
+    """Return whether a certificate that has been checked has the vote of `peer`."""
+    read = Certificate.from_bytes(certificate)
+    peers = signatures.read_group(read.group, issued_at(read.group)).group.peer_ids
+    return any(peers[vote.place] == peer for vote in read.votes)
 
 
 def check_interval(body: bytes, signatures: RunSignatures, config: RunConfig) -> str:
-    """Return in words what the findings in `body` prove. Raises PeerViolation or IntegrityError if that is nothing."""
+    """Return in words what the findings in `body` prove to somebody who does not know the run's history. Raises
+    PeerViolation or IntegrityError if that is nothing."""
     case = read_case(body, signatures, config)
     if not case.is_enough(signatures.identity.peer_id):
-        num_members = len(case.proof.origin.members)
-        raise PeerViolation(f"evidence has the word of {len(case.finders)} of {num_members} members only")
+        num_members = len(case.proof.origin.deciding)
+        raise PeerViolation(f"evidence has the word of {len(case.counted)} of {num_members} members only")
+    if not case.is_voted:
+        raise PeerViolation("evidence has no vote of the accused itself: its group can be made up")
     return case.reason
 
 

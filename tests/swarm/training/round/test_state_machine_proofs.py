@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.round_scripts import (
     COORDINATOR,
@@ -105,6 +107,18 @@ def test_part_that_is_not_audited_gets_a_vote_only_if_more_than_a_third_have_vot
     assert bool(recovers) == goes_on
     assert all(each.is_vouched for each in recovers)
     assert any(isinstance(each, Announce) for each in actions) != goes_on
+
+
+@pytest.mark.parametrize("on_probation", [(), (LIAR,), (LIAR, HONEST)])
+def test_votes_of_members_on_probation_do_not_stand_in_for_an_audit(on_probation: tuple[str, ...]) -> None:
+    group = FIRST.group
+    members = tuple(replace(each, steps_left=3 if each.peer_id in on_probation else 0) for each in group.members)
+    state, _ = run([(0.0, OFFER), (1.0, Grouped(signed=FIRST))])
+    state = replace(state, signed=replace(FIRST, group=replace(group, members=members)))
+    for peer in (LIAR, HONEST):
+        state, _ = machine.step(state, voted(peer, FIRST, OUTCOME), 1.5)
+    _, actions = machine.step(state, UNAUDITED, 2.0)
+    assert any(isinstance(each, Recover) for each in actions) == (not on_probation)
 
 
 def test_members_word_against_another_leaves_nobody_out_of_the_first_attempt() -> None:

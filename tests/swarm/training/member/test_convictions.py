@@ -1,0 +1,128 @@
+"""A member believes evidence of steps that its run has taken, and keeps few bans of peers that it does not know."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+from support.made_up_interval import LIARS, VALIDATED, VICTIM, accusation
+from support.training_swarm import config
+from support.wrong_reduction import IDENTITIES, NOW, RUN, STRANGER, reduced, signatures, times_minus_ten
+from swarm.training.member import convictions as module
+from swarm.training.member.convictions import Convictions
+from swarm.training.run.run_config import RunConfig
+from swarm.training.state.bans import Verdict
+from swarm.training.state.certificate import Proof
+from swarm_protocol import limits
+from swarm_protocol.errors import PeerViolation
+
+SENDER = LIARS[0].peer_id
+
+
+class Kept(dict[str, bytes]):
+    """Implements EvidenceStore in memory."""
+
+    def read(self) -> list[bytes]:
+        return list(self.values())
+
+    def keep(self, peer_id: str, evidence: bytes) -> None:
+        self[peer_id] = evidence
+
+    def forget(self, peer_id: str) -> None:
+        self.pop(peer_id, None)
+
+
+def convictions(
+    history: tuple[Proof, ...] = (),
+    *,
+    run: RunConfig = VALIDATED,
+    roster: tuple[str, ...] = (),
+    outer_step: int = 1,
+    store: Kept | None = None,
+) -> Convictions:
+    """Return the convictions of a member that has committed this `history`."""
+    state = SimpleNamespace(stripes=())
+    replica = SimpleNamespace(
+        config=run,
+        outer_step=outer_step,
+        roster=roster,
+        current=SimpleNamespace(state=state),
+        history=SimpleNamespace(since=lambda step: [link for link in history if link.outer_step >= step]),
+    )
+    context = SimpleNamespace(
+        replica=replica,
+        signatures=signatures(),
+        network=SimpleNamespace(peer_id=STRANGER.peer_id),
+        executor=ThreadPoolExecutor(1),
+    )
+    return Convictions(context, lambda _: None, store)  # type: ignore[arg-type]
+
+
+def proof_of(certificate: bytes) -> Proof:
+    proof: Proof = signatures().check_certificate(certificate, NOW)
+    return proof
+
+
+def banned(member: Convictions, data: bytes) -> frozenset[str]:
+    asyncio.run(member.take(data, SENDER, passes_on=False))
+    return member.peers
+
+
+def test_accusation_of_a_step_that_this_member_knows_otherwise_convicts_nobody() -> None:
+    real = proof_of(accusation((VICTIM, *LIARS), finders=tuple(LIARS[::-1])).certificate)
+    made_up = accusation(tuple(LIARS), on_probation=(VICTIM,)).evidence().to_bytes()
+    member = convictions((real,))
+    with pytest.raises(PeerViolation, match="another outcome of the step"):
+        banned(member, made_up)
+    assert not member.peers
+
+
+def test_accusation_of_an_unknown_step_convicts_nobody_without_the_vote_of_the_accused() -> None:
+    known = {"roster": (VICTIM.peer_id,)}
+    assert not banned(convictions(**known), accusation(tuple(LIARS), on_probation=(VICTIM,)).evidence().to_bytes())  # type: ignore[arg-type]
+    assert banned(convictions(**known), accusation((VICTIM, *LIARS)).evidence().to_bytes()) == {VICTIM.peer_id}  # type: ignore[arg-type]
+
+
+def test_accusation_of_a_committed_step_convicts_without_the_vote_of_the_accused() -> None:
+    evidence = accusation(tuple(LIARS), on_probation=(VICTIM,))
+    member = convictions((proof_of(evidence.certificate),))
+    assert banned(member, evidence.evidence().to_bytes()) == {VICTIM.peer_id}
+
+
+def self_conviction() -> tuple[str, bytes]:
+    case = reduced()
+    return IDENTITIES[1].peer_id, case.evidence(times_minus_ten(case.result())).evidence().to_bytes()
+
+
+def test_bans_of_strangers_are_few_and_of_no_step_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    peer, data = self_conviction()
+    assert banned(convictions(run=RUN), data) == {peer}
+    monkeypatch.setattr(module, "MAX_STRANGERS", 0)
+    assert banned(convictions(run=RUN), data) == frozenset()
+    assert banned(convictions(run=RUN, roster=(peer,)), data) == {peer}
+    assert banned(convictions(run=RUN, roster=(peer,), outer_step=-1), data) == frozenset(), "step 1 is not next"
+
+
+def test_evidence_that_is_displaced_or_over_is_no_longer_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    peer, data = self_conviction()
+    store = Kept()
+    member = convictions(run=RUN, store=store)
+    assert banned(member, data) == {peer}
+    assert set(store) == {peer}
+    monkeypatch.setattr(limits, "MAX_BANS", 1)
+    member._bans.add(Verdict(peer_id="later", step=9, kind="wrong_reduction", reason="it lied"), b"")
+    asyncio.run(member._keep("later", b"later"))
+    assert set(store) == {"later"}
+    over = Kept({peer: data})
+    asyncio.run(convictions(run=config(aggregator="centered_clip", ban_steps=2), outer_step=9, store=over).recall())
+    assert not over
+
+
+def test_evidence_that_is_no_news_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = accusation((VICTIM, *LIARS)).evidence().to_bytes()
+    member = convictions(roster=(VICTIM.peer_id,))
+    assert banned(member, data) == {VICTIM.peer_id}
+    monkeypatch.delattr(module, "read_case")
+    assert banned(member, data) == {VICTIM.peer_id}

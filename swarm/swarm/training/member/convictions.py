@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import aclosing
 from typing import TypeAlias, TypeVar
 
-from swarm_protocol.envelope import Envelope
+from swarm_protocol.envelope import issued_at
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation, SwarmError
 from swarm_protocol.proof_messages import WRONG_INTERVAL, Evidence, EvidenceRequest, WrongInterval
 from swarm_protocol.training_messages import Outcome
@@ -214,13 +214,15 @@ class Convictions:
 
     def _has_new_finder(self, peer: str, step: int, evidence: Evidence) -> bool:
         """Return whether evidence of an interval for which `peer` is banned already names a member that has not been
-        known to find it wrong; cheap."""
+        known to find it wrong. Raises PeerViolation or
+        IntegrityError."""
         ban = next((each for each in self.bans if each.verdict.peer_id == peer), None)
         if ban is None or (ban.verdict.step, ban.verdict.kind) != (step, WRONG_INTERVAL):
             return False
         known = {name for key, case in self._accusations.items() if key[:2] == (peer, step) for name in case.finders}
         findings = WrongInterval.from_bytes(evidence.body).findings
-        return bool({Envelope.parse(each).peer_id for each in findings} - known) if known else False
+        read = self._context.signatures.read_finding
+        return bool(known) and any(read(each, issued_at(each))[0] not in known for each in findings)
 
     def _is_of_this_run(self, case: IntervalCase) -> bool:
         """Return whether the step of an accusation is one that the run has taken, not one that its makers made up; see

@@ -32,13 +32,13 @@ class RoundService:
     def __init__(self, context: RunContext, convictions: Convictions) -> None:
         self._context = context
         self._convictions = convictions
-        convictions.in_group = self._group
         self._driver: RoundDriver | None = None
         self._changed = asyncio.Event()
         self._closed = False
 
     async def open(self) -> None:
         network, methods = self._context.network, self._context.methods
+        self._convictions.in_group = self._group
         donor = Donor(self._context.replica)
         await network.serve(methods.alive, _on_alive)
         await network.serve(methods.standing, self._on_standing)
@@ -215,8 +215,7 @@ class RoundService:
             raise RoundError(f"this member is not at step {signed.group.step}")
         # anyone can make a group of hundreds of keys, each with a signature to check
         setup = self._driver.setup
-        signers = setup.roster or (self._context.network.peer_id, *self._driver.known)
-        if signed.group.state_digest != setup.state_digest or signed.signer not in signers:
+        if setup.roster and (signed.group.state_digest != setup.state_digest or signed.signer not in setup.roster):
             raise RoundError("the group of this part is not one that this member can be in")
         await self._driver.accept(peer, signed, stream)
 

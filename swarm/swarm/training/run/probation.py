@@ -2,10 +2,10 @@
 
 In an open run keys cost nothing. So who joins a run that is under way is on probation for a number of outer steps to
 which it must contribute, that is, report samples (that it trained them is checked only where the run has a
-`validation_rate`, which is off by default). Until then its work counts for less, all those on probation have a bounded share of a step's
-weight and seats, and none of them decides: votes, rosters and certificates are those of the proven members. So many
-fresh keys take as long as honest newcomers to get a say, a few at a time, and where intervals are validated have to do
-as much work.
+`validation_rate`, which is off by default). Until then its work counts for less, all those on probation have a bounded
+share of a step's weight and seats, and none of them decides: votes, rosters and certificates are those of the proven
+members. So many fresh keys take as long as honest newcomers to get a say, a few at a time, and where intervals are
+validated have to do as much work.
 
 A newcomer at outer step n has to prove no more than n steps, since nobody has proven more. So those who are there when
 a run begins are its founders and count fully at once, and a young run takes its friends in soon.

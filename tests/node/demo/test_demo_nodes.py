@@ -93,7 +93,7 @@ def test_node_that_ends_early_is_quoted_by_its_error_event(tmp_path: Path) -> No
 
 def test_node_that_prints_no_events_is_found_out(tmp_path: Path) -> None:
     async def use(fleet: Fleet) -> None:
-        with pytest.raises(DemoError, match="no event: b'hello"):
+        with pytest.raises(DemoError, match="not an event: b'hello"):
             await _ready(fleet)
 
     _with_fleet(tmp_path, "print('hello', flush=True)\n" + FOREVER, use)

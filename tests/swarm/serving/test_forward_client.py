@@ -260,7 +260,7 @@ GOOD = torch.zeros(2, 3, 32)
         (torch.zeros(1, 2, 3, 32), {}, "shape"),
         (torch.zeros(0, 32), {}, "shape"),
         (torch.zeros(1, 1, 32).expand(2**11, 2**10, 32), {}, "positions"),
-        (torch.tensor([256]), {}, "no token ids"),
+        (torch.tensor([256]), {}, "not token ids"),
         (torch.tensor([3]), {"start": 1}, "first block"),
         (GOOD, {"start": 4, "end": 4}, "blocks"),
         (GOOD, {"start": -1}, "blocks"),

@@ -54,7 +54,7 @@ def test_forged_groups_and_votes_are_refused_and_change_nothing() -> None:
             outcome = Outcome(origin_digest=bytes(32), part_digests=(), state_digest=bytes(32))
             vote = Vote(run=swarm.run.run_id, step=2, attempt=0, group_digest=bytes(32), outcome=outcome, kind="commit")
             # signed by the stranger, who is in no group
-            with pytest.raises(PeerViolation, match="without one of us"):
+            with pytest.raises(PeerViolation, match="does not contain both of us"):
                 await exchange(network, member.peer_id, names.reduce, stranger.sign_group(group, now).data)
             # a broken signature
             signature = stranger.sign_vote(vote).signature

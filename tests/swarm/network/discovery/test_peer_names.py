@@ -115,7 +115,7 @@ def test_plain_addresses_are_neither_looked_up_nor_judged(tmp_path: Path) -> Non
         (["dnsaddr=nonsense"], "does not start with /"),
         (["dnsaddr=seed.test"], "does not start with /"),
         (["dnsaddr="], "does not start with /"),
-        (["dnsaddr=/dns4/a..test/tcp/1/p2p/" + PEER], "no host name"),
+        (["dnsaddr=/dns4/a..test/tcp/1/p2p/" + PEER], "not a host name"),
         (["v=spf1 -all"], "has no TXT record of the form dnsaddr="),
         ([], "has no TXT record"),
     ],

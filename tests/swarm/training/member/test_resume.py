@@ -149,8 +149,8 @@ def test_order_that_is_forged_old_or_for_others_is_refused_by_a_member() -> None
             assert "not signed by the run's author" in await refusal(later, stranger)
             assert "goes on by the resume order" in await refusal(replace(order, sequence=order.sequence - 1))
             assert "goes on by the resume order" in await refusal(replace(order, roster=(target,)))
-            assert "of its end" in await refusal(replace(later, outer_step=NUM_STEPS))
-            assert "another run" in await refusal(replace(later, run="another"), signatures)
+            assert "after which the run is over" in await refusal(replace(later, outer_step=NUM_STEPS))
+            assert "for another run" in await refusal(replace(later, run="another"), signatures)
             votes = members[0].trainer.certificate
             if not Certificate.from_bytes(votes).order:
                 method = Methods(swarm.run.run_id).resume

@@ -45,6 +45,9 @@ waited for, as their whole interval is lost otherwise. It is not longer, because
 are waited for, too."""
 
 NO_SEAT = "the seats for members on probation are taken: it proves itself when one is free"
+MAX_EXACT_MOVES = 3
+"""Honest members move each other less often in one step: after a partition, or when a coordinator died."""
+
 NOT_ADMITTED = "the run does not admit it"
 FOLLOWS = "another member brings its work"
 CONVICTED = "evidence convicts it of a lie"
@@ -71,8 +74,11 @@ def move(state: RoundState, attempt: int, now: float) -> Step:
     """Go on at a later `attempt`, which another member has named.
 
     Each move delays the next one for longer: a member that names one attempt after the other then cannot end every
-    attempt that gets under way.
+    attempt that gets under way. After MAX_EXACT_MOVES only powers of two are moved to, so that members which were
+    moved at different times meet in one attempt, and so few are left that no peer can name new ones for long.
     """
+    if state.attempts.num_moved >= MAX_EXACT_MOVES:
+        attempt = 1 << (attempt - 1).bit_length()
     if attempt > MAX_BELIEVED_ATTEMPT:
         return state, []
     if now < state.attempts.movable_at:

@@ -175,7 +175,9 @@ def test_records_tell_whose_contribution_counted_for_less(quiet: None) -> None:
             return -1000.0 * super().flat(where)
 
     async def main() -> None:
-        async with Swarm(config(min_group=4, outer_steps=1, aggregator="centered_clip", pre_aggregation="none")) as swarm:
+        async with Swarm(
+            config(min_group=4, outer_steps=1, aggregator="centered_clip", pre_aggregation="none")
+        ) as swarm:
             for index in range(3):
                 await swarm.join(f"m{index}")
             loud = await swarm.join("loud", inner=Loud())

@@ -18,7 +18,7 @@ from swarm.client import AsyncClient, KnownPublishers, possession_checks
 from swarm.client.possession_checks import MAX_UNANSWERED, PROVEN_S, RETRY_S, FailedProof
 from swarm.client.publishers import MAX_REMEMBERED, parse_publisher
 from swarm.serving.model.model_files import open_model
-from swarm.serving.server.possession_server import ChunkBudget
+from swarm.serving.server.possession_server import HOUR_S, ChunkBudget
 from swarm.serving.server.server_options import DTYPES, ServerOptions
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, PeerViolation
@@ -376,6 +376,13 @@ def test_server_that_gives_no_proof_is_used_only_where_no_other_can_answer(
     virtual_time.run(scenario())
 
 
+class UsedUp(ChunkBudget):
+    """A budget of which others have always just taken all."""
+
+    def take(self, _peer_id: str, _num_chunks: int, _now_s: float) -> float:
+        return HOUR_S
+
+
 def test_servers_whose_proofs_strangers_use_up_are_still_used(
     boxes: Any, published: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -385,7 +392,7 @@ def test_servers_whose_proofs_strangers_use_up_are_still_used(
     async def scenario() -> None:
         async with proving(boxes, published, HALVES) as (box, failures):
             for server in box.servers.values():
-                server.possession._budgets = {False: ChunkBudget(all_chunks=1), True: ChunkBudget(all_chunks=1)}
+                server.possession._budgets = {False: UsedUp(), True: UsedUp()}
             num_asked = 0
             while num_asked < 2 * MAX_UNANSWERED:
                 assert await box.tokens() == box.expected()

@@ -70,6 +70,7 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
         num_tokens="int: tokens that all of these trained on",
         tokens_per_s="number: what the members say they do, together",
         on_probation="list: peer ids of those of the group that have not proven themselves yet",
+        num_on_probation="int: these, and the trainers on probation whose work members brought",
     ),
     "members": event_spec(
         "Who trains the watched run, whenever members or their states have changed.",

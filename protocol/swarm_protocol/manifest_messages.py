@@ -91,7 +91,7 @@ Ranges = Annotated[tuple[ByteRange, ...], up_to(limits.MAX_MANIFEST_RANGES)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockBytes(Checked):
-    """Where the tensors of one block are."""
+    """The places of the tensors of one block."""
 
     ranges: Ranges
 

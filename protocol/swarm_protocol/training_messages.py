@@ -166,7 +166,7 @@ class Contribution(Checked):
 
     @property
     def is_proven(self) -> bool:
-        """Whether it counts fully once this step is committed."""
+        """Return whether it counts fully once this step is committed."""
         return self.steps_left <= (1 if self.own_samples else 0)
 
     @property

@@ -20,6 +20,7 @@ from swarm.trust.aggregator import (
     AggregationReport,
     Aggregator,
     Survey,
+    kept_shares,
     shares,
     weighted_median,
 )
@@ -151,7 +152,7 @@ class Aggregation:
             coefficients_K[start] += decision.centre
             decision = replace(decision, centre=0.0)
         coefficients = mixed.coefficients(coefficients_K)
-        kept = () if decision.centre else _kept(coefficients, shares(self._weights))
+        kept = () if decision.centre else kept_shares(coefficients, shares(self._weights))
         report = AggregationReport(kept=kept, note=decision.report.note)
         return replace(decision, coefficients=coefficients, report=report)
 
@@ -191,11 +192,6 @@ def _from_start(products_KK: Doubles, start: int) -> Doubles:
     to_start_K = products_KK[:, start]
     from_start_KK: Doubles = products_KK - to_start_K[:, None] - to_start_K[None, :] + to_start_K[start]
     return from_start_KK
-
-
-def _kept(coefficients: Sequence[float], fair: Sequence[float]) -> tuple[float, ...]:
-    """Return the share of its pull that each slice keeps, where `fair` is all of it."""
-    return tuple(min(1.0, max(0.0, each / share)) for each, share in zip(coefficients, fair, strict=True))
 
 
 def _sum(rows: Iterable[Floats], coefficients: Sequence[float]) -> Floats:

@@ -119,3 +119,8 @@ def distances(products_MM: Doubles, coefficients: Sequence[float]) -> tuple[floa
     return tuple(
         math.sqrt(max(0.0, math.fsum((norm, -each, -each, square)))) for norm, each in zip(own, pull, strict=True)
     )
+
+
+def kept_shares(coefficients: Sequence[float], fair: Sequence[float]) -> tuple[float, ...]:
+    """Return the share of its pull that each slice keeps, where `fair` is all of it."""
+    return tuple(min(1.0, max(0.0, each / share)) for each, share in zip(coefficients, fair, strict=True))

@@ -19,6 +19,7 @@ from swarm.trust.aggregator import (
     Aggregator,
     Survey,
     bounded,
+    kept_shares,
     shares,
     weighted_median,
 )
@@ -61,9 +62,7 @@ class FlagAggregator(Aggregator):
             projected_M = self._projected(gram_MM, np.array([fair[member] for member in there]), pull_M)
             for member, coefficient in zip(there, (projected_M / norm_M).tolist(), strict=True):
                 coefficients[member] = coefficient
-        kept = tuple(
-            min(1.0, max(0.0, each / share)) for each, share in zip(coefficients, shares(weights), strict=True)
-        )
+        kept = kept_shares(coefficients, shares(weights))
         return AggregationDecision(coefficients=tuple(coefficients), report=AggregationReport(kept=kept))
 
     def _projected(self, gram_MM: Doubles, fair_M: Doubles, pull_M: Doubles) -> Doubles:

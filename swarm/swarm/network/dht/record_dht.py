@@ -177,7 +177,7 @@ class RecordDht:
         """Told of each small answer to a call, and after how many seconds it came: peers answer these calls at once."""
         self._chance = random.Random(host.peer_id)
         self.may_store: Callable[[str, Envelope], bool] = lambda _peer_id, _envelope: True
-        """Whether a peer may have a record kept here; a private network sets it."""
+        """Returns whether a peer may have a record kept here; a private network sets it."""
 
     @classmethod
     async def create(cls, host: RecordTransport, prefix: str, validator: RecordValidator) -> RecordDht:

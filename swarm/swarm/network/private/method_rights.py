@@ -1,4 +1,4 @@
-"""Which right a peer of a private network needs to call a method, to answer it, and to publish a record. Pure."""
+"""The right that a peer of a private network needs to call a method, to answer it, and to publish a record. Pure."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class SpotChecks:
 
     @property
     def is_on(self) -> bool:
-        """Whether servers are to sign what they took and gave of each answer."""
+        """Return whether servers are to sign what they took and gave of each answer."""
         return self._options.share > 0
 
     def draws(self) -> bool:

@@ -46,7 +46,7 @@ MAX_ACCUSATIONS = 16
 MAX_STRANGERS = 32
 """Bans of peers that are of no state, group or lease that this member knows."""
 MAX_STRANGE_BYTES = 1 << 20
-"""Of evidence against one of these: all of it displaces no other bans."""
+"""Maximum size of evidence against one of these, all of which displaces no other bans."""
 MAX_SHOWING = 4
 """Peers that are shown all evidence at one time: anyone may ask."""
 
@@ -83,7 +83,7 @@ class Convictions:
 
     @property
     def peers(self) -> frozenset[str]:
-        """Who is banned in the next round."""
+        """Return the peers that are banned in the next round."""
         return self._bans.peers(self._step)
 
     async def recall(self) -> None:

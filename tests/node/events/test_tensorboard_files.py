@@ -21,7 +21,7 @@ def emitter() -> Emitter:
 
 def committed(emitter: Emitter, step: int, loss: float) -> None:
     fields = {"digest": "ab" * 32, "group": ("a", "b"), "num_trainers": 2, "num_tokens": 10, "tokens_per_s": 5.0}
-    emitter.emit("committed", run=RUN, step=step, of=9, loss=loss, on_probation=(), **fields)
+    emitter.emit("committed", run=RUN, step=step, of=9, loss=loss, on_probation=(), num_on_probation=0, **fields)
 
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:

@@ -46,6 +46,6 @@ def _row(name: str, spec: MetricSpec) -> str:
 
 
 if __name__ == "__main__":
-    folder = Path(__file__).parent
+    folder = Path(__file__).parent / "reference"
     (folder / "events.md").write_text(events_page(), encoding="utf-8")
     (folder / "metrics.md").write_text(metrics_page(), encoding="utf-8")

@@ -198,7 +198,7 @@ MAX_FRAMES = 256
 # Servers whose times a token brings along. Longer chains tell of the nearest.
 MAX_UPSTREAM = 16
 # How often a sequence may be told its neighbours: with each server that comes or goes, far more than a session meets.
-MAX_LINKS = 2**20
+MAX_LINK_UPDATES = 2**20
 # What a frame takes beside its rows: ids of 52, 16 and 16 bytes, names of 64, some numbers, twenty likeliest tokens,
 # and two times of each server before.
 FRAME_BYTES = 768

@@ -1,6 +1,6 @@
 """The messages by which members of a round prove what they have reduced, audit each other, and convict one that lied.
 
-`swarm.training.allreduce.audit` says how an audit goes, `swarm.training.state.evidence` what evidence must show.
+`swarm.training.allreduce.audit` says how an audit goes, `swarm.training.evidence.evidence` what evidence must show.
 """
 
 from __future__ import annotations

@@ -239,7 +239,7 @@ class StepResult(Checked):
     rows: Rows | None = None
     passed_on: bool = False
     looped: bool = False
-    num_links: Annotated[int, whole(limits.MAX_LINKS)] = 0
+    num_links: Annotated[int, whole(limits.MAX_LINK_UPDATES)] = 0
     upstream_ms: Upstream = ()
 
     def __post_init__(self) -> None:
@@ -252,7 +252,7 @@ class LinkAck(Checked):
     """The sequence has received `num_links` LinkUpdates. It held inputs up to `position` before the last of them."""
 
     sequence_id: SequenceId
-    num_links: Annotated[int, whole(limits.MAX_LINKS, low=1)]
+    num_links: Annotated[int, whole(limits.MAX_LINK_UPDATES, low=1)]
     position: Position
 
 

@@ -39,12 +39,12 @@ from swarm.training.inner.one_device import ONE_CPU, LocalOptions
 from swarm.training.inner.own_module import Batches, Dataset, LossOf, ModuleInner, OptimizerFactory, OwnModule
 from swarm.training.member.linger import let_others_finish
 from swarm.training.member.run_member import RunMember, RunMemberOptions, cause
-from swarm.training.member.trainer_events import IntervalFailed, MemberConvicted, OuterStep, RoundAborted, TrainingEvent
 from swarm.training.run.layout import Layout, fragment_of
 from swarm.training.run.run_file import load_run
 from swarm.training.run.run_model import build_model, module_run, refuse_module_run
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.replica_state import ReplicaState
+from swarm.training.trainer_events import IntervalFailed, MemberConvicted, OuterStep, RoundAborted, TrainingEvent
 
 __all__ = ["MemberOptions", "Step", "Trainer", "module_run"]
 

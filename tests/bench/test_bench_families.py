@@ -1,4 +1,4 @@
-"""Every family of transformers' causal language models, tried out: docs/models.md is what comes out."""
+"""Every family of transformers' causal language models, tried out: docs/reference/models.md is what comes out."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ pytestmark = [pytest.mark.bench, pytest.mark.timeout(900), pytest.mark.filterwar
 
 
 def test_models_page_says_what_each_family_gives() -> None:
-    assert (DOCS / "models.md").read_text() == page([judged(family) for family in families()])
+    assert (DOCS / "reference" / "models.md").read_text() == page([judged(family) for family in families()])

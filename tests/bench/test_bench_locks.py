@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from bench.report import Report
 from support.training_swarm import certificate_of, placed_votes
-from swarm.training.run.vote import Succession
+from swarm.training.round.quorum import Succession
 from swarm.training.state.certificate import RunSignatures
 from swarm_protocol import identity as identity_module
 from swarm_protocol.identity import Identity

@@ -25,7 +25,7 @@ from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time
 from swarm.training.inner.inner_loop import IntervalResult
-from swarm.training.member.trainer_events import OuterStep
+from swarm.training.trainer_events import OuterStep
 from swarm_protocol.identity import Identity
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(1800)]

@@ -17,13 +17,13 @@ import torch
 from bench.report import Report
 from swarm.training.allreduce.parts import leaf_at, part_leaves, part_values
 from swarm.training.data.corpus import Corpus, load_bytes
+from swarm.training.evidence.interval_checks import likeness
+from swarm.training.evidence.interval_draws import draw_leaves
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.one_device import LocalOptions
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
 from swarm.training.run.run_tables import InnerConfig
-from swarm.training.state.interval_checks import likeness
-from swarm.training.state.interval_draws import draw_leaves
 from swarm.training.state.lease import Cursor, advance, leases, sample_ids
 from swarm.training.state.replica import apply_outer_step
 from swarm.training.state.replica_state import ReplicaState

@@ -14,7 +14,7 @@ from pathlib import Path
 from chaos.armed import Kill, KillSwitch
 from chaos.training_members import Member, Members, Plan
 from support.network_worlds import libp2p_node
-from swarm.training.member.trainer_events import OuterStep
+from swarm.training.trainer_events import OuterStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,8 +25,8 @@ from chaos.armed import Kill, KillSwitch, Struck
 from chaos.training_members import RUN, Member, Members, Plan
 from support.network_worlds import libp2p_node
 from support.training_swarm import signed
-from swarm.training.member.trainer_events import IntervalDone, OuterStep, RoundAborted, StateFetched
 from swarm.training.state.certificate import RunSignatures
+from swarm.training.trainer_events import IntervalDone, OuterStep, RoundAborted, StateFetched
 from swarm_protocol.identity import Identity
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(3600)]

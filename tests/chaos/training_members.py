@@ -29,7 +29,7 @@ from swarm.network.membership import Membership
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.inner.interval import TrainingSetup
 from swarm.training.member.run_member import RunMember, RunMemberOptions
-from swarm.training.member.trainer_events import OuterStep, TrainingEvent
+from swarm.training.trainer_events import OuterStep, TrainingEvent
 from swarm_compression import warm_up
 from swarm_protocol.identity import Identity
 

@@ -16,9 +16,9 @@ from swarm_node import cli
 from swarm_node.events.event_contract import EVENTS
 from swarm_node.metrics.metric_contract import METRICS
 
-PAGES = {path: text for path, text in written().items() if path not in ("events.md", "metrics.md")} | {
-    name: (ROOT / name).read_text("utf-8") for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")
-}
+PAGES = {
+    path: text for path, text in written().items() if path not in ("reference/events.md", "reference/metrics.md")
+} | {name: (ROOT / name).read_text("utf-8") for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")}
 ADDR = f"/ip4/203.0.113.7/tcp/4001/p2p/{PEER_ID}"
 FOLDERS = {
     "swarm": "swarm/swarm",

@@ -20,7 +20,7 @@ from swarm.serving.session import pipeline, session_state
 from swarm.training.allreduce import audit, butterfly, parts, peer_connections
 from swarm.training.round import round_state
 from swarm.training.run import signed_run
-from swarm.training.state import certificate, replica_state, state_transfer
+from swarm.training.state import certificate, replica_state, run_context, state_transfer
 from swarm_compression.codec import CUT_VALUES
 from swarm_protocol import limits
 from swarm_protocol.version import PROTOCOL_VERSION
@@ -106,12 +106,12 @@ SAID = [
     ("rounds.md", f"chunks of {replica_state.CHUNK_BYTES // MIB} MiB"),
     ("rounds.md", f"head has at most {replica_state.MAX_HEAD_BYTES // MIB} MiB"),
     ("rounds.md", f"({round_state.FIRST_REST_S} s, doubling to {round_state.MAX_REST_S:.0f} s)"),
-    ("rounds.md", f"at least {round_state.FOUNDING_GRACE_S:.0f} s for a run's first group"),
+    ("rounds.md", f"at least {run_context.FOUNDING_GRACE_S:.0f} s for a run's first group"),
     (
         "rounds.md",
-        f"`reduce_s` = {round_state.SPARE_S:.0f} s + 2 × encoded bytes ÷ {peer_connections.SLOWEST_BYTES_PER_S:,.0f}",
+        f"`reduce_s` = {run_context.SPARE_S:.0f} s + 2 × encoded bytes ÷ {peer_connections.SLOWEST_BYTES_PER_S:,.0f}",
     ),
-    ("rounds.md", f"`vote_s` = {round_state.SPARE_S:.0f} s + N ÷ {round_state.SLOWEST_VALUES_PER_S:,.0f}"),
+    ("rounds.md", f"`vote_s` = {run_context.SPARE_S:.0f} s + N ÷ {run_context.SLOWEST_VALUES_PER_S:,.0f}"),
     ("rounds.md", f"between 1/{parts.NOISE} and {parts.NOISE} becomes 1"),
     ("rounds.md", f"cut to 1/{parts.MAX_SKEW:.0f} and {parts.MAX_SKEW:.0f}"),
     ("rounds.md", f"L is N ÷ {parts.USUAL_LEAVES:,}, rounded up to a multiple of {CUT_VALUES}, and"),
@@ -122,8 +122,8 @@ SAID = [
         "rounds.md",
         f"({butterfly.AHEAD_FRAMES} in all directions together, at least {parts.MIN_AHEAD_FRAMES} each)",
     ),
-    ("rounds.md", f"at most {certificate.MAX_LINKS}, {certificate.MAX_HISTORY_BYTES // MIB} MiB"),
-    ("rounds.md", f"asks up to {certificate.MAX_ASKED} members"),
+    ("rounds.md", f"at most {certificate.MAX_HISTORY_LINKS}, {certificate.MAX_HISTORY_BYTES // MIB} MiB"),
+    ("rounds.md", f"asks up to {certificate.MAX_ASKED_FOR_STANDING} members"),
     ("rounds.md", f"sends nothing for {peer_connections.QUIET_S:.0f} s"),
     ("rounds.md", f"without an answer within {peer_connections.SILENT_S:.0f} s"),
     ("rounds.md", f"in messages of {state_transfer.PIECE_BYTES // MIB} MiB"),

@@ -24,9 +24,9 @@ from swarm.serving.sampling.drawing import pick
 from swarm.serving.wire.page_keys import page_keys
 from swarm.training.allreduce.parts import part_sizes
 from swarm.training.round.beacon import attempt_beacon, coordinator_of
+from swarm.training.round.quorum import quorum
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import parse_text, sign_mapping
-from swarm.training.run.vote import quorum
 from swarm.training.state.lease import Cursor, LeaseStripe
 from swarm.training.state.replica_state import ReplicaState
 from swarm_compression import get_codec, get_row_codec

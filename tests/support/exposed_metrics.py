@@ -16,7 +16,7 @@ from swarm.network.relay.relay import RelayCounts
 from swarm.network.traffic import PATH_KINDS, PeerPath, Traffic
 from swarm.serving.checking.check_report import CheckReport
 from swarm.serving.engine.engine import EngineLoad
-from swarm.training.member.trainer_events import (
+from swarm.training.trainer_events import (
     IntervalDone,
     IntervalFailed,
     IntervalValidated,

@@ -31,9 +31,9 @@ from support.wrong_reduction import (
 from swarm.serving.manifest.possession import STATEMENT_LIFETIME_S, check_answer, convicted_by, draw
 from swarm.serving.manifest.verification import complaint_about
 from swarm.training.allreduce.parts import leaf_at
+from swarm.training.evidence.evidence import accused, check
+from swarm.training.evidence.interval_draws import draw_leaves, draw_validators
 from swarm.training.run.run_config import InnerConfig
-from swarm.training.state.evidence import accused, check
-from swarm.training.state.interval_draws import draw_leaves, draw_validators
 from swarm_protocol.envelope import seal_now
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.hash_tree import HashTree, leaf_digest

@@ -9,7 +9,7 @@ from typing import Any
 from swarm.training.allreduce.parts import ReductionScheme
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
-from swarm.training.state.state_sync import RunContext
+from swarm.training.state.run_context import RunContext
 from swarm.trust.aggregator import AggregationDecision, Aggregator, Survey
 from swarm.trust.kernels import Doubles
 from swarm_protocol.training_messages import Group

@@ -26,8 +26,8 @@ from typing import NamedTuple
 from support.round_scripts import PEERS, RUN, STEP, setup
 from swarm.training.round.locks import lock_complaint
 from swarm.training.round.promise import Promise, bound_by
+from swarm.training.round.quorum import Succession
 from swarm.training.round.round_state import RoundState
-from swarm.training.run.vote import Succession
 from swarm_protocol.training_messages import Contribution, Group, Lock, LockClaim, Outcome, Ready
 
 TWO_THIRDS = Succession(min_group=2)

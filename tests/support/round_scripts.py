@@ -14,7 +14,9 @@ from typing import Any
 from swarm.training.round import round_events as events
 from swarm.training.round import state_machine as machine
 from swarm.training.round.beacon import attempt_beacon, coordinator_of
+from swarm.training.round.clusters import Clusters
 from swarm.training.round.group_formation import form_group
+from swarm.training.round.quorum import Succession
 from swarm.training.round.round_events import (
     Action,
     AttemptLeft,
@@ -35,8 +37,6 @@ from swarm.training.round.round_events import (
 )
 from swarm.training.round.round_state import RoundSetup, RoundState
 from swarm.training.run.probation import Probation, Standings
-from swarm.training.run.vote import Succession
-from swarm.training.state.clusters import Clusters
 from swarm_protocol import training_messages as messages
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import (

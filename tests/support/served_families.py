@@ -1,6 +1,6 @@
-"""Tries out every family of transformers' causal language models, and writes what came out: docs/models.md.
+"""Tries out every family of transformers' causal language models, and writes what came out: docs/reference/models.md.
 
-    PYTHONPATH=tests .venv/bin/python -m support.served_families > docs/models.md
+    PYTHONPATH=tests .venv/bin/python -m support.served_families > docs/reference/models.md
 
 Takes a minute or two. Families are tried with their default config, shrunk, as `swarm-node models check` does.
 """

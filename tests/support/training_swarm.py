@@ -21,17 +21,17 @@ from swarm.network.membership import Membership
 from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time
+from swarm.training.evidence.evidence_folder import EvidenceStore
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.inner.interval import TrainingSetup
 from swarm.training.member.run_member import RunMember, RunMemberOptions
-from swarm.training.member.trainer_events import OuterStep, StateFetched, TrainingEvent
 from swarm.training.round.promise import PromiseStore
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_tables import DataConfig, InnerConfig
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.certificate import RunSignatures
-from swarm.training.state.evidence_folder import EvidenceStore
 from swarm.training.state.replica_state import ReplicaState
+from swarm.training.trainer_events import OuterStep, StateFetched, TrainingEvent
 from swarm_compression import Codec, get_codec
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import (

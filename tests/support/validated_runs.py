@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 from support.training_swarm import AUTHOR, Member, Swarm, SyntheticInner, config
+from swarm.training.evidence.interval_audits import Validation
 from swarm.training.inner.inner_loop import IntervalResult
-from swarm.training.member.interval_audits import Validation
 from swarm.training.member.run_member import RunMember
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_tables import InnerConfig
 from swarm.training.run.signed_run import SignedRun, sign_mapping
 from swarm.training.state.replica_state import ReplicaState
-from swarm.training.state.state_sync import RunContext
+from swarm.training.state.run_context import RunContext
 from torch import Tensor
 
 NUM_VALUES = 3000

@@ -20,8 +20,8 @@ from swarm_node.settings.config import UsageError
 from swarm_node.storage.home import EVIDENCE, Home
 
 if TYPE_CHECKING:
+    from swarm.training.evidence.bans import Verdict
     from swarm.training.run.signed_run import SignedRun
-    from swarm.training.state.bans import Verdict
 
 Check: TypeAlias = "Callable[[Path], tuple[SignedRun, Verdict]]"
 
@@ -37,7 +37,7 @@ def verify(flags: Flags) -> int:
 
 def show(flags: Flags) -> int:
     """Print what each file of the home proves. What proves nothing is a warning."""
-    from swarm.training.state.evidence_folder import files_in  # noqa: PLC0415
+    from swarm.training.evidence.evidence_folder import files_in  # noqa: PLC0415
 
     home, emitter = Home(flags.home()), Emitter(json=flags.json)
     paths = [path for folder in sorted(home.checkpoints.glob(f"*/{EVIDENCE}")) for path in files_in(folder)]
@@ -57,8 +57,8 @@ def _replay(flags: Flags) -> Check | None:
     if place is None:
         return None
     from swarm.training.data.local_data import LocalData  # noqa: PLC0415 - torch, which takes seconds
+    from swarm.training.evidence.interval_replay import replay_file  # noqa: PLC0415
     from swarm.training.inner.interval import prepare  # noqa: PLC0415
-    from swarm.training.inner.interval_replay import replay_file  # noqa: PLC0415
     from swarm.training.state.checkpoint import load_at  # noqa: PLC0415
 
     config = flags.resolve()
@@ -73,9 +73,9 @@ def _replay(flags: Flags) -> Check | None:
 
 
 def _tell(path: Path, run_file: Path | None, emitter: Emitter, replay: Check | None = None) -> None:
+    from swarm.training.evidence.bans import Bans, how_long  # noqa: PLC0415
+    from swarm.training.evidence.evidence_folder import check_file  # noqa: PLC0415
     from swarm.training.run.run_file import read_signed  # noqa: PLC0415 - torch, which takes seconds
-    from swarm.training.state.bans import Bans, how_long  # noqa: PLC0415
-    from swarm.training.state.evidence_folder import check_file  # noqa: PLC0415
 
     diagnostics.quieten_libraries()
     interrupts.raise_in_command()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swarm.heap import uncollected
+from swarm.training.round.quorum import Succession
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 from swarm_protocol.limits import MAX_OUTER_STEP
@@ -294,7 +295,7 @@ def _lines(found: InspectedRun, cost: Cost) -> Iterator[str]:
             f"newcomers  count fully after {rule.steps} outer steps; until then they have {rule.share:.0%} of weight "
             "and seats at most, and no votes"
         )
-    yield f"votes      {config.succession.in_words}"
+    yield f"votes      {Succession.of(config).in_words}"
     if config.cluster_size > 1:
         followers = f"{config.cluster_size - 1} more trainers" if config.cluster_size > 2 else "one more trainer"
         yield f"clusters   each member brings the work of {followers}: {config.max_trainers} can train"

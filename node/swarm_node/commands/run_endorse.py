@@ -10,7 +10,7 @@ from pathlib import Path
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
-from swarm.training.member.resume import RunSurvey, deliver, sign_survey, survey
+from swarm.training.outside.resume import RunSurvey, deliver, sign_survey, survey
 from swarm.training.run.methods import Methods, short
 from swarm.training.run.run_file import read_signed
 from swarm.training.run.signed_run import SignedRun

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
-from swarm.training.member.resume import RunSurvey, survey
+from swarm.training.outside.resume import RunSurvey, survey
 from swarm.training.run.run_file import load_run
 from swarm.training.run.run_model import check_model
 from swarm.training.run.signed_run import SignedRun

@@ -6,7 +6,8 @@ import asyncio
 from pathlib import Path
 
 from swarm.network.interface import Network
-from swarm.training.member.resume import RunSurvey, deliver, sign_order, survey
+from swarm.training.outside.resume import RunSurvey, deliver, sign_order, survey
+from swarm.training.round.quorum import Succession
 from swarm.training.run.methods import Methods, short
 from swarm.training.run.run_file import read_signed
 from swarm.training.run.signed_run import SignedRun
@@ -111,7 +112,7 @@ def _tell_unsigned(run: SignedRun, situation: RunSurvey, emitter: Emitter) -> No
     are alive continues without one.
     """
     proof = situation.proof
-    if not run.config.succession.is_enough(proof.roster, situation.answered):
+    if not Succession.of(run.config).is_enough(proof.roster, situation.answered):
         emitter.emit("resume_not_signed", run=run.run_id)
         return
     emitter.emit(

@@ -9,7 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median, median_high
 
-from swarm.training.member.observer import Observer
+from swarm.training.outside.observer import Observer
+from swarm.training.round.quorum import Succession
 from swarm.training.run.methods import short
 from swarm.training.run.run_copy import find_run
 from swarm.training.run.run_file import read_signed
@@ -166,7 +167,7 @@ class RunWatcher:
         whom = []
         if len(ready) < config.min_group:
             whom.append(f"{plural(config.min_group - len(ready), 'more member')} (a step needs {config.min_group})")
-        if roster and not config.succession.is_enough(roster, ready):
+        if roster and not Succession.of(config).is_enough(roster, ready):
             whom.append(f"enough of the last step's members: {', '.join(map(short, sorted(set(roster) - ready)))}")
         if not whom or self._finished:
             self._waits_since_s = None

@@ -2,7 +2,7 @@
 and whom they ban.
 
 Each run has one job at a time, which asks its members; a slow one holds up no other and no poll. A file is believed if
-it is the one that the run's id names, a step if its certificate holds (see `swarm.training.member.observer`). Owned by
+it is the one that the run's id names, a step if its certificate holds (see `swarm.training.outside.observer`). Owned by
 the collector's task, which gives the task group that the jobs run in.
 """
 
@@ -18,9 +18,9 @@ from typing import TypeVar
 from swarm.network.interface import Network
 from swarm.network.link_diagnosis import LinkWatch
 from swarm.network.membership import Membership
-from swarm.training.member.observer import CommittedStep, Observer
+from swarm.training.evidence.bans import Ban
+from swarm.training.outside.observer import CommittedStep, Observer
 from swarm.training.run.signed_run import SignedRun
-from swarm.training.state.bans import Ban
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.records import RoundReport, TrainerRecord, ValidationReport
 
@@ -41,7 +41,7 @@ MAX_OPEN_STEPS = 8
 
 RETRY_FILE_S = 30.0
 ASK_FOR_BANS_S = 10.0
-MAX_ASKED = 4
+MAX_MEMBERS_ASKED = 4
 """Members that are asked for the file before the next pause."""
 
 FetchRun = Callable[[Network, str, str], Awaitable[SignedRun]]
@@ -222,7 +222,7 @@ class RunFollower:
         failure: SwarmError | None = None
         members = active(run.trainers.records)
         # those with a digest have the state, so they have had the file for longest
-        for peer_id in sorted(members, key=lambda peer_id: (not members[peer_id].digest, peer_id))[:MAX_ASKED]:
+        for peer_id in sorted(members, key=lambda peer_id: (not members[peer_id].digest, peer_id))[:MAX_MEMBERS_ASKED]:
             try:
                 signed = await self._fetch(self._network, peer_id, run.run_id)
             except SwarmError as error:

@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import Literal
 
 from swarm.network.link_diagnosis import SlowLink
-from swarm.training.member.observer import CommittedStep
+from swarm.training.evidence.bans import Ban
+from swarm.training.outside.observer import CommittedStep
 from swarm.training.run.signed_run import SignedRun
-from swarm.training.state.bans import Ban
 from swarm_protocol.records import RoundReport, TrainerRecord
 
 from swarm_node.dashboard.history.facts import ContributionTotal

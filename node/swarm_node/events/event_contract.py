@@ -1,9 +1,9 @@
-"""What `--json` prints: every event, its fields, and the line people read instead. The one source of docs/events.md.
+"""What `--json` prints: every event, its fields, and the line people read instead.
 
 Scripts are written against these names, so a name or field may be added here but never renamed or given another
-meaning. `daemon_events` and `command_events` declare them.
-`docs/contracts.py` writes `docs/events.md`, and a test compares the two.
-`swarm_node.events.emitter` prints the events.
+meaning. `daemon_events` and `command_events` declare them, and are the one source
+of `docs/reference/events.md`: `docs/contracts.py` writes it, and a test compares the two. `swarm_node.events.emitter`
+prints the events.
 """
 
 from __future__ import annotations

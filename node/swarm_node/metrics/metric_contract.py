@@ -1,9 +1,9 @@
-"""Every metric: its kind, its labels, its meaning, and when it changes. The one source of docs/metrics.md.
+"""Every metric: its kind, its labels, its meaning, and when it changes. The one source of docs/reference/metrics.md.
 
 Dashboards and alerts are written against these names, so a metric may be added here but never renamed or given another
 meaning. Names and units follow the conventions of Prometheus, and vLLM's names where the same thing is counted. No
-label has a value that a client or a peer can choose. `docs/contracts.py` writes `docs/metrics.md`, and a test compares
-the two. The other modules of this package fill the metrics.
+label has a value that a client or a peer can choose. `docs/contracts.py` writes `docs/reference/metrics.md`, and a
+test compares the two. The other modules of this package fill the metrics.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from swarm.training.member.trainer_events import OuterStep, RoundAborted
+from swarm.training.trainer_events import OuterStep, RoundAborted
 from swarm_protocol.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import psutil
 from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 from swarm.network.link_diagnosis import SlowKind, SlowLink
 from swarm.network.traffic import PATH_KINDS
-from swarm.training.member import trainer_events as events
+from swarm.training import trainer_events as events
 from swarm_protocol.records import PathKind, RoundReport
 from swarm_protocol.version import software_version
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from swarm.training.member.trainer_events import OnProbation, StateEndorsed, TrainingEvent
+from swarm.training.trainer_events import OnProbation, StateEndorsed, TrainingEvent
 from swarm_protocol.control_messages import TrainingStatus
 
 

@@ -18,22 +18,22 @@ from pathlib import Path
 
 from swarm.network.link_diagnosis import LinkWatch, SlowLink
 from swarm.start_checkpoint import bringing
+from swarm.training import trainer_events as events
 from swarm.training.data.local_data import LocalData, Progress, shared_cache
 from swarm.training.data.tokenizing import PreparationStopped
+from swarm.training.evidence.bans import Ban, how_long
+from swarm.training.evidence.evidence_folder import EvidenceFolder
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import TrainingSetup, prepare
 from swarm.training.inner.one_device import LocalOptions
-from swarm.training.member import trainer_events as events
 from swarm.training.member.linger import let_others_finish
 from swarm.training.member.run_member import RunMember, RunMemberOptions
 from swarm.training.round.promise import PromiseFile
 from swarm.training.run.layout import fragment_of
 from swarm.training.run.methods import short
 from swarm.training.run.signed_run import SignedRun
-from swarm.training.state.bans import Ban, how_long
 from swarm.training.state.checkpoint import Checkpoint, discard_inner, load_newest, write_inner
 from swarm.training.state.endorsement import EndorsementFile
-from swarm.training.state.evidence_folder import EvidenceFolder
 from swarm.training.state.export import export_hf
 from swarm.training.state.replica_state import ReplicaState
 from swarm_protocol.control_messages import MAX_CONVICTED_LINES, TrainingStatus

@@ -30,10 +30,10 @@ from swarm.testing import virtual_time
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.inner.interval import TrainingSetup
 from swarm.training.member.run_member import RunMember, RunMemberOptions
-from swarm.training.member.trainer_events import ContributionLate, IntervalDone, OuterStep, RoundAborted, TrainingEvent
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_tables import DataConfig, InnerConfig
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.trainer_events import ContributionLate, IntervalDone, OuterStep, RoundAborted, TrainingEvent
 from swarm.trust.mixing import NO_MIXING
 
 NUM_VALUES = 1024

@@ -11,6 +11,8 @@ from support.training_swarm import AUTHOR
 from support.validated_runs import LIES, STATES, ChangedInner, run_with_liar
 from support.wrong_reduction import IDENTITIES, RUN, reduced, times_minus_ten
 from swarm.testing import virtual_time
+from swarm.training.evidence.evidence_folder import EvidenceFolder
+from swarm.training.evidence.wrong_interval import read_case
 from swarm.training.inner import interval
 from swarm.training.inner.interval import TrainingSetup
 from swarm.training.inner.optimizers import NO_MOMENTS
@@ -18,8 +20,6 @@ from swarm.training.run.run_file import write_run
 from swarm.training.run.signed_run import SignedRun, sign_mapping
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.checkpoint import Checkpoint, save_checkpoint
-from swarm.training.state.evidence_folder import EvidenceFolder
-from swarm.training.state.wrong_interval import read_case
 from swarm_node import cli
 from swarm_protocol.proof_messages import Evidence, WrongInterval
 

@@ -14,8 +14,8 @@ from support.training_swarm import AUTHOR, Swarm, config
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
-from swarm.training.member.trainer_events import OuterStep, StateEndorsed
 from swarm.training.run.run_file import write_run
+from swarm.training.trainer_events import OuterStep, StateEndorsed
 from swarm_node import cli
 from swarm_node.commands import run_endorse
 from swarm_protocol.identity import Identity

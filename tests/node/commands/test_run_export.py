@@ -15,7 +15,6 @@ from support.training_swarm import AUTHOR, WINDOW_TOKENS, Swarm, SyntheticInner,
 from swarm.network.membership import Membership
 from swarm.serving.manifest.manifest_file import MANIFEST_FILE, load_manifest
 from swarm.testing import virtual_time
-from swarm.training.member.trainer_events import OuterStep
 from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import write_run
@@ -25,6 +24,7 @@ from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.checkpoint import Checkpoint, save_checkpoint
 from swarm.training.state.replica_state import ReplicaState
+from swarm.training.trainer_events import OuterStep
 from swarm_node import cli
 from swarm_node.commands import run_export
 from swarm_node.commands.run_export import newest_state

@@ -15,9 +15,9 @@ from support.training_swarm import AUTHOR, Swarm, config
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
-from swarm.training.member.resume import survey
-from swarm.training.member.trainer_events import OuterStep, RunResumed
+from swarm.training.outside.resume import survey
 from swarm.training.run.run_file import write_run
+from swarm.training.trainer_events import OuterStep, RunResumed
 from swarm_node import cli
 from swarm_node.commands import run_resume
 from swarm_node.commands.run_resume import read_members

@@ -13,7 +13,7 @@ import pytest
 import torch
 from support.node_settings import resolve
 from swarm.testing import virtual_time
-from swarm.training.member.observer import CommittedStep
+from swarm.training.outside.observer import CommittedStep
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import write_run
 from swarm.training.run.run_model import module_run

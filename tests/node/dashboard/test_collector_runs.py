@@ -13,13 +13,13 @@ from support.training_swarm import AUTHOR, Swarm, SyntheticInner, config, identi
 from swarm.network.interface import Network
 from swarm.network.link_diagnosis import SlowLink
 from swarm.testing import virtual_time
-from swarm.training.member.observer import CommittedStep
-from swarm.training.member.resume import deliver, sign_survey, survey
 from swarm.training.member.run_member import RunMember
-from swarm.training.member.trainer_events import OuterStep, Validated
+from swarm.training.outside.observer import CommittedStep
+from swarm.training.outside.resume import deliver, sign_survey, survey
 from swarm.training.run.methods import Methods
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.trainer_events import OuterStep, Validated
 from swarm_node.dashboard.history.facts import StepFact
 from swarm_node.dashboard.run_follower import FollowedRun
 from swarm_node.dashboard.run_views import RunEnd, RunFacts, downsampled, end_of, run_view

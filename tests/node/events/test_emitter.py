@@ -1,4 +1,4 @@
-"""The contract in code, docs/events.md and the output of an Emitter agree; the live line is drawn right."""
+"""The contract in code, docs/reference/events.md and the output of an Emitter agree; the live line is drawn right."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def emitted(event: str, *, as_json: bool, **fields: object) -> tuple[str, str]:
 
 
 def test_docs_of_events_are_what_the_code_says() -> None:
-    page = Path(__file__).parents[3] / "docs" / "events.md"
+    page = Path(__file__).parents[3] / "docs" / "reference" / "events.md"
     assert page.read_text(encoding="utf-8") == script("contracts").events_page(), "run docs/contracts.py"
 
 

@@ -1,4 +1,4 @@
-"""The contract in code, docs/metrics.md and the registries agree."""
+"""The contract in code, docs/reference/metrics.md and the registries agree."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swarm_node.metrics.metric_registry import Reading, Registry
 
 
 def test_docs_of_metrics_are_what_the_code_says() -> None:
-    page = Path(__file__).parents[3] / "docs" / "metrics.md"
+    page = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
     assert page.read_text(encoding="utf-8") == script("contracts").metrics_page(), "run docs/contracts.py"
 
 

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from support.exposed_metrics import OUTER_STEP, PHASES_S, TRACE
-from swarm.training.member.trainer_events import RoundAborted
+from swarm.training.trainer_events import RoundAborted
 from swarm_node.gateway.app import GatewayOptions
 from swarm_node.metrics.otel_traces import ENVIRONMENT, NO_TRACES, Traces, open_traces, traces_to
 from swarm_protocol.errors import ConfigError

@@ -19,8 +19,15 @@ from swarm.network.link_diagnosis import LinkWatch, SlowLink
 from swarm.network.traffic import NO_LIMITS
 from swarm.testing import virtual_time
 from swarm.training.data.local_data import LocalData
+from swarm.training.evidence.bans import Ban, Verdict
+from swarm.training.evidence.evidence_folder import EvidenceFolder
 from swarm.training.member.run_member import RunMemberOptions
-from swarm.training.member.trainer_events import (
+from swarm.training.round.promise import Promise, PromiseFile
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.checkpoint import Checkpoint, save_checkpoint
+from swarm.training.state.replica_state import ReplicaState
+from swarm.training.trainer_events import (
     Admitted,
     ContributionLate,
     MemberConvicted,
@@ -29,13 +36,6 @@ from swarm.training.member.trainer_events import (
     StateEndorsed,
     Waiting,
 )
-from swarm.training.round.promise import Promise, PromiseFile
-from swarm.training.run.run_config import RunConfig
-from swarm.training.run.signed_run import SignedRun
-from swarm.training.state.bans import Ban, Verdict
-from swarm.training.state.checkpoint import Checkpoint, save_checkpoint
-from swarm.training.state.evidence_folder import EvidenceFolder
-from swarm.training.state.replica_state import ReplicaState
 from swarm_node.events.emitter import Emitter
 from swarm_node.metrics.metric_registry import Registry
 from swarm_node.node import Activity

@@ -14,10 +14,10 @@ from support.round_scripts import PEERS
 from support.training_swarm import Member, SpoiledCodec, Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.testing import virtual_time
 from swarm.training.member.run_member import RunMember
-from swarm.training.member.trainer_events import OuterStep, RoundAborted
 from swarm.training.run.run_config import LATER_SETTINGS, RunConfig
 from swarm.training.run.run_cost import warnings_of
-from swarm.training.state.state_sync import RunContext
+from swarm.training.state.run_context import RunContext
+from swarm.training.trainer_events import OuterStep, RoundAborted
 from swarm.trust.mixing import Bucketing, NearestNeighbours
 from swarm_protocol.errors import ConfigError
 from torch import Tensor

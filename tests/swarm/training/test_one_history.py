@@ -19,6 +19,7 @@ from support.round_scripts import PEERS, SIGNATURE, contribution, setup
 from swarm.training.round import state_machine as machine
 from swarm.training.round.group_formation import form_group
 from swarm.training.round.promise import Promise
+from swarm.training.round.quorum import quorum
 from swarm.training.round.round_events import (
     Action,
     Announce,
@@ -45,7 +46,6 @@ from swarm.training.round.round_events import (
     Voted,
 )
 from swarm.training.round.round_state import RoundSetup, RoundState, own_report
-from swarm.training.run.vote import quorum
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Group, Outcome, ReadyReply, SignedGroup, Vote
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from support.training_swarm import NUM_VALUES, Member, Swarm, assert_equal_steps, config
 from swarm.testing import virtual_time
-from swarm.training.member.trainer_events import OuterStep, RoundAborted, StateFetched
 from swarm.training.state import replica_state
+from swarm.training.trainer_events import OuterStep, RoundAborted, StateFetched
 
 CHUNK_BYTES = 1 << 12
 """Smaller than real ones, so that a small state has six, of which theta ends in the third."""

@@ -16,10 +16,10 @@ from support.wrong_reduction import reduced
 from swarm.network.interface import Stream
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
-from swarm.training.member.observer import Observer
-from swarm.training.member.trainer_events import MemberConvicted, OuterStep
+from swarm.training.evidence.bans import Ban
+from swarm.training.outside.observer import Observer
 from swarm.training.run.methods import Methods
-from swarm.training.state.bans import Ban
+from swarm.training.trainer_events import MemberConvicted, OuterStep
 from swarm_protocol.identity import Identity
 
 WATCHER = Identity(b"w" * 32)

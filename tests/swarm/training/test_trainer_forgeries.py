@@ -12,9 +12,9 @@ from swarm.network.interface import Stream
 from swarm.network.memory.memory_network import MemoryNetwork
 from swarm.testing import virtual_time
 from swarm.training.member.round_driver import overtaken
-from swarm.training.member.trainer_events import OuterStep, RoundAborted
 from swarm.training.run.methods import Methods
 from swarm.training.state.certificate import RunSignatures
+from swarm.training.trainer_events import OuterStep, RoundAborted
 from swarm_protocol.errors import IntegrityError, PeerViolation, RoundError
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Contribution, Group, Lock, Outcome, Ready, Vote

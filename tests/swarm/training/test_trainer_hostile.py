@@ -29,11 +29,11 @@ from swarm.training.allreduce.parts import part_sizes
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
-from swarm.training.member.trainer_events import Admitted, IntervalDone, OuterStep, RoundAborted
 from swarm.training.round.round_events import Event, Grouped
 from swarm.training.run.methods import Methods
 from swarm.training.state.certificate import RunSignatures
-from swarm.training.state.state_sync import RunContext
+from swarm.training.state.run_context import RunContext
+from swarm.training.trainer_events import Admitted, IntervalDone, OuterStep, RoundAborted
 from swarm_compression import get_codec
 from swarm_protocol.errors import ConfigError, PeerViolation, RoundError, SwarmError
 from swarm_protocol.identity import Identity

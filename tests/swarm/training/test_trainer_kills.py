@@ -11,7 +11,7 @@ from support.leaks import no_leaks
 from support.training_swarm import PHASES, Member, Swarm, assert_equal_steps, config
 from swarm.network.memory.memory_link import LinkModel
 from swarm.testing import virtual_time
-from swarm.training.member.trainer_events import OuterStep, RoundAborted
+from swarm.training.trainer_events import OuterStep, RoundAborted
 
 NUM_STEPS = 3
 UNDISTURBED_S = 2.2

@@ -9,7 +9,7 @@ import pytest
 from support.training_swarm import WINDOW_TOKENS, Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.network.memory.memory_link import LinkModel
 from swarm.testing import virtual_time
-from swarm.training.member.trainer_events import ContributionLate, OuterStep, RoundAborted
+from swarm.training.trainer_events import ContributionLate, OuterStep, RoundAborted
 
 INTERVAL_S = 20.0
 NUM_STEPS, STEPS = 4, 20

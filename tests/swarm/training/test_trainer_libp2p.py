@@ -16,9 +16,9 @@ from swarm.training.data.corpus import Corpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import TrainingSetup
 from swarm.training.member.run_member import RunMember, RunMemberOptions
-from swarm.training.member.trainer_events import OuterStep, StateFetched, TrainingEvent
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
+from swarm.training.trainer_events import OuterStep, StateFetched, TrainingEvent
 from swarm_protocol.identity import Identity
 
 

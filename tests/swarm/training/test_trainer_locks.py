@@ -13,12 +13,13 @@ from support.training_swarm import NUM_VALUES, Member, Swarm, assert_equal_steps
 from swarm.testing import virtual_time
 from swarm.training.allreduce.parts import part_sizes
 from swarm.training.member.run_member import RunMember
-from swarm.training.member.trainer_events import OuterStep, RoundAborted
 from swarm.training.round.beacon import attempt_beacon, drawn
 from swarm.training.round.group_formation import form_group
+from swarm.training.round.quorum import Succession
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.state.certificate import RunSignatures
-from swarm.training.state.state_sync import RunContext
+from swarm.training.state.run_context import RunContext
+from swarm.training.trainer_events import OuterStep, RoundAborted
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Group, Ready, SignedGroup, SliceCommitment, Vote
 
@@ -208,7 +209,7 @@ def seats_of(roster: tuple[str, ...]) -> RoundSetup:
         roster=roster,
         leased=roster,
         admission=(),
-        succession=config(min_group=2).succession,
+        succession=Succession.of(config(min_group=2)),
         max_group=16,
         samples_per_member=10,
         tokens_per_sample=4,

@@ -28,12 +28,12 @@ from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.leaf_checks import hashed_part
 from swarm.training.allreduce.made_part import MadePart
 from swarm.training.allreduce.part_owner import PartOwner
+from swarm.training.evidence.evidence import check
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
-from swarm.training.member.trainer_events import MemberConvicted, OuterStep, RoundAborted
 from swarm.training.state.certificate import RunSignatures
-from swarm.training.state.evidence import check
-from swarm.training.state.state_sync import RunContext
+from swarm.training.state.run_context import RunContext
+from swarm.training.trainer_events import MemberConvicted, OuterStep, RoundAborted
 from swarm_compression import get_codec
 from swarm_protocol.identity import Identity
 from swarm_protocol.proof_messages import Evidence, PartStatement, WrongReduction

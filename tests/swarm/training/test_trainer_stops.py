@@ -15,8 +15,8 @@ from swarm.testing import virtual_time
 from swarm.training.allreduce.parts import FRAME_VALUES
 from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, SLOWEST_BYTES_PER_S
 from swarm.training.member.round_driver import POLL_S
-from swarm.training.member.trainer_events import OuterStep, RoundAborted
 from swarm.training.run.run_config import RunConfig
+from swarm.training.trainer_events import OuterStep, RoundAborted
 
 STOPPED_S = 18.0
 INTERVAL_S = GRACE_S = 2.0

@@ -17,7 +17,11 @@ from swarm.testing import virtual_time
 from swarm.training.data.corpus import Corpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import TrainingSetup
-from swarm.training.member.trainer_events import (
+from swarm.training.run.layout import Layout
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_model import build_model, initial_theta
+from swarm.training.run.run_tables import OuterConfig
+from swarm.training.trainer_events import (
     IntervalDone,
     IntervalFailed,
     OuterStep,
@@ -25,10 +29,6 @@ from swarm.training.member.trainer_events import (
     StateFetched,
     Validated,
 )
-from swarm.training.run.layout import Layout
-from swarm.training.run.run_config import RunConfig
-from swarm.training.run.run_model import build_model, initial_theta
-from swarm.training.run.run_tables import OuterConfig
 
 STEP_S = 0.1
 """Virtual seconds of an inner step."""

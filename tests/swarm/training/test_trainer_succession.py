@@ -8,7 +8,7 @@ import logging
 import pytest
 from support.training_swarm import Member, Swarm, assert_equal_steps, config
 from swarm.testing import virtual_time
-from swarm.training.member.trainer_events import OuterStep
+from swarm.training.trainer_events import OuterStep
 
 AFTER_S = 20.0
 WITHIN_S = 15.0

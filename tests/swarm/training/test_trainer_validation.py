@@ -24,12 +24,12 @@ from support.validated_runs import (
     validated,
 )
 from swarm.testing import virtual_time
-from swarm.training.inner.interval_replay import replay_file
-from swarm.training.member.trainer_events import FalselyAccused, IntervalValidated, MemberConvicted, OuterStep
+from swarm.training.evidence.evidence import check
+from swarm.training.evidence.evidence_folder import EvidenceFolder, check_file, files_in
+from swarm.training.evidence.interval_replay import replay_file
+from swarm.training.evidence.wrong_interval import read_case
 from swarm.training.state.certificate import RunSignatures
-from swarm.training.state.evidence import check
-from swarm.training.state.evidence_folder import EvidenceFolder, check_file, files_in
-from swarm.training.state.wrong_interval import read_case
+from swarm.training.trainer_events import FalselyAccused, IntervalValidated, MemberConvicted, OuterStep
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.proof_messages import Evidence, WrongInterval

@@ -39,7 +39,7 @@ from swarm_node.dashboard.views import ChangeEvent, PresenceView, RefusalView, S
 logger = logging.getLogger(__name__)
 
 NUM_THREADS = 2
-MAX_ASKED = 64
+MAX_OPEN_QUERIES = 64
 FRESH_S = 1.0
 READ_S = 5.0
 OPEN_S = 5.0
@@ -214,7 +214,7 @@ class QueryPool:
             raise _slow("the history gave no answer in time") from error
 
     def _begin(self, key: Hashable, read: Callable[[], _T]) -> asyncio.Future[_T]:
-        if sum(not answer.done() for answer in self._asked.values()) >= MAX_ASKED:
+        if sum(not answer.done() for answer in self._asked.values()) >= MAX_OPEN_QUERIES:
             raise _slow("the history is asked too much at once")
         loop = asyncio.get_running_loop()
         answer = loop.run_in_executor(self._threads, read)

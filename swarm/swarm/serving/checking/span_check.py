@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 Outcomes: TypeAlias = tuple[tuple[str, Outcome], ...]
 
-MAX_ASKED = 3
+MAX_CANDIDATES_ASKED = 3
 """Servers that are asked for one recomputation before the span stays unchecked."""
 
 Recompute: TypeAlias = Callable[[str, SpanInputs], Awaitable[Floats]]
@@ -195,8 +195,8 @@ class _Comparison:
         return 0 < inputs_from <= self._span.takes_from
 
     async def _computed(self, inputs: SpanInputs) -> tuple[str, Floats] | None:
-        """Have the next candidate that is willing compute the span; None if none of MAX_ASKED is."""
-        for _ in range(min(MAX_ASKED, len(self._left))):
+        """Have the next candidate that is willing compute the span; None if none of MAX_CANDIDATES_ASKED is."""
+        for _ in range(min(MAX_CANDIDATES_ASKED, len(self._left))):
             peer_id = self._left.pop(0)
             try:
                 return peer_id, await self._context.recompute(peer_id, inputs)

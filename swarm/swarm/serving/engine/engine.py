@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
@@ -23,7 +23,6 @@ from swarm.serving.engine.scheduler import BatchPlan, Scheduler
 from swarm.serving.engine.sequence import EngineSequence, SequenceStep, StepOutput
 from swarm.serving.engine.span_speed import PREFILL_TOKENS, ObservedSpeed, SpanSpeed, StepCost
 from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, Prefault, Slice, Want
-from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.wire.page_keys import KEY_BYTES
 
 logger = logging.getLogger(__name__)
@@ -40,6 +39,25 @@ class EngineLoad:
     cache_usage: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """The limits of a span's computation.
+
+    A step computes at most `max_batch` sessions' next tokens, and beside them prompt tokens for `max_step_ms`; those of
+    the only session for `max_alone_ms`, which is how long another one may wait that comes meanwhile. A session that
+    sends nothing for `evict_idle_s` is evicted when another peer needs room. `on_step` is called in the loop for every
+    computed step, with its positions and its compute and queue milliseconds.
+    """
+
+    max_sessions: int = 64
+    max_step_tokens: int = 512
+    max_batch: int = 64
+    max_step_ms: float = 200.0
+    max_alone_ms: float = 1000.0
+    evict_idle_s: float = 10.0
+    on_step: Callable[[int, float, float], None] = field(default=lambda _positions, _compute_ms, _queue_ms: None)
+
+
 class Engine:
     """`num_done` counts steps of sequences, `num_tokens` the positions in them, `num_passes` those over the weights."""
 
@@ -47,7 +65,7 @@ class Engine:
         self,
         span: RunnableSpan,
         pool: KVPool,
-        options: ServerOptions,
+        options: EngineOptions,
         *,
         revision: str,
         speed: SpanSpeed | None = None,

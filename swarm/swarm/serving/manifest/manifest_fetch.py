@@ -18,7 +18,7 @@ from swarm.network.interface import Network
 FETCH_TIMEOUT_S = 10.0
 """A manifest has some kilobytes, 512 KiB at most."""
 
-MAX_ASKED = 3
+MAX_ASKED_FOR_A_MANIFEST = 3
 """Servers that are asked for one manifest."""
 
 
@@ -28,7 +28,7 @@ async def fetch_manifest(network: Network, model: str, digest: bytes, peer_ids: 
     Raises PeerError, the last server's.
     """
     failure: PeerError = PeerUnreachable(f"nobody gave the manifest of {model}", remedy="try again in a moment")
-    for peer_id in list(peer_ids)[:MAX_ASKED]:
+    for peer_id in list(peer_ids)[:MAX_ASKED_FOR_A_MANIFEST]:
         try:
             return await _from(network, model, digest, peer_id)
         except PeerError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal, TypeAlias
 
@@ -13,6 +13,7 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.manifest_messages import PublishedManifest
 
 from swarm.network.interface import FaultHook, no_faults
+from swarm.serving.engine.engine import EngineOptions
 
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "int8", "int4"]
 
@@ -27,16 +28,14 @@ DTYPES: Mapping[Dtype, torch.dtype] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOptions:
-    """`kv_bytes` of cache are shared by all sessions; a session that sends nothing for `idle_s` is ended.
+class ServerOptions(EngineOptions):
+    """The limits and settings of a server, its engine's among them.
 
-    A step computes at most `max_batch` sessions' next tokens, and beside them prompt tokens for `max_step_ms`; those of
-    the only session for `max_alone_ms`, which is how long another one may wait that comes meanwhile. A session that
-    sends nothing for `evict_idle_s` is evicted when another peer needs room. At most `max_connections` connections are
-    open. Steps that wait in all sessions together take up to `max_backlog_bytes`, three quarters of it for one client.
-    `published` is the manifest that the model's files have to follow; None: the one beside them, if there is one.
-    `identity` signs proofs that they are held; without it a published model's server proves nothing.
-    `on_step` is called in the loop for every computed step, with its positions and its compute and queue milliseconds.
+    `kv_bytes` of cache are shared by all sessions; a session that sends nothing for `idle_s` is ended. At most
+    `max_connections` connections are open. Steps that wait in all sessions together take up to `max_backlog_bytes`,
+    three quarters of it for one client. `published` is the manifest that the model's files have to follow; None: the
+    one beside them, if there is one. `identity` signs proofs that they are held; without it a published model's server
+    proves nothing.
 
     Raises ConfigError for values that allow nothing.
     """
@@ -44,19 +43,12 @@ class ServerOptions:
     device: str = "cpu"
     dtype: Dtype = "float32"
     kv_bytes: int = 2**30
-    max_sessions: int = 64
-    max_step_tokens: int = 512
-    max_batch: int = 64
-    max_step_ms: float = 200.0
-    max_alone_ms: float = 1000.0
     idle_s: float = 120.0
-    evict_idle_s: float = 10.0
     max_connections: int = 1024
     max_backlog_bytes: int = 256 * 2**20
     published: PublishedManifest | None = None
     identity: Identity | None = None
     failpoints: FaultHook = field(default=no_faults)
-    on_step: Callable[[int, float, float], None] = field(default=lambda _positions, _compute_ms, _queue_ms: None)
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

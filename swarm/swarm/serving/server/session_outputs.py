@@ -70,7 +70,7 @@ class SessionLink:
         """Push to `to` from now on, as the client has said."""
         self.set_next(to)
         self.is_cut_off, self._num_refused = False, 0
-        self.num_links = min(self.num_links + 1, limits.MAX_LINKS)
+        self.num_links = min(self.num_links + 1, limits.MAX_LINK_UPDATES)
 
     def set_next(self, to: SequenceRef | None) -> None:
         if to == self.next:

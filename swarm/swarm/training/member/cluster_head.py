@@ -35,7 +35,7 @@ from swarm.training.member.interval_loop import IntervalOffer
 from swarm.training.round.group_formation import grace_after
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.run.methods import short
-from swarm.training.state.state_sync import RunContext
+from swarm.training.state.run_context import RunContext
 from swarm.trust.mixing import leaf_beacon
 
 logger = logging.getLogger(__name__)

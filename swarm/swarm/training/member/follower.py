@@ -24,7 +24,7 @@ from swarm.training.member.interval_loop import IntervalOffer
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.run.methods import short
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S
-from swarm.training.state.state_sync import RunContext
+from swarm.training.state.run_context import RunContext
 
 logger = logging.getLogger(__name__)
 

@@ -26,13 +26,13 @@ from swarm_protocol.hash_tree import HashTree
 from swarm_protocol.training_messages import Contribution
 from torch import Tensor
 
+from swarm.training.evidence.interval_audits import IntervalAudits
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.inner.interval import Interval, Intervals
 from swarm.training.inner.member_momentum import MemberMomentum
-from swarm.training.member.interval_audits import IntervalAudits
-from swarm.training.member.trainer_events import IntervalDone, IntervalFailed, TrainingEvent
 from swarm.training.state.lease import sample_ids
-from swarm.training.state.state_sync import RunContext
+from swarm.training.state.run_context import RunContext
+from swarm.training.trainer_events import IntervalDone, IntervalFailed, TrainingEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

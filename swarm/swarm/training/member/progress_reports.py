@@ -10,10 +10,10 @@ from swarm_protocol.records import Refusal, RoundReport, TrainerRecord, TrainerS
 from swarm_protocol.training_messages import Endorsement
 
 from swarm.training.inner.inner_loop import IntervalResult
-from swarm.training.member.trainer_events import Admitted, OuterStep, RunResumed
 from swarm.training.round.round_state import RoundState
 from swarm.training.state.certificate import Proof
 from swarm.training.state.replica import Replica
+from swarm.training.trainer_events import Admitted, OuterStep, RunResumed
 
 Measured: TypeAlias = Literal["interval", "group", "reduce", "commit", "apply"]
 

@@ -25,15 +25,16 @@ from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.made_part import committed_tree
 from swarm.training.allreduce.parts import ReductionScheme
 from swarm.training.allreduce.peer_connections import MeteredStream
-from swarm.training.member.interval_audits import DrawnInterval
+from swarm.training.evidence.interval_audits import DrawnInterval
+from swarm.training.evidence.interval_draws import draw_leaves, draw_validators
 from swarm.training.member.interval_loop import IntervalOffer
+from swarm.training.round.clusters import has_contributed
 from swarm.training.round.round_events import Event, Recover, Reduced, ReduceFailed
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.run.methods import short
 from swarm.training.state.certificate import Proof
-from swarm.training.state.clusters import has_contributed
-from swarm.training.state.interval_draws import draw_leaves, draw_validators
-from swarm.training.state.state_sync import RunContext, repair_if_damaged
+from swarm.training.state.run_context import RunContext
+from swarm.training.state.state_sync import repair_if_damaged
 
 logger = logging.getLogger(__name__)
 

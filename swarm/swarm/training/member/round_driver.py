@@ -21,15 +21,15 @@ from swarm_protocol.training_messages import Abort, Contribution, Ready, ReadyRe
 
 from swarm.network.interface import Stream
 from swarm.training.allreduce.peer_connections import SILENT_S
+from swarm.training.evidence.convictions import Convictions
+from swarm.training.evidence.interval_audits import DrawnInterval
 from swarm.training.member.cluster_head import ClusterHead
-from swarm.training.member.convictions import Convictions
 from swarm.training.member.follower import StepFollower
-from swarm.training.member.interval_audits import DrawnInterval
 from swarm.training.member.interval_loop import IntervalLoop, IntervalOffer
 from swarm.training.member.progress_reports import DOWNWEIGHTED, LEFT_OUT, RoundLog, measured
 from swarm.training.member.reductions import Reductions, commit_slices
-from swarm.training.member.trainer_events import ContributionLate, Waiting
 from swarm.training.round import state_machine
+from swarm.training.round.clusters import has_contributed
 from swarm.training.round.group_formation import awaited_peers
 from swarm.training.round.promise import Promise, PromiseStore
 from swarm.training.round.round_events import (
@@ -67,9 +67,10 @@ from swarm.training.round.round_state import (
     with_coordinator,
 )
 from swarm.training.state.certificate import Proof
-from swarm.training.state.clusters import has_contributed
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S
-from swarm.training.state.state_sync import RunContext, follows
+from swarm.training.state.run_context import RunContext
+from swarm.training.state.state_sync import follows
+from swarm.training.trainer_events import ContributionLate, Waiting
 
 logger = logging.getLogger(__name__)
 

@@ -15,14 +15,14 @@ from swarm_protocol.state_messages import StandingRequest
 from swarm_protocol.training_messages import Abort, Ready, ReadyReply, SignedGroup, Vote, VoteReply
 
 from swarm.network.interface import Stream
-from swarm.training.member.convictions import Convictions
+from swarm.training.evidence.convictions import Convictions
 from swarm.training.member.round_driver import POLL_S, RoundDriver
 from swarm.training.round.group_checks import origin_complaint
 from swarm.training.round.round_events import AttemptLeft, Proven, Sighted, Voted
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.state.endorsement import contradicts, read_endorsement
 from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S
-from swarm.training.state.state_sync import RunContext
+from swarm.training.state.run_context import RunContext
 from swarm.training.state.state_transfer import Donor
 
 

@@ -27,15 +27,35 @@ from swarm.network.interface import FaultHook, Network, no_faults
 from swarm.network.membership import Membership
 from swarm.training.allreduce.parts import Residuals
 from swarm.training.allreduce.peer_connections import BandwidthMeter
+from swarm.training.evidence.bans import Ban
+from swarm.training.evidence.convictions import Convictions
+from swarm.training.evidence.evidence_folder import EvidenceStore
+from swarm.training.evidence.interval_audits import IntervalAudits
+from swarm.training.evidence.wrong_interval import IntervalCase
 from swarm.training.inner.interval import Intervals, TrainingSetup, Validator
-from swarm.training.member.convictions import Convictions
-from swarm.training.member.interval_audits import IntervalAudits
 from swarm.training.member.interval_loop import IntervalLoop
 from swarm.training.member.progress_reports import committed, trainer_record
 from swarm.training.member.reductions import settle
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.round_service import RoundService
-from swarm.training.member.trainer_events import (
+from swarm.training.round import state_machine
+from swarm.training.round.promise import Promise, PromiseStore
+from swarm.training.round.round_events import Convicted, GiveUp, Proven
+from swarm.training.round.round_state import rest_after
+from swarm.training.run.methods import Methods, short
+from swarm.training.run.run_copy import serve_run
+from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.ancestry import seek_endorsement
+from swarm.training.state.certificate import Proof, RunSignatures, whom_to_ask
+from swarm.training.state.endorsement import Endorsements, EndorsementStore, contradicts
+from swarm.training.state.genesis import check_genesis
+from swarm.training.state.replica import HashedState, Replica
+from swarm.training.state.replica_state import ReplicaState
+from swarm.training.state.run_context import RunContext, recall_promise, setup_of
+from swarm.training.state.state_download import ChunkStore
+from swarm.training.state.state_sync import SyncResult, claims_of, furthest, reach, trainers
+from swarm.training.state.state_transfer import Fetcher
+from swarm.training.trainer_events import (
     ContributionLate,
     MemberConvicted,
     OnProbation,
@@ -46,25 +66,6 @@ from swarm.training.member.trainer_events import (
     Validated,
     Waiting,
 )
-from swarm.training.round import state_machine
-from swarm.training.round.promise import Promise, PromiseStore, recall_promise
-from swarm.training.round.round_events import Convicted, GiveUp, Proven
-from swarm.training.round.round_state import rest_after, setup_of
-from swarm.training.run.methods import Methods, short
-from swarm.training.run.run_copy import serve_run
-from swarm.training.run.signed_run import SignedRun
-from swarm.training.state.ancestry import seek_endorsement
-from swarm.training.state.bans import Ban
-from swarm.training.state.certificate import Proof, RunSignatures, whom_to_ask
-from swarm.training.state.endorsement import Endorsements, EndorsementStore, contradicts
-from swarm.training.state.evidence_folder import EvidenceStore
-from swarm.training.state.genesis import check_genesis
-from swarm.training.state.replica import HashedState, Replica
-from swarm.training.state.replica_state import ReplicaState
-from swarm.training.state.state_download import ChunkStore
-from swarm.training.state.state_sync import RunContext, SyncResult, claims_of, furthest, reach, trainers
-from swarm.training.state.state_transfer import Fetcher
-from swarm.training.state.wrong_interval import IntervalCase
 
 T = TypeVar("T")
 

@@ -16,10 +16,10 @@ from dataclasses import replace
 from swarm_protocol.training_messages import Contribution, Group, SignedGroup
 
 from swarm.training.allreduce.parts import part_sizes
+from swarm.training.round.clusters import overclaim
 from swarm.training.round.locks import lock_complaint
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.run.methods import short
-from swarm.training.state.clusters import overclaim
 
 MISSTATED = "it says otherwise than the state how long it is on probation"
 

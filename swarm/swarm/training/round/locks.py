@@ -9,7 +9,7 @@ checked where there are keys (`RunSignatures.check_lock`).
 The phases are those of PBFT (Castro and Liskov 1999), prepare and commit; that a member accepts only what a lock of a
 later attempt than its own justifies is the rule of Tendermint (Buchman et al. 2018, arXiv 1807.04938) and HotStuff (Yin
 et al. 2019, arXiv 1803.05069). Here members come and go, so that a quorum is one of the state's members, and of the
-attempt's group (see `vote`).
+attempt's group (see `quorum`).
 
 Pure functions.
 """

@@ -9,7 +9,6 @@ follows from this, and what a run does when the parts are lost.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 import os
@@ -20,11 +19,10 @@ from pathlib import Path
 from typing import Protocol
 
 from swarm_compression.codec import Data
-from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation, SwarmError
+from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation
 from swarm_protocol.training_messages import Outcome, Ready, Vote
 
 from swarm.training.round.round_state import HeldLock, Prepared, RoundState, with_coordinator
-from swarm.training.state.state_sync import RunContext
 
 logger = logging.getLogger(__name__)
 
@@ -75,23 +73,6 @@ def bound_by(state: RoundState, promise: Promise | None) -> RoundState:
         return state  # a round has admitted the same members again since then
     lock = HeldLock(lock=report.lock, origin=report.origin) if report.lock is not None else None
     return with_coordinator(replace(state, attempt=report.attempt + 1, lock=lock, prepared=promise.prepared))
-
-
-async def recall_promise(context: RunContext, promises: PromiseStore | None) -> Promise | None:
-    """Return what this member promised before it was started again; None if it keeps no promises. The outcome it voted
-    for is proposed if it still has the parts."""
-    if promises is None:
-        return None
-    kept = await asyncio.get_running_loop().run_in_executor(context.executor, promises.read)
-    if kept is None or kept.prepared is None or kept.report.state_digest != context.replica.digest:
-        return kept
-    try:
-        origin = context.signatures.read_group(kept.prepared.origin, context.network.now()).group
-        outcome = kept.prepared.vote.outcome
-        await context.replica.propose(context.executor, outcome.origin_digest, origin, kept.parts)
-    except SwarmError as error:
-        logger.warning("what this member voted for before its restart cannot be made again: %s", error)
-    return kept
 
 
 class PromiseFile:

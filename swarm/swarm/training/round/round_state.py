@@ -12,13 +12,11 @@ from typing import Literal, TypeAlias
 from swarm_protocol import limits
 from swarm_protocol.training_messages import Contribution, Lock, Outcome, Ready, ReadyReply, SignedGroup, Vote
 
-from swarm.training.allreduce.peer_connections import SLOWEST_BYTES_PER_S
 from swarm.training.round.beacon import attempt_beacon, coordinator_of
+from swarm.training.round.clusters import Clusters
+from swarm.training.round.quorum import Succession
 from swarm.training.round.round_events import Action, GiveUp, Reply
 from swarm.training.run.probation import Standings
-from swarm.training.run.vote import Succession
-from swarm.training.state.clusters import Clusters
-from swarm.training.state.state_sync import RunContext
 
 Phase: TypeAlias = Literal["forming", "signing", "left_out", "reducing", "preparing", "voting", "resting", "done"]
 
@@ -33,16 +31,6 @@ MAX_BELIEVED_ATTEMPT = limits.MAX_ATTEMPT // 2
 MAX_HEARD = 1024
 """Peers whose reports or votes are kept: four full groups, so that strangers cannot fill the memory. Members of the
 state, and of a group, are heard beyond it."""
-
-FOUNDING_GRACE_S = 2.0
-"""The least grace of a run's first group. Members that start together see each other's records after about a second,
-and two first groups would be two runs."""
-PATIENCE_S = 10.0
-"""How much longer than the grace a coordinator waits before it reports that too few members are ready."""
-SLOWEST_VALUES_PER_S = 2e7
-"""The rate of an outer step with its digests on a slow machine; a small computer is ten times as fast."""
-SPARE_S = 10.0
-"""The part of a phase's deadline that does not grow with the vector."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,41 +80,6 @@ class RoundSetup:
 
     def beacon(self, attempt: int) -> bytes:
         return attempt_beacon(self.run, self.state_digest, self.step, attempt)
-
-
-def setup_of(context: RunContext) -> RoundSetup:
-    """Return the setup of the step that follows the replica's committed state."""
-    replica, config = context.replica, context.replica.config
-    step = replica.outer_step + 1
-    fragment = replica.fragment(step)
-    num_values = fragment.stop - fragment.start
-    roster, order = replica.roster, replica.order
-    grace_s = config.quorum_grace_s if roster else max(config.quorum_grace_s, FOUNDING_GRACE_S)
-    both_ways_bytes = 2 * context.codec.encoded_bytes(num_values)
-    return RoundSetup(
-        run=context.run,
-        me=context.network.peer_id,
-        step=step,
-        first_attempt=replica.proof.next_attempt if replica.proof else 0,
-        state_digest=replica.digest,
-        roster=roster,
-        leased=replica.leased(step),
-        clusters=replica.clusters(),
-        standings=replica.standings,
-        admission=config.admission,
-        succession=config.succession,
-        max_group=config.max_group,
-        samples_per_member=config.samples_per_interval,
-        tokens_per_sample=config.data.window_tokens,
-        num_values=num_values,
-        bytes_per_s=context.meter.bytes_per_s,
-        sequence=order.sequence if order else 0,
-        order=replica.proof.origin.order if replica.proof else b"",
-        grace_s=grace_s,
-        patience_s=grace_s + PATIENCE_S,
-        reduce_s=min(limits.MAX_PHASE_S, SPARE_S + both_ways_bytes / SLOWEST_BYTES_PER_S),
-        vote_s=min(limits.MAX_PHASE_S, SPARE_S + replica.current.manifest.num_values / SLOWEST_VALUES_PER_S),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ and one signed group. An attempt that fails changes nothing but the attempt's nu
 No two replicas commit different outcomes of one step. A member votes for an outcome when it holds all parts and has
 audited them. Once two thirds of the group have voted, it holds a lock, writes it to disk, and votes a second time; two
 thirds of second votes are a certificate. Both times enough members of the state before must be among the voters (see
-`vote.Succession`). A report names the lock, so that the next group resumes that outcome before any new one (`locks`).
+`quorum.Succession`). A report names the lock, so that the next group resumes that outcome before any new one (`locks`).
 So at most one side of a partitioned network goes on, and the other side follows it later; if fewer than a third of the
 members lie, lies change nothing of that. A coordinator asks absent members where they are before it goes on without
 them, so a member that has committed already says so. If too many members are gone without a word, the run waits for

@@ -8,15 +8,17 @@ Pure functions on the round's state.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from swarm_protocol.training_messages import Abort, Certificate, Outcome, PlacedSignature, Vote, VoteKind
 
 from swarm.training.round.locks import make_lock
+from swarm.training.round.quorum import Tally, electors_of, tally
 from swarm.training.round.round_events import Announce, CastVote, Finish, Voted
 from swarm.training.round.round_state import MAX_HEARD, HeldLock, RoundState, Step, Timers, blame, give_up, suspect
 from swarm.training.run.methods import short
-from swarm.training.run.vote import Tally, disagreement, electors_of, tally
 
 
 def on_voted(state: RoundState, event: Voted, now: float) -> Step:
@@ -159,3 +161,34 @@ def leave_group(
     announce = Announce(abort=abort, peers=other_members(state))
     state, actions = give_up(state, reason, accused if missing is None else missing, now)
     return state, [announce, *actions]
+
+
+def disagreement(
+    mine: Outcome, votes: Mapping[str, Vote], owners: tuple[str, ...], deciding: Collection[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the peers that votes which differ from `mine` convict, and those that they only make suspect.
+
+    Only the members that are `deciding` count, as keys on probation cost nothing.
+
+    Convicted is the owner of a part that more than a third see otherwise: not all of these lie, so it gave different
+    results. So is a member with the same parts and a state that fewer members have than mine; where as many have it,
+    mine may be the damaged one (see `repair_if_damaged`). A vote that differs in other members' parts proves nothing:
+    either the voter made it up, or an owner gave it another result. One vote could otherwise turn all honest members
+    against each other.
+    """
+    differing = {peer: _owners_of_other_parts(mine, vote.outcome, owners) for peer, vote in votes.items()}
+    counts = Counter(owner for peer, differ in differing.items() if peer in deciding for owner in differ)
+    convicted = {owner for owner, count in counts.items() if 3 * count > len(deciding)}
+    suspects = {peer for peer, differ in differing.items() if differ - convicted}
+    supporters = Counter(vote.outcome for peer, vote in votes.items() if peer in deciding)
+    convicted |= {
+        peer
+        for peer, vote in votes.items()
+        if vote.outcome != mine and not differing[peer] and supporters[vote.outcome] < supporters[mine]
+    }
+    return tuple(sorted(convicted)), tuple(sorted(suspects - convicted))
+
+
+def _owners_of_other_parts(mine: Outcome, other: Outcome, owners: tuple[str, ...]) -> set[str]:
+    parts = zip(owners, mine.part_digests, other.part_digests, strict=False)
+    return {owner for owner, own, theirs in parts if own != theirs}

@@ -33,7 +33,6 @@ from swarm.training.run.settings import (
     whole,
     with_floats,
 )
-from swarm.training.run.vote import Succession
 from swarm.trust.aggregator import Aggregator
 from swarm.trust.aggregators import Mean, aggregator_names, get_aggregator, parameter_names, parameters_of
 from swarm.trust.mixing import A_THIRD, MOST_LIARS, NO_MIXING, Mixing, NearestNeighbours, get_mixing, mixing_names
@@ -95,7 +94,7 @@ class RunConfig:
 
     With `fragments`, a fragment's own interval is so many times longer. `fragments`, `overlap_steps` and `mixing` are
     Streaming DiLoCo's H / P, tau and alpha (arXiv 2501.18512). A round needs two thirds of the members of the state
-    before, and after `majority_after_s` seconds without these a majority (see `vote.Succession`). `aggregation` holds
+    before, and after `majority_after_s` seconds without these a majority (see `quorum.Succession`). `aggregation` holds
     the parameters of `aggregator`; those that are not given get their defaults. Without a `fallback`, `min_group` must
     be as many members as the aggregator needs.
 
@@ -297,10 +296,6 @@ class RunConfig:
         object.__setattr__(self, "admission", tuple(sorted(self.admission)))
         object.__setattr__(self, "aggregation", MappingProxyType(parameters_of(self.make_aggregator())))
         object.__setattr__(self, "model", MappingProxyType(dict(self.model)))
-
-    @property
-    def succession(self) -> Succession:
-        return Succession(min_group=self.min_group, majority_after_s=self.majority_after_s)
 
     @property
     def probation(self) -> Probation:

@@ -23,14 +23,14 @@ from swarm_protocol.records import TrainerRecord
 from swarm_protocol.state_messages import StandingRequest
 from swarm_protocol.training_messages import Certificate, Endorsement, ResumeOrder
 
-from swarm.training.state.certificate import MAX_ASKED, Proof, Rank, whom_to_ask
+from swarm.training.state.certificate import MAX_ASKED_FOR_STANDING, Proof, Rank, whom_to_ask
 from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S, ProofReader
 
 logger = logging.getLogger(__name__)
 
 MAX_SOUGHT = 256
 """Peers that say they have an endorsement and are asked for it. One honest one among them is enough."""
-NUM_SOUGHT_AT_ONCE = 2 * MAX_ASKED
+NUM_SOUGHT_AT_ONCE = 2 * MAX_ASKED_FOR_STANDING
 """They are asked so many at a time, until one shows an endorsement: usually the first ones do."""
 
 
@@ -149,8 +149,8 @@ def whom_a_newcomer_asks(claims: Mapping[str, int], endorsement: Endorsement | N
     """Return the peers that a process without a state asks for theirs: some members of the endorsed state, and a sample
     for which claims count nothing."""
     roster = endorsement.roster if endorsement is not None else ()
-    members = [peer for peer in roster if peer in claims][: MAX_ASKED // 2]
-    return list(dict.fromkeys((*members, *whom_to_ask(claims, (), me))))[:MAX_ASKED]
+    members = [peer for peer in roster if peer in claims][: MAX_ASKED_FOR_STANDING // 2]
+    return list(dict.fromkeys((*members, *whom_to_ask(claims, (), me))))[:MAX_ASKED_FOR_STANDING]
 
 
 async def those_endorsed(reader: ProofReader, shown: Mapping[str, Proof]) -> dict[str, Proof]:

@@ -52,19 +52,19 @@ from swarm_protocol.training_messages import (
     round_subject,
 )
 
+from swarm.training.round.quorum import Succession, electors_of, tally
 from swarm.training.run.methods import short
 from swarm.training.run.signed_run import SignedRun
-from swarm.training.run.vote import Succession, electors_of, tally
 
 logger = logging.getLogger(__name__)
 
 Rank: TypeAlias = tuple[int, int, int, int, bytes]
 """The order of certificates: of two that contradict each other, members follow the one of greater rank."""
 
-MAX_LINKS = 512
+MAX_HISTORY_LINKS = 512
 MAX_HISTORY_BYTES = 16 << 20
 """The certificates of 16 members have 10 KB, so this is for groups of hundreds. It takes 3 s to check."""
-MAX_ASKED = 16
+MAX_ASKED_FOR_STANDING = 16
 """Peers asked for their standing at one time. Half of them may be members of the own state."""
 
 
@@ -92,7 +92,7 @@ class RunSignatures:
             identity=identity,
             network_id=network_id,
             run=run.run_id,
-            succession=config.succession,
+            succession=Succession.of(config),
             last_step=config.outer_steps,
             admission=config.admission,
             author=run.peer_id,
@@ -456,7 +456,7 @@ class CertificateHistory:
         known = {link.rank for link in self._links}
         new = {link.rank: link for link in links if link.rank not in known}
         self._links = sorted((*self._links, *new.values()), key=lambda link: link.rank)
-        while len(self._links) > MAX_LINKS or self._num_bytes > MAX_HISTORY_BYTES:
+        while len(self._links) > MAX_HISTORY_LINKS or self._num_bytes > MAX_HISTORY_BYTES:
             del self._links[self._spare()]
 
     @property
@@ -479,10 +479,12 @@ def whom_to_ask(claims: Mapping[str, int], roster: Collection[str], me: str) -> 
     same share of liars as all peers together.
     """
     if not roster:
-        return sorted(claims, key=lambda peer: hashlib.sha256(f"{me}/{peer}".encode()).digest())[:MAX_ASKED]
+        return sorted(claims, key=lambda peer: hashlib.sha256(f"{me}/{peer}".encode()).digest())[
+            :MAX_ASKED_FOR_STANDING
+        ]
     ranked = sorted(claims, key=lambda peer: (-claims[peer], peer))
-    members = [peer for peer in ranked if peer in roster][: MAX_ASKED // 2]
-    return list(dict.fromkeys((*members, *ranked)))[:MAX_ASKED]
+    members = [peer for peer in ranked if peer in roster][: MAX_ASKED_FOR_STANDING // 2]
+    return list(dict.fromkeys((*members, *ranked)))[:MAX_ASKED_FOR_STANDING]
 
 
 def most_supported(shown: Mapping[str, Proof]) -> Proof | None:

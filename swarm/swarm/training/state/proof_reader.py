@@ -16,7 +16,7 @@ from swarm_protocol.state_messages import Standing, StandingRequest
 from swarm.network.interface import EndOfStream, Network
 from swarm.training.run.methods import Methods, short
 from swarm.training.run.signed_run import SignedRun
-from swarm.training.state.certificate import MAX_HISTORY_BYTES, MAX_LINKS, Proof, RunSignatures
+from swarm.training.state.certificate import MAX_HISTORY_BYTES, MAX_HISTORY_LINKS, Proof, RunSignatures
 from swarm.training.state.endorsement import Endorsements
 
 logger = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class ProofReader:
     async def history(self, peer: str, request: StandingRequest) -> AsyncGenerator[Proof, None]:
         """Yield the links from the state before step `request.step` to `peer`'s, each checked. Close it after use.
 
-        Raises SwarmError, and PeerViolation beyond MAX_LINKS links or MAX_HISTORY_BYTES.
+        Raises SwarmError, and PeerViolation beyond MAX_HISTORY_LINKS links or MAX_HISTORY_BYTES.
         """
         num_bytes = num_links = 0
         async with self.network.stream(peer, self.methods.history, timeout_s=CALL_TIMEOUT_S) as stream:
@@ -121,6 +121,6 @@ class ProofReader:
                 except EndOfStream:
                     return
                 num_bytes, num_links = num_bytes + len(data), num_links + 1
-                if num_bytes > MAX_HISTORY_BYTES or num_links > MAX_LINKS:
+                if num_bytes > MAX_HISTORY_BYTES or num_links > MAX_HISTORY_LINKS:
                     raise PeerViolation("its history is longer than any", peer_id=peer)
                 yield await self.check(data)

@@ -30,12 +30,13 @@ from swarm_protocol.training_messages import Group, Outcome, ResumeOrder
 from torch import Tensor
 
 from swarm.training.allreduce.parts import decoded_frames
+from swarm.training.round.clusters import Clusters, draw_clusters, samples_used, trainers_after
+from swarm.training.round.quorum import Succession
 from swarm.training.run.layout import fragment_of
 from swarm.training.run.probation import Standings
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_tables import OuterConfig
 from swarm.training.state.certificate import CertificateHistory, Proof, Rank
-from swarm.training.state.clusters import Clusters, draw_clusters, samples_used, trainers_after
 from swarm.training.state.lease import Lease, admitted, committed, index_of, lease_of, trainers_of
 from swarm.training.state.replica_state import Manifest, ReplicaState, StateHasher
 
@@ -116,7 +117,7 @@ class Replica:
         self.digest = current.digest
         self.num_mismatches = 0
         self.proof = proof
-        self.history = CertificateHistory(config.succession, (proof,) if proof else ())
+        self.history = CertificateHistory(Succession.of(config), (proof,) if proof else ())
         self._former: tuple[bytes, HashedState] | None = None
         self._is_fetched = False  # whether a peer has asked for the committed state
         self._proposals: dict[Outcome, Proposal] = {}

@@ -23,26 +23,22 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from swarm_compression import Codec
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.records import TrainerRecord
 from swarm_protocol.state_messages import StandingRequest
 from swarm_protocol.training_messages import Group
 
-from swarm.network.interface import FaultHook
 from swarm.network.membership import Membership
-from swarm.training.allreduce.parts import Residuals
-from swarm.training.allreduce.peer_connections import BandwidthMeter, PeerConnections
 from swarm.training.state.ancestry import Anchor, links_from, whom_a_newcomer_asks
 from swarm.training.state.certificate import Proof, most_supported, whom_to_ask
 from swarm.training.state.genesis import check_genesis
-from swarm.training.state.proof_reader import CALL_TIMEOUT_S, ProofReader
-from swarm.training.state.replica import NUM_PARTS, HashedState, Replica
-from swarm.training.state.state_transfer import FetchedState, Fetcher
+from swarm.training.state.proof_reader import CALL_TIMEOUT_S
+from swarm.training.state.replica import NUM_PARTS, HashedState
+from swarm.training.state.run_context import RunContext
+from swarm.training.state.state_transfer import FetchedState
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +47,7 @@ MAX_DONORS = 16
 NUM_RETRIES = 3
 RETRY_S = 1.0
 """Donors may be busy or restarting. If they are gone, the state is lost, and waiting longer does not bring it back."""
-MAX_LINKS = 4 * NUM_PARTS
+MAX_CATCH_UP_LINKS = 4 * NUM_PARTS
 """The longest chain of certificates. Rounds that only admit members lie between those that leave parts."""
 LINKS_S = 3 * CALL_TIMEOUT_S
 """The time limit for all peers together that show certificates, so that slow or silent ones delay a member no
@@ -189,12 +185,12 @@ async def _chain(context: RunContext, proof: Proof, peers: Sequence[str]) -> lis
             logger.warning("%s does not show what led to its state: %s", peer[-6:], error)
             continue
         chain = [proof]
-        while chain[0].origin.state_digest != context.replica.digest and len(chain) <= MAX_LINKS:
+        while chain[0].origin.state_digest != context.replica.digest and len(chain) <= MAX_CATCH_UP_LINKS:
             before = made_by.get(chain[0].origin.state_digest)
             if before is None:
                 return []
             chain.insert(0, before)
-        return chain if len(chain) <= MAX_LINKS and _num_steps(chain) <= NUM_PARTS else []
+        return chain if len(chain) <= MAX_CATCH_UP_LINKS and _num_steps(chain) <= NUM_PARTS else []
     return []
 
 
@@ -210,7 +206,7 @@ async def _links(context: RunContext, peer: str) -> dict[bytes, Proof]:
         async for link in history:
             if not link.is_order:  # an order makes no state
                 made_by[link.outcome.state_digest] = link
-            if len(made_by) >= MAX_LINKS:
+            if len(made_by) >= MAX_CATCH_UP_LINKS:
                 break
     return made_by
 
@@ -237,24 +233,6 @@ async def repair_if_damaged(context: RunContext, group: Group) -> None:
         return
     if base is replica.current:
         replica.repair(fetched.held)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RunContext(ProofReader):
-    """What the rooms of training need of one member. `executor` computes for rounds, beside the one that trains.
-    `residuals` exist in a run with error feedback."""
-
-    executor: Executor
-    replica: Replica
-    codec: Codec
-    fetcher: Fetcher
-    faults: FaultHook
-    residuals: Residuals | None = None
-    meter: BandwidthMeter = field(default_factory=BandwidthMeter)
-
-    @property
-    def connections(self) -> PeerConnections:
-        return PeerConnections(network=self.network, methods=self.methods, meter=self.meter)
 
 
 async def trainers(membership: Membership, run: str) -> dict[str, TrainerRecord]:

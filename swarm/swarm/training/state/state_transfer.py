@@ -36,9 +36,9 @@ PIECE_BYTES = 1 << 20
 """Parts are sent in messages of this size."""
 LATE_S = 2.0
 """How long a manifest may take before another donor is asked too: 250 KiB, of a state of 8 GiB, at 1 Mbit/s."""
-CALL_TIMEOUT_S = 30.0
+PIECE_TIMEOUT_S = 30.0
 """A chunk of 1 MiB over a link that is hardly usable, 0.3 Mbit/s."""
-SLOWEST_BYTES_PER_S = PIECE_BYTES / CALL_TIMEOUT_S
+SLOWEST_DONOR_BYTES_PER_S = PIECE_BYTES / PIECE_TIMEOUT_S
 """The slowest rate of a part. A slower holder is left, since it could delay a member for ever."""
 SLOWEST_STATE_BYTES_PER_S = 1.25e5
 """The slowest rate of a state, from all donors together: 1 Mbit/s, the least that a round demands of a member."""
@@ -104,7 +104,7 @@ class Fetcher:
         Raises RoundError if the donors together do not give all of it in time.
         """
         manifest = await self._manifest(digest, donors, own[0].manifest.num_values)
-        limit_s = 2 * CALL_TIMEOUT_S + manifest.num_bytes / SLOWEST_STATE_BYTES_PER_S
+        limit_s = 2 * PIECE_TIMEOUT_S + manifest.num_bytes / SLOWEST_STATE_BYTES_PER_S
 
         async def ask(donor: str, index: int, timeout_s: float) -> bytes:
             request = ChunkRequest(state_digest=digest, index=index).to_bytes()
@@ -151,7 +151,7 @@ class Fetcher:
         try:
             most = _max_manifest_bytes(num_values)
             data = await self._network.call(
-                donor, self._methods.manifest, request, timeout_s=CALL_TIMEOUT_S, max_bytes=most
+                donor, self._methods.manifest, request, timeout_s=PIECE_TIMEOUT_S, max_bytes=most
             )
             is_small = len(data) <= SMALL_BYTES
             manifest = _named(data, digest) if is_small else await self._off_loop(_named, data, digest)
@@ -165,7 +165,7 @@ class Fetcher:
     async def parts(self, origin: Group, outcome: Outcome, holders: Sequence[str], codec: Codec) -> tuple[bytes, ...]:
         """Fetch the result parts of `outcome` of the group `origin`. Raises RoundError if one cannot be had."""
         sizes = [part_bytes(origin, index, codec) for index in range(len(outcome.part_digests))]
-        limit_s = MAX_HOLDERS_TRIED * (CALL_TIMEOUT_S + max(sizes, default=0) / SLOWEST_BYTES_PER_S)
+        limit_s = MAX_HOLDERS_TRIED * (PIECE_TIMEOUT_S + max(sizes, default=0) / SLOWEST_DONOR_BYTES_PER_S)
         try:
             async with asyncio.timeout(limit_s), asyncio.TaskGroup() as tasks:
                 fetching = [
@@ -201,11 +201,11 @@ class Fetcher:
         return [*usual[first:], *usual[:first], *(holder for holder in holders if holder not in usual)]
 
     async def _receive(self, holder: str, request: bytes, size: int) -> bytes:
-        received, limit_s = bytearray(), CALL_TIMEOUT_S + size / SLOWEST_BYTES_PER_S
+        received, limit_s = bytearray(), PIECE_TIMEOUT_S + size / SLOWEST_DONOR_BYTES_PER_S
         try:
             async with (
                 asyncio.timeout(limit_s),
-                self._network.stream(holder, self._methods.part, timeout_s=CALL_TIMEOUT_S) as stream,
+                self._network.stream(holder, self._methods.part, timeout_s=PIECE_TIMEOUT_S) as stream,
             ):
                 await stream.send(request)
                 await stream.finish()

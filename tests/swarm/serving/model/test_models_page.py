@@ -1,4 +1,4 @@
-"""docs/models.md holds every family of transformers, and what it says of some of them is so. All: tests/bench."""
+"""docs/reference/models.md holds every family of transformers, and what it says of some is so. All: tests/bench."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.served_families import families, judged
 
-PAGE = (Path(__file__).parents[4] / "docs" / "models.md").read_text()
+PAGE = (Path(__file__).parents[4] / "docs" / "reference" / "models.md").read_text()
 SERVED, REFUSED, UNTRIED = (
     set(re.findall(r"^\| `(.+?)` \||`([\w-]+)`(?=[,.])", part, re.M)) for part in PAGE.split("\n## ")[1:]
 )

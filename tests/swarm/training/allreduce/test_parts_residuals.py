@@ -16,8 +16,8 @@ from swarm.training.allreduce.parts import Residuals
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
-from swarm.training.member.trainer_events import OuterStep, RoundAborted
-from swarm.training.state.state_sync import RunContext
+from swarm.training.state.run_context import RunContext
+from swarm.training.trainer_events import OuterStep, RoundAborted
 from swarm_compression import get_codec
 from swarm_compression.feedback import ErrorFeedback
 from torch import Tensor

@@ -16,9 +16,9 @@ from swarm.network.interface import EndOfStream, Stream
 from swarm.network.memory.memory_network import MemoryNetwork
 from swarm.testing import virtual_time
 from swarm.training.member.cluster_head import ALIVE_S, ClusterHead
-from swarm.training.member.trainer_events import OuterStep
+from swarm.training.round.clusters import draw_clusters
 from swarm.training.run.methods import Methods
-from swarm.training.state.clusters import draw_clusters
+from swarm.training.trainer_events import OuterStep
 from swarm_compression import get_codec
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.follow_messages import FollowerWork, FollowReply, FollowRequest

@@ -17,8 +17,8 @@ from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
 from swarm.training.member.follower import MAX_RETRY_S, SILENT_S, WELCOME_S, StepFollower
 from swarm.training.member.interval_loop import IntervalOffer
+from swarm.training.round.clusters import Clusters
 from swarm.training.run.methods import Methods
-from swarm.training.state.clusters import Clusters
 from swarm_compression import get_codec
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.follow_messages import FollowerWork, FollowReply, FollowRequest

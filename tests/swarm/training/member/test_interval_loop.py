@@ -13,11 +13,11 @@ from swarm.network.interface import no_faults
 from swarm.testing import virtual_time
 from swarm.training.inner.interval import Intervals
 from swarm.training.member.interval_loop import IntervalLoop
-from swarm.training.member.trainer_events import IntervalDone, IntervalFailed, TrainingEvent
 from swarm.training.run.run_config import RunConfig
 from swarm.training.state.lease import LeaseStripe
 from swarm.training.state.replica import HashedState, Replica
 from swarm.training.state.replica_state import ReplicaState
+from swarm.training.trainer_events import IntervalDone, IntervalFailed, TrainingEvent
 from swarm_protocol.identity import Identity
 
 ME = Identity(b"m" * 32).peer_id

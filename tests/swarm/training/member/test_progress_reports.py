@@ -15,8 +15,8 @@ from swarm.network.memory.memory_link import LinkModel
 from swarm.testing import virtual_time
 from swarm.training.member.progress_reports import BROKE_PROTOCOL, DOWNWEIGHTED, LEFT_OUT, RoundLog
 from swarm.training.member.run_member import RunMember
-from swarm.training.member.trainer_events import OuterStep, RoundAborted
-from swarm.training.state.state_sync import RunContext
+from swarm.training.state.run_context import RunContext
+from swarm.training.trainer_events import OuterStep, RoundAborted
 from swarm_protocol import limits
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import Refusal, TrainerRecord

@@ -30,7 +30,10 @@ from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import TrainingSetup
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import LIST_S, NUM_WATCHED, WATCH_S, RunMember, RunMemberOptions
-from swarm.training.member.trainer_events import (
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_model import build_model, initial_theta
+from swarm.training.state.run_context import RunContext
+from swarm.training.trainer_events import (
     Admitted,
     IntervalDone,
     IntervalFailed,
@@ -40,9 +43,6 @@ from swarm.training.member.trainer_events import (
     TrainingEvent,
     Validated,
 )
-from swarm.training.run.run_config import RunConfig
-from swarm.training.run.run_model import build_model, initial_theta
-from swarm.training.state.state_sync import RunContext
 from swarm_compression import warm_up
 from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import ConfigError, IntegrityError, RoundError

@@ -16,12 +16,12 @@ from swarm.training.data.corpus import Corpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import TrainingSetup, prepare
 from swarm.training.inner.one_device import ONE_CPU
-from swarm.training.member.trainer_events import OuterStep, StateFetched, Validated
 from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model
 from swarm.training.run.run_tables import StartConfig
 from swarm.training.state.replica_state import ReplicaState
+from swarm.training.trainer_events import OuterStep, StateFetched, Validated
 from swarm_protocol.errors import ConfigError, IntegrityError
 from transformers import AutoModelForCausalLM
 

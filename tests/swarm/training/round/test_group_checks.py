@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from swarm.training.round.clusters import draw_clusters
 from swarm.training.round.group_checks import complaint
 from swarm.training.round.group_formation import absent_members, awaited_peers, form_group, on_reported
+from swarm.training.round.quorum import Succession
 from swarm.training.round.round_events import Reply
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.round.state_machine import begin
-from swarm.training.run.vote import Succession
-from swarm.training.state.clusters import draw_clusters
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Contribution, Follower, Ready, SignedGroup
 

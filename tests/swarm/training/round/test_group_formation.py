@@ -11,8 +11,8 @@ from swarm.training.allreduce.parts import fair_shares, leaf_values, part_sizes,
 from swarm.training.round.beacon import attempt_beacon, coordinator_of
 from swarm.training.round.group_checks import complaint, origin_complaint
 from swarm.training.round.group_formation import MAX_GRACE_S, form_group, grace_after, whom_to_leave_out, widely_accused
+from swarm.training.round.quorum import Succession
 from swarm.training.round.round_state import RoundSetup
-from swarm.training.run.vote import Succession
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Contribution, Group, Lock, Outcome, Ready, SignedGroup
 

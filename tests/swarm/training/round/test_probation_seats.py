@@ -8,9 +8,9 @@ import pytest
 from swarm.training.allreduce.parts import part_sizes
 from swarm.training.round.group_checks import MISSTATED, complaint
 from swarm.training.round.group_formation import NO_SEAT, form_group
+from swarm.training.round.quorum import Succession
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.run.probation import Probation, Standings
-from swarm.training.run.vote import Succession
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Contribution, Group, Ready, SignedGroup
 

@@ -13,11 +13,11 @@ import torch
 from support.round_scripts import FIRST, ME, OFFER, OUTCOME, PEERS, locked, ready, setup, voted
 from support.training_swarm import Swarm, SyntheticInner, config
 from swarm.testing import virtual_time
-from swarm.training.member.trainer_events import OuterStep, RoundAborted
 from swarm.training.round import state_machine as machine
 from swarm.training.round.promise import Promise, PromiseFile
 from swarm.training.round.round_events import Ask, Reported, Sign
 from swarm.training.round.round_state import Prepared, RoundSetup, RoundState
+from swarm.training.trainer_events import OuterStep, RoundAborted
 from swarm_protocol.errors import ConfigError, IntegrityError
 from swarm_protocol.training_messages import Ready, Vote
 

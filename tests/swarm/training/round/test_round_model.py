@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 from support.round_model import Explored, Model, Rule, explore
-from swarm.training.run.vote import Succession
+from swarm.training.round.quorum import Succession
 
 MAJORITY = Succession(min_group=2, majority_after_s=60.0)
 

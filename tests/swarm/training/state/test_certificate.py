@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from support.training_swarm import certificate_of, placed_votes
+from swarm.training.round.quorum import Succession
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun
-from swarm.training.run.vote import Succession
 from swarm.training.state import certificate
 from swarm.training.state.certificate import RunSignatures
 from swarm_protocol.errors import IntegrityError, PeerViolation
@@ -317,7 +317,7 @@ def test_signatures_of_a_run_check_by_all_its_settings() -> None:
     config = RunConfig(name="run", outer_steps=9, min_group=3, admission=tuple(each.peer_id for each in IDENTITIES))
     run = SignedRun(config=config, peer_id=IDENTITIES[0].peer_id, issued_at=1, signature=bytes(64))
     signatures = RunSignatures.of_run(run, IDENTITIES[1], "test")
-    assert (signatures.run, signatures.succession, signatures.last_step) == (run.run_id, config.succession, 9)
+    assert (signatures.run, signatures.succession, signatures.last_step) == (run.run_id, Succession.of(config), 9)
     assert signatures.admission == config.admission
 
 

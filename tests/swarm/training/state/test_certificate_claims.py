@@ -12,10 +12,9 @@ import pytest
 from support.training_swarm import Swarm, assert_equal_steps, certificate_of, certified, config
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
-from swarm.training.member.trainer_events import OuterStep, RoundAborted, StateFetched
 from swarm.training.run.methods import Methods
 from swarm.training.state.certificate import (
-    MAX_ASKED,
+    MAX_ASKED_FOR_STANDING,
     Proof,
     RunSignatures,
     are_of_one_history,
@@ -23,6 +22,7 @@ from swarm.training.state.certificate import (
     whom_to_ask,
 )
 from swarm.training.state.state_sync import claims_of
+from swarm.training.trainer_events import OuterStep, RoundAborted, StateFetched
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
 from swarm_protocol.state_messages import Standing
@@ -31,28 +31,28 @@ from swarm_protocol.training_messages import Contribution, Group, Outcome
 NOW = 1_750_000_000.0
 SIGNERS = [RunSignatures(identity=Identity(bytes([number]) * 32), network_id="test", run="run") for number in range(8)]
 
-MEMBERS = tuple(f"member {number:02}" for number in range(2 * MAX_ASKED))
+MEMBERS = tuple(f"member {number:02}" for number in range(2 * MAX_ASKED_FOR_STANDING))
 
 
 def test_whom_to_ask_among_many_strangers_that_claim_more_are_the_members_too() -> None:
     claims = {f"stranger {number}": 10**6 for number in range(100)} | dict.fromkeys(MEMBERS[:2], 3)
     asked = whom_to_ask(claims, MEMBERS, "me")
     assert asked[:2] == list(MEMBERS[:2])
-    assert len(asked) == MAX_ASKED
+    assert len(asked) == MAX_ASKED_FOR_STANDING
 
 
 def test_whom_to_ask_among_many_members_are_the_furthest_of_all_too() -> None:
     claims = {"new": 9} | {peer: step for step, peer in enumerate(MEMBERS)}
     asked = whom_to_ask(claims, MEMBERS, "me")
-    assert len(asked) == len(set(asked)) == MAX_ASKED
-    assert set(MEMBERS[-MAX_ASKED // 2 :]) <= set(asked)
+    assert len(asked) == len(set(asked)) == MAX_ASKED_FOR_STANDING
+    assert set(MEMBERS[-MAX_ASKED_FOR_STANDING // 2 :]) <= set(asked)
     assert "new" in whom_to_ask({**claims, "new": 99}, MEMBERS, "me")
 
 
 def test_whom_a_newcomer_asks_does_not_depend_on_what_peers_claim() -> None:
     claims = {f"stranger {number}": 10**6 for number in range(40)} | dict.fromkeys(MEMBERS, 3)
     asked = whom_to_ask(claims, (), "me")
-    assert len(asked) == len(set(asked)) == MAX_ASKED
+    assert len(asked) == len(set(asked)) == MAX_ASKED_FOR_STANDING
     assert asked == whom_to_ask(dict.fromkeys(claims, 0), (), "me")
     assert asked != whom_to_ask(claims, (), "you")
     assert 4 <= sum(peer in MEMBERS for peer in asked) <= 12

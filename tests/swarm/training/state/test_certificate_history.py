@@ -13,8 +13,8 @@ from support.training_swarm import certificate_of
 from swarm.network.interface import Stream
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
+from swarm.training.round.quorum import Succession
 from swarm.training.run.methods import Methods
-from swarm.training.run.vote import Succession
 from swarm.training.state import certificate as module
 from swarm.training.state import proof_reader
 from swarm.training.state.certificate import CertificateHistory, Proof, RunSignatures
@@ -129,12 +129,12 @@ def test_certificate_that_no_way_leads_to_does_not_follow(shown: list[Proof]) ->
 
 def test_history_that_trickles_or_has_no_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Laggard([LATER] * 10, pause_s=HISTORY_TIMEOUT_S / 5).follows(ALL_NEW)
-    monkeypatch.setattr("swarm.training.state.proof_reader.MAX_LINKS", 3)
+    monkeypatch.setattr("swarm.training.state.proof_reader.MAX_HISTORY_LINKS", 3)
     assert not Laggard([LATER] * 4 + [NEXT]).follows(ALL_NEW)
 
 
 def test_history_beyond_its_bound_drops_what_its_neighbours_make_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_LINKS", 3)
+    monkeypatch.setattr(module, "MAX_HISTORY_LINKS", 3)
     steady = [link(step, (0, 1, 2)) for step in range(1, 5)]
     history = CertificateHistory(RULE, steady)
     assert [each.outer_step for each in history.since(0)] == [1, 3, 4]

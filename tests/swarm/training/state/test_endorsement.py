@@ -14,9 +14,8 @@ from support.training_swarm import AUTHOR, Swarm, assert_equal_steps, certificat
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryNetwork
 from swarm.testing import virtual_time
-from swarm.training.member.observer import Observer
-from swarm.training.member.resume import RunSurvey, deliver, sign_survey, survey
-from swarm.training.member.trainer_events import OuterStep, RoundAborted, StateEndorsed, StateFetched
+from swarm.training.outside.observer import Observer
+from swarm.training.outside.resume import RunSurvey, deliver, sign_survey, survey
 from swarm.training.run.methods import Methods
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.endorsement import (
@@ -25,6 +24,7 @@ from swarm.training.state.endorsement import (
     read_endorsement,
     sign_endorsement,
 )
+from swarm.training.trainer_events import OuterStep, RoundAborted, StateEndorsed, StateFetched
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord

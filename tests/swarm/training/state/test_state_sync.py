@@ -14,13 +14,14 @@ from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
 from swarm.training.member import run_member
-from swarm.training.member.resume import deliver, sign_order, survey
-from swarm.training.member.trainer_events import OuterStep, StateFetched
+from swarm.training.outside.resume import deliver, sign_order, survey
 from swarm.training.run.methods import Methods
 from swarm.training.state import replica
 from swarm.training.state.certificate import Proof
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S, ProofReader
-from swarm.training.state.state_sync import MAX_LINKS, RunContext, SyncResult, catch_up
+from swarm.training.state.run_context import RunContext
+from swarm.training.state.state_sync import MAX_CATCH_UP_LINKS, SyncResult, catch_up
+from swarm.training.trainer_events import OuterStep, StateFetched
 from swarm_protocol.errors import RoundError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
@@ -117,7 +118,7 @@ def test_catch_up_with_peers_that_drip_links_gives_up_in_time() -> None:
     """Each link comes in time, and leads nowhere."""
 
     async def drip(_peer: str, stream: Stream) -> None:
-        for number in range(MAX_LINKS):
+        for number in range(MAX_CATCH_UP_LINKS):
             await asyncio.sleep(0.9 * CALL_TIMEOUT_S)
             await stream.send(bytes([number]))
 

@@ -19,15 +19,15 @@ from swarm_compression.codec import CodecError
 from swarm_protocol.errors import RoundError, SwarmError
 from swarm_protocol.proof_messages import AuditedSlice, IntervalFinding, WrongInterval
 
+from swarm.training.evidence.interval_checks import IntervalStart
+from swarm.training.evidence.interval_draws import draw_leaves, draw_validators
+from swarm.training.evidence.interval_replay import replayed
+from swarm.training.evidence.wrong_interval import IntervalCase, has_voted
 from swarm.training.inner.interval import Intervals
-from swarm.training.inner.interval_replay import replayed
-from swarm.training.member.trainer_events import FalselyAccused, IntervalValidated, TrainingEvent
 from swarm.training.run.methods import short
 from swarm.training.state.certificate import Proof
-from swarm.training.state.interval_checks import IntervalStart
-from swarm.training.state.interval_draws import draw_leaves, draw_validators
-from swarm.training.state.state_sync import RunContext
-from swarm.training.state.wrong_interval import IntervalCase, has_voted
+from swarm.training.state.run_context import RunContext
+from swarm.training.trainer_events import FalselyAccused, IntervalValidated, TrainingEvent
 
 logger = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from swarm_protocol.errors import PeerTimeout, PeerViolation
 from swarm_protocol.proof_messages import EvidenceRequest
 
 from swarm.network.interface import EndOfStream
-from swarm.training.state.bans import MAX_EVIDENCE_BYTES
+from swarm.training.evidence.bans import MAX_EVIDENCE_BYTES
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S, ProofReader
 
-MAX_ASKED = 4
+MAX_ASKED_FOR_EVIDENCE = 4
 """Members that are asked: evidence that an honest member holds is also shown to who forms a group with the liar."""
 COLLECT_TIMEOUT_S = 60.0
 

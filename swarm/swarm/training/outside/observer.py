@@ -22,18 +22,19 @@ from swarm_protocol.training_messages import Certificate, Endorsement
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
+from swarm.training.evidence.ban_collector import collect
+from swarm.training.evidence.bans import Ban, Bans, Verdict
+from swarm.training.round.quorum import Succession
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.ancestry import Anchor, seek_endorsement, those_endorsed, whom_a_newcomer_asks
-from swarm.training.state.ban_collector import collect
-from swarm.training.state.bans import Ban, Bans, Verdict
-from swarm.training.state.certificate import MAX_LINKS, Proof, most_supported, whom_to_ask
+from swarm.training.state.certificate import MAX_HISTORY_LINKS, Proof, most_supported, whom_to_ask
 from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S, ProofReader
 
 logger = logging.getLogger(__name__)
 
 MAX_BANS_ASKED = 2
 """Members that are asked for evidence at each look, drawn by chance."""
-MAX_ASKED = 8
+MAX_ASKED_AT_A_LOOK = 8
 """Peers asked at each look after the first. Strangers that claim later steps displace no members of the last state."""
 
 
@@ -60,7 +61,7 @@ class Observer:
         self._membership = membership
         self._reader = ProofReader.of_outsider(network, run)
         self._config = run.config
-        self._succession = run.config.succession
+        self._succession = Succession.of(run.config)
         self._bans = Bans(run.config)
         self._ignored: set[str] = set()
         self._chance = random.Random(network.peer_id)
@@ -102,7 +103,7 @@ class Observer:
             return await self._first_look(whom_a_newcomer_asks(claims, self.endorsement, self._reader.network.peer_id))
         failure: SwarmError | None = None
         has_answer = False
-        for peer in whom_to_ask(claims, self._last.roster, self._reader.network.peer_id)[:MAX_ASKED]:
+        for peer in whom_to_ask(claims, self._last.roster, self._reader.network.peer_id)[:MAX_ASKED_AT_A_LOOK]:
             try:
                 links = await self._links(peer)
             except SwarmError as error:
@@ -138,7 +139,7 @@ class Observer:
         endorsement = self.endorsement
         if endorsement is None or endorsement == self._confirmed or seen.rank[:3] < Anchor.at(endorsement).rank[:3]:
             return True
-        asked = whom_to_ask(claims, seen.roster, self._reader.network.peer_id)[:MAX_ASKED]
+        asked = whom_to_ask(claims, seen.roster, self._reader.network.peer_id)[:MAX_ASKED_AT_A_LOOK]
         if not await those_endorsed(self._reader, dict.fromkeys(asked, seen)):
             return False
         self._confirmed = endorsement
@@ -149,7 +150,7 @@ class Observer:
             self._last = link
             # as in `Replica.anchors`: the members of a run that lets one of them go on alone can diverge
             kept = self._rosters if self._succession.min_group == 1 else []
-            self._rosters = [*kept, link.roster][-MAX_LINKS:]
+            self._rosters = [*kept, link.roster][-MAX_HISTORY_LINKS:]
 
     async def _links(self, peer: str) -> list[Proof]:
         """Return the links from the last seen state to the state of `peer`. Raises SwarmError."""
@@ -195,7 +196,7 @@ class Observer:
 
     def _verdict(self, evidence: Evidence) -> Verdict | None:
         """Return what `evidence` proves; None if that is no news. Blocks, the first time for seconds."""
-        from swarm.training.state.evidence import accused, check  # noqa: PLC0415 - torch, which takes seconds
+        from swarm.training.evidence.evidence import accused, check  # noqa: PLC0415 - torch, which takes seconds
 
         signatures = self._reader.signatures
         is_news = self._bans.is_news(*accused(evidence, signatures))

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.proof_messages import WRONG_INTERVAL, WRONG_REDUCTION, Evidence
 
+from swarm.training.evidence.bans import Verdict
+from swarm.training.evidence.wrong_interval import accused_of_interval, check_interval
+from swarm.training.evidence.wrong_reduction import accused_of, check_reduction
 from swarm.training.run.run_config import RunConfig
-from swarm.training.state.bans import Verdict
 from swarm.training.state.certificate import RunSignatures
-from swarm.training.state.wrong_interval import accused_of_interval, check_interval
-from swarm.training.state.wrong_reduction import accused_of, check_reduction
 
 
 @dataclass(frozen=True, slots=True)

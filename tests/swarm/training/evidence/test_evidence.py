@@ -21,8 +21,8 @@ from support.wrong_reduction import (
     times_minus_ten,
 )
 from swarm.training.allreduce.parts import leaf_at, num_leaves, part_leaves
-from swarm.training.state.bans import Verdict
-from swarm.training.state.evidence import accused, check
+from swarm.training.evidence.bans import Verdict
+from swarm.training.evidence.evidence import accused, check
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.hash_tree import HashTree, leaf_digest
 from swarm_protocol.proof_messages import WRONG_REDUCTION, AuditedSlice, Evidence, WrongReduction

@@ -10,10 +10,10 @@ import pytest
 from support.made_up_interval import LIARS, VALIDATED, VICTIM, accusation
 from support.training_swarm import config
 from support.wrong_reduction import IDENTITIES, NOW, RUN, STRANGER, reduced, signatures, times_minus_ten
-from swarm.training.member import convictions as module
-from swarm.training.member.convictions import Convictions
+from swarm.training.evidence import convictions as module
+from swarm.training.evidence.bans import Verdict
+from swarm.training.evidence.convictions import Convictions
 from swarm.training.run.run_config import RunConfig
-from swarm.training.state.bans import Verdict
 from swarm.training.state.certificate import Proof
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerViolation

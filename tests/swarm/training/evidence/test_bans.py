@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from support.training_swarm import config
-from swarm.training.state import bans as bans_module
-from swarm.training.state.bans import Bans, Verdict
+from swarm.training.evidence import bans as bans_module
+from swarm.training.evidence.bans import Bans, Verdict
 
 
 def verdict(peer: str, step: int = 3) -> Verdict:

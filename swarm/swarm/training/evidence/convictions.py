@@ -23,14 +23,14 @@ from swarm_protocol.proof_messages import WRONG_INTERVAL, Evidence, EvidenceRequ
 from swarm_protocol.training_messages import Outcome
 
 from swarm.network.interface import Stream
+from swarm.training.evidence.ban_collector import MAX_ASKED_FOR_EVIDENCE, collect
+from swarm.training.evidence.bans import Ban, Bans
+from swarm.training.evidence.evidence import accused, check
+from swarm.training.evidence.evidence_folder import EvidenceStore
+from swarm.training.evidence.wrong_interval import IntervalCase, read_case
 from swarm.training.run.methods import short
-from swarm.training.state.ban_collector import MAX_ASKED, collect
-from swarm.training.state.bans import Ban, Bans
-from swarm.training.state.evidence import accused, check
-from swarm.training.state.evidence_folder import EvidenceStore
 from swarm.training.state.lease import trainers_of
-from swarm.training.state.state_sync import RunContext
-from swarm.training.state.wrong_interval import IntervalCase, read_case
+from swarm.training.state.run_context import RunContext
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Convictions:
         away."""
         asked = 0
         for peer in peers:
-            if asked == MAX_ASKED or peer == self._context.network.peer_id:
+            if asked == MAX_ASKED_FOR_EVIDENCE or peer == self._context.network.peer_id:
                 continue
             asked += 1
             try:

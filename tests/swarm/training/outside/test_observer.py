@@ -11,11 +11,11 @@ import pytest
 from support.training_swarm import Swarm, certified, config
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
-from swarm.training.member.observer import CommittedStep, Observer
-from swarm.training.member.trainer_events import OuterStep
+from swarm.training.outside.observer import CommittedStep, Observer
+from swarm.training.round.quorum import Succession
 from swarm.training.run.methods import Methods
-from swarm.training.run.vote import Succession
 from swarm.training.state.certificate import RunSignatures
+from swarm.training.trainer_events import OuterStep
 from swarm_protocol.errors import PeerViolation, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord

@@ -15,14 +15,14 @@ from swarm_protocol.proof_messages import WRONG_INTERVAL, Evidence
 from swarm_protocol.training_messages import Contribution
 from torch import Tensor
 
+from swarm.training.evidence.bans import Verdict
+from swarm.training.evidence.evidence_folder import open_file, proving
+from swarm.training.evidence.interval_checks import IntervalStart
+from swarm.training.evidence.wrong_interval import read_case
 from swarm.training.inner.interval import Inner
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun
-from swarm.training.state.bans import Verdict
-from swarm.training.state.evidence_folder import open_file, proving
-from swarm.training.state.interval_checks import IntervalStart
 from swarm.training.state.replica_state import ReplicaState
-from swarm.training.state.wrong_interval import read_case
 
 
 def replayed(inner: Inner, start: IntervalStart, member: Contribution, config: RunConfig) -> Tensor:

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 from swarm.training.data.corpus import Corpus
+from swarm.training.evidence.interval_checks import IntervalStart
+from swarm.training.evidence.interval_replay import replayed
 from swarm.training.inner.inner_loop import InnerLoop
-from swarm.training.inner.interval_replay import replayed
 from swarm.training.inner.one_device import LocalOptions
 from swarm.training.inner.optimizers import restart_factor
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
-from swarm.training.state.interval_checks import IntervalStart
 from swarm.training.state.lease import LeaseStripe
 from swarm_protocol.training_messages import Contribution
 

@@ -12,13 +12,13 @@ import pytest
 from support.training_swarm import AUTHOR, Member, Swarm, assert_equal_steps, certificate_of, config, identity_of
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
-from swarm.training.member.observer import Observer
 from swarm.training.member.progress_reports import trainer_record
-from swarm.training.member.resume import deliver, sign_order, survey
-from swarm.training.member.trainer_events import OuterStep, RunResumed
+from swarm.training.outside.observer import Observer
+from swarm.training.outside.resume import deliver, sign_order, survey
 from swarm.training.run.methods import Methods
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.state_sync import follows
+from swarm.training.trainer_events import OuterStep, RunResumed
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerTimeout, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord

@@ -18,10 +18,10 @@ from swarm_protocol.errors import ConfigError, IntegrityError, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.proof_messages import Evidence, EvidenceFile
 
+from swarm.training.evidence.bans import Verdict
+from swarm.training.evidence.evidence import check
 from swarm.training.run.signed_run import SignedRun, read_run
-from swarm.training.state.bans import Verdict
 from swarm.training.state.certificate import RunSignatures
-from swarm.training.state.evidence import check
 
 logger = logging.getLogger(__name__)
 

@@ -25,11 +25,11 @@ from swarm_protocol.proof_messages import WRONG_INTERVAL, WrongInterval
 from swarm_protocol.training_messages import Certificate, Contribution
 from torch import Tensor
 
+from swarm.training.evidence.bans import Verdict
+from swarm.training.evidence.interval_checks import Likeness, check_slices, likeness
+from swarm.training.evidence.interval_draws import draw_leaves, draw_validators
 from swarm.training.run.run_config import RunConfig
-from swarm.training.state.bans import Verdict
 from swarm.training.state.certificate import Proof, RunSignatures
-from swarm.training.state.interval_checks import Likeness, check_slices, likeness
-from swarm.training.state.interval_draws import draw_leaves, draw_validators
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

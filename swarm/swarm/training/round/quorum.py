@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 from swarm_protocol.training_messages import Group, Outcome, Vote
 
+from swarm.training.run.run_config import RunConfig
+
 
 def quorum(num_members: int) -> int:
     """Return how many votes decide: ceil(2 n / 3), so 1 of 1, 2 of 2, 2 of 3, 3 of 4, 6 of 8."""
@@ -38,6 +40,11 @@ class Succession:
 
     min_group: int = 1
     majority_after_s: float = 0.0
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Succession:
+        """Return the rule of a run."""
+        return cls(min_group=config.min_group, majority_after_s=config.majority_after_s)
 
     @property
     def in_words(self) -> str:
@@ -108,34 +115,3 @@ def electors_of(roster: Sequence[str], origin: Group) -> tuple[str, ...]:
     """Return the peers whose votes for an outcome of the group `origin` count: the members of the state before, its
     `roster`. In a run's first round there are none, and the members of `origin` take their place."""
     return tuple(roster) or origin.peer_ids
-
-
-def disagreement(
-    mine: Outcome, votes: Mapping[str, Vote], owners: tuple[str, ...], deciding: Collection[str]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the peers that votes which differ from `mine` convict, and those that they only make suspect.
-
-    Only the members that are `deciding` count, as keys on probation cost nothing.
-
-    Convicted is the owner of a part that more than a third see otherwise: not all of these lie, so it gave different
-    results. So is a member with the same parts and a state that fewer members have than mine; where as many have it,
-    mine may be the damaged one (see `repair_if_damaged`). A vote that differs in other members' parts proves nothing:
-    either the voter made it up, or an owner gave it another result. One vote could otherwise turn all honest members
-    against each other.
-    """
-    differing = {peer: _owners_of_other_parts(mine, vote.outcome, owners) for peer, vote in votes.items()}
-    counts = Counter(owner for peer, differ in differing.items() if peer in deciding for owner in differ)
-    convicted = {owner for owner, count in counts.items() if 3 * count > len(deciding)}
-    suspects = {peer for peer, differ in differing.items() if differ - convicted}
-    supporters = Counter(vote.outcome for peer, vote in votes.items() if peer in deciding)
-    convicted |= {
-        peer
-        for peer, vote in votes.items()
-        if vote.outcome != mine and not differing[peer] and supporters[vote.outcome] < supporters[mine]
-    }
-    return tuple(sorted(convicted)), tuple(sorted(suspects - convicted))
-
-
-def _owners_of_other_parts(mine: Outcome, other: Outcome, owners: tuple[str, ...]) -> set[str]:
-    parts = zip(owners, mine.part_digests, other.part_digests, strict=False)
-    return {owner for owner, own, theirs in parts if own != theirs}

@@ -1,9 +1,9 @@
 """What an outsider can do with a run: find its newest certified state, and as its author resume the run or endorse it.
 
 The run's author can let some members go on from a state without the others: `survey` finds the state, `sign_order`
-signs an order, and `deliver` sends it. `docs/one-history.md` says what that costs if the others still train somewhere.
-`sign_survey` endorses the state that was found (see `endorsement`). Members check what the author signed and pass it on
-(`round_service`, `state_sync`), so one member is enough. No state.
+signs an order, and `deliver` sends it. The page "One history" of the documentation says what that costs if
+the others still train somewhere. `sign_survey` endorses the state that was found (see `endorsement`). Members check
+what the author signed and pass it on (`round_service`, `state_sync`), so one member is enough. No state.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.training.state.clusters import (
+from swarm.training.round.clusters import (
     Clusters,
     draw_clusters,
     has_contributed,

@@ -1,0 +1,1 @@
+"""What convicts a member of a lie: evidence, its checks, the validation of intervals, and the bans that follow."""

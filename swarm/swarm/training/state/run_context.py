@@ -1,0 +1,108 @@
+"""What the rooms of training need of one member, and what its next round begins with.
+
+`setup_of` fixes a round's terms from the replica's state. `recall_promise` brings back what the member promised before
+it was started again. No state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+from swarm_compression import Codec
+from swarm_protocol import limits
+from swarm_protocol.errors import SwarmError
+
+from swarm.network.interface import FaultHook
+from swarm.training.allreduce.parts import Residuals
+from swarm.training.allreduce.peer_connections import SLOWEST_BYTES_PER_S, BandwidthMeter, PeerConnections
+from swarm.training.round.promise import Promise, PromiseStore
+from swarm.training.round.quorum import Succession
+from swarm.training.round.round_state import RoundSetup
+from swarm.training.state.proof_reader import ProofReader
+from swarm.training.state.replica import Replica
+from swarm.training.state.state_transfer import Fetcher
+
+logger = logging.getLogger(__name__)
+
+FOUNDING_GRACE_S = 2.0
+"""The least grace of a run's first group. Members that start together see each other's records after about a second,
+and two first groups would be two runs."""
+PATIENCE_S = 10.0
+"""How much longer than the grace a coordinator waits before it reports that too few members are ready."""
+SLOWEST_VALUES_PER_S = 2e7
+"""The rate of an outer step with its digests on a slow machine; a small computer is ten times as fast."""
+SPARE_S = 10.0
+"""The part of a phase's deadline that does not grow with the vector."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunContext(ProofReader):
+    """What the rooms of training need of one member. `executor` computes for rounds, beside the one that trains.
+    `residuals` exist in a run with error feedback."""
+
+    executor: Executor
+    replica: Replica
+    codec: Codec
+    fetcher: Fetcher
+    faults: FaultHook
+    residuals: Residuals | None = None
+    meter: BandwidthMeter = field(default_factory=BandwidthMeter)
+
+    @property
+    def connections(self) -> PeerConnections:
+        return PeerConnections(network=self.network, methods=self.methods, meter=self.meter)
+
+
+def setup_of(context: RunContext) -> RoundSetup:
+    """Return the setup of the step that follows the replica's committed state."""
+    replica, config = context.replica, context.replica.config
+    step = replica.outer_step + 1
+    fragment = replica.fragment(step)
+    num_values = fragment.stop - fragment.start
+    roster, order = replica.roster, replica.order
+    grace_s = config.quorum_grace_s if roster else max(config.quorum_grace_s, FOUNDING_GRACE_S)
+    both_ways_bytes = 2 * context.codec.encoded_bytes(num_values)
+    return RoundSetup(
+        run=context.run,
+        me=context.network.peer_id,
+        step=step,
+        first_attempt=replica.proof.next_attempt if replica.proof else 0,
+        state_digest=replica.digest,
+        roster=roster,
+        leased=replica.leased(step),
+        clusters=replica.clusters(),
+        standings=replica.standings,
+        admission=config.admission,
+        succession=Succession.of(config),
+        max_group=config.max_group,
+        samples_per_member=config.samples_per_interval,
+        tokens_per_sample=config.data.window_tokens,
+        num_values=num_values,
+        bytes_per_s=context.meter.bytes_per_s,
+        sequence=order.sequence if order else 0,
+        order=replica.proof.origin.order if replica.proof else b"",
+        grace_s=grace_s,
+        patience_s=grace_s + PATIENCE_S,
+        reduce_s=min(limits.MAX_PHASE_S, SPARE_S + both_ways_bytes / SLOWEST_BYTES_PER_S),
+        vote_s=min(limits.MAX_PHASE_S, SPARE_S + replica.current.manifest.num_values / SLOWEST_VALUES_PER_S),
+    )
+
+
+async def recall_promise(context: RunContext, promises: PromiseStore | None) -> Promise | None:
+    """Return what this member promised before it was started again; None if it keeps no promises. The outcome it voted
+    for is proposed if it still has the parts."""
+    if promises is None:
+        return None
+    kept = await asyncio.get_running_loop().run_in_executor(context.executor, promises.read)
+    if kept is None or kept.prepared is None or kept.report.state_digest != context.replica.digest:
+        return kept
+    try:
+        origin = context.signatures.read_group(kept.prepared.origin, context.network.now()).group
+        outcome = kept.prepared.vote.outcome
+        await context.replica.propose(context.executor, outcome.origin_digest, origin, kept.parts)
+    except SwarmError as error:
+        logger.warning("what this member voted for before its restart cannot be made again: %s", error)
+    return kept

@@ -268,6 +268,8 @@ MAX_PART_VALUES = 2**34
 MAX_PHASE_S = 3600.0
 # Outer steps that a newcomer may have to prove itself: years of days.
 MAX_PROBATION_STEPS = 1000
+# Outer steps for which a run may remember a proven member that is away.
+MAX_ABSENCE_STEPS = 10_000
 # A signed group with the group whose outcome it resumes: 256 signed reports (79 KiB), MAX_TRAINERS (69 KiB),
 # MAX_NEWCOMERS and a resume order, twice, and one lock (27 KiB). In a run without clusters and orders it is 185 KiB at
 # most.

@@ -36,7 +36,8 @@ from swarm.training.round.round_events import (
     Withdrew,
 )
 from swarm.training.round.round_state import RoundSetup, RoundState
-from swarm.training.run.probation import Probation, Standings
+from swarm.training.run.probation import Probation
+from swarm.training.run.standings import Standings
 from swarm_protocol import training_messages as messages
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import (

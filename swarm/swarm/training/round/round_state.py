@@ -16,7 +16,7 @@ from swarm.training.round.beacon import attempt_beacon, coordinator_of
 from swarm.training.round.clusters import Clusters
 from swarm.training.round.quorum import Succession
 from swarm.training.round.round_events import Action, GiveUp, Reply
-from swarm.training.run.probation import Standings
+from swarm.training.run.standings import Standings
 
 Phase: TypeAlias = Literal["forming", "signing", "left_out", "reducing", "preparing", "voting", "resting", "done"]
 

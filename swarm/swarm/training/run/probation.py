@@ -1,4 +1,4 @@
-"""What a newcomer counts in a run until it has proven itself: a run's rule, and where each of its members stands.
+"""What a newcomer counts in a run until it has proven itself: a run's rule.
 
 In an open run keys cost nothing. So who joins a run that is under way is on probation for a number of outer steps to
 which it must contribute, that is, report samples (that it trained them is checked only where the run has a
@@ -10,14 +10,13 @@ validated have to do as much work.
 A newcomer at outer step n has to prove no more than n steps, since nobody has proven more. So those who are there when
 a run begins are its founders and count fully at once, and a young run takes its friends in soon.
 
-How many steps a member has left is part of the committed state, and of what it reports, so that everybody computes the
-same. Pure functions of that. The weights are whole numbers, equal on every machine.
+`standings` says where each peer stands by this rule. The weights are whole numbers, equal on every machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from swarm_protocol.training_messages import Contribution
 
@@ -27,10 +26,12 @@ PER_MILLE = 1000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probation:
     """A run's rule. A newcomer is on probation until it has contributed to `steps` outer steps (0: nobody is). Members
-    on probation have at most `share` of a step's weight, and of a round's seats."""
+    on probation have at most `share` of a step's weight, and of a round's seats. A proven member that is away is
+    remembered for as many steps as it has contributed to, and `absence_steps` at most."""
 
     steps: int = 0
     share: float = 0.25
+    absence_steps: int = 0
 
     def of_newcomer(self, outer_step: int) -> int:
         """Return the steps that a peer has left which joins at `outer_step`."""
@@ -73,26 +74,3 @@ class Probation:
         """Return the most tokens that may count beside `proven` ones."""
         share = round(self.share * PER_MILLE)
         return proven * share // (PER_MILLE - share)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standings:
-    """Where the peers of a run stand after `outer_step` steps. Of the `known` ones those in `left` are on probation,
-    for so many more steps; a peer that is not known would begin now."""
-
-    rule: Probation = field(default_factory=Probation)
-    left: Mapping[str, int] = field(default_factory=dict)
-    known: Collection[str] = ()
-    outer_step: int = 0
-
-    def steps_left(self, peer: str) -> int:
-        """Return the steps to which `peer` has to contribute before it counts fully; 0: it does."""
-        if peer in self.known:
-            return self.left.get(peer, 0)
-        return self.rule.of_newcomer(self.outer_step)
-
-    def after(self, trainers: Collection[str], contributors: Collection[str]) -> tuple[tuple[str, int], ...]:
-        """Return who of `trainers` is still on probation after a step to which `contributors` have contributed, with
-        the steps left, in the order of peer ids."""
-        left = {peer: self.steps_left(peer) - (peer in contributors) for peer in trainers}
-        return tuple((peer, left[peer]) for peer in sorted(left) if left[peer] > 0)

@@ -227,6 +227,14 @@ class RunConfig:
         "The most that all on probation together have of a step's weight, and of max_group.",
         implied=0.25,
     )
+    absence_steps: int = whole(
+        100,
+        0,
+        limits.MAX_ABSENCE_STEPS,
+        "Outer steps for which a member that counts fully may be away and still count fully when it comes back; never "
+        "more than it has contributed to. 0: who misses one step is on probation again.",
+        implied=0,
+    )
     min_group: int = whole(2, 1, limits.MAX_GROUP_MEMBERS, "A round needs so many members.")
     max_group: int = whole(16, 1, limits.MAX_GROUP_MEMBERS, "A round takes at most so many members.")
     cluster_size: int = whole(
@@ -300,7 +308,11 @@ class RunConfig:
     @property
     def probation(self) -> Probation:
         """The rule for newcomers. Peers that the run admits by name need not prove themselves."""
-        return Probation(steps=0 if self.admission else self.probation_steps, share=self.newcomer_share)
+        return Probation(
+            steps=0 if self.admission else self.probation_steps,
+            share=self.newcomer_share,
+            absence_steps=self.absence_steps,
+        )
 
     @property
     def samples_per_interval(self) -> int:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from swarm_protocol.errors import IntegrityError
 from torch import Tensor
 
+from swarm.training.run.register import Register
 from swarm.training.run.run_config import RunConfig
 from swarm.training.state.lease import first_stripes
 from swarm.training.state.replica_state import Manifest, ReplicaState
@@ -31,7 +32,7 @@ def check_genesis(manifest: Manifest, config: RunConfig) -> None:
     author has signed. A run that does not pin its genesis allows any."""
     if manifest.outer_step or not config.start.genesis:
         return
-    first = replace(manifest, roster=(), stripes=first_stripes(config.overlap_steps), probation=())
+    first = replace(manifest, roster=(), stripes=first_stripes(config.overlap_steps), probation=(), register=Register())
     if (digest := first.digest().hex()) != config.start.genesis:
         raise IntegrityError(
             f"this state has other first weights than the run's author signed: {digest[:12]} instead of "

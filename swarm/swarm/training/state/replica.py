@@ -33,9 +33,9 @@ from swarm.training.allreduce.parts import decoded_frames
 from swarm.training.round.clusters import Clusters, draw_clusters, samples_used, trainers_after
 from swarm.training.round.quorum import Succession
 from swarm.training.run.layout import fragment_of
-from swarm.training.run.probation import Standings
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_tables import OuterConfig
+from swarm.training.run.standings import Standings
 from swarm.training.state.certificate import CertificateHistory, Proof, Rank
 from swarm.training.state.lease import Lease, admitted, committed, index_of, lease_of, trainers_of
 from swarm.training.state.replica_state import Manifest, ReplicaState, StateHasher
@@ -148,7 +148,13 @@ class Replica:
         state = self.current.state
         known = {*self.roster, *trainers_of(state.stripes)}
         left = {peer: steps for peer, steps in state.probation if peer not in self.roster}
-        return Standings(rule=self.config.probation, left=left, known=known, outer_step=state.outer_step)
+        return Standings(
+            rule=self.config.probation,
+            left=left,
+            known=known,
+            outer_step=state.outer_step,
+            credits=dict(state.register.credits),
+        )
 
     @property
     def is_new(self) -> bool:
@@ -249,8 +255,15 @@ class Replica:
         step = base.state.outer_step + 1
         trainers = trainers_after(origin, self.leased(step), self.clusters())
         stripes = admitted(base.state.stripes, trainers)
-        probation = self.standings.after(trainers_of(stripes), ())
-        return replace(base.manifest, roster=origin.roster, stripes=stripes, probation=probation), digests
+        standings, here = self.standings, trainers_of(stripes)
+        manifest = replace(
+            base.manifest,
+            roster=origin.roster,
+            stripes=stripes,
+            probation=standings.after(here, ()),
+            register=standings.register_after(here, (), num_steps=0),
+        )
+        return manifest, digests
 
     def _manifest_after(self, state: ReplicaState, origin: Group, parts: tuple[Data, ...]) -> Manifest:
         step = state.outer_step + 1
@@ -265,11 +278,13 @@ class Replica:
             stripes = committed(state.stripes, step, trainers, self.config.samples_per_interval, used)
         except ValueError as error:
             raise RoundError(f"a group's members used what they had no lease for: {error}") from error
+        standings, here = self.standings, trainers_of(stripes)
         return Manifest(
             outer_step=step,
             stripes=stripes,
             roster=origin.roster,
-            probation=self.standings.after(trainers_of(stripes), used),
+            probation=standings.after(here, used),
+            register=standings.register_after(here, used, num_steps=1),
             num_values=state.theta_N.numel(),
             chunk_digests=hasher.chunk_digests(),
         )
@@ -289,6 +304,7 @@ class Replica:
             stripes=manifest.stripes,
             roster=manifest.roster,
             probation=manifest.probation,
+            register=manifest.register,
             theta_N=theta_N,
             momentum_N=momentum_N,
         )

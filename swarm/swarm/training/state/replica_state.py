@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,21 +26,22 @@ from swarm_protocol.identity import check_peer_id
 from torch import Tensor
 
 from swarm.training.run.layout import MAX_STATE_VALUES
+from swarm.training.run.register import Register
 from swarm.training.state.lease import MAX_STRIPES, Cursor, LeaseStripe, first_stripes, trainers_of
 
 CHUNK_BYTES = 1 << 20
 """Small enough that a lying donor costs little, large enough that requests for chunks cost less than chunks."""
-MAX_HEAD_BYTES = 1 << 20
-"""256 members take 14 KiB, here and up to twice that in each stripe. The rest is for holes, of which there are at most
-a few for each member."""
+MAX_HEAD_BYTES = 2 << 20
+"""4,096 trainers take 220 KiB in each of two stripes and 240 KiB in the register or on probation, and the members that
+are away 60 KiB. The rest is for holes, of which there are at most a few for each member."""
 MAX_MANIFEST_BYTES = MAX_HEAD_BYTES + 8 * MAX_STATE_VALUES // CHUNK_BYTES * limits.DIGEST_BYTES + 4
 _MAX_SAMPLES = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a state consists of. `roster`, `stripes` and `probation`: see ReplicaState. theta has `num_values`, and so
-    has momentum."""
+    """What a state consists of. `roster`, `stripes`, `probation` and `register`: see ReplicaState. theta has
+    `num_values`, and so has momentum."""
 
     outer_step: int
     stripes: tuple[LeaseStripe, ...]
@@ -48,6 +49,7 @@ class Manifest:
     num_values: int
     chunk_digests: tuple[bytes, ...]
     probation: tuple[tuple[str, int], ...] = ()
+    register: Register = field(default_factory=Register)
 
     def __post_init__(self) -> None:
         check_int(self.outer_step, "outer_step", high=limits.MAX_OUTER_STEP)
@@ -89,6 +91,7 @@ class Manifest:
         }
         if self.probation:
             head["probation"] = self.probation
+        head |= self.register.to_json()
         text = json.dumps(head, sort_keys=True, separators=(",", ":")).encode()
         return len(text).to_bytes(4, "little") + text + b"".join(self.chunk_digests)
 
@@ -117,6 +120,7 @@ class Manifest:
             roster=tuple(head["roster"]),
             num_values=head["num_values"],
             probation=tuple((peer_id, left) for peer_id, left in head.get("probation", ())),
+            register=Register.from_json(head),
             chunk_digests=tuple(
                 data[start : start + limits.DIGEST_BYTES] for start in range(head_end, len(data), limits.DIGEST_BYTES)
             ),
@@ -143,7 +147,7 @@ class ReplicaState:
     """A committed state. `theta_N` and `momentum_N` are flat fp32 CPU tensors of one size. `roster` holds the sorted
     members of the group that made this state, who decide what follows; it is empty at first. From `stripes` follow the
     leases of the next intervals. `probation` names the trainers that have not proven themselves, in the order of their
-    peer ids, with the steps that they have left (see `run.probation`)."""
+    peer ids, with the steps that they have left (see `run.probation`), and `register` what else is remembered."""
 
     outer_step: int
     stripes: tuple[LeaseStripe, ...]
@@ -151,6 +155,7 @@ class ReplicaState:
     theta_N: Tensor
     momentum_N: Tensor
     probation: tuple[tuple[str, int], ...] = ()
+    register: Register = field(default_factory=Register)
 
     def __post_init__(self) -> None:
         for x_N in (self.theta_N, self.momentum_N):
@@ -178,6 +183,7 @@ class ReplicaState:
             roster=self.roster,
             num_values=self.theta_N.numel(),
             probation=self.probation,
+            register=self.register,
             chunk_digests=tuple(hashlib.sha256(self.chunk(index)).digest() for index in range(num_chunks)),
         )
 
@@ -291,6 +297,7 @@ class Assembly:
             stripes=self.manifest.stripes,
             roster=self.manifest.roster,
             probation=self.manifest.probation,
+            register=self.manifest.register,
             theta_N=self._theta_N,
             momentum_N=self._momentum_N,
         )

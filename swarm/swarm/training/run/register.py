@@ -1,0 +1,79 @@
+"""What a committed state keeps of a run's trainers beside their leases and their probation.
+
+`credits` is a memory of proven members. A member earns one for each outer step to which it contributes while it counts
+fully, up to its run's `absence_steps`, and uses up one for each step that is made while it is away. While it has an entry it
+is remembered: it comes back at full weight. So who was there for long may be away for long, and a key
+that has just proven itself is soon forgotten. Strangers have no entry at all. Of the members that are away, those with
+the most credits stay, so that newcomers displace nobody who has done more.
+
+All replicas hold the same register, as a part of the state's manifest. Values and pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from swarm_protocol import limits
+from swarm_protocol.checks import check_int
+from swarm_protocol.identity import check_peer_id
+
+MAX_AWAY = 1024
+"""Members that are remembered while they are away: four full groups, 60 KiB of a state's manifest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Register:
+    """`credits` are by peer, in the order of peer ids."""
+
+    credits: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises ValueError."""
+        peers = [peer for peer, _ in self.credits]
+        if peers != sorted(set(peers)):
+            raise ValueError("the credits are not in the order of distinct peers")
+        for peer, value in self.credits:
+            check_peer_id(peer)
+            check_int(value, "credits", high=limits.MAX_ABSENCE_STEPS)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a manifest says of it: nothing, if there is nothing."""
+        return {"credits": self.credits} if self.credits else {}
+
+    @classmethod
+    def from_json(cls, head: Mapping[str, Any]) -> Register:
+        """Raises ValueError, TypeError or LookupError."""
+        return cls(credits=tuple((peer, value) for peer, value in head.get("credits", ())))
+
+
+def credits_after(
+    before: Mapping[str, int],
+    *,
+    most: int,
+    proven: Collection[str],
+    unproven: Collection[str],
+    contributors: Collection[str],
+    num_steps: int,
+) -> tuple[tuple[str, int], ...]:
+    """Return the credits after a round that made `num_steps` outer steps, 0 or 1.
+
+    `proven` and `unproven` are the trainers that are there afterwards, and `contributors` those of all that have
+    contributed. Nobody has more than `most`; 0: the run remembers nobody.
+    """
+    if not most:
+        return ()
+    here = {
+        peer: min(most, before.get(peer, 0) + (peer in contributors))
+        for peer in proven
+        if peer in before or peer in contributors
+    }
+    away = {
+        peer: value - num_steps
+        for peer, value in before.items()
+        if peer not in proven and peer not in unproven and value >= num_steps
+    }
+    longest = sorted(away, key=lambda peer: (-away[peer], peer))[:MAX_AWAY]
+    kept = here | {peer: away[peer] for peer in longest}
+    return tuple((peer, kept[peer]) for peer in sorted(kept))

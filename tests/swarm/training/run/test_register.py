@@ -1,0 +1,151 @@
+"""The memory of proven members: who is remembered for how long, and what strangers can do to it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm.training.run import register
+from swarm.training.run.probation import Probation
+from swarm.training.run.register import Register, credits_after
+from swarm.training.run.standings import Standings
+from swarm.training.round.quorum import Succession
+from swarm_protocol.identity import Identity
+
+PEERS = sorted(Identity(bytes([number]) * 32).peer_id for number in range(40))
+MEMBERS = PEERS[:9]
+FORGETFUL, MINDFUL = Probation(steps=4), Probation(steps=4, absence_steps=10)
+
+
+def after(standings: Standings, here: Collection[str], contributors: Collection[str] | None = None) -> Standings:
+    """The standings after an outer step behind which `here` are the trainers; all of them contribute by default."""
+    used = here if contributors is None else contributors
+    return Standings(
+        rule=standings.rule,
+        left=dict(standings.after(here, used)),
+        known=set(here),
+        outer_step=standings.outer_step + 1,
+        credits=dict(standings.register_after(here, used, num_steps=1).credits),
+    )
+
+
+def after_steps(standings: Standings, num_steps: int, here: Collection[str]) -> Standings:
+    for _ in range(num_steps):
+        standings = after(standings, here)
+    return standings
+
+
+@pytest.mark.parametrize("num_away", [1, 2, 7, 10])
+def test_member_that_is_away_counts_fully_when_it_comes_back(num_away: int) -> None:
+    standings = after_steps(Standings(rule=MINDFUL, known=MEMBERS), 20, MEMBERS)
+    standings = after_steps(standings, num_away, MEMBERS[1:])
+    assert standings.steps_left(MEMBERS[0]) == 0
+    assert after(standings, MEMBERS).steps_left(MEMBERS[0]) == 0
+
+
+def test_member_is_remembered_for_as_many_steps_as_it_has_contributed_to_and_no_longer_than_the_run_says() -> None:
+    begun = Standings(rule=MINDFUL, known=MEMBERS)
+    for num_steps, num_away in ((3, 3), (10, 10), (30, 10)):
+        standings = after_steps(after_steps(begun, num_steps, MEMBERS), num_away, MEMBERS[1:])
+        assert standings.steps_left(MEMBERS[0]) == 0
+        assert after(standings, MEMBERS[1:]).steps_left(MEMBERS[0]) == 4
+    idle = after(after(begun, MEMBERS, MEMBERS[1:]), MEMBERS[1:])
+    assert idle.steps_left(MEMBERS[0]) == 2, "it never contributed"
+
+
+def test_steps_away_are_paid_for_by_steps_of_work() -> None:
+    """Otherwise few machines could prove many keys one after the other, and bring all of them at once."""
+    standings = after_steps(Standings(rule=MINDFUL, known=MEMBERS), 10, MEMBERS)
+    standings = after_steps(standings, 6, MEMBERS[1:])
+    standings = after_steps(standings, 1, MEMBERS)
+    assert standings.credits[MEMBERS[0]] == 10 - 6 + 1
+    assert after_steps(standings, 5, MEMBERS[1:]).steps_left(MEMBERS[0]) == 0
+    assert after_steps(standings, 6, MEMBERS[1:]).steps_left(MEMBERS[0]) == 4
+
+
+def test_round_that_makes_no_step_costs_nobody_anything() -> None:
+    standings = after_steps(Standings(rule=MINDFUL, known=MEMBERS), 3, MEMBERS)
+    assert dict(standings.register_after(MEMBERS[1:], (), num_steps=0).credits) == standings.credits
+
+
+def test_run_that_remembers_nobody_keeps_no_register() -> None:
+    for rule in (FORGETFUL, Probation(absence_steps=10)):
+        standings = after_steps(Standings(rule=rule, known=MEMBERS), 3, MEMBERS)
+        assert standings.register_after(MEMBERS, MEMBERS, num_steps=1) == Register()
+    missed_one = after(after_steps(Standings(rule=FORGETFUL, known=MEMBERS), 9, MEMBERS), MEMBERS[1:])
+    assert missed_one.steps_left(MEMBERS[0]) == 4
+    assert Register().to_json() == {}, "the names of states without it stay as they are"
+
+
+def test_strangers_are_not_remembered_before_they_have_proven_themselves() -> None:
+    standings = after_steps(Standings(rule=MINDFUL, known=MEMBERS), 5, MEMBERS)
+    crowd = PEERS[9:]
+    for num_steps in range(4):
+        assert not standings.credits.keys() & set(crowd), num_steps
+        standings = after(standings, PEERS)
+    assert {standings.credits[peer] for peer in crowd} == {1}, "the step in which it did its last one"
+
+
+def test_newly_proven_members_displace_nobody_who_has_done_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(register, "MAX_AWAY", 5)
+    standings = after_steps(Standings(rule=MINDFUL, known=MEMBERS), 8, MEMBERS)
+    standings = after_steps(standings, 4, PEERS)
+    standings = after(standings, MEMBERS[:4])  # 5 old members and 31 that have just proven themselves go away
+    away = standings.credits.keys() - set(MEMBERS[:4])
+    assert away == set(MEMBERS[4:])
+
+
+@given(
+    before=st.dictionaries(st.sampled_from(PEERS), st.integers(0, 10)),
+    proven=st.sets(st.sampled_from(PEERS[:20])),
+    unproven=st.sets(st.sampled_from(PEERS[20:])),
+    contributors=st.sets(st.sampled_from(PEERS)),
+    num_steps=st.integers(0, 1),
+)
+def test_register_is_bounded_valid_and_holds_nobody_on_probation(
+    before: dict[str, int], proven: set[str], unproven: set[str], contributors: set[str], num_steps: int
+) -> None:
+    credit = credits_after(
+        before, most=10, proven=proven, unproven=unproven, contributors=contributors, num_steps=num_steps
+    )
+    Register(credits=credit)
+    assert not dict(credit).keys() & unproven
+    assert dict(credit).keys() <= before.keys() | (proven & contributors)
+    assert all(value <= before.get(peer, 0) + 1 for peer, value in credit)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ((PEERS[1], 1), (PEERS[0], 1)),
+        ((PEERS[0], 1), (PEERS[0], 1)),
+        ((PEERS[0], -1),),
+        ((PEERS[0], 10_001),),
+        (("nobody", 1),),
+    ],
+)
+def test_register_out_of_order_or_bounds_is_refused(wrong: tuple[tuple[str, int], ...]) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        Register(credits=wrong)
+
+
+def _voters_under_a_ratchet(rule: Probation, num_steps: int) -> list[int]:
+    """The numbers of members that decide, step by step, while a liar coordinates each third step and then leaves out as
+    many of those that decide as it may. Whoever was left out is ready again for the next step."""
+    succession, numbers = Succession(min_group=2, majority_after_s=0.0), []
+    standings, roster = after_steps(Standings(rule=rule, known=MEMBERS), 6, MEMBERS), set(MEMBERS)
+    for step in range(num_steps):
+        needed = succession.num_usual(tuple(sorted(roster)))
+        group = set(sorted(roster)[:needed] if step % 3 == 0 else roster) | (set(MEMBERS) - roster)
+        standings = after(standings, group, group & set(standings.known))
+        roster = {peer for peer in group if standings.steps_left(peer) == 0}
+        numbers.append(len(roster))
+    return numbers
+
+
+def test_liar_that_leaves_out_a_third_again_and_again_is_not_left_alone() -> None:
+    """Those that it left out one step ago decide again, so that it never takes two thirds of two thirds."""
+    assert min(_voters_under_a_ratchet(FORGETFUL, 30)) < 6, "the attack that the memory is for"
+    assert min(_voters_under_a_ratchet(MINDFUL, 300)) == 6

@@ -1,10 +1,10 @@
 """What a committed state keeps of a run's trainers beside their leases and their probation.
 
 `credits` is a memory of proven members. A member earns one for each outer step to which it contributes while it counts
-fully, up to its run's `absence_steps`, and uses up one for each step that is made while it is away. While it has an entry it
-is remembered: it comes back at full weight. So who was there for long may be away for long, and a key
-that has just proven itself is soon forgotten. Strangers have no entry at all. Of the members that are away, those with
-the most credits stay, so that newcomers displace nobody who has done more.
+fully, up to its run's `absence_steps`, and uses up one for each step that is made while it is away. While it has an
+entry it is remembered: it comes back at full weight. So who was there for long may be away for long, and a key that has
+just proven itself is soon forgotten. Strangers have no entry at all. Of the members that are away, those with the most
+credits stay, so that newcomers displace nobody who has done more.
 
 All replicas hold the same register, as a part of the state's manifest. Values and pure functions.
 """

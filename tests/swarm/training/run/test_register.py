@@ -7,11 +7,11 @@ from collections.abc import Collection
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from swarm.training.round.quorum import Succession
 from swarm.training.run import register
 from swarm.training.run.probation import Probation
 from swarm.training.run.register import Register, credits_after
 from swarm.training.run.standings import Standings
-from swarm.training.round.quorum import Succession
 from swarm_protocol.identity import Identity
 
 PEERS = sorted(Identity(bytes([number]) * 32).peer_id for number in range(40))

@@ -24,9 +24,8 @@ from itertools import combinations, pairwise, permutations
 from typing import NamedTuple
 
 from support.round_scripts import PEERS, RUN, STEP, setup
-from swarm.training.round.locks import lock_complaint
 from swarm.training.round.promise import Promise, bound_by
-from swarm.training.round.quorum import Succession
+from swarm.training.round.quorum import Succession, lock_complaint
 from swarm.training.round.round_state import RoundState
 from swarm_protocol.training_messages import Contribution, Group, Lock, LockClaim, Outcome, Ready
 

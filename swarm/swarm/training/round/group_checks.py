@@ -1,7 +1,7 @@
 """What every member checks of a signed group, before it takes part.
 
 A coordinator can only leave members out. The group carries the reports that its members have signed for this very
-attempt, and all else follows from these: weights, part sizes, clusters, and which outcome it resumes (`locks`). Every
+attempt, and all else follows from these: weights, part sizes, clusters, and which outcome it resumes (`quorum`). Every
 member recomputes it, and checks that its own report is there unchanged, that nobody's weight exceeds its lease, and a
 head's not those of its cluster, and that all start from its own state. `RunSignatures.check_reports` checks the
 signatures.
@@ -17,7 +17,7 @@ from swarm_protocol.training_messages import Contribution, Group, SignedGroup
 
 from swarm.training.allreduce.parts import part_sizes
 from swarm.training.round.clusters import overclaim
-from swarm.training.round.locks import lock_complaint
+from swarm.training.round.quorum import lock_complaint
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.run.methods import short
 

@@ -18,7 +18,7 @@ from swarm_protocol.training_messages import Contribution, Group, Ready, ReadyRe
 from swarm.training.allreduce.parts import part_sizes
 from swarm.training.round.beacon import drawn, seat_beacon
 from swarm.training.round.group_checks import MISSTATED, cluster_overclaim, misstates_standing, num_seats
-from swarm.training.round.locks import highest_claim
+from swarm.training.round.quorum import highest_claim
 from swarm.training.round.round_events import Ask, GiveUp, Query, Reply, Sign
 from swarm.training.round.round_state import (
     MAX_BELIEVED_ATTEMPT,
@@ -270,7 +270,7 @@ def form_group(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> t
     """Return the group of the members that are `ready`, and the reason for each one left out. `setup.me` is always
     taken.
 
-    If members hold locks, the group resumes the outcome of the highest one (see `locks`).
+    If members hold locks, the group resumes the outcome of the highest one (see `quorum`).
     """
     left_out = _unfit(setup, attempt, ready)
     fit = {peer: each.contribution_of(peer) for peer, each in ready.items() if peer not in left_out}

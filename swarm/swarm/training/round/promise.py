@@ -1,6 +1,6 @@
 """What a member has promised and voted for, written to disk before others hear of it, so that it outlives a restart.
 
-A member that reports ready for an attempt promises to vote in no earlier one, and says which lock it holds (`locks`).
+A member that reports ready for an attempt promises to vote in no earlier one, and says which lock it holds (`quorum`).
 Both must outlive the process. The parts of the outcome that it voted for first are kept as well, so that an outcome
 that nobody saw decided can still be finished when all members stopped at once. They are not flushed, since they are
 large: a power failure may lose them, a killed process does not. The page "One history" of the documentation says what

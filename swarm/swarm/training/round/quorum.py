@@ -1,4 +1,4 @@
-"""How a group decides, and how many of a state's members must agree on the state that follows it.
+"""How votes decide: how many members must agree on a state, what they lock, and what votes that differ prove.
 
 An outcome needs the votes of two thirds of its group, rounded up, and of enough members of the state before
 (`Succession`), twice: the first votes make a lock, the second ones a certificate. Any two sets of members that are
@@ -6,6 +6,19 @@ enough for one state share a member, two sets of two thirds one that does not li
 votes once of each kind in an attempt. A member that holds a lock says so when it reports to a later attempt, whose
 group then finishes that outcome before any other. So an outcome stays decided, even if nobody saw that it was. The page
 "One history" of the documentation has the whole argument.
+
+A member that has seen the first votes of a quorum for one outcome holds a lock, and only then votes a second time. So
+whatever was committed, a quorum holds a lock of it. A report names the reporter's highest lock, and is signed; a group
+carries the reports, and the highest lock that they name, with its votes. Which outcome a group resumes therefore
+follows from what it carries, and every member recomputes it (`lock_complaint`). That the votes of a lock are genuine is
+checked where there are keys (`RunSignatures.check_lock`).
+
+The phases are those of PBFT (Castro and Liskov 1999), prepare and commit; that a member accepts only what a lock of a
+later attempt than its own justifies is the rule of Tendermint (Buchman et al. 2018, arXiv 1807.04938) and HotStuff (Yin
+et al. 2019, arXiv 1803.05069). Here members come and go, so that a quorum is one of the state's members, and of the
+attempt's group.
+
+Pure functions.
 """
 
 from __future__ import annotations
@@ -14,7 +27,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from swarm_protocol.training_messages import Group, Outcome, Vote
+from swarm_protocol.training_messages import Contribution, Group, Lock, LockClaim, Outcome, PlacedSignature, Vote
 
 from swarm.training.run.run_config import RunConfig
 
@@ -115,3 +128,65 @@ def electors_of(roster: Sequence[str], origin: Group) -> tuple[str, ...]:
     """Return the peers whose votes for an outcome of the group `origin` count: the members of the state before, its
     `roster`. In a run's first round there are none, and the members of `origin` take their place."""
     return tuple(roster) or origin.peer_ids
+
+
+def make_lock(votes: Mapping[str, Vote], electors: Sequence[str]) -> Lock:
+    """Return the lock that these equal first `votes` of a quorum make. Votes of others than `electors` are not kept."""
+    vote = next(iter(votes.values()))
+    placed = tuple(
+        PlacedSignature(place=place, signature=votes[peer].signature)
+        for place, peer in enumerate(electors)
+        if peer in votes
+    )
+    return Lock(attempt=vote.attempt, group_digest=vote.group_digest, outcome=vote.outcome, votes=placed)
+
+
+def highest_claim(members: Iterable[Contribution]) -> LockClaim | None:
+    """Return the highest lock that `members` report; None if they report none. Of one attempt there are two only if a
+    third of the members lied."""
+    return max((member.locked for member in members if member.locked is not None), default=None)
+
+
+def lock_complaint(group: Group) -> str:
+    """Return why `group` resumes another outcome than its reports demand; empty if it resumes the right one, or none.
+
+    A member whose own report, with its own lock, is in the group needs no further rule: its lock is among those that
+    the group's is compared with.
+    """
+    claim, lock = highest_claim(group.members), group.lock
+    if (lock.claim if lock else None) != claim:
+        return "it does not resume the outcome of the highest lock that its members report"
+    if lock is not None and lock.attempt >= group.attempt:
+        return "it resumes an outcome of no earlier attempt"
+    return ""
+
+
+def disagreement(
+    mine: Outcome, votes: Mapping[str, Vote], owners: tuple[str, ...], deciding: Collection[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the peers that votes which differ from `mine` convict, and those that they only make suspect.
+
+    Only the members that are `deciding` count, as keys on probation cost nothing.
+
+    Convicted is the owner of a part that more than a third see otherwise: not all of these lie, so it gave different
+    results. So is a member with the same parts and a state that fewer members have than mine; where as many have it,
+    mine may be the damaged one (see `repair_if_damaged`). A vote that differs in other members' parts proves nothing:
+    either the voter made it up, or an owner gave it another result. One vote could otherwise turn all honest members
+    against each other.
+    """
+    differing = {peer: _owners_of_other_parts(mine, vote.outcome, owners) for peer, vote in votes.items()}
+    counts = Counter(owner for peer, differ in differing.items() if peer in deciding for owner in differ)
+    convicted = {owner for owner, count in counts.items() if 3 * count > len(deciding)}
+    suspects = {peer for peer, differ in differing.items() if differ - convicted}
+    supporters = Counter(vote.outcome for peer, vote in votes.items() if peer in deciding)
+    convicted |= {
+        peer
+        for peer, vote in votes.items()
+        if vote.outcome != mine and not differing[peer] and supporters[vote.outcome] < supporters[mine]
+    }
+    return tuple(sorted(convicted)), tuple(sorted(suspects - convicted))
+
+
+def _owners_of_other_parts(mine: Outcome, other: Outcome, owners: tuple[str, ...]) -> set[str]:
+    parts = zip(owners, mine.part_digests, other.part_digests, strict=False)
+    return {owner for owner, own, theirs in parts if own != theirs}

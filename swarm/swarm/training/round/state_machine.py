@@ -10,12 +10,12 @@ and one signed group. An attempt that fails changes nothing but the attempt's nu
 No two replicas commit different outcomes of one step. A member votes for an outcome when it holds all parts and has
 audited them. Once two thirds of the group have voted, it holds a lock, writes it to disk, and votes a second time; two
 thirds of second votes are a certificate. Both times enough members of the state before must be among the voters (see
-`quorum.Succession`). A report names the lock, so that the next group resumes that outcome before any new one (`locks`).
-So at most one side of a partitioned network goes on, and the other side follows it later; if fewer than a third of the
-members lie, lies change nothing of that. A coordinator asks absent members where they are before it goes on without
-them, so a member that has committed already says so. If too many members are gone without a word, the run waits for
-some of them. A `min_group` of 1 voids this guarantee, and so do liars where a majority is enough. The two sides then
-have different states, and the certificates decide who follows.
+`quorum`). A report names the lock, so that the next group resumes that outcome before any new one. So at most one side
+of a partitioned network goes on, and the other side follows it later; if fewer than a third of the members lie, lies
+change nothing of that. A coordinator asks absent members where they are before it goes on without them, so a member
+that has committed already says so. If too many members are gone without a word, the run waits for some of them. A
+`min_group` of 1 voids this guarantee, and so do liars where a majority is enough. The two sides then have different
+states, and the certificates decide who follows.
 
 A group in which nobody has tokens reduces nothing and commits no outer step. It commits the roster: its members hold
 the leases that follow. A run's first round is such a group, and a round whose members all failed to train.
@@ -31,9 +31,12 @@ from dataclasses import replace
 
 from swarm_protocol.training_messages import (
     Abort,
+    Certificate,
     Outcome,
+    PlacedSignature,
     SignedGroup,
     Vote,
+    VoteKind,
 )
 
 from swarm.training.round.group_checks import complaint
@@ -47,7 +50,9 @@ from swarm.training.round.group_formation import (
     too_few,
 )
 from swarm.training.round.promise import Promise, bound_by
+from swarm.training.round.quorum import Tally, disagreement, electors_of, make_lock, tally
 from swarm.training.round.round_events import (
+    Announce,
     AttemptLeft,
     CastVote,
     Convicted,
@@ -75,6 +80,7 @@ from swarm.training.round.round_state import (
     MAX_BELIEVED_ATTEMPT,
     MAX_HEARD,
     Faults,
+    HeldLock,
     Prepared,
     RoundSetup,
     RoundState,
@@ -89,15 +95,6 @@ from swarm.training.round.round_state import (
     roster_left,
     suspect,
     with_coordinator,
-)
-from swarm.training.round.voting import (
-    count_votes,
-    leave_group,
-    no_quorum,
-    on_voted,
-    other_members,
-    valid_votes,
-    without_vote_of,
 )
 from swarm.training.run.methods import short
 
@@ -162,7 +159,7 @@ def step(state: RoundState, event: Event, now: float) -> Step:  # noqa: C901, PL
         case Convicted(peer=peer, reason=reason):
             return _on_convicted(state, peer, reason, now)
         case Voted():
-            return on_voted(state, event, now)
+            return _on_voted(state, event, now)
         case AttemptLeft(peer=peer, abort=abort):
             return _on_left(state, peer, abort, now)
         case Proven(certificate=certificate):
@@ -211,7 +208,7 @@ def _on_lost(state: RoundState, peer: str, reason: str, now: float) -> Step:
         gone = f"the coordinator {short(peer)} is gone: {reason}{_shortage(state)}"
         return give_up(note_shortage(state, now), gone, (peer,), now)
     if state.phase in {"preparing", "voting"}:
-        return count_votes(without_vote_of(state, peer), now)
+        return _count_votes(_without_vote_of(state, peer), now)
     return advance(state, now)
 
 
@@ -272,7 +269,7 @@ def _objection(state: RoundState, signed: SignedGroup) -> tuple[str, str]:
 
 def _on_second_group(state: RoundState, signed: SignedGroup, now: float) -> Step:
     reason = f"{short(signed.signer)} signed two groups for one attempt"
-    return leave_group(blame(state, (signed.signer,), (), reason), reason, (signed.signer,), now)
+    return _leave_group(blame(state, (signed.signer,), (), reason), reason, (signed.signer,), now)
 
 
 def _recover(state: RoundState, signed: SignedGroup, outcome: Outcome) -> Recover:
@@ -299,7 +296,7 @@ def _on_reduced(state: RoundState, attempt: int, outcome: Outcome, now: float) -
     prepared = Prepared(vote=vote, origin=group.origin or state.signed.data)
     voting, timers = replace(state.voting, outcome=outcome), Timers(deadline=now + group.vote_s)
     state = replace(state, phase="preparing", prepared=prepared, voting=voting, timers=timers)
-    return state, [CastVote(vote=vote, peers=other_members(state))]
+    return state, [CastVote(vote=vote, peers=_other_members(state))]
 
 
 def _on_reduce_failed(state: RoundState, event: ReduceFailed, now: float) -> Step:
@@ -311,7 +308,7 @@ def _on_reduce_failed(state: RoundState, event: ReduceFailed, now: float) -> Ste
         return _fail(state, event.reason, faulty, now)
     assert state.signed is not None
     if (outcome := _vouched_outcome(state)) is None:
-        return leave_group(state, event.reason, faulty, now)
+        return _leave_group(state, event.reason, faulty, now)
     return replace(state, recovering=True), [replace(_recover(state, state.signed, outcome), is_vouched=True)]
 
 
@@ -321,9 +318,151 @@ def _vouched_outcome(state: RoundState) -> Outcome | None:
     count, as keys cost nothing."""
     assert state.signed is not None
     deciding = state.signed.group.deciding
-    counts = Counter(each.outcome for peer, each in valid_votes(state, "prepare").items() if peer in deciding)
+    counts = Counter(each.outcome for peer, each in _valid_votes(state, "prepare").items() if peer in deciding)
     outcome, most = counts.most_common(1)[0] if counts else (None, 0)
     return outcome if most >= max(2, len(deciding) // 3 + 1) else None
+
+
+def _on_voted(state: RoundState, event: Voted, now: float) -> Step:
+    """Take a vote, if it counts."""
+    # votes may come before the group does
+    voting, vote = state.voting, event.vote
+    votes = voting.prepares if vote.kind == "prepare" else voting.commits
+    is_member = state.signed is None or event.peer in state.signed.group.peer_ids
+    is_owed = state.signed is not None or event.peer in state.setup.roster
+    has_room = is_owed or len(votes) < MAX_HEARD
+    counts = state.setup.admits(event.peer) and event.peer not in state.faults.convicted
+    if vote.attempt != state.attempt or not (is_member and has_room and counts):
+        return state, []
+    known = votes.get(event.peer)
+    if known is not None and known != vote:
+        # the first vote counts; strangers, who may vote before there is a group, are not worth the memory
+        if state.signed is None:
+            return state, []
+        accused = {**state.faults.accused, event.peer: "voted twice"}
+        return replace(state, faults=replace(state.faults, accused=accused)), []
+    votes = {**votes, event.peer: vote}
+    voting = replace(voting, prepares=votes) if vote.kind == "prepare" else replace(voting, commits=votes)
+    return _count_votes(replace(state, voting=voting), now)
+
+
+def _without_vote_of(state: RoundState, peer: str) -> RoundState:
+    """Expect no vote of `peer` any more."""
+    return replace(state, voting=replace(state.voting, silent=state.voting.silent | {peer}))
+
+
+def _valid_votes(state: RoundState, kind: VoteKind) -> dict[str, Vote]:
+    """Return the votes of this kind by the group's members for this very group."""
+    signed = state.signed
+    if signed is None:
+        return {}
+    votes = state.voting.prepares if kind == "prepare" else state.voting.commits
+    return {
+        peer: vote
+        for peer, vote in votes.items()
+        if peer in signed.group.peer_ids and vote.group_digest == signed.digest
+    }
+
+
+def _tally(state: RoundState, kind: VoteKind) -> Tally:
+    assert state.signed is not None
+    silent = set(state.voting.silent)
+    if kind == "commit":
+        # who has another result than this member does not vote for it a second time
+        others = _valid_votes(state, "prepare").items()
+        silent |= {peer for peer, vote in others if vote.outcome != state.voting.outcome}
+    return tally(
+        state.signed.group.deciding,
+        _valid_votes(state, kind),
+        silent,
+        roster=_electors(state),
+        succession=state.setup.succession,
+    )
+
+
+def _electors(state: RoundState) -> tuple[str, ...]:
+    assert state.signed is not None
+    return electors_of(state.setup.roster, (state.signed.origin or state.signed).group)
+
+
+def _count_votes(state: RoundState, now: float) -> Step:
+    """Count the votes. They decide only once this member has voted too: until then others may still need its part."""
+    if state.signed is None or state.phase not in {"preparing", "voting"}:
+        return state, []
+    second = _tally(state, "commit")
+    if second.decided is not None:
+        return _finish(state, second.decided)
+    if state.phase == "voting":
+        return _no_quorum(state, second.reason, now) if second.hopeless else (state, [])
+    first = _tally(state, "prepare")
+    if first.decided is not None and first.decided == state.voting.outcome:
+        return _lock(state, first.decided, now)
+    # if others have decided otherwise, this member's own result is damaged: their second votes will say so
+    return _no_quorum(state, first.reason, now) if first.hopeless else (state, [])
+
+
+def _lock(state: RoundState, outcome: Outcome, now: float) -> Step:
+    """Hold the lock that the first votes make, and vote a second time."""
+    assert state.signed is not None
+    prepared = state.prepared
+    assert prepared is not None
+    votes = {peer: vote for peer, vote in _valid_votes(state, "prepare").items() if vote.outcome == outcome}
+    lock = HeldLock(lock=make_lock(votes, _electors(state)), origin=prepared.origin)
+    timers = Timers(deadline=now + state.signed.group.vote_s)
+    state = replace(state, phase="voting", lock=lock, timers=timers)
+    cast = CastVote(vote=replace(prepared.vote, kind="commit"), peers=_other_members(state))
+    state, actions = _count_votes(state, now)
+    # too many may have left already for this vote to matter
+    return state, [cast, *actions] if state.signed is not None else actions
+
+
+def _finish(state: RoundState, decided: Outcome) -> Step:
+    assert state.signed is not None
+    votes = _valid_votes(state, "commit")
+    placed = tuple(
+        PlacedSignature(place=place, signature=votes[peer].signature)
+        for place, peer in enumerate(state.signed.group.peer_ids)
+        if peer in votes and votes[peer].outcome == decided
+    )
+    certificate = Certificate(group=state.signed.data, outcome=decided, votes=placed).to_bytes()
+    return replace(state, phase="done"), [Finish(certificate=certificate)]
+
+
+def _no_quorum(state: RoundState, reason: str, now: float) -> Step:
+    mine = state.voting.outcome
+    assert state.signed is not None
+    assert mine is not None
+    votes = _valid_votes(state, "prepare")
+    group = state.signed.group
+    convicted, suspects = disagreement(mine, votes, group.peer_ids, group.deciding)
+    voted = votes if state.phase == "preparing" else _valid_votes(state, "commit")
+    absent = tuple(sorted(set(state.signed.group.peer_ids) - voted.keys()))
+    names = f"; no vote from {', '.join(map(short, absent))}" if absent else ""
+    state = suspect(blame(state, convicted, suspects, "its part or vote differs"), suspects)
+    return _leave_group(state, reason + names, (*absent, *convicted, *suspects), now)
+
+
+def _other_members(state: RoundState) -> tuple[str, ...]:
+    assert state.signed is not None
+    return tuple(peer for peer in state.signed.group.peer_ids if peer != state.setup.me)
+
+
+def _leave_group(
+    state: RoundState, reason: str, accused: tuple[str, ...], now: float, *, missing: tuple[str, ...] | None = None
+) -> Step:
+    """Leave a signed group, and tell its members why."""
+    assert state.signed is not None
+    abort = Abort(
+        run=state.setup.run,
+        step=state.setup.step,
+        attempt=state.attempt,
+        group_digest=state.signed.digest,
+        reason=reason[:400],
+        accused=tuple(sorted(set(accused))),
+    )
+    announce = Announce(abort=abort, peers=_other_members(state))
+    state, actions = give_up(state, reason, accused if missing is None else missing, now)
+    return state, [announce, *actions]
 
 
 def _on_convicted(state: RoundState, peer: str, reason: str, now: float) -> Step:
@@ -334,8 +473,8 @@ def _on_convicted(state: RoundState, peer: str, reason: str, now: float) -> Step
     state = replace(state, faults=replace(state.faults, convicted=state.faults.convicted | {peer}))
     state = replace(state, ready={by: each for by, each in state.ready.items() if by != peer})
     if state.signed is not None and peer in state.signed.group.peer_ids:
-        others = tuple(each for each in other_members(state) if each != peer)
-        state, actions = leave_group(state, reason, (peer,), now)
+        others = tuple(each for each in _other_members(state) if each != peer)
+        state, actions = _leave_group(state, reason, (peer,), now)
         return state, [ShowEvidence(peers=others), *actions]
     if state.phase == "forming" and state.coordinator == peer:
         return give_up(state, reason, (peer,), now)
@@ -346,9 +485,9 @@ def _on_left(state: RoundState, peer: str, abort: Abort, now: float) -> Step:
     members = set(state.signed.group.peer_ids) if state.signed else set()
     if state.signed is None or abort.group_digest != state.signed.digest or peer not in members:
         return state, []
-    state = without_vote_of(state, peer)
+    state = _without_vote_of(state, peer)
     if state.phase in {"preparing", "voting"}:
-        return count_votes(state, now)
+        return _count_votes(state, now)
     reason = f"{short(peer)} left: {abort.reason}"
     # it may report rightly that another member has left or lied, or accuse anyone: a peer in two disputes is suspect
     disputes = Counter(state.faults.disputes) + Counter({peer, *abort.accused} & members)
@@ -381,7 +520,7 @@ def _on_deadline(state: RoundState, now: float) -> Step:
         case "reducing":
             return _fail(state, "the reduction took too long", (), now)
         case "preparing" | "voting":
-            return no_quorum(state, "the vote took too long", now)
+            return _no_quorum(state, "the vote took too long", now)
         case _:
             return too_few(state, now)
 
@@ -395,8 +534,8 @@ def _fail(
     assert signed is not None
     # members that voted have all parts, and would have given them
     state = blame(state, (), state.claimants, "it does not give the parts it says it voted for")
-    votes = valid_votes(state, "prepare")
+    votes = _valid_votes(state, "prepare")
     if votes and not state.recovering:
         outcome = next(iter(votes.values())).outcome
         return replace(state, recovering=True), [_recover(state, signed, outcome)]
-    return leave_group(state, reason, accused, now, missing=missing)
+    return _leave_group(state, reason, accused, now, missing=missing)

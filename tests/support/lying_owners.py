@@ -51,7 +51,7 @@ def owner_that(
 
     class Liar(RunMember):
         async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
-            scheme = driver._reductions._scheme
+            scheme = driver.reductions._scheme
 
             def dishonest(group: Group) -> ReductionScheme:
                 honest = scheme(group)
@@ -59,7 +59,7 @@ def owner_that(
                     return honest
                 return replace(honest, aggregator=Dishonest(honest=honest.aggregator, change=change))
 
-            driver._reductions._scheme = dishonest  # type: ignore[method-assign]
+            driver.reductions._scheme = dishonest  # type: ignore[method-assign]
             return await super()._drive(driver, context)
 
     return Liar

@@ -148,12 +148,12 @@ def test_member_that_sends_other_slices_than_it_committed_to_is_named_and_left_o
 
     class Liar(RunMember):
         async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
-            reduce = driver._reductions.reduce
+            reduce = driver.reductions.reduce
 
             async def reduce_other(signed: Any, offer: Any) -> None:
                 await reduce(signed, replace(offer, delta_F=-10 * offer.delta_F) if offer and offer.tree else offer)
 
-            driver._reductions.reduce = reduce_other  # type: ignore[method-assign]
+            driver.reductions.reduce = reduce_other  # type: ignore[method-assign]
             return await super()._drive(driver, context)
 
     async def main() -> None:
@@ -171,12 +171,12 @@ def test_member_that_sends_other_slices_than_it_committed_to_is_named_and_left_o
 def test_owner_that_answers_no_audit_gets_no_vote_and_is_left_out() -> None:
     class Silent(owner_that(times_minus_ten)):  # type: ignore[misc]
         async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
-            accept = driver._reductions.accept
+            accept = driver.reductions.accept
 
             async def refuse_audits(peer: str, signed: Any, stream: Stream) -> None:
                 await accept(peer, signed, _WithoutAudits(stream))  # type: ignore[arg-type]
 
-            driver._reductions.accept = refuse_audits  # type: ignore[method-assign]
+            driver.reductions.accept = refuse_audits  # type: ignore[method-assign]
             return await super()._drive(driver, context)  # type: ignore[no-any-return]
 
     async def main() -> None:

@@ -1,7 +1,7 @@
 """Drives the state machine of one step: turns its actions into calls, and what comes back into events.
 
 A driver lives from one committed state to the next, the member's interval included. `run` owns its tasks. What peers
-ask meanwhile comes in through `round_service`, which calls `report`, `accept`, `look_at` and `feed`.
+ask meanwhile comes in through `round_service`, which calls `report`, `take_group`, `look_at` and `feed`.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class RoundDriver:
         self._on_abort = on_abort
         self._rest_s = rest_s
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._reductions = Reductions(
+        self.reductions = Reductions(
             context,
             self.feed,
             on_reduced_weight=lambda peer, how: self.log.refuse(peer, how, DOWNWEIGHTED),
@@ -161,7 +161,7 @@ class RoundDriver:
     @property
     def bytes_sent(self) -> int:
         followed = self._follower.bytes_sent if self._follower else 0
-        return self._bytes_sent + self._reductions.bytes_sent + followed
+        return self._bytes_sent + self.reductions.bytes_sent + followed
 
     @property
     def promise(self) -> Promise:
@@ -218,7 +218,7 @@ class RoundDriver:
                             await self._keep_promise()
                         await self._act(action)
                 if self._context.replica.config.validation_rate:
-                    self.drawn = await self._reductions.to_validate(await self._context.check(self._certificate))
+                    self.drawn = await self.reductions.to_validate(await self._context.check(self._certificate))
             finally:
                 self._close()
         return self._certificate
@@ -228,7 +228,7 @@ class RoundDriver:
         self._group = None  # the next step looks at peers that records name from now on
         for task in self._tasks:
             task.cancel()
-        self._reductions.close()
+        self.reductions.close()
         if self._head is not None:
             self._head.finish(self._certificate)
         self._drop_contribution()
@@ -255,10 +255,10 @@ class RoundDriver:
                 self.feed(Withdrew(peer=peer))
             raise
 
-    async def accept(self, peer: str, signed: SignedGroup, stream: Stream) -> None:
+    def take_group(self, signed: SignedGroup) -> None:
+        """Take a group that another member shows. Raises PeerViolation or IntegrityError."""
         self._check_group(signed)
         self.feed(Grouped(signed=signed))
-        await self._reductions.accept(peer, signed, stream)
 
     async def follow(self, peer: str, request: FollowRequest, stream: Stream) -> None:
         """Take the work of `peer`, which follows this member; it waits here until the step is over."""
@@ -394,9 +394,9 @@ class RoundDriver:
             case Ask():
                 return self._ask(action)
             case Reduce(signed=signed):
-                return self._reductions.reduce(signed, self.offer)
+                return self.reductions.reduce(signed, self.offer)
             case Recover():
-                return self._reductions.recover(action)
+                return self.reductions.recover(action)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         assert self._group is not None

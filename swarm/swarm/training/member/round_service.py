@@ -217,7 +217,8 @@ class RoundService:
         setup = self._driver.setup
         if setup.roster and (signed.group.state_digest != setup.state_digest or signed.signer not in setup.roster):
             raise RoundError("the group of this part is not one that this member can be in")
-        await self._driver.accept(peer, signed, stream)
+        self._driver.take_group(signed)
+        await self._driver.reductions.accept(peer, signed, stream)
 
 
 async def _on_alive(_peer: str, _request: bytes) -> bytes:

@@ -1,15 +1,24 @@
 """The node's part as a gateway: a client of the swarm on one side, an HTTP server on the other, in one loop.
 
 Beside OpenAI's API, which asks for keys where there are any, the dashboard is served at `/`, to everyone, read-only.
+
+What its spot checks have shown of servers is kept across restarts (see `swarm.trust.reputation`):
+
+    HOME/reputation.json   {"network_id": …, "servers": {PEER_ID: [PASSED, DISPUTED, FAILED_AT, AT], …}}
+
+If the file is missing, broken or foreign, the home only loses this memory.
 """
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp
@@ -18,6 +27,7 @@ from swarm.client.possession_checks import FailedProof
 from swarm.serving.checking.check_report import CheckReport
 from swarm.serving.checking.spot_checks import SpotCheckOptions, SpotChecks
 from swarm.serving.session.session import SessionOptions
+from swarm.trust.reputation import MAX_PEERS, Reputation
 from swarm_protocol.control_messages import MAX_BARRED, SpotCheckStatus
 from swarm_protocol.errors import ConfigError
 
@@ -33,7 +43,7 @@ from swarm_node.http.rate_limit import Rates
 from swarm_node.http.server import is_local, listen, serving
 from swarm_node.node import Node, NodeRole
 from swarm_node.settings.config import Config
-from swarm_node.storage.kept_reputation import keep, reputation_in
+from swarm_node.storage.home import read_json, replace_json
 from swarm_node.storage.used_models import used_in
 from swarm_node.storage.used_publishers import publishers_in
 
@@ -162,3 +172,29 @@ def options(config: Config) -> GatewayOptions:
         rates=Rates(requests_per_min=requests_per_min, tokens_per_min=config.tokens_per_min),
         keys=KeyRing(config.api_keys, time.monotonic) if config.api_keys else None,
     )
+
+
+MAX_FILE_BYTES = MAX_PEERS * 256
+"""A peer id and four numbers with all their digits, twice over."""
+
+logger = logging.getLogger(__name__)
+
+
+def reputation_in(path: Path, network_id: str) -> Reputation:
+    """Return the reputation in the file at `path` for that network."""
+    try:
+        data = read_json(path, max_bytes=MAX_FILE_BYTES)
+        if data is None or data["network_id"] != network_id:
+            return Reputation()
+        return Reputation.from_dict(data["servers"])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        logger.warning("what is known of servers is lost with %s: %s", path, error)
+        return Reputation()
+
+
+def keep(servers: Mapping[str, Sequence[float]], path: Path, network_id: str) -> None:
+    """Write what `Reputation.to_dict` returned to the file."""
+    try:
+        replace_json(path, {"network_id": network_id, "servers": servers})
+    except OSError as error:
+        logger.warning("cannot remember in %s what is known of servers: %s", path, error)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from swarm.network.allowance import OVERHEAD
+from swarm.network.rate import OVERHEAD
 from swarm.network.traffic import Traffic
 
 SAMPLE_S = 2.0

@@ -1,7 +1,8 @@
 """Trains one run on this node: resumes it, reports its progress, keeps checkpoints, and exports the result.
 
 `swarm.training.member.run_member` does the training; this module owns it and has the disk. A checkpoint that cannot be
-written is a warning, not the end.
+written is a warning, not the end. `OwnStanding` keeps what `status` says of this node's probation, and of what the
+run's author has endorsed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -36,6 +37,7 @@ from swarm.training.state.checkpoint import Checkpoint, discard_inner, load_newe
 from swarm.training.state.endorsement import EndorsementFile
 from swarm.training.state.export import export_hf
 from swarm.training.state.replica_state import ReplicaState
+from swarm.training.trainer_events import OnProbation, StateEndorsed, TrainingEvent
 from swarm_protocol.control_messages import MAX_CONVICTED_LINES, TrainingStatus
 from swarm_protocol.errors import ConfigError, SessionError, SwarmError
 from torch import Tensor
@@ -45,7 +47,6 @@ from swarm_node.events.tensorboard_files import recorded
 from swarm_node.formatting import rate
 from swarm_node.metrics.readings import TrainerMetrics, read_trainer
 from swarm_node.node import Node
-from swarm_node.roles.own_standing import OwnStanding
 from swarm_node.roles.training_files import CheckpointWriter, ChunkFolder, PendingCheckpoint
 from swarm_node.settings.config import Config
 from swarm_node.storage.home import EVIDENCE, explained
@@ -390,3 +391,27 @@ def _named(peers: Sequence[str]) -> str:
     """Return a few of `peers` by their short names, or "the round's result" for none."""
     more = f" and {len(peers) - _MAX_NAMED} more" if len(peers) > _MAX_NAMED else ""
     return ", ".join(map(short, peers[:_MAX_NAMED])) + more if peers else "the round's result"
+
+
+@dataclass(slots=True, kw_only=True)
+class OwnStanding:
+    """What the newest events of a member say. A run has `probation_steps` for newcomers."""
+
+    probation_steps: int
+    steps_left: int = 0
+    endorsed: StateEndorsed | None = None
+
+    def take(self, event: TrainingEvent) -> None:
+        """Take in an event, whatever it is about."""
+        if isinstance(event, OnProbation):
+            self.steps_left = event.steps_left
+        elif isinstance(event, StateEndorsed):
+            self.endorsed = event
+
+    def added_to(self, status: TrainingStatus) -> TrainingStatus:
+        if self.steps_left:
+            status = replace(status, steps_left=self.steps_left, probation_steps=self.probation_steps)
+        if self.endorsed is not None:
+            step, is_other = self.endorsed.step, self.endorsed.is_other
+            status = replace(status, endorsed_step=step, endorses_other=is_other)
+        return status

@@ -6,7 +6,7 @@
     HOME/peers.json     the peers that the node remembers (see `remembered_peers`); may be deleted at any time
     HOME/revisions.json the weights of models that its clients have used (see `used_models`); may be deleted, too
     HOME/publishers.json who has published these models (see `used_publishers`); may be deleted, too
-    HOME/reputation.json what spot checks have shown of servers (see `kept_reputation`); may be deleted, too
+    HOME/reputation.json what spot checks have shown of servers (see `gateway.role`); may be deleted, too
     HOME/traffic.json   what was sent and received in this month (see `lending.monthly_traffic`); may be deleted, too
     HOME/invitation     the invitation to a private network, and HOME/revocations (see `kept_invitation`)
     HOME/network.key    the key of a private network that this home owns, and HOME/network.json (see `owned_network`)

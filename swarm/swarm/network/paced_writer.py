@@ -14,7 +14,7 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
-from swarm.network.allowance import Allowance
+from swarm.network.rate import Allowance
 
 SLICE_BYTES = 2**14
 """Bytes that a stream sends before the next has its turn: 7 ms of 20 Mbit/s."""

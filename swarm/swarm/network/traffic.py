@@ -22,9 +22,9 @@ from typing import get_args
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.records import PathKind
 
-from swarm.network.allowance import Allowance
 from swarm.network.link_meter import LinkMeter
 from swarm.network.paced_writer import Turns
+from swarm.network.rate import Allowance
 
 PATH_KINDS: tuple[PathKind, ...] = get_args(PathKind)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from swarm.network.allowance import OVERHEAD
+from swarm.network.rate import OVERHEAD
 from swarm.network.traffic import Traffic
 from swarm.testing import virtual_time
 from swarm_node.lending.link_use import NUM_SAMPLES, SAMPLE_S, LinkUse, keep_sampling

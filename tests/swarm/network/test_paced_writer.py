@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, cast
 
-from swarm.network.allowance import BURST_S, MAX_DEBT_S, OVERHEAD, Allowance
 from swarm.network.paced_writer import SLICE_BYTES, PacedWriter, Turns
+from swarm.network.rate import BURST_S, MAX_DEBT_S, OVERHEAD, Allowance
 from swarm.testing import virtual_time
 
 RATE = 1e6

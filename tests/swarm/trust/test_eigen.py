@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 import pytest
-from swarm.trust.eigen import symmetric_eigen
+from swarm.trust.flag_aggregator import symmetric_eigen
 from swarm.trust.kernels import Doubles
 
 

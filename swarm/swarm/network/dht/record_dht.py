@@ -40,12 +40,12 @@ from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import PeerError, PeerViolation
 from swarm_protocol.identity import check_peer_id
 
-from swarm.network.dht.address_book import AddressBook
 from swarm.network.dht.record_storage import RecordStorage, RecordValidator
 from swarm.network.dht.routing_table import (
     NARROW_WIDTH,
     SAMPLE_WIDTH,
     WIDTH,
+    AddressBook,
     NodeLookup,
     RoutingTable,
     Suspects,

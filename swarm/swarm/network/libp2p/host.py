@@ -2,6 +2,11 @@
 
 This is the only place where errors of the daemon become PeerUnreachable, PeerRefused or `NotServed`. The caller of
 `Host.start` owns the host and runs `unary.run()`. Methods, messages and records belong to the modules above.
+
+The daemon is asked for its connections once for all who want to know them at the same time (`SharedLook`). Many tasks
+poll the connections, such as one for each introduction that is under way, and each answer costs time that grows with
+the number of connections. Here they share the answers: every caller gets one that was asked for afterwards, and so many
+questions cost no more than one every PAUSE_S. There is no task: one of those who wait asks for all.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Ite
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.errors import ConfigError, PeerRefused, PeerUnreachable, StartError
@@ -27,7 +32,6 @@ from swarm.network.libp2p import sent_frames
 from swarm.network.libp2p.daemon_control import Control, ControlError
 from swarm.network.libp2p.greeting import Gate
 from swarm.network.libp2p.p2pd_process import Daemon, DaemonOptions
-from swarm.network.libp2p.shared_look import SharedLook
 from swarm.network.libp2p.unary_connection import (
     BUSY,
     NOT_SERVED,
@@ -93,6 +97,45 @@ _REASONS = (
     (_RESET, "it broke off"),
     ("no addresses", "nobody knows its address"),
 )
+
+
+PAUSE_S = 0.02
+"""Least time from one question to the next. The first after a pause is asked at once."""
+
+Connections = dict[str, tuple[str, ...]]
+"""The remote addresses of all connections to each peer. It is shared: nobody may change it."""
+
+
+class Asked(Protocol):
+    """The part of `Control` that is used here."""
+
+    async def connected_peers(self) -> Connections: ...
+
+
+class SharedLook:
+    def __init__(self, control: Asked) -> None:
+        self._control = control
+        self._turn = asyncio.Lock()
+        self._num_asked = 0
+        self._asked_at = -math.inf
+        self._answer: Connections = {}
+        self._answered = 0  # the number of the question that `_answer` is of
+
+    async def look(self) -> Connections:
+        """Return the connections at a moment after this call. Raises what `Control` raises; others ask again then."""
+        num_asked = self._num_asked
+        async with self._turn:
+            if self._answered > num_asked:
+                return self._answer
+            loop = asyncio.get_running_loop()
+            if (pause_s := self._asked_at + PAUSE_S - loop.time()) > 0:
+                await asyncio.sleep(pause_s)
+            self._asked_at = loop.time()
+            self._num_asked += 1
+            number = self._num_asked
+            self._answer = await self._control.connected_peers()
+            self._answered = number
+            return self._answer
 
 
 class Host:

@@ -13,8 +13,8 @@ from typing import cast
 from swarm_protocol.errors import PeerViolation
 
 from swarm.network import framing
-from swarm.network.allowance import Allowance
 from swarm.network.framing import Kind
+from swarm.network.rate import Allowance
 
 SCRATCH_BYTES = 2**14
 """Bytes read at once where headers and short bodies arrive: several messages of a model's server."""

@@ -3,9 +3,8 @@
 A direct path comes to be like this, with the module of each step:
 
 1. A node learns where it can be reached. `own_addresses` asks a few peers at which address they see it, and has them
-   dial back the addresses that may lead to it; `observations` draws the conclusions, and `dial_back_limit` bounds what
-   peers can ask for. Addresses that were reached are announced. A node that nobody reaches announces addresses through
-   relays instead (`swarm.network.relay`).
+   dial back the addresses that may lead to it. Addresses that were reached are announced. A node that nobody reaches
+   announces addresses through relays instead (`swarm.network.relay`).
 2. A node that calls a peer without a connection passes the peer's announced addresses to `dialler`. `dial_policy` drops
    those that are not worth a dial. The peer is dialled at its direct addresses first.
 3. If none of these answers, `introductions` asks a relay of the peer to introduce the two to each other: the relay

@@ -7,13 +7,24 @@ at which it sees the asker, so that nobody can have others scanned or flooded.
 
 `observe` asks at which IP peers see this node; `run` is a task that has the candidates dialled, and again when the
 machine's addresses or that IP change.
+
+The dials back that peers can have from this node are bounded: each starts a libp2p daemon, a tenth of a second of work.
+A peer waits for one at a time and gets few in a minute, which is enough for a node whose addresses change. As peer ids
+cost nothing, all peers together are bounded, too: at most a tenth of one core. A peer that is refused asks another one.
+
+A peer may lie about where it sees this node, and which addresses it reaches. So no single one decides where there are
+others to ask: two that agree do, and peers at one IP, which may all be one machine, count once. With two peers that
+differ nothing is decided.
+
+State belongs to the network's loop, whose clock it reads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerError, PeerUnreachable, PeerViolation, StartError
@@ -21,21 +32,13 @@ from swarm_protocol.path_messages import PathAddrs, PathAnswer
 from swarm_protocol.records import Reachability
 
 from swarm.network.interface import NotServed
+from swarm.network.ip_kinds import IpAddress, local_network_of, provider_network_of
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.libp2p.path_watch import source_addresses
 from swarm.network.multiaddr import dialable, ip_of, is_loopback, is_private, is_tcp_by_ip, tcp_place
-from swarm.network.paths.dial_back_limit import DialBackLimit
 from swarm.network.paths.dial_policy import to_announce
 from swarm.network.paths.introductions import REFUSED
-from swarm.network.paths.observations import (
-    NUM_AGREEING,
-    are_decided,
-    choose_observers,
-    places_reached,
-    places_seen,
-    shows_symmetric_nat,
-)
 from swarm.network.paths.opener import ListenPlace
 
 logger = logging.getLogger(__name__)
@@ -61,6 +64,88 @@ OBSERVE_EVERY = 20
 RETRY_S = 60.0
 """Time after which a node that nobody could reach, or that had nobody to ask, is measured again."""
 CONFIRM_S = 900.0
+
+
+MAX_WAITING = 16
+"""Peers that wait at the same time. They are served one after the other."""
+
+PERIOD_S = 60.0
+MAX_PER_PEER = 5
+MAX_PER_PERIOD = 60
+
+
+NUM_AGREEING = 2
+"""Peers that have to say the same, where as many have answered."""
+
+
+def choose_observers(peers: Mapping[str, IpAddress], num: int) -> list[str]:
+    """Return up to `num` of `peers` to ask, by their IPs: one of each provider's network first, else in their order."""
+    first: list[str] = []
+    others: list[str] = []
+    machines, networks = set(), set()
+    for peer_id, ip in peers.items():
+        machine, network = local_network_of(ip) if ip.version == 6 else ip, provider_network_of(ip)
+        if machine not in machines:
+            (others if network in networks else first).append(peer_id)
+        machines.add(machine)
+        networks.add(network)
+    return [*first, *others][:num]
+
+
+def places_seen(seen: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Return the addresses at the IPs that count, of those at which each observer sees this node."""
+    counts = Counter(ip for addrs in seen for ip in {ip_of(addr) for addr in addrs})
+    needed = min(NUM_AGREEING, len(seen))
+    return tuple(addr for addrs in seen for addr in addrs if counts[ip_of(addr)] >= needed)
+
+
+def shows_symmetric_nat(seen: Sequence[Sequence[str]]) -> bool:
+    """Return whether a NAT has another port for each peer: at least three see this node at one IP, and no two of them
+    at the same port. Of two that differ, one may lie."""
+    for place in {ip_of(addr) for addrs in seen for addr in addrs}:
+        named = [{addr for addr in addrs if ip_of(addr) == place} for addrs in seen]
+        counts = Counter(addr for addrs in named for addr in addrs)
+        if sum(map(bool, named)) > NUM_AGREEING and max(counts.values()) < NUM_AGREEING:
+            return True
+    return False
+
+
+def are_decided(answers: Sequence[Sequence[str]]) -> bool:
+    """Return whether enough peers agree on an address that they have reached, or on none."""
+    counts = Counter(addr for addrs in answers for addr in set(addrs))
+    return max(counts.values(), default=0) >= NUM_AGREEING or sum(not addrs for addrs in answers) >= NUM_AGREEING
+
+
+def places_reached(answers: Sequence[Sequence[str]], candidates: Sequence[str]) -> tuple[str, ...]:
+    """Return the candidates that enough of the peers that have answered have reached."""
+    counts = Counter(addr for addrs in answers for addr in set(addrs))
+    needed = min(NUM_AGREEING, len(answers))
+    return tuple(addr for addr in candidates if answers and counts[addr] >= needed)
+
+
+class DialBackLimit:
+    """Decides which peers are dialled back now."""
+
+    def __init__(self) -> None:
+        self._waiting: set[str] = set()
+        self._taken: deque[tuple[float, str]] = deque()  # within the last period: when, and for whom
+
+    def takes(self, peer_id: str) -> bool:
+        """Return whether a dial back begins for a peer. If so, the caller tells its end by `done`."""
+        now = asyncio.get_running_loop().time()
+        while self._taken and self._taken[0][0] <= now - PERIOD_S:
+            self._taken.popleft()
+        if peer_id in self._waiting or len(self._waiting) >= MAX_WAITING or len(self._taken) >= MAX_PER_PERIOD:
+            return False
+        if sum(each == peer_id for _, each in self._taken) >= MAX_PER_PEER:
+            return False
+        self._taken.append((now, peer_id))
+        self._waiting.add(peer_id)
+        return True
+
+    def done(self, peer_id: str) -> None:
+        """Note that the dial back for a peer has ended."""
+        self._waiting.discard(peer_id)
 
 
 class OwnAddresses:

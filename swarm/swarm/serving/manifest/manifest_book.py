@@ -2,20 +2,27 @@
 
 There is one book per client, on its event loop. It keeps MAX_BOOK_BYTES of manifests, those used last. What a server
 gives is checked before it is kept: signature, digest and name.
+
+Any server that announces the digest will do: the digest names the manifest.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from swarm_protocol.errors import PeerError
-from swarm_protocol.manifest_messages import PublishedManifest
+from swarm_protocol.errors import IntegrityError, PeerError, PeerUnreachable, PeerViolation, SwarmError
+from swarm_protocol.manifest_messages import (
+    MANIFEST_METHOD,
+    ModelManifestRequest,
+    PublishedManifest,
+    SignedManifest,
+    open_manifest,
+)
 from swarm_protocol.records import ServeRecord
 
 from swarm.network.interface import Network
-from swarm.serving.manifest.manifest_fetch import fetch_manifest
 from swarm.serving.session.known_servers import keep_newest
 
 MAX_BOOK_BYTES = 2 * 2**20
@@ -30,6 +37,49 @@ RETRY_S = 60.0
 MAX_FAILED = 256
 
 logger = logging.getLogger(__name__)
+
+
+FETCH_TIMEOUT_S = 10.0
+"""A manifest has some kilobytes, 512 KiB at most."""
+
+MAX_ASKED_FOR_A_MANIFEST = 3
+"""Servers that are asked for one manifest."""
+
+
+async def fetch_manifest(network: Network, model: str, digest: bytes, peer_ids: Iterable[str]) -> PublishedManifest:
+    """Return the manifest of `model` with that digest from the first of a few servers that gives it.
+
+    Raises PeerError, the last server's.
+    """
+    failure: PeerError = PeerUnreachable(f"nobody gave the manifest of {model}", remedy="try again in a moment")
+    for peer_id in list(peer_ids)[:MAX_ASKED_FOR_A_MANIFEST]:
+        try:
+            return await _from(network, model, digest, peer_id)
+        except PeerError as error:
+            failure = error
+    raise failure
+
+
+async def _from(network: Network, model: str, digest: bytes, peer_id: str) -> PublishedManifest:
+    request = ModelManifestRequest(digest=digest).to_bytes()
+    try:
+        answer = await network.call(
+            peer_id,
+            f"{MANIFEST_METHOD}/{model}",
+            request,
+            timeout_s=FETCH_TIMEOUT_S,
+            max_bytes=SignedManifest.MAX_BYTES,
+        )
+        published = open_manifest(answer)
+    except PeerError:
+        raise
+    except IntegrityError as error:
+        raise PeerViolation("the server gave a manifest with a wrong signature", peer_id=peer_id) from error
+    except SwarmError as error:
+        raise PeerError(error.message, peer_id=peer_id) from error
+    if published.digest != digest or published.manifest.name != model:
+        raise PeerViolation(f"the server gave another manifest than the one of {model} it announces", peer_id=peer_id)
+    return published
 
 
 class ManifestBook:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from swarm.network.dht import address_book
-from swarm.network.dht.address_book import AddressBook
+from swarm.network.dht import routing_table
+from swarm.network.dht.routing_table import AddressBook
 from swarm_protocol.identity import Identity
 
 RELAY = Identity(bytes(32)).peer_id
@@ -25,7 +25,7 @@ def test_book_keeps_what_a_peer_said_last_of_what_can_be_dialled() -> None:
 
 
 def test_book_that_is_full_forgets_who_was_heard_of_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(address_book, "MAX_PEERS", 2)
+    monkeypatch.setattr(routing_table, "MAX_ADDRESSED", 2)
     book = AddressBook()
     for peer_id in (A, B, A, C):
         book.learn(peer_id, (FAR,))

@@ -13,12 +13,12 @@ from swarm.network.discovery.local_discovery import (
     MAX_PACKETS_PER_S,
     MAX_PACKETS_PER_SOURCE,
     MAX_PAUSE_S,
+    MAX_PER_SOURCE,
     LocalDiscovery,
     local_addrs,
 )
 from swarm.network.discovery.mdns_messages import answer, query, service_of
 from swarm.network.discovery.multicast import MAX_SEGMENTS, segments_of
-from swarm.network.discovery.nearby_peers import MAX_PER_SOURCE
 from swarm.network.discovery.own_networks import Subnet
 from swarm.network.libp2p.local_peers import DIAL_EVERY_S, KNOWN_FOR_S, RETRY_S, LocalPeers
 from swarm.testing import virtual_time

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 
-from swarm.network.discovery.nearby_peers import MAX_CLAIMS, MAX_PER_SOURCE, NearbyPeers
+from swarm.network.discovery.local_discovery import MAX_CLAIMS, MAX_PER_SOURCE, NearbyPeers
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.identity import Identity
 

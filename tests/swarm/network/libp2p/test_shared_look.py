@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from swarm.network.libp2p.daemon_control import ControlError
-from swarm.network.libp2p.shared_look import PAUSE_S, Connections, SharedLook
+from swarm.network.libp2p.host import PAUSE_S, Connections, SharedLook
 from swarm.testing import virtual_time
 
 ANSWER_S = 0.001

@@ -13,9 +13,20 @@ import pytest
 from support.host_internet import FakeHost
 from swarm.network.libp2p.host import Host, translate
 from swarm.network.paths import own_addresses
-from swarm.network.paths.dial_back_limit import MAX_PER_PEER, MAX_PER_PERIOD, MAX_WAITING, PERIOD_S
 from swarm.network.paths.opener import ListenPlace
-from swarm.network.paths.own_addresses import ASK_S, DIAL_BACK, DIAL_S, OBSERVE, RETRY_S, TURN_S, OwnAddresses
+from swarm.network.paths.own_addresses import (
+    ASK_S,
+    DIAL_BACK,
+    DIAL_S,
+    MAX_PER_PEER,
+    MAX_PER_PERIOD,
+    MAX_WAITING,
+    OBSERVE,
+    PERIOD_S,
+    RETRY_S,
+    TURN_S,
+    OwnAddresses,
+)
 from swarm.testing import virtual_time
 from swarm_protocol.errors import StartError
 from swarm_protocol.identity import Identity

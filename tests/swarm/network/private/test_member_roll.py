@@ -11,8 +11,7 @@ from support.plain_records import node_record
 from support.private_networks import DAY_S, Owner
 from swarm.network.interface import Stream
 from swarm.network.memory.memory_network import EPOCH_S, MemoryInternet, MemoryNetwork
-from swarm.network.private.member_roll import MemberRoll
-from swarm.network.private.method_rights import right_to_answer, rights_to_call
+from swarm.network.private.member_roll import MemberRoll, right_to_answer, rights_to_call
 from swarm.network.private.private_gate import method_of
 from swarm.testing import virtual_time
 from swarm_protocol.envelope import Envelope, seal_record

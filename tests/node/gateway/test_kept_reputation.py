@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from swarm.trust.reputation import Reputation
-from swarm_node.storage.kept_reputation import keep, reputation_in
+from swarm_node.gateway.role import keep, reputation_in
 from swarm_protocol.identity import Identity
 
 PEER = Identity(bytes(range(32))).peer_id

@@ -38,7 +38,6 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord, PathCounts, Reachability
 from swarm_protocol.version import software_version
 
-from swarm_node import connections
 from swarm_node.events.emitter import Emitter
 from swarm_node.lending.lending import Break, Lending
 from swarm_node.lending.link_use import LinkUse
@@ -235,7 +234,7 @@ class Node:
             first_token_p95_s=first_token.p95_s if first_token else None,
             pause=pause.pause if pause else "",
             lends_again_at=pause.until if pause else None,
-            paths=connections.count_paths(self.peer_paths()),
+            paths=count_paths(self.peer_paths()),
         )
         self.membership.announce(record)
 
@@ -261,9 +260,9 @@ class Node:
             lends_again_at=pause.until if pause else None,
             month_bytes=lending.month_bytes if lending and budget_bytes else 0,
             month_budget_bytes=budget_bytes,
-            paths=connections.count_paths(paths),
-            peers=await connections.list_peers(paths, self.membership, self.names),
-            relaying=connections.relay_status(self.relay_counts()),
+            paths=count_paths(paths),
+            peers=await list_peers(paths, self.membership, self.names),
+            relaying=relay_status(self.relay_counts()),
             limits=self._limit_status(),
             spot_checks=self.activity.spot_checks(),
         )

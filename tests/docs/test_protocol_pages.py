@@ -10,7 +10,7 @@ from support.site_pages import ROOT, hooks, written
 from swarm.network import framing
 from swarm.network.discovery import dns_packets
 from swarm.network.libp2p import network_entry
-from swarm.network.paths import dial_back_limit, introductions, opener, own_addresses
+from swarm.network.paths import introductions, opener, own_addresses
 from swarm.network.relay import circuit_messages
 from swarm.network.relay.relay import RelayLimits
 from swarm.training.run.methods import Methods
@@ -126,10 +126,10 @@ def test_paths_page_names_every_method_and_bound() -> None:
         assert f"| `{method}` |" in page
     for said in (
         f"at most {own_addresses.DIAL_S:.0f} seconds",
-        f"refuses when {dial_back_limit.MAX_WAITING} already wait or when an asker has waited for "
+        f"refuses when {own_addresses.MAX_WAITING} already wait or when an asker has waited for "
         f"{own_addresses.TURN_S:.0f} seconds",
-        f"at most {dial_back_limit.MAX_PER_PEER} times in {dial_back_limit.PERIOD_S:.0f} seconds",
-        f"all askers together at most {dial_back_limit.MAX_PER_PERIOD} times",
+        f"at most {own_addresses.MAX_PER_PEER} times in {own_addresses.PERIOD_S:.0f} seconds",
+        f"all askers together at most {own_addresses.MAX_PER_PERIOD} times",
         f"for {introductions.RETRY_S:.0f} seconds",
         f"at most {introductions.MAX_BURST} introductions in {introductions.BURST_S:.0f} seconds",
         f"send to at most {introductions.MAX_ADDRS} addresses",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
-from swarm.network.dht import address_book, record_dht
+from swarm.network.dht import record_dht, routing_table
 from swarm.network.dht.record_dht import RPC_TIMEOUT_S, SEARCH_TIMEOUT_S, RecordDht
 from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.dht.routing_table import BUCKET_SIZE, MIN_CROWDED_S, SAMPLE_WIDTH, WIDTH, node_id_of, to_id
@@ -229,7 +229,7 @@ def test_flood_of_newcomers_pushes_out_no_address_of_a_known_peer() -> None:
         honest, sought = await world.node(HONEST), await world.node(SOUGHT)
         assert await sought.ping(HONEST.peer_id)
         request = FindRequest(addrs=addr_of(LIAR)).to_bytes()
-        for number in range(2 * address_book.MAX_PEERS):
+        for number in range(2 * routing_table.MAX_ADDRESSED):
             newcomer = peer_id_of(hashlib.sha256(b"%d" % number).digest())
             await honest._answer_find(newcomer, request)
         assert Contact(peer_id=SOUGHT.peer_id, addrs=addr_of(SOUGHT)) in honest.contacts()

@@ -8,8 +8,8 @@ import logging
 import pytest
 from support.training_swarm import Member, Swarm, assert_equal_steps, config
 from swarm.testing import virtual_time
-from swarm.training.member.trainer_events import OnProbation, OuterStep
 from swarm.training.state.certificate import RunSignatures
+from swarm.training.trainer_events import OnProbation, OuterStep
 from swarm_protocol.identity import Identity
 
 NUM_STEPS, NUM_AWAY = 14, 3

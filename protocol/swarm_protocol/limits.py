@@ -291,6 +291,8 @@ MAX_DRAWS = 8
 # A signed group and one leaf of each of its members: 26 MiB for 256 members in int8, 60 KiB for five and 10M values.
 # What is larger is refused, and convicts nobody.
 MAX_EVIDENCE_BYTES = 48 * 2**20
+# Two signed groups.
+MAX_EQUIVOCATION_BYTES = 2 * (MAX_READY_BYTES + MAX_ENVELOPE_OVERHEAD_BYTES) + 2**10
 # Leaves of one member's slice that its validator shows.
 MAX_SHOWN_LEAVES = 16
 # And the run's file, at most 64 KiB.

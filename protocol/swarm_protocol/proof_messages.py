@@ -21,6 +21,7 @@ FINDING_PURPOSE = "interval"
 
 WRONG_REDUCTION = "wrong_reduction"
 WRONG_INTERVAL = "wrong_interval"
+EQUIVOCATION = "equivocation"
 
 Leaf = Annotated[int, whole(limits.MAX_PART_VALUES)]
 Kind = Annotated[str, named(limits.MAX_PURPOSE_BYTES)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 
+from swarm_protocol.equivocation_messages import StatedReport, StatedVote
 from swarm_protocol.training_messages import Contribution, Group, Ready, Vote
 
 SLICES_DOMAIN = b"swarm-slices:"
@@ -28,14 +29,23 @@ def report_message(network_id: str, place: Group | Ready, sequence: int, report:
 
     `sequence` is that of the last resume order that it knows. The member itself is named by the key that signs.
     """
+    stated = StatedReport(
+        step=place.step, attempt=place.attempt, state_digest=place.state_digest, sequence=sequence, report=report
+    )
+    return stated_report_message(network_id, place.run, stated)
+
+
+def stated_report_message(network_id: str, run: str, stated: StatedReport) -> bytes:
+    """Return what the signature of this report in `run` is of."""
+    report = stated.report
     locked, commitment = report.locked, report.commitment
     return b"".join(
         (
             REPORT_DOMAIN,
-            _round(network_id, place.run, place.step),
-            _number(place.attempt),
-            _number(sequence),
-            place.state_digest,
+            _round(network_id, run, stated.step),
+            _number(stated.attempt),
+            _number(stated.sequence),
+            stated.state_digest,
             _number(report.num_tokens),
             _number(report.num_samples),
             struct.pack(">d", report.loss),
@@ -62,9 +72,19 @@ def report_message(network_id: str, place: Group | Ready, sequence: int, report:
 
 def vote_message(network_id: str, vote: Vote) -> bytes:
     """Return what a member signs to vote."""
+    place = _vote_place(network_id, vote.run, vote)
+    return place + vote.group_digest + vote.outcome.digest() + vote.state_digest + _number(vote.sequence)
+
+
+def stated_vote_message(network_id: str, run: str, vote: StatedVote) -> bytes:
+    """Return what the signature of this vote in `run` is of."""
+    place = _vote_place(network_id, run, vote)
+    return place + vote.group_digest + vote.outcome_digest + vote.state_digest + _number(vote.sequence)
+
+
+def _vote_place(network_id: str, run: str, vote: Vote | StatedVote) -> bytes:
     kind = vote.kind.encode() + b"\x00"
-    subject = _round(network_id, vote.run, vote.step) + _number(vote.attempt)
-    return VOTE_DOMAIN + kind + subject + vote.group_digest + vote.outcome.digest()
+    return VOTE_DOMAIN + kind + _round(network_id, run, vote.step) + _number(vote.attempt)
 
 
 def _round(network_id: str, run: str, step: int) -> bytes:

@@ -384,7 +384,9 @@ class Vote(wire.WireMessage):
     """A member's statement that it holds all parts of `outcome`, and that they give its state.
 
     `kind` says which of its two votes it is: `prepare` the first one, of which a quorum makes a `Lock`; `commit` the
-    second one, of a member that holds the lock, of which a quorum makes a `Certificate`. `signature` is the member's of
+    second one, of a member that holds the lock, of which a quorum makes a `Certificate`. `state_digest` is the state
+    that the group starts from, and `sequence` that of the author's last resume order: an honest member votes once of
+    each kind in an attempt from one state after one order. `signature` is the member's of
     `round_signatures.vote_message`.
     """
 
@@ -398,6 +400,8 @@ class Vote(wire.WireMessage):
     outcome: Outcome
     kind: VoteKind
     signature: Annotated[bytes, up_to(SIGNATURE_BYTES)] = b""
+    state_digest: Digest
+    sequence: Annotated[int, whole(MAX_SEQUENCE)] = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.outcome, Outcome):
@@ -467,7 +471,7 @@ class SignedGroup:
     """A group as its coordinator signed it. `data` is the envelope, `digest` the sha256 of `data`.
 
     `origin` is the group of the outcome that this one resumes, if it resumes one. `order` is the resume order of the
-    run's author that it names.
+    run's author that it names, and `sequence` that order's number; 0 if it names none.
     """
 
     group: Group
@@ -476,6 +480,21 @@ class SignedGroup:
     digest: bytes
     origin: SignedGroup | None = None
     order: ResumeOrder | None = None
+    sequence: int = 0
+
+    def vote(self, outcome: Outcome, kind: VoteKind) -> Vote:
+        """Return the vote of this kind for `outcome` in this group, which nobody has signed yet."""
+        group = self.group
+        return Vote(
+            run=group.run,
+            step=group.step,
+            attempt=group.attempt,
+            group_digest=self.digest,
+            outcome=outcome,
+            kind=kind,
+            state_digest=group.state_digest,
+            sequence=self.sequence,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,8 @@ from swarm.training.inner.interval import TrainingSetup, prepare
 from swarm.training.inner.one_device import ONE_CPU, LocalOptions
 from swarm.training.inner.own_module import Batches, Dataset, LossOf, ModuleInner, OptimizerFactory, OwnModule
 from swarm.training.member.linger import let_others_finish
-from swarm.training.member.run_member import RunMember, RunMemberOptions, cause
+from swarm.training.member.run_member import STATE_LOST, RunMember, RunMemberOptions, cause
+from swarm.training.round.promise import PromiseFile, PromiseStore
 from swarm.training.run.layout import Layout, fragment_of
 from swarm.training.run.run_file import load_run
 from swarm.training.run.run_model import build_model, module_run, refuse_module_run
@@ -59,8 +60,10 @@ LEAVE_S = 30.0
 class MemberOptions:
     """The settings that a member training from Python chooses for itself.
 
-    `identity` is the file with the key that names this member to others; it is created if it does not exist. None makes
-    a key for this session, which does not work where the run admits only certain peers.
+    `identity` is the file with the key that names this member to others; it is created if it does not exist. What this
+    member has promised and voted for in each run is kept in the folder `FILE.votes` beside it, so that a restart does
+    not vote a second time: keep the two together, and use them in one process at a time. None makes a key for this
+    session, which does not work where the run admits only certain peers.
 
     `invite` is the invitation to a private network, or its text. The default of `network_id` is the invitation's, or
     "swarm".
@@ -118,7 +121,8 @@ class Trainer:
 
     For a run of a module of one's own (`module_run`) give `model`, `optimizer`, `data` and `loss`, see `OwnModule`:
     the module is trained in place, and must not be used meanwhile. Otherwise leave them out: the run's file describes
-    everything. Checkpoints are not kept; a member that starts again gets the state from the others.
+    everything. Checkpoints are not kept; a member that starts again gets the state from the others. If nobody has the
+    state that it voted from any more, it waits, and says so in the log.
     """
 
     def __init__(
@@ -249,7 +253,7 @@ class Trainer:
                     identity,
                     self._run,
                     on_event=self._on_event,
-                    options=RunMemberOptions(setup=setup),
+                    options=RunMemberOptions(setup=setup, promises=self._promises()),
                 )
                 async with member:
                     self._addrs = await network.addrs()
@@ -273,6 +277,12 @@ class Trainer:
             return prepare(config, self._options.local, data, bringing(config, source))
         warm_up()
         return TrainingSetup(inner=self._inner, theta_N=self._inner.flat(), bounds=self._inner.layout.bounds)
+
+    def _promises(self) -> PromiseStore | None:
+        """Return what keeps this member's votes; None for a key that ends with the session, under which nothing can be
+        voted twice."""
+        key = self._options.identity
+        return PromiseFile(key.with_name(f"{key.name}.votes") / self._run.run_id) if key else None
 
     @asynccontextmanager
     async def _on_network(self) -> AsyncIterator[tuple[Libp2pNetwork, Identity]]:
@@ -352,6 +362,8 @@ class Trainer:
                     logger.warning("this member brings nothing to outer step %d: %s", event.step, event.reason)
             case MemberConvicted():
                 logger.warning("%s is convicted: %s", event.peer_id, event.reason)
+            case RoundAborted(reason=reason) if reason == STATE_LOST:
+                logger.warning("outer step %d: %s", event.step, reason)
             case RoundAborted():
                 logger.info("attempt %d at outer step %d: %s", event.attempt, event.step, event.reason)
             case _:

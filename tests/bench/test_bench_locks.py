@@ -16,7 +16,7 @@ from swarm.training.round.quorum import Succession
 from swarm.training.state.certificate import RunSignatures
 from swarm_protocol import identity as identity_module
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Contribution, Group, Lock, Outcome, SignedGroup, Vote
+from swarm_protocol.training_messages import Contribution, Group, Lock, Outcome, SignedGroup
 
 pytestmark = pytest.mark.bench
 
@@ -43,7 +43,7 @@ def test_bench_signatures_take_little_of_a_step(num_members: int) -> None:
     signed = signed_group(signers)
     parts = (bytes(32),) * num_members
     outcome = Outcome(origin_digest=signed.digest, part_digests=parts, state_digest=bytes(32))
-    first = Vote(run="run", step=3, attempt=0, group_digest=signed.digest, outcome=outcome, kind="prepare")
+    first = signed.vote(outcome, "prepare")
     second = replace(first, kind="commit")
     votes = [each.sign_vote(vote) for vote in (first, second) for each in signers]
     certificate = certificate_of(signed, outcome, signers)

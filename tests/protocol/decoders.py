@@ -31,6 +31,7 @@ from swarm_protocol.version import Hello
 from protocol import (
     control_examples,
     dht_examples,
+    equivocation_examples,
     manifest_examples,
     path_examples,
     private_examples,

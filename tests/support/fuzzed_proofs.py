@@ -59,7 +59,7 @@ from swarm_protocol.network_invitation import (
     parse_invitation,
 )
 from swarm_protocol.proof_messages import AuditedSlice, Evidence, IntervalFinding, WrongInterval, WrongReduction
-from swarm_protocol.training_messages import Certificate, Outcome, PlacedSignature, SignedGroup, Vote
+from swarm_protocol.training_messages import Certificate, Outcome, PlacedSignature, SignedGroup
 
 RUN = config(aggregator="centered_clip", validation_rate=0.5, inner=InnerConfig(batch_windows=2, fresh_moments=True))
 LIAR = IDENTITIES[1]
@@ -113,14 +113,7 @@ def certificate_of(signed: SignedGroup) -> Certificate:
     outcome = Outcome(
         origin_digest=signed.digest, part_digests=(b"p" * 32,) * len(group.part_values), state_digest=bytes(32)
     )
-    vote = Vote(
-        run=group.run,
-        step=group.step,
-        attempt=group.attempt,
-        group_digest=signed.digest,
-        outcome=outcome,
-        kind="commit",
-    )
+    vote = signed.vote(outcome, "commit")
     for identity in IDENTITIES:
         if identity.peer_id in group.peer_ids:
             signature = signatures(identity).sign_vote(vote).signature

@@ -174,16 +174,8 @@ class RoundHistory:
         signed = self._any_group()
         if signed is None:
             return None
-        vote = Vote(
-            run=RUN,
-            step=STEP,
-            attempt=signed.group.attempt,
-            group_digest=signed.digest,
-            outcome=self._outcome(signed),
-            kind=self.chance.choice(("prepare", "commit")),
-            signature=bytes(64),
-        )
-        sent = self._sent(vote, unchanged=0.8)
+        vote = signed.vote(self._outcome(signed), self.chance.choice(("prepare", "commit")))
+        sent = self._sent(replace(vote, signature=bytes(64)), unchanged=0.8)
         return Voted(peer=self._peer(), vote=replace(sent, signature=bytes(64))) if sent else None
 
     def attempt_left(self) -> Event | None:

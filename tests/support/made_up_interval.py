@@ -10,7 +10,7 @@ from swarm.training.allreduce.parts import part_values
 from swarm.training.evidence.interval_draws import draw_leaves, draw_validators
 from swarm_protocol.identity import Identity
 from swarm_protocol.proof_messages import AuditedSlice, IntervalFinding, WrongInterval
-from swarm_protocol.training_messages import Certificate, Group, Outcome, PlacedSignature, Vote
+from swarm_protocol.training_messages import Certificate, Group, Outcome, PlacedSignature
 
 VICTIM, *LIARS = IDENTITIES[1], IDENTITIES[0], IDENTITIES[2]
 VALIDATED = validated(validation_rate=0.5)
@@ -39,7 +39,7 @@ def accusation(
         for found in (_outcome(signed.digest, number) for number in range(256))
         if draw_validators(group, found, VALIDATED.validation_rate).get(VICTIM.peer_id) == first
     )
-    vote = Vote(run="run", step=1, attempt=0, group_digest=signed.digest, outcome=outcome, kind="commit")
+    vote = signed.vote(outcome, "commit")
     votes = tuple(
         PlacedSignature(place=people.index(voter), signature=signatures(voter).sign_vote(vote).signature)
         for voter in sorted(voters, key=people.index)

@@ -48,7 +48,6 @@ from swarm_protocol.training_messages import (
     PlacedSignature,
     Ready,
     SignedGroup,
-    Vote,
     VoteKind,
 )
 
@@ -143,16 +142,7 @@ def outcome(group: SignedGroup, state: bytes = b"s") -> Outcome:
 
 
 def voted(peer: str, group: SignedGroup, chosen: Outcome, kind: VoteKind = "prepare") -> Voted:
-    vote = Vote(
-        run=RUN,
-        step=STEP,
-        attempt=group.group.attempt,
-        group_digest=group.digest,
-        outcome=chosen,
-        kind=kind,
-        signature=SIGNATURE,
-    )
-    return Voted(peer=peer, vote=vote)
+    return Voted(peer=peer, vote=replace(group.vote(chosen, kind), signature=SIGNATURE))
 
 
 def committed(peer: str, group: SignedGroup, chosen: Outcome) -> Voted:

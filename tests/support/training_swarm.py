@@ -320,14 +320,7 @@ def certified(signers: list[RunSignatures], step: int, now: float) -> bytes:
 def certificate_of(signed: SignedGroup, outcome: Outcome, signers: Sequence[RunSignatures]) -> bytes:
     """Return the certificate that second votes of these members of the group make."""
     group = signed.group
-    vote = Vote(
-        run=group.run,
-        step=group.step,
-        attempt=group.attempt,
-        group_digest=signed.digest,
-        outcome=outcome,
-        kind="commit",
-    )
+    vote = signed.vote(outcome, "commit")
     votes = placed_votes(vote, signers, group.peer_ids)
     return Certificate(group=signed.data, outcome=outcome, votes=votes).to_bytes()
 

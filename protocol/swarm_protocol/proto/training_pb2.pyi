@@ -253,7 +253,7 @@ class Endorsement(_message.Message):
     def __init__(self, run: _Optional[str] = ..., sequence: _Optional[int] = ..., order_sequence: _Optional[int] = ..., outer_step: _Optional[int] = ..., next_attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., roster: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Vote(_message.Message):
-    __slots__ = ("run", "step", "attempt", "group_digest", "outcome", "kind", "signature")
+    __slots__ = ("run", "step", "attempt", "group_digest", "outcome", "kind", "signature", "state_digest", "sequence")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -261,6 +261,8 @@ class Vote(_message.Message):
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     run: str
     step: int
     attempt: int
@@ -268,7 +270,9 @@ class Vote(_message.Message):
     outcome: Outcome
     kind: str
     signature: bytes
-    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., group_digest: _Optional[bytes] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., kind: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    state_digest: bytes
+    sequence: int
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., group_digest: _Optional[bytes] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., kind: _Optional[str] = ..., signature: _Optional[bytes] = ..., state_digest: _Optional[bytes] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class Certificate(_message.Message):
     __slots__ = ("group", "order", "outcome", "votes")

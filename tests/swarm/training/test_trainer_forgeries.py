@@ -17,7 +17,7 @@ from swarm.training.state.certificate import RunSignatures
 from swarm.training.trainer_events import OuterStep, RoundAborted
 from swarm_protocol.errors import IntegrityError, PeerViolation, RoundError
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Contribution, Group, Lock, Outcome, Ready, Vote
+from swarm_protocol.training_messages import Contribution, Group, Lock, Outcome, Ready, SignedGroup
 
 NUM_STEPS = 3
 
@@ -52,7 +52,7 @@ def test_forged_groups_and_votes_are_refused_and_change_nothing() -> None:
             genuine = member.trainer._signatures.check_certificate(member.trainer.certificate, now)
             group = replace(genuine.origin, step=2)
             outcome = Outcome(origin_digest=bytes(32), part_digests=(), state_digest=bytes(32))
-            vote = Vote(run=swarm.run.run_id, step=2, attempt=0, group_digest=bytes(32), outcome=outcome, kind="commit")
+            vote = SignedGroup(group=group, signer="", data=b"", digest=bytes(32)).vote(outcome, "commit")
             # signed by the stranger, who is in no group
             with pytest.raises(PeerViolation, match="does not contain both of us"):
                 await exchange(network, member.peer_id, names.reduce, stranger.sign_group(group, now).data)

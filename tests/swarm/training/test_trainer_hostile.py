@@ -418,14 +418,7 @@ class LyingNetwork:
                 part_digests=(bytes(32),) * len(group.part_values),
                 state_digest=bytes(32),
             )
-            vote = Vote(
-                run=ready.run,
-                step=ready.step,
-                attempt=ready.attempt,
-                group_digest=signed.digest,
-                outcome=outcome,
-                kind="prepare",
-            )
+            vote = signed.vote(outcome, "prepare")
             votes = placed_votes(vote, [self._context.signatures], self._context.replica.roster)
             lock = Lock(attempt=ready.attempt, group_digest=signed.digest, outcome=outcome, votes=votes)
             claim = replace(ready, lock=lock, origin=signed.data)

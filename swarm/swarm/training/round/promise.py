@@ -55,8 +55,10 @@ def bound_by(state: RoundState, promise: Promise | None) -> RoundState:
     """Return `state`, the beginning of a step, as far as an earlier `promise` allows.
 
     If the run's state is the one of the promise, the member goes on after the attempt it promised, with its lock. If it
-    is an earlier one, the member abstains: what it voted for later is not known any more. A run with a `min_group` of 1
-    has no history to protect in this way.
+    is an earlier one, the member abstains: what it voted for later is not known any more. From another state of the
+    same step it goes on after the attempt it promised, too: so it never signs two different things for one attempt,
+    which would convict it (`evidence.equivocation`). A run with a `min_group` of 1 has no history to protect in this
+    way.
     """
     setup = state.setup
     if promise is None or setup.succession.min_group == 1:
@@ -68,7 +70,9 @@ def bound_by(state: RoundState, promise: Promise | None) -> RoundState:
             setup.step,
             setup.first_attempt,
         )
-        return replace(state, abstains=is_lost)
+        is_same_step = (report.sequence, report.step) == (setup.sequence, setup.step) and not is_lost
+        attempt = max(setup.first_attempt, report.attempt + 1) if is_same_step else setup.first_attempt
+        return with_coordinator(replace(state, attempt=attempt, abstains=is_lost))
     if report.attempt < setup.first_attempt:
         return state  # a round has admitted the same members again since then
     lock = HeldLock(lock=report.lock, origin=report.origin) if report.lock is not None else None

@@ -285,14 +285,7 @@ def _on_reduced(state: RoundState, attempt: int, outcome: Outcome, now: float) -
     group = state.signed.group
     if group.resumes is not None and outcome != group.resumes:
         return _fail(state, "recomputing the resumed outcome led to a different state", (), now)
-    vote = Vote(
-        run=group.run,
-        step=group.step,
-        attempt=group.attempt,
-        group_digest=state.signed.digest,
-        outcome=outcome,
-        kind="prepare",
-    )
+    vote = state.signed.vote(outcome, "prepare")
     prepared = Prepared(vote=vote, origin=group.origin or state.signed.data)
     voting, timers = replace(state.voting, outcome=outcome), Timers(deadline=now + group.vote_s)
     state = replace(state, phase="preparing", prepared=prepared, voting=voting, timers=timers)

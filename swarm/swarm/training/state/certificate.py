@@ -110,7 +110,8 @@ class RunSignatures:
         )
         group = replace(group, members=members)
         data = self._seal(GROUP_PURPOSE, group, now)
-        return SignedGroup(group=group, signer=self.identity.peer_id, data=data, digest=hashlib.sha256(data).digest())
+        digest = hashlib.sha256(data).digest()
+        return SignedGroup(group=group, signer=me, data=data, digest=digest, sequence=sequence)
 
     def sign_report(self, ready: Ready) -> Ready:
         """Return the report of this member with its signature."""
@@ -124,7 +125,7 @@ class RunSignatures:
     def check_reports(self, signed: SignedGroup) -> None:
         """Raises PeerViolation, which names the coordinator, unless the group holds reports that its members have
         signed for its attempt."""
-        sequence = signed.order.sequence if signed.order else 0
+        sequence = signed.sequence
         for member in signed.group.members:
             try:
                 self._check_contribution(signed.group, member, sequence)
@@ -157,14 +158,7 @@ class RunSignatures:
         """Raises PeerViolation or IntegrityError unless enough members of the state before, its `roster`, have voted
         for the lock's outcome, which is from the group `origin`."""
         electors, group = electors_of(roster, origin.group), origin.group
-        vote = Vote(
-            run=group.run,
-            step=group.step,
-            attempt=lock.attempt,
-            group_digest=lock.group_digest,
-            outcome=lock.outcome,
-            kind="prepare",
-        )
+        vote = vote_of_lock(lock, origin)
         voters = self._voters(vote, lock.votes, electors)
         if lock.attempt < group.attempt or not self.succession.is_enough(electors, voters):
             raise PeerViolation(f"a lock proves nothing: {len(voters)} of {len(electors)} members voted for it")
@@ -261,7 +255,15 @@ class RunSignatures:
         if order is not None and group.step <= order.outer_step:
             raise PeerViolation("a group is of a step before the resume order that it names", peer_id=envelope.peer_id)
         digest = hashlib.sha256(data).digest()
-        return SignedGroup(group=group, signer=envelope.peer_id, data=data, digest=digest, origin=origin, order=order)
+        return SignedGroup(
+            group=group,
+            signer=envelope.peer_id,
+            data=data,
+            digest=digest,
+            origin=origin,
+            order=order,
+            sequence=order.sequence if order else 0,
+        )
 
     def check_origin(self, origin: bytes, outcome: Outcome, step: int, state_digest: bytes, now: float) -> SignedGroup:
         """Return the group that `outcome` is from. Raises PeerViolation unless it started at `state_digest` for
@@ -285,14 +287,7 @@ class RunSignatures:
         signed, outcome = self.read_group(certificate.group, now), certificate.outcome
         group = signed.group
         assert outcome is not None
-        vote = Vote(
-            run=group.run,
-            step=group.step,
-            attempt=group.attempt,
-            group_digest=signed.digest,
-            outcome=outcome,
-            kind="commit",
-        )
+        vote = signed.vote(outcome, "commit")
         deciding = set(group.deciding)
         voters = tuple(each for each in self._voters(vote, certificate.votes, group.peer_ids) if each in deciding)
         result = tally(deciding, dict.fromkeys(voters, vote), ())
@@ -375,6 +370,12 @@ class RunSignatures:
     def _check_subject(self, envelope: Envelope, message: Group | PartStatement | IntervalFinding) -> None:
         if message.run != self.run or envelope.subject != _subject(message):
             raise PeerViolation("a group or statement is for another round", peer_id=envelope.peer_id)
+
+
+def vote_of_lock(lock: Lock, origin: SignedGroup) -> Vote:
+    """Return the vote that the signatures of `lock` are of; its outcome is from the group `origin`."""
+    vote = origin.vote(lock.outcome, "prepare")
+    return replace(vote, attempt=lock.attempt, group_digest=lock.group_digest)
 
 
 def _subject(message: Group | PartStatement | IntervalFinding | ResumeOrder) -> str:

@@ -84,7 +84,7 @@ def test_step_after_a_restart_goes_on_behind_the_promised_attempt_with_the_vote(
     [
         (setup(state_digest=b"x" * 32, step=6), 0, True),
         (setup(state_digest=b"x" * 32, first_attempt=0), 0, True),
-        (setup(state_digest=b"x" * 32, first_attempt=2), 2, False),
+        (setup(state_digest=b"x" * 32, first_attempt=2), 4, False),
         (setup(state_digest=b"x" * 32, step=8), 0, False),
         (setup(first_attempt=5), 5, False),
         (setup(state_digest=b"x" * 32, step=6, min_group=1), 0, False),

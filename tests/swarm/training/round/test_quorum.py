@@ -13,7 +13,9 @@ MEMBERS = ("a", "b", "c", "d")
 
 def vote(state: bytes = b"s", parts: tuple[bytes, ...] = ()) -> Vote:
     outcome = Outcome(origin_digest=bytes(32), part_digests=tuple(part * 32 for part in parts), state_digest=state * 32)
-    return Vote(run="run", step=1, attempt=0, group_digest=bytes(32), outcome=outcome, kind="commit")
+    return Vote(
+        run="run", step=1, attempt=0, group_digest=bytes(32), outcome=outcome, kind="commit", state_digest=bytes(32)
+    )
 
 
 @pytest.mark.parametrize(("members", "needed"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 4), (6, 4), (8, 6), (256, 171)])

@@ -60,15 +60,7 @@ def make_outcome(signed: SignedGroup, num_parts: int = 4) -> Outcome:
 
 
 def make_vote(signed: SignedGroup, outcome: Outcome, kind: VoteKind = "prepare") -> Vote:
-    group = signed.group
-    return Vote(
-        run=group.run,
-        step=group.step,
-        attempt=group.attempt,
-        group_digest=signed.digest,
-        outcome=outcome,
-        kind=kind,
-    )
+    return signed.vote(outcome, kind)
 
 
 def certify(signed: SignedGroup, voters: list[RunSignatures], outcome: Outcome | None = None) -> bytes:
@@ -264,7 +256,7 @@ def test_group_of_a_step_before_the_resume_order_that_it_names_is_refused() -> N
     """Steps that the author has ended could otherwise outrank those that follow from the order."""
     reader = replace(STRANGER, author=STRANGER.identity.peer_id)
     for outer_step in (3, 2):
-        signed = SIGNERS[0].sign_group(make_group(order=signed_order(STRANGER, outer_step)), NOW)
+        signed = SIGNERS[0].sign_group(make_group(order=signed_order(STRANGER, outer_step)), NOW, 1)
         data = certify(signed, SIGNERS)
         if outer_step == 3:
             with pytest.raises(PeerViolation, match="before the resume order"):
@@ -277,11 +269,11 @@ def test_certificate_that_resumes_an_outcome_from_before_the_resume_order_is_ref
     reader = replace(STRANGER, author=STRANGER.identity.peer_id)
     order = signed_order(STRANGER, 2)
     for before, is_refused in ((b"", True), (order, False)):
-        origin = SIGNERS[0].sign_group(make_group(order=before), NOW)
+        origin = SIGNERS[0].sign_group(make_group(order=before), NOW, int(bool(before)))
         outcome = make_outcome(origin)
         lock = make_lock(origin, SIGNERS)
         resuming = make_group(attempt=2, part_values=(), lock=lock, origin=origin.data, order=order)
-        data = certify(SIGNERS[1].sign_group(resuming, NOW), SIGNERS, outcome)
+        data = certify(SIGNERS[1].sign_group(resuming, NOW, 1), SIGNERS, outcome)
         if is_refused:
             with pytest.raises(PeerViolation, match="from before the last resume order"):
                 reader.check_certificate(data, NOW)

@@ -1,0 +1,114 @@
+"""Evidence that a member has said two different things for one attempt: two votes of one kind, two reports, or, as the
+coordinator, two groups.
+
+Two such statements are what a fork of a run's history is made of (see "One history"), and each is signed, so that both
+together convict their signer for anyone who has the run's file. In Tendermint and its like the same is called
+equivocation (Buchman et al. 2018, arXiv 1807.04938; Sheng et al. 2021, arXiv 2010.06785, on what can be proved).
+
+No honest member can be convicted. Within a process its attempts at a step only grow, and it reports, votes once of each
+kind, and coordinates once in each. It writes the attempt to its disk before others hear of it, and begins behind it
+after a restart (`round.promise`). Both statements must be of one state and one resume order, from which its attempts
+count anew. This is void for a key that runs twice at one time, or whose folder of votes was deleted or restored from a
+backup. A run with a `min_group` of 1, whose members do not keep to their promises, convicts nobody in this way.
+
+Pure, and quick: two signatures are checked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from swarm_protocol.envelope import issued_at, unseal
+from swarm_protocol.equivocation_messages import Equivocation, StatedReport, StatedVote, StatementKind
+from swarm_protocol.errors import PeerViolation
+from swarm_protocol.identity import verify
+from swarm_protocol.round_signatures import stated_report_message, stated_vote_message
+from swarm_protocol.training_messages import GROUP_PURPOSE, Group, round_subject
+
+from swarm.training.run.run_config import RunConfig
+from swarm.training.state.certificate import RunSignatures
+
+Attempted: TypeAlias = tuple[int, int, bytes, bytes | int]
+"""Which attempt a statement is about: step, attempt, the state that it starts from, and the resume order or its number.
+An honest member makes one statement of each kind about it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statement:
+    """What a member has signed about one attempt. `topic` is the kind of the vote, or else empty, and `content` what
+    must not differ."""
+
+    attempted: Attempted
+    topic: str
+    content: bytes
+
+
+def accused_of_equivocation(body: bytes, signatures: RunSignatures) -> tuple[str, int]:
+    """Return whom the evidence is against, and the step. Nothing is verified. Raises PeerViolation or
+    IntegrityError."""
+    case = Equivocation.from_bytes(body)
+    return case.peer, _read(case, case.first, signatures).attempted[0]
+
+
+def check_equivocation(body: bytes, signatures: RunSignatures, config: RunConfig) -> str:
+    """Return in words what the member has said twice. Raises PeerViolation or IntegrityError if it proves nothing."""
+    case = Equivocation.from_bytes(body)
+    if config.min_group == 1:
+        raise PeerViolation("in a run with a min_group of 1 members may say two things about one attempt")
+    one, other = (_read(case, each, signatures, verifies=True) for each in (case.first, case.second))
+    if (one.attempted, one.topic) != (other.attempted, other.topic):
+        raise PeerViolation("evidence has two statements about different attempts")
+    if one.content == other.content:
+        raise PeerViolation("evidence has one statement twice")
+    step, attempt, *_ = one.attempted
+    return f"it signed two different {_IN_WORDS[case.statement]} for attempt {attempt} at outer step {step}"
+
+
+_IN_WORDS: dict[StatementKind, str] = {"vote": "votes of one kind", "report": "reports", "group": "groups"}
+
+
+def _read(case: Equivocation, data: bytes, signatures: RunSignatures, *, verifies: bool = False) -> Statement:
+    """Return a statement of `case`. Raises PeerViolation or IntegrityError, also, if it `verifies`, unless the accused
+    has signed it in this run and network."""
+    network_id, run = signatures.network_id, signatures.run
+    if case.statement == "group":
+        return _read_group(case.peer, data, signatures)
+    if case.statement == "vote":
+        vote = StatedVote.from_bytes(data)
+        message, signature = stated_vote_message(network_id, run, vote), vote.signature
+        statement = statement_of_vote(vote)
+    else:
+        report = StatedReport.from_bytes(data)
+        message, signature = stated_report_message(network_id, run, report), report.report.signature
+        statement = statement_of_report(report)
+        if report.report.peer_id != case.peer:
+            raise PeerViolation("evidence has a report of another member")
+    if verifies:
+        verify(case.peer, message, signature)
+    return statement
+
+
+def statement_of_vote(vote: StatedVote) -> Statement:
+    attempted = (vote.step, vote.attempt, vote.state_digest, vote.sequence)
+    return Statement(attempted=attempted, topic=vote.kind, content=vote.group_digest + vote.outcome_digest)
+
+
+def statement_of_report(report: StatedReport) -> Statement:
+    attempted = (report.step, report.attempt, report.state_digest, report.sequence)
+    content = stated_report_message("", "", report)  # all that the signature covers
+    return Statement(attempted=attempted, topic="", content=content)
+
+
+def statement_of_group(group: Group) -> Statement:
+    attempted = (group.step, group.attempt, group.state_digest, group.order)
+    return Statement(attempted=attempted, topic="", content=group.to_bytes())
+
+
+def _read_group(peer: str, data: bytes, signatures: RunSignatures) -> Statement:
+    envelope = unseal(data, purpose=GROUP_PURPOSE, network_id=signatures.network_id, now=issued_at(data))
+    group = Group.from_bytes(envelope.payload)
+    subject = round_subject(signatures.run, group.step, group.attempt)
+    if (envelope.peer_id, group.run, envelope.subject) != (peer, signatures.run, subject):
+        raise PeerViolation("evidence has a group of another run, or that another member signed")
+    return statement_of_group(group)

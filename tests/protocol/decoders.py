@@ -176,7 +176,7 @@ DECODERS: tuple[Decoder, ...] = (
     *by_class(*training_examples.EXAMPLES, *serving_examples.EXAMPLES, *control_examples.EXAMPLES),
     *by_class(*private_examples.EXAMPLES),
     *by_class(*session_examples.EXAMPLES, *dht_examples.EXAMPLES, *path_examples.EXAMPLES, *proof_examples.EXAMPLES),
-    *by_class(*manifest_examples.EXAMPLES),
+    *by_class(*manifest_examples.EXAMPLES, *equivocation_examples.EXAMPLES),
     Decoder(
         name="PublishedManifest",
         decode=open_manifest,

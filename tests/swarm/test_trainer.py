@@ -13,6 +13,7 @@ from support.tiny_models import FAMILIES, write_model
 from swarm.serving.model.model_files import open_model
 from swarm.start_checkpoint import CheckpointSource, model_settings, pin_of
 from swarm.trainer import MemberOptions, module_run
+from swarm.training.round.promise import PromiseFile
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import write_run
 from swarm.training.run.run_model import weights_digest
@@ -65,8 +66,8 @@ def run_path(tmp_path: Path) -> Path:
     return path
 
 
-def own_trainer(run_path: Path, peers: tuple[str, ...], module: nn.Module) -> Trainer:
-    return Trainer(run_path, peers=peers, model=module, optimizer=sgd, data=Points(), loss=loss, options=OPTIONS)
+def own_trainer(run_path: Path, peers: tuple[str, ...], module: nn.Module, options: MemberOptions = OPTIONS) -> Trainer:
+    return Trainer(run_path, peers=peers, model=module, optimizer=sgd, data=Points(), loss=loss, options=options)
 
 
 @pytest.mark.timeout(300)
@@ -76,7 +77,7 @@ def test_trainers_of_an_own_module_in_two_processes_end_with_equal_weights(run_p
     script.write_text(SCRIPT)
     module = make_module()
     before = weights_digest(module)
-    with own_trainer(run_path, (), module) as trainer:
+    with own_trainer(run_path, (), module, replace(OPTIONS, identity=tmp_path / "my.key")) as trainer:
         other = subprocess.Popen(
             [sys.executable, str(script), str(run_path), trainer.addrs[0]], stdout=subprocess.PIPE, text=True
         )
@@ -96,6 +97,12 @@ def test_trainers_of_an_own_module_in_two_processes_end_with_equal_weights(run_p
     assert weights_digest(module) != before
     assert trainer.module is module
     assert steps[-1].loss < steps[0].loss
+    # what the member with a lasting key has promised outlives its process
+    kept = PromiseFile(tmp_path / "my.key.votes" / trainer.run.run_id).read()
+    assert kept is not None
+    assert kept.prepared is not None
+    assert kept.report.step == kept.prepared.vote.step == 3
+    assert [path.name for path in tmp_path.glob("*.votes")] == ["my.key.votes"]
 
 
 SCRIPT = """
@@ -103,6 +110,7 @@ import sys, torch
 from torch import nn
 from swarm import Trainer
 from swarm.trainer import MemberOptions
+from swarm.training.round.promise import PromiseFile
 from swarm.training.run.run_model import weights_digest
 
 torch.manual_seed(3)

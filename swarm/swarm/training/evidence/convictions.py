@@ -11,20 +11,23 @@ evidence proves nothing is not listened to again.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import aclosing
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from swarm_protocol.envelope import issued_at
+from swarm_protocol.equivocation_messages import Equivocation
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation, SwarmError
 from swarm_protocol.proof_messages import WRONG_INTERVAL, Evidence, EvidenceRequest, WrongInterval
-from swarm_protocol.training_messages import Outcome
+from swarm_protocol.training_messages import Certificate, Outcome
 
 from swarm.network.interface import Stream
 from swarm.training.evidence.ban_collector import MAX_ASKED_FOR_EVIDENCE, collect
 from swarm.training.evidence.bans import Ban, Bans
+from swarm.training.evidence.equivocation_watch import EquivocationWatch
 from swarm.training.evidence.evidence import accused, check
 from swarm.training.evidence.evidence_folder import EvidenceStore
 from swarm.training.evidence.wrong_interval import IntervalCase, read_case
@@ -47,6 +50,8 @@ MAX_STRANGERS = 32
 """Bans of peers that are of no state, group or lease that this member knows."""
 MAX_STRANGE_BYTES = 1 << 20
 """Maximum size of evidence against one of these, all of which displaces no other bans."""
+MAX_CERTIFICATES = 64
+"""Certificates whose votes are noted once: others show the same one again and again."""
 MAX_SHOWING = 4
 """Peers that are shown all evidence at one time: anyone may ask."""
 
@@ -75,6 +80,8 @@ class Convictions:
         self._checking = asyncio.Lock()
         self._sending: set[asyncio.Task[None]] = set()
         self._num_showing = 0
+        self._heard = EquivocationWatch(context.network.peer_id, self._convict_soon)
+        self._certificates = OrderedDict[bytes, None]()
 
     @property
     def bans(self) -> tuple[Ban, ...]:
@@ -122,6 +129,22 @@ class Convictions:
             if sender != self._context.network.peer_id:
                 self._ignored.add(sender)
             raise
+
+    @property
+    def heard(self) -> EquivocationWatch:
+        """What others have signed, as it comes in: two statements that differ convict their signer."""
+        return self._heard
+
+    def hear(self, certificate: bytes) -> None:
+        """Note the votes of a certificate of this run, which has been checked."""
+        context, digest = self._context, hashlib.sha256(certificate).digest()
+        read = Certificate.from_bytes(certificate)
+        if digest in self._certificates or not read.group:
+            return
+        self._certificates[digest] = None
+        if len(self._certificates) > MAX_CERTIFICATES:
+            self._certificates.popitem(last=False)
+        self._heard.certificate(read, context.signatures.read_group(read.group, context.network.now()))
 
     async def lapse(self) -> frozenset[str]:
         """Forget the bans that are over, and return whose they were."""
@@ -191,6 +214,17 @@ class Convictions:
         if passes_on:
             self._send(data, {*context.replica.roster} - {sender, verdict.peer_id})
         self._on_new(ban)
+
+    def _convict_soon(self, found: Equivocation) -> None:
+        """Convict who has said two things, where the run's members are bound to what they have said."""
+        if self._context.replica.config.min_group > 1:
+            self._spawn(self._convict(found))
+
+    async def _convict(self, found: Equivocation) -> None:
+        try:
+            await self.take(found.evidence().to_bytes(), self._context.network.peer_id)
+        except (PeerViolation, IntegrityError) as error:
+            logger.warning("what %s has said of one attempt does not convict it: %s", short(found.peer), error)
 
     def _accuse(self, case: IntervalCase, data: bytes, sender: str) -> None:
         """Pass an accusation on that is not enough yet: this member's own to all others, another's to this one."""
@@ -285,9 +319,12 @@ class Convictions:
         banned = self.peers
         for peer in peers:
             if peer != self._context.network.peer_id and peer not in banned:
-                task = asyncio.get_running_loop().create_task(self._send_to(peer, data))
-                self._sending.add(task)
-                task.add_done_callback(self._sending.discard)
+                self._spawn(self._send_to(peer, data))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
 
     async def _send_to(self, peer: str, data: bytes) -> None:
         network, methods = self._context.network, self._context.methods

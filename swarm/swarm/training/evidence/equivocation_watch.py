@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 from swarm_protocol.equivocation_messages import Equivocation, StatedReport, StatedVote, StatementKind
@@ -22,7 +23,7 @@ from swarm.training.evidence.equivocation import (
     statement_of_report,
     statement_of_vote,
 )
-from swarm.training.run.vote import electors_of
+from swarm.training.round.quorum import electors_of
 from swarm.training.state.certificate import vote_of_lock
 
 S = TypeVar("S")
@@ -68,7 +69,7 @@ class EquivocationWatch:
         """Note the first votes that `lock` is made of, which is of an outcome of the group `origin`."""
         electors, vote = electors_of(roster, origin.group), vote_of_lock(lock, origin)
         for each in lock.votes:
-            self.vote(electors[each.place], _signed(vote, each.signature))
+            self.vote(electors[each.place], replace(vote, signature=each.signature))
 
     def certificate(self, certificate: Certificate, signed: SignedGroup) -> None:
         """Note the second votes of `certificate`, whose group is `signed`."""
@@ -76,7 +77,7 @@ class EquivocationWatch:
             return
         vote = signed.vote(certificate.outcome, "commit")
         for each in certificate.votes:
-            self.vote(signed.group.peer_ids[each.place], _signed(vote, each.signature))
+            self.vote(signed.group.peer_ids[each.place], replace(vote, signature=each.signature))
 
     def _report(self, place: Ready | Group, report: Contribution, sequence: int) -> None:
         stated = StatedReport(

@@ -2,7 +2,7 @@
 
 Evidence has a kind, and each kind a checker in `KINDS`; what is no evidence of any kind convicts nobody, such as that a
 member sent nothing or nonsense. To add a kind, write its message, its two functions in a module of its own, and its
-line here. A wrong reduction proves itself; a wrong interval counts by the signed findings of members who computed it
+line here. A wrong reduction and an equivocation prove themselves; a wrong interval counts by the signed findings of members who computed it
 again. Signatures in evidence count however old they are: that somebody signed two things stays true.
 """
 
@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from swarm_protocol.errors import PeerViolation
-from swarm_protocol.proof_messages import WRONG_INTERVAL, WRONG_REDUCTION, Evidence
+from swarm_protocol.proof_messages import EQUIVOCATION, WRONG_INTERVAL, WRONG_REDUCTION, Evidence
 
 from swarm.training.evidence.bans import Verdict
+from swarm.training.evidence.equivocation import accused_of_equivocation, check_equivocation
 from swarm.training.evidence.wrong_interval import accused_of_interval, check_interval
 from swarm.training.evidence.wrong_reduction import accused_of, check_reduction
 from swarm.training.run.run_config import RunConfig
@@ -33,6 +34,7 @@ class EvidenceKind:
 KINDS: Mapping[str, EvidenceKind] = {
     WRONG_REDUCTION: EvidenceKind(accused_of, check_reduction),
     WRONG_INTERVAL: EvidenceKind(accused_of_interval, check_interval),
+    EQUIVOCATION: EvidenceKind(accused_of_equivocation, check_equivocation),
 }
 
 

@@ -17,7 +17,7 @@ from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, Swa
 from swarm_protocol.follow_messages import FollowReply, FollowRequest
 from swarm_protocol.proof_messages import Evidence
 from swarm_protocol.state_messages import StandingRequest
-from swarm_protocol.training_messages import Abort, Contribution, Ready, ReadyReply, SignedGroup, VoteReply
+from swarm_protocol.training_messages import Abort, Contribution, Lock, Ready, ReadyReply, SignedGroup, VoteReply
 
 from swarm.network.interface import Stream
 from swarm.training.allreduce.peer_connections import SILENT_S
@@ -370,7 +370,7 @@ class RoundDriver:
 
     async def _take_certificate(self, peer: str, certificate: bytes) -> None:
         """Take the certificate that the head `peer` shows. Raises PeerViolation or IntegrityError."""
-        if (further := await overtaken(self._context, peer, certificate)) is not None:
+        if (further := await self._overtaken(peer, certificate)) is not None:
             self.feed(further)
 
     async def _convict(self, evidence: Evidence) -> None:
@@ -438,7 +438,7 @@ class RoundDriver:
             case "left_out":
                 return LeftOut(attempt=attempt, reason=reply.reason)
             case _:
-                further = await overtaken(self._context, peer, reply.certificate)
+                further = await self._overtaken(peer, reply.certificate)
                 return further or Lost(peer=peer, reason="it starts from another state")
 
     def _check_group(self, signed: SignedGroup) -> None:
@@ -448,9 +448,22 @@ class RoundDriver:
         if signed.digest in self._checked or group.attempt < self.attempt:
             return  # attempts only grow: a group of an earlier one is not looked at
         signatures.check_reports(signed)
+        self._convictions.heard.group(signed)
         if group.lock is not None and signed.origin is not None:
-            signatures.check_lock(group.lock, signed.origin, self.setup.roster)
+            self.check_lock(group.lock, signed.origin)
         self._checked.add(signed.digest)
+
+    def check_lock(self, lock: Lock, origin: SignedGroup) -> None:
+        """Raises PeerViolation or IntegrityError unless enough members have voted for the lock's outcome, which is from
+        the group `origin`."""
+        self._context.signatures.check_lock(lock, origin, self.setup.roster)
+        self._convictions.heard.lock(lock, origin, self.setup.roster)
+
+    async def _overtaken(self, peer: str, certificate: bytes) -> Proven | None:
+        further = await overtaken(self._context, peer, certificate)
+        if certificate:
+            self._convictions.hear(certificate)
+        return further
 
     def _reply(self, peer: str, reply: ReadyReply) -> None:
         if reply.kind == "behind":
@@ -482,7 +495,7 @@ class RoundDriver:
         try:
             standing = await self._context.standing(peer, request)
             sighted = Sighted(peer=peer, attempt=standing.attempt)
-            return await overtaken(self._context, peer, standing.certificate) or sighted, standing.known
+            return await self._overtaken(peer, standing.certificate) or sighted, standing.known
         except PeerRefused:
             # it is there, but does not take part yet
             return None, ()

@@ -71,6 +71,10 @@ class RoundService:
     def _group(self) -> tuple[str, ...]:
         return self._driver.group if self._driver is not None else ()
 
+    def _is_member(self, peer: str) -> bool:
+        """Return whether `peer` is a member of the state, or of this member's group."""
+        return peer in self._context.replica.roster or peer in self._group()
+
     async def _on_standing(self, peer: str, request: bytes) -> bytes:
         wanted = StandingRequest.from_bytes(request)
         standing = self._context.replica.standing()
@@ -90,6 +94,8 @@ class RoundService:
             raise PeerViolation("this is about another run", peer_id=peer)
         self._context.signatures.check_report(ready, peer)
         self._context.signatures.check_slices(ready, peer, ready.step, ready.state_digest)
+        if self._is_member(peer):
+            self._convictions.heard.report(peer, ready)
         origin = None
         if ready.lock is not None:
             origin = self._context.signatures.check_origin(
@@ -116,7 +122,7 @@ class RoundService:
             raise PeerRefused("this member has lost the state that it voted from, and waits for it")
         if origin is not None and ready.lock is not None and ready.state_digest == driver.setup.state_digest:
             _check_origin(driver.setup, origin, peer)
-            self._context.signatures.check_lock(ready.lock, origin, driver.setup.roster)
+            driver.check_lock(ready.lock, origin)
         reply = await driver.report(peer, ready)
         if reply.kind == "pending":
             self._refuse_if_closed()
@@ -140,6 +146,8 @@ class RoundService:
     async def _on_vote(self, peer: str, request: bytes) -> bytes:
         vote = Vote.from_bytes(request)
         self._context.signatures.check_vote(vote, peer)
+        if self._is_member(peer):
+            self._convictions.heard.vote(peer, vote)
         if self._driver is not None and self._driver.setup.step == vote.step:
             self._driver.feed(Voted(peer=peer, vote=vote))
         return VoteReply(bytes_per_s=self._context.meter.rate_from(peer)).to_bytes()
@@ -182,7 +190,7 @@ class RoundService:
 
     async def _on_evidence(self, peer: str, request: bytes) -> bytes:
         """Take evidence from a member: strangers could otherwise have this one check as much as they like."""
-        if peer not in {*self._context.replica.roster, *self._group()}:
+        if not self._is_member(peer):
             raise PeerRefused("evidence is taken from the run's members")
         await self._convictions.take(request, peer)
         return b""

@@ -19,6 +19,7 @@ from swarm.training.run.methods import Methods
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.state_sync import follows
 from swarm.training.trainer_events import OuterStep, RunResumed
+from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerTimeout, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
@@ -248,7 +249,7 @@ def test_certificate_of_strangers_that_carries_a_genuine_order_follows_from_noth
             assert not await follows(context, network.peer_id, proof)
             with pytest.raises((PeerViolation, IntegrityError)):
                 context.signatures.check_certificate(
-                    _forged(signers, order[:-1] + b"x", NUM_STEPS, network.now()), 1.75e9
+                    _forged(signers, order[:-1] + bytes([order[-1] ^ 1]), NUM_STEPS, network.now()), 1.75e9
                 )
             await network.close()
             await swarm.finish()
@@ -268,7 +269,8 @@ def _forged(signers: list[RunSignatures], order: bytes, step: int, now: float) -
         vote_s=1.0,
         order=order,
     )
-    signed = signers[0].sign_group(group, now)
+    sequence = ResumeOrder.from_bytes(Envelope.parse(order).payload).sequence
+    signed = signers[0].sign_group(group, now, sequence)
     outcome = Outcome(origin_digest=signed.digest, part_digests=(), state_digest=bytes(32))
     return certificate_of(signed, outcome, signers)
 

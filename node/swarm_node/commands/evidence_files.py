@@ -27,19 +27,23 @@ Check: TypeAlias = "Callable[[Path], tuple[SignedRun, Verdict]]"
 
 
 def verify(flags: Flags) -> int:
-    """Print what the file proves. Raises ConfigError, or IntegrityError if it proves nothing."""
+    """Print what the file proves. Raises UsageError if it cannot be judged, IntegrityError if it proves nothing."""
     path: Path | None = flags.options["path"]
     if path is None:
         raise UsageError("no evidence file is named", remedy="write swarm-node evidence verify FILE")
+    _check_usable(path)
     _tell(path, flags.options["run"], Emitter(json=flags.json), _replay(flags))
     return 0
 
 
 def show(flags: Flags) -> int:
-    """Print what each file of the home proves. What proves nothing is a warning."""
+    """Print what each file of the home proves. What proves nothing is a warning. Raises UsageError if there is no such
+    home."""
     from swarm.training.evidence.evidence_folder import files_in  # noqa: PLC0415
 
     home, emitter = Home(flags.home()), Emitter(json=flags.json)
+    if not home.path.is_dir():
+        raise UsageError(f"there is no home at {home.path}", remedy="name the home of a node with --home")
     paths = [path for folder in sorted(home.checkpoints.glob(f"*/{EVIDENCE}")) for path in files_in(folder)]
     for path in paths:
         try:
@@ -49,6 +53,16 @@ def show(flags: Flags) -> int:
     if not paths:
         emitter.say(f"{home.path} keeps no evidence: nobody was convicted in its runs")
     return 0
+
+
+def _check_usable(path: Path) -> None:
+    """Raises UsageError for a file that cannot be judged: it is not there, is no evidence, or of an unknown kind."""
+    from swarm.training.evidence.evidence_folder import open_file  # noqa: PLC0415 - torch, which takes seconds
+
+    try:
+        open_file(path)
+    except SwarmError as error:
+        raise UsageError(error.message, remedy=error.remedy) from error
 
 
 def _replay(flags: Flags) -> Check | None:

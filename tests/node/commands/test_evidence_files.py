@@ -21,7 +21,7 @@ from swarm.training.run.signed_run import SignedRun, sign_mapping
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.checkpoint import Checkpoint, save_checkpoint
 from swarm_node import cli
-from swarm_protocol.proof_messages import Evidence, WrongInterval
+from swarm_protocol.proof_messages import Evidence, EvidenceFile, WrongInterval
 
 LIAR = IDENTITIES[1].peer_id
 
@@ -61,17 +61,32 @@ def test_verify_of_evidence_that_proves_nothing_fails_in_one_line(
     assert "proves nothing: evidence shows a result that is right" in line
 
 
-@pytest.mark.parametrize("content", [None, b"", b"nonsense", bytes(range(256)) * 40])
-def test_verify_of_another_file_fails_in_one_line(
+@pytest.mark.parametrize("content", [None, b"", b"garbage", bytes(range(256)) * 40])
+def test_verify_of_a_file_that_cannot_be_judged_says_so_and_is_wrong_usage(
     tmp_path: Path, content: bytes | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "a.evidence"
     if content is not None:
         path.write_bytes(content)
-    assert cli.run(["evidence", "verify", str(path)]) == 1
+    assert cli.run(["evidence", "verify", str(path)]) == 2
     line, remedy = capsys.readouterr().err.splitlines()
     assert str(path) in line
+    assert ("not an evidence file" in line) == (content is not None)
+    assert "version" not in line
     assert "file" in remedy
+
+
+def test_verify_of_a_kind_that_is_not_known_is_no_judgement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, path = keep(tmp_path)
+    unknown = Evidence(kind="new_kind", body=b"of tomorrow").to_bytes()
+    path.write_bytes(EvidenceFile(network_id="test", run=run.text.encode(), evidence=unknown).to_bytes())
+    assert cli.run(["evidence", "verify", str(path)]) == 2
+    assert "'new_kind', which this node does not know" in capsys.readouterr().err
+
+
+def test_list_of_a_home_that_is_not_there_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["evidence", "list", "--home", str(tmp_path / "nothere")]) == 2
+    assert f"there is no home at {tmp_path}/nothere" in capsys.readouterr().err
 
 
 def test_verify_compares_with_the_run_that_it_is_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,7 +73,7 @@ class Member:
 
 class World:
     """`decided` are the outcomes that enough second votes were cast for. `remembers`: promises outlive their process.
-    With `lies` the first member is a liar."""
+    With `lies` the first member is a liar. `said` is what members have signed, by member and what it is about."""
 
     def __init__(
         self, seed: int, num_members: int, *, remembers: bool, majority_after_s: float, lies: bool = False
@@ -83,6 +83,7 @@ class World:
         self.roster = PEERS[:num_members]
         self.liar = self.roster[0] if lies else ""
         self.decided: set[Outcome] = set()
+        self.said: dict[tuple[str, object], set[object]] = {}
         self._under_way: list[tuple[str, Event]] = []
         self._groups: dict[bytes, SignedGroup] = {}
         self._votes: dict[tuple[bytes, Outcome, str], set[str]] = {}
@@ -158,9 +159,18 @@ class World:
     def _send(self, to: str, event: Event) -> None:
         self._under_way.append((to, event))
 
+    @property
+    def equivocators(self) -> set[str]:
+        """Who has signed two different things about one attempt, which is what convicts."""
+        return {peer for (peer, _), things in self.said.items() if len(things) > 1}
+
+    def _note(self, me: str, about: object, content: object) -> None:
+        self.said.setdefault((me, about), set()).add(content)
+
     def _act(self, me: str, action: Action) -> None:  # noqa: C901 - one case an action
         match action:
             case Ask(peer=peer, ready=ready):
+                self._note(me, ("report", ready.attempt), ready.contribution_of(me))
                 self._send(peer, Reported(peer=me, ready=ready))
             case Reply(peer=peer, reply=reply):
                 self._answer(me, peer, reply)
@@ -198,6 +208,9 @@ class World:
                 self._hand_out(me, other)
 
     def _hand_out(self, me: str, group: Group) -> None:
+        self._note(me, ("group", group.attempt), group)
+        own = next(each for each in group.members if each.peer_id == me)
+        self._note(me, ("report", group.attempt), replace(own, signature=b""))
         data = f"{me} {len(self._groups)}".encode()
         origin = self._groups.get(group.origin)
         signed = SignedGroup(group=group, signer=me, data=data, digest=hashlib.sha256(data).digest(), origin=origin)
@@ -221,6 +234,7 @@ class World:
         self._send(me, Reduced(attempt=attempt, outcome=outcome))
 
     def _cast(self, me: str, vote: Vote, peers: Collection[str]) -> None:
+        self._note(me, (vote.kind, vote.attempt), (vote.group_digest, vote.outcome))
         voters = self._votes.setdefault((vote.group_digest, vote.outcome, vote.kind), set())
         voters.add(me)
         self._send_vote(me, vote, (me, *peers))
@@ -253,6 +267,7 @@ def worlds(num_members: int, *, remembers: bool = True, majority_after_s: float,
 def test_any_schedule_decides_one_outcome_at_most(num_members: int, majority_after_s: float) -> None:
     ended = worlds(num_members, majority_after_s=majority_after_s)
     assert all(len(world.decided) <= 1 for world in ended)
+    assert not any(world.equivocators for world in ended)
     # and the schedules come so far that this says something
     assert sum(len(world.decided) for world in ended) > NUM_SCHEDULES / 8
 
@@ -260,6 +275,7 @@ def test_any_schedule_decides_one_outcome_at_most(num_members: int, majority_aft
 def test_one_liar_of_four_decides_no_second_outcome() -> None:
     ended = worlds(4, majority_after_s=0.0, lies=True)
     assert all(len(world.decided) <= 1 for world in ended)
+    assert set.union(*(world.equivocators for world in ended)) == {PEERS[0]}
     assert sum(len(world.decided) for world in ended) > NUM_SCHEDULES / 8
 
 
@@ -267,3 +283,4 @@ def test_promises_that_a_restart_forgets_let_two_outcomes_be_decided() -> None:
     """This shows that the schedules find such faults."""
     ended = worlds(3, remembers=False, majority_after_s=5.0)
     assert any(len(world.decided) > 1 for world in ended)
+    assert any(world.equivocators for world in ended), "and honest members would be convicted"

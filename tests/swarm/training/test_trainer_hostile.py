@@ -33,7 +33,7 @@ from swarm.training.round.round_events import Event, Grouped
 from swarm.training.run.methods import Methods
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.run_context import RunContext
-from swarm.training.trainer_events import Admitted, IntervalDone, OuterStep, RoundAborted
+from swarm.training.trainer_events import Admitted, IntervalDone, MemberConvicted, OuterStep, RoundAborted
 from swarm_compression import get_codec
 from swarm_protocol.errors import ConfigError, PeerViolation, RoundError, SwarmError
 from swarm_protocol.identity import Identity
@@ -329,6 +329,9 @@ def test_coordinator_that_signs_two_groups_is_named_by_who_sees_both() -> None:
                 while any(len(member.of(OuterStep)) < num_steps for member in members):
                     await asyncio.sleep(0.01)
             assert liar.trainer.second
+            convicted = [event for member in members for event in member.of(MemberConvicted)]
+            assert {(event.peer_id, event.kind) for event in convicted} == {(liar.peer_id, "equivocation")}
+            assert "two different groups" in convicted[0].reason
             digests = {(event.step, event.digest) for member in members for event in member.of(OuterStep)}
             assert len(digests) == len({step for step, _ in digests})
 
@@ -357,7 +360,7 @@ def test_made_up_lock_of_an_outcome_without_parts_is_refused_and_delays_nobody()
 
 
 def test_member_that_votes_for_two_outcomes_makes_nobody_commit_another_state() -> None:
-    """Others hear its false vote first. `test_state_machine` shows that it is accused if both are heard in time."""
+    """Others hear its false vote first. The two votes convict it, also where the step is committed meanwhile."""
 
     class Equivocator(RunMember):
         async def _open_context(self) -> RunContext:
@@ -370,7 +373,7 @@ def test_member_that_votes_for_two_outcomes_makes_nobody_commit_another_state() 
         members, _ = await run_with_liar(Equivocator)
         assert sent
         assert_equal_steps(members, NUM_STEPS)
-        assert not any(member.of(RoundAborted) for member in members)
+        assert {event.kind for member in members for event in member.of(MemberConvicted)} == {"equivocation"}
 
     virtual_time.run(main())
 

@@ -2,8 +2,9 @@
 
 Evidence has a kind, and each kind a checker in `KINDS`; what is no evidence of any kind convicts nobody, such as that a
 member sent nothing or nonsense. To add a kind, write its message, its two functions in a module of its own, and its
-line here. A wrong reduction and an equivocation prove themselves; a wrong interval counts by the signed findings of members who computed it
-again. Signatures in evidence count however old they are: that somebody signed two things stays true.
+line here. A wrong reduction and an equivocation prove themselves; a wrong interval counts by the signed findings of
+members who computed it again. Signatures in evidence count however old they are: that somebody signed two things stays
+true.
 """
 
 from __future__ import annotations

@@ -17,9 +17,10 @@ from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, IntegrityError, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.proof_messages import Evidence, EvidenceFile
+from swarm_protocol.wire import MESSAGE_VERSION
 
 from swarm.training.evidence.bans import Verdict
-from swarm.training.evidence.evidence import check
+from swarm.training.evidence.evidence import KINDS, check
 from swarm.training.run.signed_run import SignedRun, read_run
 from swarm.training.state.certificate import RunSignatures
 
@@ -105,7 +106,12 @@ def read_file(path: Path) -> EvidenceFile:
     try:
         return EvidenceFile.from_bytes(data)
     except SwarmError as error:
-        raise IntegrityError(f"{path} is no evidence file: {error.message}", remedy="get the file again") from error
+        # the first byte of other files is read as another version of the protocol
+        is_other = not data or data[0] != MESSAGE_VERSION
+        why = "" if is_other else f": {error.message}"
+        raise IntegrityError(
+            f"{path} is not an evidence file{why}", remedy="name a file as a home keeps it, or get the file again"
+        ) from error
 
 
 def check_file(path: Path) -> tuple[SignedRun, Verdict]:
@@ -119,10 +125,19 @@ def check_file(path: Path) -> tuple[SignedRun, Verdict]:
 
 
 def open_file(path: Path) -> tuple[SignedRun, RunSignatures, bytes]:
-    """Return the run that a file of evidence is of, what checks its signatures, and the evidence. Raises ConfigError or
-    IntegrityError."""
+    """Return the run that a file of evidence is of, what checks its signatures, and the evidence, of a kind that this
+    node knows. Raises ConfigError or IntegrityError for what nobody can judge."""
     file = read_file(path)
     run = read_run(file.run, f"the run in {path}")
+    try:
+        kind = Evidence.from_bytes(file.evidence).kind
+    except SwarmError as error:
+        raise IntegrityError(f"{path} holds no evidence: {error.message}", remedy="get the file again") from error
+    if kind not in KINDS:
+        raise ConfigError(
+            f"{path} holds evidence of the kind {kind!r}, which this node does not know",
+            remedy="check it with a newer swarm-node",
+        )
     return run, RunSignatures.of_run(run, Identity.generate(), file.network_id), file.evidence
 
 

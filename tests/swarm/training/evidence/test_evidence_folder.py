@@ -81,7 +81,7 @@ def test_missing_file_and_one_that_is_too_large_are_refused_in_one_line(
         check_file(tmp_path / "none.evidence")
     path = kept(tmp_path)
     monkeypatch.setattr(EvidenceFile, "MAX_BYTES", 100)
-    with pytest.raises(IntegrityError, match="no evidence file"):
+    with pytest.raises(IntegrityError, match="not an evidence file"):
         check_file(path)
 
 

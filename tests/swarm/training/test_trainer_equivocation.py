@@ -1,0 +1,188 @@
+"""Members that say two things for one attempt are banned by those who hear both; honest ones never do, however they
+crash."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from support.faults import Fault, FaultScript
+from support.training_swarm import PHASES, Member, Swarm, SyntheticInner, assert_equal_steps, config
+from swarm.testing import virtual_time
+from swarm.training.evidence.equivocation import Statement, statement_of_group, statement_of_report, statement_of_vote
+from swarm.training.member.round_driver import RoundDriver
+from swarm.training.member.run_member import RunMember
+from swarm.training.round.promise import PromiseFile, PromiseStore
+from swarm.training.round.round_events import CastVote
+from swarm.training.state.certificate import RunSignatures
+from swarm.training.state.state_sync import RunContext
+from swarm.training.trainer_events import MemberConvicted
+from swarm_protocol.equivocation_messages import StatedReport, StatedVote
+from swarm_protocol.training_messages import Group, Ready, SignedGroup, Vote
+
+NAMES = ("m0", "m1", "m2")
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, logger="swarm")
+
+
+def slow_inner() -> SyntheticInner:
+    return SyntheticInner(virtual_step_s=0.5)
+
+
+def voter_that(tells: Callable[[Vote, Vote, tuple[str, ...]], list[tuple[Vote, tuple[str, ...]]]]) -> type[RunMember]:
+    """Return a member that signs a second vote beside each of its own; `tells` returns who is sent which."""
+
+    class Liar(RunMember):
+        async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
+            async def cast(action: CastVote) -> None:
+                outcome = replace(action.vote.outcome, state_digest=b"forked".ljust(32))
+                own = context.signatures.sign_vote(action.vote)
+                other = context.signatures.sign_vote(replace(action.vote, outcome=outcome))
+                for vote, peers in tells(own, other, action.peers):
+                    for peer in peers:
+                        driver._background.create_task(driver._send_vote(peer, vote.to_bytes()))
+
+            driver._cast = cast  # type: ignore[method-assign]
+            return await super()._drive(driver, context)
+
+    return Liar
+
+
+def both_to_all(own: Vote, other: Vote, peers: tuple[str, ...]) -> list[tuple[Vote, tuple[str, ...]]]:
+    return [(own, peers), (other, peers)]
+
+
+def one_to_each_half(own: Vote, other: Vote, peers: tuple[str, ...]) -> list[tuple[Vote, tuple[str, ...]]]:
+    return [(own, peers[:-1]), (other, peers[-1:])]
+
+
+@pytest.mark.parametrize("tells", [both_to_all, one_to_each_half], ids=["to all", "to each half another"])
+def test_member_that_votes_twice_is_banned_by_all(tells: Callable[..., list[tuple[Vote, tuple[str, ...]]]]) -> None:
+    """Who got one of the two alone finds the other in the certificates that others show."""
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=12)) as swarm:
+            for name in NAMES:
+                await swarm.join(name, inner=slow_inner())
+            liar = await swarm.join("liar", kind=voter_that(tells), inner=slow_inner())
+            members = await swarm.finish(*NAMES)
+            assert_equal_steps(members, 12)
+            for member in members:
+                (event,) = member.of(MemberConvicted)
+                assert (event.peer_id, event.kind) == (liar.peer_id, "equivocation")
+                assert "two different votes" in event.reason
+
+    virtual_time.run(main())
+
+
+# --- honest members that crash ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorder(RunSignatures):
+    """Notes all that its member signs of attempts."""
+
+    name: str
+    said: dict[object, set[bytes]]
+
+    def sign_vote(self, vote: Vote) -> Vote:
+        signed = RunSignatures.sign_vote(self, vote)
+        self._note("vote", statement_of_vote(StatedVote.of(signed)))
+        return signed
+
+    def sign_report(self, ready: Ready) -> Ready:
+        signed = RunSignatures.sign_report(self, ready)
+        self._note_report(signed, ready.sequence, signed.contribution_of(self.identity.peer_id))
+        return signed
+
+    def sign_group(self, group: Group, now: float, sequence: int = 0) -> SignedGroup:
+        signed = RunSignatures.sign_group(self, group, now, sequence)
+        self._note("group", statement_of_group(signed.group))
+        own = next(each for each in signed.group.members if each.peer_id == self.identity.peer_id)
+        self._note_report(group, sequence, own)
+        return signed
+
+    def _note_report(self, place: Ready | Group, sequence: int, report: object) -> None:
+        stated = StatedReport(
+            step=place.step,
+            attempt=place.attempt,
+            state_digest=place.state_digest,
+            sequence=sequence,
+            report=report,  # type: ignore[arg-type]
+        )
+        self._note("report", statement_of_report(stated))
+
+    def _note(self, kind: str, statement: Statement) -> None:
+        self.said[self.name, kind, statement.topic, statement.attempted].add(statement.content)
+
+
+def recorded(name: str, said: dict[object, set[bytes]]) -> type[RunMember]:
+    class Recorded(RunMember):
+        async def _open_context(self) -> RunContext:
+            context = await super()._open_context()
+            honest = context.signatures
+            names = ("identity", "network_id", "run", "succession", "last_step", "admission", "author")
+            recorder = Recorder(**{each: getattr(honest, each) for each in names}, said=said, name=name)
+            return replace(context, signatures=recorder)
+
+    return Recorded
+
+
+def said_by_one_that_crashes(
+    phase: str, nth: int, promises: Callable[[str], PromiseStore | None]
+) -> tuple[dict[object, set[bytes]], list[Member]]:
+    """Return all that members have signed, of whom one is killed at `phase` and started again at once."""
+    said: dict[object, set[bytes]] = defaultdict(set)
+    killed = list[str]()
+
+    async def main() -> list[Member]:
+        swarms = list[Swarm]()
+
+        def kill(who: str) -> None:
+            killed.append(who)
+            swarms[0].kill(who)
+
+        script = FaultScript([Fault(who="*", phase=phase, what="kill", nth=nth)], kill=kill)
+        async with Swarm(config(min_group=2, outer_steps=5, majority_after_s=0.0), script) as swarm:
+            swarms.append(swarm)
+            for name in NAMES:
+                await swarm.join(name, inner=slow_inner(), kind=recorded(name, said), promises=promises(name))
+            async with asyncio.timeout(300):
+                while not killed:
+                    await asyncio.sleep(0.001)
+            await _start_again(swarm, killed[0], recorded(killed[0], said), promises(killed[0]))
+            members = await swarm.finish(*NAMES)
+        script.assert_all_fired()
+        return members
+
+    return said, virtual_time.run(main())
+
+
+async def _start_again(swarm: Swarm, name: str, kind: type[RunMember], promises: PromiseStore | None) -> None:
+    first = swarm.members[name]
+    state, certificate = first.trainer.state, first.trainer.certificate
+    assert first.task is not None
+    await asyncio.wait({first.task})
+    await first.trainer.close()
+    await first.network.close()
+    # it trains something else this time, so that it would say something else
+    inner = SyntheticInner(virtual_step_s=0.4, corrupt=lambda x_N: 1.01 * x_N)
+    kept = {"state": state, "certificate": certificate} if certificate else {}
+    await swarm.join(name, inner=inner, kind=kind, promises=promises, **kept)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("nth", [1, 4])
+@pytest.mark.parametrize("phase", PHASES)
+def test_honest_member_that_crashes_at_any_phase_never_says_two_things(phase: str, nth: int, tmp_path: Path) -> None:
+    said, members = said_by_one_that_crashes(phase, nth, lambda name: PromiseFile(tmp_path / name))
+    assert {len(each) for each in said.values()} == {1}
+    assert not any(member.of(MemberConvicted) for member in members)
+    assert_equal_steps(members, 5)

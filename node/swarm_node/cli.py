@@ -174,7 +174,7 @@ COMMANDS = (
     ),
     Command(
         name="evidence verify",
-        purpose="Check an evidence file offline. Exit code 0: it proves a lie; 1: it proves nothing; 2: it cannot be judged.",
+        purpose="Check an evidence file offline. Exit code 0: it proves a lie; 1: it does not; 2: it cannot be judged.",
         code="swarm_node.commands.evidence_files:verify",
         settings=(*HERE, "data", "tokenizer"),
         example="swarm-node evidence verify 12D3KooW….evidence --run story.toml",

@@ -38,6 +38,7 @@ from swarm.training.member.progress_reports import committed, trainer_record
 from swarm.training.member.reductions import settle
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.round_service import RoundService
+from swarm.training.member.watch_pace import FIRST_WATCH_S, NUM_WATCHED, WATCH_S, list_s, watch_s
 from swarm.training.round import state_machine
 from swarm.training.round.promise import Promise, PromiseStore
 from swarm.training.round.round_events import Convicted, GiveUp, Proven
@@ -71,15 +72,6 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-WATCH_S = 5.0
-NUM_WATCHED = 2
-"""How often, and how many, others are asked where they are. In a round members tell each other: this is for who missed
-one, and costs the same in a run of thousands."""
-LIST_S = 15.0
-"""Seconds between two reads of the membership. Newcomers ask the others on arrival."""
-FIRST_WATCH_S = 0.5
-"""How often both are done when a run's first group forms, as nothing else says who is there; less often the longer its
-members train or wait."""
 STATE_LOST = (
     "this member has voted from a later state, which it lost: it waits for a member that has it; if nobody has, the "
     "run's author can continue from this one with swarm-node run resume"
@@ -483,10 +475,10 @@ class RunMember:
         """Ask other members of the run where they are: those that seem to be further, or else some drawn by chance.
         While a first group forms, ask many."""
         roster, me, now = driver.setup.roster, context.network.peer_id, asyncio.get_running_loop().time
-        began_s = now()
+        began_s, interval_s = now(), self._interval_loop.interval_s if self._interval_loop else 0.0
         while True:
             if not roster or now() >= self._list_at_s:
-                await self._list(context)
+                await self._list(context, interval_s)
             claims = dict.fromkeys(driver.known, 0) | self._claims
             peers = whom_to_ask(claims, roster, me)
             if roster:
@@ -500,13 +492,15 @@ class RunMember:
                     driver.feed(Proven(certificate=proof.certificate))
             self._tell_endorsement(context)
             passed_s = driver.waiting.seconds if driver.waiting else now() - began_s
-            await asyncio.sleep(WATCH_S if roster else min(WATCH_S, max(FIRST_WATCH_S, passed_s / 4)))
+            # one that waits does nothing, and may wait because it missed something
+            pause_s = WATCH_S if driver.waiting else watch_s(interval_s)
+            await asyncio.sleep(pause_s if roster else min(WATCH_S, max(FIRST_WATCH_S, passed_s / 4)))
 
-    async def _list(self, context: RunContext) -> None:
+    async def _list(self, context: RunContext, interval_s: float) -> None:
         """Read what other members say of themselves; once more soon, if that fails."""
         records = await trainers(self._membership, self._run.run_id)
         self._claims = claims_of(context, {peer: each for peer, each in records.items() if each.state != "leaving"})
-        self._list_at_s = asyncio.get_running_loop().time() + (LIST_S if records else WATCH_S)
+        self._list_at_s = asyncio.get_running_loop().time() + (list_s(interval_s) if records else WATCH_S)
 
     # --- reports -----------------------------------------------------------------------------------------------------
 

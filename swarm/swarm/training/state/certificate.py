@@ -27,6 +27,7 @@ import hashlib
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TypeAlias
 
 from swarm_protocol import limits
@@ -64,6 +65,9 @@ Rank: TypeAlias = tuple[int, int, int, int, bytes]
 MAX_HISTORY_LINKS = 512
 MAX_HISTORY_BYTES = 16 << 20
 """The certificates of 16 members have 10 KB, so this is for groups of hundreds. It takes 3 s to check."""
+NUM_PARSED_GROUPS = 8
+"""Groups that are not parsed again: each member of a round shows another certificate, with other votes, of one group,
+which may name thousands of followers in up to 400 KiB."""
 MAX_ASKED_FOR_STANDING = 16
 """Peers asked for their standing at one time. Half of them may be members of the own state."""
 
@@ -244,7 +248,7 @@ class RunSignatures:
         """Return the signed group in `data`. Raises PeerViolation or IntegrityError, also if it resumes an outcome of
         another step or state. If it `is_origin`, it must resume none."""
         envelope = unseal(data, purpose=GROUP_PURPOSE, network_id=self.network_id, now=now)
-        group = Group.from_bytes(envelope.payload)
+        group = _parsed_group(envelope.payload)
         self._check_subject(envelope, group)
         origin = None
         if group.lock is not None:
@@ -269,13 +273,9 @@ class RunSignatures:
         """Return the group that `outcome` is from. Raises PeerViolation unless it started at `state_digest` for
         `step`."""
         if hashlib.sha256(origin).digest() != outcome.origin_digest:
-            raise PeerViolation("an outcome comes with another group than it names")
+            raise PeerViolation(_OTHER_GROUP)
         signed = self.read_group(origin, now, is_origin=True)
-        group = signed.group
-        if (group.step, group.state_digest) != (step, state_digest):
-            raise PeerViolation("an outcome comes from a group of another step or state")
-        if len(outcome.part_digests) != len(group.part_values):
-            raise PeerViolation("an outcome has another number of parts than its group")
+        _check_outcome(outcome, signed, step, state_digest)
         return signed
 
     def check_certificate(self, data: bytes, now: float) -> Proof:
@@ -295,7 +295,11 @@ class RunSignatures:
             raise PeerViolation(f"a certificate proves nothing: {result.reason}")
         if group.resumes not in {None, outcome}:
             raise PeerViolation("a certificate is of another outcome than its group resumes")
-        origin = self.check_origin(group.origin or signed.data, outcome, group.step, group.state_digest, now).group
+        if group.origin:
+            origin = self.check_origin(group.origin, outcome, group.step, group.state_digest, now).group
+        else:
+            _check_outcome(outcome, signed, group.step, group.state_digest)
+            origin = group
         fewest = min(len(group.members), len(origin.members))
         if fewest < self.succession.min_group or group.step > self.last_step:
             raise PeerViolation("a certificate is of a group or step that the run does not allow")
@@ -376,6 +380,26 @@ def vote_of_lock(lock: Lock, origin: SignedGroup) -> Vote:
     """Return the vote that the signatures of `lock` are of; its outcome is from the group `origin`."""
     vote = origin.vote(lock.outcome, "prepare")
     return replace(vote, attempt=lock.attempt, group_digest=lock.group_digest)
+
+
+_OTHER_GROUP = "an outcome comes with another group than it names"
+
+
+@lru_cache(maxsize=NUM_PARSED_GROUPS)
+def _parsed_group(payload: bytes) -> Group:
+    return Group.from_bytes(payload)
+
+
+def _check_outcome(outcome: Outcome, origin: SignedGroup, step: int, state_digest: bytes) -> None:
+    """Raises PeerViolation unless `outcome` is from the group `origin`, and that started at `state_digest` for
+    `step`."""
+    group = origin.group
+    if origin.digest != outcome.origin_digest:
+        raise PeerViolation(_OTHER_GROUP)
+    if (group.step, group.state_digest) != (step, state_digest):
+        raise PeerViolation("an outcome comes from a group of another step or state")
+    if len(outcome.part_digests) != len(group.part_values):
+        raise PeerViolation("an outcome has another number of parts than its group")
 
 
 def _subject(message: Group | PartStatement | IntervalFinding | ResumeOrder) -> str:

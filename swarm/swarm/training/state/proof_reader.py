@@ -31,7 +31,9 @@ SMALL_BYTES = 1 << 16
 """The largest certificate or manifest that is checked on the event loop, where it takes a few milliseconds at most."""
 
 MAX_REMEMBERED = 32
-"""Certificates that are not checked again when peers show them again, as they do every few seconds; at most 2 MiB."""
+MAX_REMEMBERED_BYTES = 1 << 21
+"""Certificates that are not checked again when peers show them again, as they do every few seconds. That of a run with
+a thousand trainers is a large one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,17 +59,19 @@ class ProofReader:
         return self.signatures.run
 
     async def check(self, certificate: bytes) -> Proof:
-        """Return what `certificate` proves. A large one is checked off the loop, and a small one only once while it is
-        remembered. Raises PeerViolation or IntegrityError."""
-        check, now = self.signatures.check_certificate, self.network.now()
-        if len(certificate) <= SMALL_BYTES:
-            proof = self._remembered.get(certificate) or check(certificate, now)
-            self._remembered[certificate] = proof
-            self._remembered.move_to_end(certificate)
-            if len(self._remembered) > MAX_REMEMBERED:
-                self._remembered.popitem(last=False)
-            return proof
-        return await asyncio.get_running_loop().run_in_executor(self.executor, check, certificate, now)
+        """Return what `certificate` proves. It is checked only once while it is remembered, and a large one off the
+        loop. Raises PeerViolation or IntegrityError."""
+        check, now, remembered = self.signatures.check_certificate, self.network.now(), self._remembered
+        if (proof := remembered.get(certificate)) is None:
+            if len(certificate) <= SMALL_BYTES:
+                proof = check(certificate, now)
+            else:
+                proof = await asyncio.get_running_loop().run_in_executor(self.executor, check, certificate, now)
+            remembered[certificate] = proof
+        remembered.move_to_end(certificate)
+        while len(remembered) > MAX_REMEMBERED or sum(map(len, remembered)) > MAX_REMEMBERED_BYTES:
+            remembered.popitem(last=False)
+        return proof
 
     async def standing(self, peer: str, request: StandingRequest) -> Standing:
         """Return where `peer` says that it is. Its certificate is not checked. Raises SwarmError."""

@@ -29,7 +29,8 @@ from swarm.training.data.corpus import Corpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import TrainingSetup
 from swarm.training.member.round_driver import RoundDriver
-from swarm.training.member.run_member import LIST_S, NUM_WATCHED, WATCH_S, RunMember, RunMemberOptions
+from swarm.training.member.run_member import RunMember, RunMemberOptions
+from swarm.training.member.watch_pace import LIST_S, MAX_LIST_S, MAX_WATCH_S, NUM_WATCHED, WATCH_S, list_s, watch_s
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
 from swarm.training.state.run_context import RunContext
@@ -594,20 +595,29 @@ def test_what_a_member_asks_while_all_train_does_not_grow_with_the_run(monkeypat
     monkeypatch.setattr(MemoryNetwork, "call", counted_call)
     monkeypatch.setattr(MemoryNetwork, "lookup", counted_lookup)
 
-    async def asked_a_minute(num_members: int) -> tuple[float, float]:
+    async def asked_a_minute(num_members: int, interval_s: float) -> tuple[float, float]:
         async with Swarm(config(min_group=num_members, outer_steps=5, interval_steps=5)) as swarm:
             for index in range(num_members):
-                await swarm.join(f"m{index}", inner=SyntheticInner(virtual_step_s=60.0))
-            await asyncio.sleep(400.0)
+                await swarm.join(f"m{index}", inner=SyntheticInner(virtual_step_s=interval_s / 5))
+            await asyncio.sleep(1.3 * interval_s)
             num_asked.update(standing=0, lookup=0)
-            await asyncio.sleep(180.0)
+            await asyncio.sleep(0.6 * interval_s)
             steps = {member.trainer.state.outer_step for member in swarm.members.values() if member.trainer.state}
             assert steps == {1}  # one that was committed, so that they know each other
-            return num_asked["standing"] / num_members / 3, num_asked["lookup"] / num_members / 3
+            minutes = num_members * 0.6 * interval_s / 60
+            return num_asked["standing"] / minutes, num_asked["lookup"] / minutes
 
-    few, many = virtual_time.run(asked_a_minute(4)), virtual_time.run(asked_a_minute(12))
+    few, many = virtual_time.run(asked_a_minute(4, 600.0)), virtual_time.run(asked_a_minute(12, 600.0))
     assert few == pytest.approx(many, rel=0.1)
-    assert many == pytest.approx((60 / WATCH_S * NUM_WATCHED, 60 / LIST_S), rel=0.1)
+    assert many == pytest.approx((60 / MAX_WATCH_S * NUM_WATCHED, 60 / MAX_LIST_S), rel=0.1)
+    often = virtual_time.run(asked_a_minute(4, 100.0))
+    assert often[0] == pytest.approx(60 / WATCH_S * NUM_WATCHED, rel=0.1)
+
+
+def test_members_look_around_the_more_rarely_the_longer_they_train() -> None:
+    assert (watch_s(0.0), list_s(0.0)) == (watch_s(60.0), list_s(60.0)) == (WATCH_S, LIST_S)
+    assert (watch_s(300.0), list_s(200.0)) == (15.0, 40.0)
+    assert (watch_s(1e6), list_s(1e6)) == (MAX_WATCH_S, MAX_LIST_S)
 
 
 def test_member_that_left_takes_part_again_on_the_same_network(caplog: pytest.LogCaptureFixture) -> None:

@@ -21,13 +21,13 @@ _FIELD_BYTES = 6  # what protobuf writes before one, at most
 MAX_STORED_BYTES = limits.MAX_RECORD_BYTES + limits.MAX_ENVELOPE_OVERHEAD_BYTES
 
 
-@lru_cache(maxsize=2**12)
+@lru_cache(maxsize=2**15)
 def place_of(name: str) -> bytes:
     """Return the DHT id of a record's subject or a peer id. It is a hash of the name, so nobody can choose it."""
     return hashlib.sha256(name.encode()).digest()
 
 
-@lru_cache(maxsize=2**12)
+@lru_cache(maxsize=2**14)
 def check_addrs(addrs: tuple[str, ...], field: str) -> None:
     """Check a node's addresses, which it tells with each request and each answer. Raises ValueError."""
     check_count(addrs, field, max_items=limits.MAX_CONTACT_ADDRS)

@@ -33,7 +33,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
 from functools import cache, lru_cache
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar, cast, get_args
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar, get_args
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
@@ -245,44 +245,46 @@ class WireMessage(Checked):
     __slots__ = ()
     PROTO: ClassVar[type[Message]]
     MAX_BYTES: ClassVar[int]
-    _encoded: ClassVar[dict[bytes, Any] | None] = None
-    """The messages of this type that were encoded lately, by their bytes, while `decoding_own` lasts."""
+    _size_of: ClassVar[Callable[[Any], int] | None] = None
+    """Returns how many bytes a message of this type has on the wire, while `handing_over` lasts."""
 
     def to_bytes(self) -> bytes:
         message_type: Any = type(self)
+        if (size_of := message_type._size_of) is not None:
+            handed = _Handed(size_of(self))
+            handed.message = self
+            return handed
         message = self.PROTO()
         _codec(message_type).write(message, self)
-        data = encode(message)
-        if (encoded := self._encoded) is not None:
-            if len(encoded) >= _MAX_REMEMBERED:
-                encoded.clear()
-            encoded[data] = self
-        return data
+        return encode(message)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Decode one message. Raises PeerViolation."""
         message_type: Any = cls
-        if cls._encoded is not None and (known := cls._encoded.get(data)) is not None:
-            return cast("Self", known)
+        if isinstance(data, _Handed) and isinstance(data.message, cls):
+            return data.message
         found: Self = decode(data, cls.PROTO, _codec(message_type).read, max_bytes=cls.MAX_BYTES)
         return found
 
 
-_MAX_REMEMBERED = 10_000
+class _Handed(bytes):
+    """Stands for the bytes of `message`, of which it has the length and nothing else."""
+
+    message: WireMessage
 
 
 @contextmanager
-def decoding_own(*message_types: type[WireMessage]) -> Iterator[None]:
-    """While this context lasts, do not parse messages of these types that this process has encoded, but return what was
-    encoded. For simulations, whose nodes are in one process."""
-    for each in message_types:
-        each._encoded = {}
+def handing_over(sizes: Mapping[type[WireMessage], Callable[[Any], int]]) -> Iterator[None]:
+    """While this context lasts, do not encode messages of these types, whose bytes on the wire `sizes` count, but hand
+    the messages themselves to their receivers. For simulations, whose nodes are in one process."""
+    for message_type, size_of in sizes.items():
+        message_type._size_of = staticmethod(size_of)
     try:
         yield
     finally:
-        for each in message_types:
-            each._encoded = None
+        for message_type in sizes:
+            message_type._size_of = None
 
 
 class _Codec(NamedTuple):

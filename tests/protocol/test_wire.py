@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm_protocol import limits, wire
-from swarm_protocol.dht_messages import StoreResponse
+from swarm_protocol.dht_messages import StoreRequest, StoreResponse
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.proto import dht_pb2, failure_pb2, hello_pb2, records_pb2, session_pb2
 
@@ -140,11 +140,14 @@ def test_decode_takes_bulk_in_one_field() -> None:
     assert len(decode_flat(bulk, max_bytes=len(bulk)).digest) == 10 * limits.MAX_MESSAGE_VALUES
 
 
-def test_messages_of_this_process_are_not_parsed_while_that_is_asked_for_and_those_of_others_are() -> None:
+def test_messages_are_handed_over_while_that_is_asked_for_and_bytes_are_parsed_all_the_same() -> None:
     held = StoreResponse(held=True)
     foreign = StoreResponse(held=False).to_bytes()
-    with wire.decoding_own(StoreResponse):
+    with wire.handing_over({StoreResponse: lambda _: 3}):
         assert StoreResponse.from_bytes(held.to_bytes()) is held
+        assert len(held.to_bytes()) == 3
+        with pytest.raises(PeerViolation):
+            StoreRequest.from_bytes(held.to_bytes())
         assert not StoreResponse.from_bytes(foreign).held
         with pytest.raises(PeerViolation):
             StoreResponse.from_bytes(b"")

@@ -22,7 +22,8 @@ IN_WORK = "share in work of the trainers that came three intervals ago"
 UTILIZATION = "utilization (share of their time in intervals)"
 
 FIDELITY = (
-    "Real code: membership, record DHT and codecs, placement, routing, group forming, votes, certificates, reductions.",
+    "Real code: membership, record DHT, placement, routing, group forming, votes, certificates, reductions. "
+    "Messages of the record DHT are handed over with their size on the wire, and neither encoded nor parsed.",
     "Records are signed by a stub, and parsed and checked once for all nodes instead of by each; rounds sign for real.",
     "Connections are there at once and stay: dialling, encryption and punching take no time. A relayed pair takes the "
     "relay's way and 1 MB/s. Peers are dialled by their id; that their addresses are known is assumed.",

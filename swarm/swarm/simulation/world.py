@@ -17,11 +17,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from swarm_protocol.dht_messages import FindRequest, FindResponse, StoreRequest, StoreResponse
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord, publish_key
-from swarm_protocol.wire import decoding_own
+from swarm_protocol.wire import handing_over
 
 from swarm.network.libp2p.partition_watch import REFRESH_S
 from swarm.network.membership import Membership
@@ -29,6 +28,7 @@ from swarm.network.memory.memory_network import EPOCH_S, MemoryNetwork
 from swarm.network.rate import Rate
 from swarm.router.routing import missing_spans
 from swarm.simulation.measurements import Measurements
+from swarm.simulation.message_sizes import SIZES
 from swarm.simulation.report import Report, report_of
 from swarm.simulation.scenario import Nat, NodeClass, Region, Scenario
 from swarm.simulation.simulated_host import HostWorld, Links, Place, SimulatedHost
@@ -94,7 +94,7 @@ def simulate(
     # millions of objects stay, and to look through them again and again takes as long as all else
     gc.set_threshold(1_000_000, 20, 1000)
     try:
-        with decoding_own(FindRequest, FindResponse, StoreRequest, StoreResponse):
+        with handing_over(SIZES):
             return virtual_time.run(World(scenario, on_minute).run(), real_timeout_s=real_limit_s, inline_jobs=True)
     finally:
         gc.set_threshold(*thresholds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache
@@ -64,12 +65,12 @@ def test_servers_take_the_blocks_and_gateways_get_answers() -> None:
 def test_equal_seeds_give_equal_reports_also_where_messages_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     asked_for: list[type] = []
 
-    def parsing(*message_types: type) -> AbstractContextManager[None]:
-        asked_for.extend(message_types)
+    def parsing(sizes: Mapping[type, object]) -> AbstractContextManager[None]:
+        asked_for.extend(sizes)
         return nullcontext()
 
     report = served()
-    monkeypatch.setattr(world, "decoding_own", parsing)
+    monkeypatch.setattr(world, "handing_over", parsing)
     assert simulate(SERVING).to_json() == report.to_json()
     assert FindResponse in asked_for
 

@@ -74,10 +74,12 @@ MAX_SUSPECTS = 1024
 
 @dataclass(slots=True)
 class _Bucket:
-    """Peers at like distances; of both the one last heard of is last. Members are with the time of that. `pause_s`: how
-    long the members are left alone while candidates wait, until `calm_until_s`."""
+    """Peers at like distances; of both the one last heard of is last. Members are with the time of that, and once more
+    with their ids, in any order. `pause_s`: how long the members are left alone while candidates wait, until
+    `calm_until_s`."""
 
     members: OrderedDict[str, float] = field(default_factory=OrderedDict)
+    ids: dict[str, int] = field(default_factory=dict)
     waiting: OrderedDict[str, None] = field(default_factory=OrderedDict)
     pause_s: float = MIN_CROWDED_S / 2
     calm_until_s: float = -math.inf
@@ -105,16 +107,20 @@ class RoutingTable:
 
     def heard_of(self, peer_id: str, now_s: float = 0.0) -> None:
         """`peer_id` has called or answered just now. It becomes a member, or waits where all places are taken."""
-        distance = node_id_of(peer_id) ^ self._own_id
+        node_id = node_id_of(peer_id)
+        distance = node_id ^ self._own_id
         if not distance:
             return
         bits = distance.bit_length()
         bucket = self._buckets.get(bits)
         if bucket is None:
             bucket = self._buckets[bits] = _Bucket()
-        if peer_id in bucket.members or len(bucket.members) < BUCKET_SIZE:
+        if peer_id in bucket.members:
             bucket.members[peer_id] = now_s
             bucket.members.move_to_end(peer_id)
+            return
+        if len(bucket.members) < BUCKET_SIZE:
+            bucket.members[peer_id], bucket.ids[peer_id] = now_s, node_id
             bucket.waiting.pop(peer_id, None)
             return
         bucket.waiting[peer_id] = None
@@ -130,11 +136,12 @@ class RoutingTable:
         bucket.waiting.pop(peer_id, None)
         if peer_id not in bucket.members:
             return
-        del bucket.members[peer_id]
+        del bucket.members[peer_id], bucket.ids[peer_id]
         bucket.pause_s, bucket.calm_until_s = MIN_CROWDED_S / 2, -math.inf  # others may have gone with it
         if bucket.waiting:
             heir, _ = bucket.waiting.popitem()
-            bucket.members[heir] = -math.inf  # it was heard of before it had a place: it is doubtful first
+            # it was heard of before it had a place: it is doubtful first
+            bucket.members[heir], bucket.ids[heir] = -math.inf, node_id_of(heir)
             bucket.members.move_to_end(heir, last=False)
 
     def doubtful(self, turn: int, heard_before_s: float = math.inf) -> tuple[str, ...]:
@@ -168,9 +175,7 @@ class RoutingTable:
         own = (key ^ self._own_id).bit_length()
         found: list[str] = []
         for group in self._groups(own):
-            members = [
-                (node_id_of(peer_id) ^ key, peer_id) for bits in group for peer_id in self._buckets[bits].members
-            ]
+            members = [(node_id ^ key, peer) for bits in group for peer, node_id in self._buckets[bits].ids.items()]
             members.sort()
             found += [peer_id for _, peer_id in members]
             if len(found) >= count:

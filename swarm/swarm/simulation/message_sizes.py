@@ -1,0 +1,72 @@
+"""How many bytes each message of the record DHT has on the wire. Pure.
+
+A simulation counts and times the bytes of a message, and hands its receiver the message itself: nothing is encoded.
+Texts in these messages are ASCII, as their checks demand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from swarm_protocol.dht_messages import FindRequest, FindResponse, Found, StoreRequest, StoreResponse
+from swarm_protocol.wire import WireMessage
+
+_VERSION_BYTES = 1
+_SHORT = 128
+"""A length below this takes one byte, such as that of a peer id. One below its square, such as that of an address or a
+contact, takes two."""
+
+
+def find_request_bytes(message: FindRequest) -> int:
+    size = _VERSION_BYTES + _items_bytes(message.keys) + _items_bytes(message.addrs)
+    return size + 2 * message.only_peers + (1 + _varint_bytes(message.max_records) if message.max_records else 0)
+
+
+def find_response_bytes(message: FindResponse) -> int:
+    found = sum([_field_bytes(_found_bytes(each)) for each in message.found])
+    return _VERSION_BYTES + found + _items_bytes(message.addrs)
+
+
+def store_request_bytes(message: StoreRequest) -> int:
+    return _VERSION_BYTES + _field_bytes(len(message.record))
+
+
+def store_response_bytes(message: StoreResponse) -> int:
+    return _VERSION_BYTES + 2 * message.held
+
+
+SIZES: Mapping[type[WireMessage], Callable[[Any], int]] = MappingProxyType(
+    {
+        FindRequest: find_request_bytes,
+        FindResponse: find_response_bytes,
+        StoreRequest: store_request_bytes,
+        StoreResponse: store_response_bytes,
+    }
+)
+
+
+def _found_bytes(found: Found) -> int:
+    total = _items_bytes(found.records)
+    for peer in found.peers:  # ten in each answer: written out, as calls would take longer than what they do
+        size = 2 + len(peer.peer_id)
+        for addr in peer.addrs:
+            num_bytes = len(addr)
+            size += num_bytes + (2 if num_bytes < _SHORT else 3)
+        total += size + (2 if size < _SHORT else 3)
+    return total
+
+
+def _items_bytes(items: Iterable[str | bytes]) -> int:
+    """Return the bytes of a repeated field of bytes or ASCII texts."""
+    return sum([_field_bytes(len(item)) for item in items])
+
+
+def _field_bytes(num_bytes: int) -> int:
+    """Return the bytes of a field with a length: a tag of one byte, the length, `num_bytes`."""
+    return num_bytes + 2 if num_bytes < _SHORT else 1 + _varint_bytes(num_bytes) + num_bytes
+
+
+def _varint_bytes(number: int) -> int:
+    return max(1, -(-number.bit_length() // 7))

@@ -1,0 +1,35 @@
+"""Sizes of messages that are not encoded, against those that are."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from protocol.dht_examples import EXAMPLES, PEERS
+from swarm.simulation.message_sizes import SIZES
+from swarm_protocol.dht_messages import Contact, FindRequest, FindResponse, Found, StoreRequest, place_of
+from swarm_protocol.wire import WireMessage
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
+def test_sizes_are_those_of_the_encoded_examples(message: WireMessage) -> None:
+    assert SIZES[type(message)](message) == len(message.to_bytes())
+
+
+addrs = st.lists(st.integers(1, 150).map(lambda length: f"/{'a' * length}"), max_size=3, unique=True).map(tuple)
+records = st.lists(st.binary(min_size=1, max_size=300), max_size=4, unique=True).map(tuple)
+found = st.builds(
+    Found,
+    records=records,
+    peers=st.lists(st.builds(Contact, peer_id=st.sampled_from(PEERS), addrs=addrs), max_size=1).map(tuple),
+)
+messages = st.one_of(
+    st.builds(FindRequest, keys=st.just((place_of("a"),)), addrs=addrs, max_records=st.integers(0, 128)),
+    st.builds(FindResponse, found=st.lists(found, max_size=3).map(tuple), addrs=addrs),
+    st.builds(StoreRequest, record=st.binary(min_size=1, max_size=20_000)),
+)
+
+
+@given(messages)
+def test_sizes_are_those_of_encoded_messages_of_any_lengths(message: WireMessage) -> None:
+    assert SIZES[type(message)](message) == len(message.to_bytes())

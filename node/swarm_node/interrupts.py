@@ -1,15 +1,14 @@
-"""What Ctrl-C does while a command starts: it ends the process at once and silently.
+"""What Ctrl-C does while a command starts: it ends the process at once and silently, which a shell shows as 130.
 
 KeyboardInterrupt in the middle of an import leaves modules half loaded, and libraries swallow it or report other
-errors. So nothing is raised until a command has something to clean up. Only light modules of the standard library are
-imported here. The state is the process's handler of SIGINT.
+errors. So nothing is raised until a command has something to clean up: the system ends the process, also while a
+library is loaded, in which Python looks at no signal. Only light modules of the standard library are imported here. The
+state is the process's handler of SIGINT. The first hundredths of a second, in which Python itself starts, are its own.
 """
 
 from __future__ import annotations
 
-import os
 import signal
-from types import FrameType
 
 EXIT_INTERRUPTED = 130
 
@@ -17,7 +16,7 @@ EXIT_INTERRUPTED = 130
 def end_process() -> None:
     """Let Ctrl-C end this process until `raise_in_command`, unless it is ignored, as in a shell's background."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _end)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def raise_in_command() -> None:
@@ -25,9 +24,5 @@ def raise_in_command() -> None:
 
     asyncio cancels its main task at Ctrl-C only if this was called before its loop runs.
     """
-    if signal.getsignal(signal.SIGINT) is _end:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _end(_number: int, _frame: FrameType | None) -> None:
-    os._exit(EXIT_INTERRUPTED)

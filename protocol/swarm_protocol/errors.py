@@ -107,3 +107,12 @@ class IntegrityError(SwarmError):
     """Bytes do not match their digest or signature."""
 
     code = "integrity"
+
+
+def reason_of(error: Exception) -> str:
+    """Return why a file or device could not be used, for a message: what the system says, without errno and path.
+
+    Of other exceptions it is their text in one line.
+    """
+    told = error.strerror.lower() if isinstance(error, OSError) and error.strerror else ""
+    return told or " ".join(str(error).split()) or type(error).__name__

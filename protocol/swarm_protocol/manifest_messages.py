@@ -306,7 +306,8 @@ def readable_manifest(data: bytes, where: str) -> PublishedManifest:
         return open_manifest(data)
     except PeerViolation as error:
         raise IntegrityError(
-            f"{where} is not a signed manifest: {error.message}", remedy="get the file again"
+            f"{where} is not a signed manifest, as swarm-node models publish writes one",
+            remedy="name the publisher's swarm-model.manifest, or get it again",
         ) from error
     except IntegrityError as error:
         raise IntegrityError(

@@ -7,6 +7,7 @@ import json
 import re
 import socket
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,35 @@ def test_wrong_invocation_is_a_line_and_a_remedy_and_soon(
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [
+        ("chat", "--peers", PEER),
+        ("demo", "--nodes", "1"),
+        ("evidence", "verify"),
+        ("gateway",),
+        ("invite", "revoke"),
+        ("join",),
+        (*JOIN, "--then-serve"),
+        (*JOIN, "--run", "x", "--model", "y"),
+        ("models", "check"),
+        ("models", "list"),
+        ("models", "publish"),
+        ("models", "verify"),
+        ("plan",),
+        ("run", "endorse", "unsigned.toml"),
+        ("run", "watch", "unsigned.toml"),
+        ("simulate",),
+        ("top",),
+    ],
+    ids=" ".join,
+)
+def test_missing_argument_is_wrong_usage_in_every_command(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said(capsys, *arguments)[0] == cli.EXIT_USAGE
+
+
+@pytest.mark.parametrize(
     ("content", "mode", "expected"),
     [
         (b"not a key", 0o600, "is not a libp2p Ed25519 private key → restore it from a backup"),
@@ -201,11 +231,16 @@ SOURCES = [
 ]
 
 
+@cache
+def parsed(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def test_every_error_of_the_user_s_says_what_to_do() -> None:
     lacking = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in parsed(path)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in TOLD
         if not any(_says_something(keyword) for keyword in node.keywords)
     ]
@@ -215,3 +250,20 @@ def test_every_error_of_the_user_s_says_what_to_do() -> None:
 
 def _says_something(keyword: ast.keyword) -> bool:
     return keyword.arg == "remedy" and not (isinstance(keyword.value, ast.Constant) and not keyword.value.value)
+
+
+def test_no_message_shows_an_os_error_as_python_writes_it() -> None:
+    """`[Errno 2] No such file or directory: 'x'` is Python's: a message says what the system said, `strerror`."""
+    leaks = [
+        f"{path.relative_to(ROOT)}:{value.lineno}"
+        for path in SOURCES
+        for handler in parsed(path)
+        if isinstance(handler, ast.ExceptHandler) and handler.type is not None and handler.name
+        if "OSError" in {each.id for each in ast.walk(handler.type) if isinstance(each, ast.Name)}
+        for statement in ast.walk(handler)
+        if isinstance(statement, ast.Raise | ast.Return)
+        for value in ast.walk(statement)
+        if isinstance(value, ast.FormattedValue)
+        if isinstance(value.value, ast.Name) and value.value.id == handler.name
+    ]
+    assert leaks == []

@@ -201,7 +201,7 @@ def _piped() -> str:
 def _conversation_of(flags: Flags) -> Conversation:
     model = flags.options["model"]
     if not model:
-        raise ConfigError("MODEL is missing", remedy="name one of those that swarm-node models lists")
+        raise UsageError("MODEL is missing", remedy="name one of those that swarm-node models lists")
     temperature = _parsed(flags.options, "temperature", number(0, 2))
     return Conversation(
         model=model,

@@ -17,11 +17,11 @@ from swarm_node import diagnostics
 from swarm_node.commands.command_options import Flags, imported
 from swarm_node.events.emitter import Emitter
 from swarm_node.machine.libraries import UNUSED_PACKAGES
-from swarm_node.settings.config import Config
+from swarm_node.settings.config import Config, UsageError
 from swarm_node.settings.parsers import RUN_ID_FORM
 from swarm_node.storage import remembered_peers
 from swarm_node.storage.home import Home
-from swarm_node.storage.kept_invitation import check_right
+from swarm_node.storage.kept_invitation import check_member, check_right
 
 SERVING = ("dtype", "blocks", "max_blocks", "max_memory")
 TRAINING = (
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 def seed(flags: Flags) -> int:
     config = flags.member()
     if not config.listen:
-        raise ConfigError(
+        raise UsageError(
             "a seed needs an address to listen on", remedy="give --listen one, such as /ip4/0.0.0.0/tcp/4001"
         )
     return live(flags, config, "swarm_node.roles.seed:SeedRole", joins=False)
@@ -89,22 +89,22 @@ def _within_rights(config: Config) -> Config:
 def _check_work(config: Config) -> None:
     """Refuse early what is impossible by its settings alone. Raises ConfigError."""
     if config.run and config.model:
-        raise ConfigError("a node either trains or serves", remedy="give --run or --model; --then-serve does both")
+        raise UsageError("a node either trains or serves", remedy="give --run or --model; --then-serve does both")
     if config.then_serve and not config.run:
-        raise ConfigError("--then-serve needs --run", remedy="to serve an existing model, give --model DIR")
+        raise UsageError("--then-serve needs --run", remedy="to serve an existing model, give --model DIR")
     if "take" in config.origins and (config.run or config.model):
-        raise ConfigError("--take cannot be combined with --run or --model", remedy="leave it out")
+        raise UsageError("--take cannot be combined with --run or --model", remedy="leave it out")
     is_free = not (config.run or config.model)
     limits = ("dtype", "blocks") if is_free and config.take in {"any", "models"} else SERVING
     limited = [name for name in limits if name in config.origins]
     if limited and not (config.model or config.then_serve):
-        raise ConfigError(
+        raise UsageError(
             f"there is nothing to serve, so {config.origin(limited[0])} has no effect",
             remedy="give --model DIR, or --run RUN with --then-serve",
         )
     named = [name for name in TRAINING if name in config.origins]
     if named and not config.run and not (is_free and config.take in {"any", "runs"}):
-        raise ConfigError(
+        raise UsageError(
             f"there is nothing to train, so {config.origin(named[0])} has no effect", remedy="give --run RUN, too"
         )
     if isinstance(config.run, Path) and not config.run.is_file():
@@ -160,7 +160,7 @@ def live(flags: Flags, config: Config, role_code: str, *, joins: bool) -> int:
     home.create()
     with home.locked():
         diagnostics.set_up(home.log, log_format=config.log_format, level=config.log_level)
-        Identity.load_or_create(home.identity)
+        check_member(config, home, Identity.load_or_create(home.identity).peer_id)
         config = remembered_peers.choose_listen(config)
         # the last of the quick checks: a user who corrects it should not meet another mistake afterwards
         if joins:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from pathlib import Path
 
@@ -21,22 +20,25 @@ from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import plural
 from swarm_node.settings.config import Config, UsageError
+from swarm_node.settings.parsers import length_of_time
 from swarm_node.storage.home import Home, explained
 from swarm_node.storage.kept_invitation import with_invitation, write_private
+from swarm_node.storage.new_file import check_new_file
 from swarm_node.storage.owned_network import OwnedNetwork
 from swarm_node.storage.remembered_peers import remembered
 
 DEFAULT_RIGHTS = "join,serve,train,ask"
 DEFAULT_LIFETIME = "30d"
 MAX_NOTE_CHARS = 64
-_LIFETIME = re.compile(r"([1-9]\d{0,5})([mhd])")
-_UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86400.0}
+_LIFETIME = length_of_time(60, limits.MAX_SIGNED_LIFETIME_S, "such as 90m, 12h or 30d")
 
 
 def create(flags: Flags) -> int:
     options, config, home = flags.options, flags.resolve(), Home(flags.home())
     rights, lifetime_s = parse_rights(options["rights"] or DEFAULT_RIGHTS), parse_lifetime(options["expires"])
     node, note = _node(options["for_node"] or ""), _note(options["note"] or "")
+    if options["out"] is not None:
+        check_new_file(options["out"])
     emitter = Emitter(json=flags.json)
     owned = OwnedNetwork.create(home) if options["new_network"] else OwnedNetwork(home)
     if options["new_network"]:
@@ -63,7 +65,7 @@ def _tell(invitation: NetworkInvitation, out: Path | None, emitter: Emitter) -> 
         rights=list(invitation.terms.rights),
         rights_text=", ".join(invitation.terms.rights),
         expires_at=invitation.expires_at,
-        until=time.strftime("%Y-%m-%d %H:%M", time.localtime(invitation.expires_at)),
+        until=_utc(invitation.expires_at),
         file=str(out) if out else "",
     )
     if out is None:
@@ -95,9 +97,9 @@ def show(flags: Flags) -> int:
         return 0
     emitter.result(f"network {owned.network_id}, {plural(len(owned.issued), 'invitation')}")
     for each in owned.issued:
-        until = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.expires_at))
         about = "  ".join(filter(None, (each.note, f"for {each.node}" if each.node else "")))
-        emitter.result(f"{each.serial}  {each.state(now):<7}  until {until}  {','.join(each.rights)}  {about}".rstrip())
+        state = f"{each.state(now):<7}  until {_utc(each.expires_at)}"
+        emitter.result(f"{each.serial}  {state}  {','.join(each.rights)}  {about}".rstrip())
     return 0
 
 
@@ -155,6 +157,10 @@ def _seeds(config: Config, home: Home) -> tuple[str, ...]:
     return found[: limits.MAX_CONTACT_ADDRS]
 
 
+def _utc(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
+
+
 def parse_rights(text: str) -> tuple[Right, ...]:
     """Read rights with commas between. Raises UsageError."""
     words = text.replace(",", " ").split()
@@ -169,14 +175,10 @@ def parse_rights(text: str) -> tuple[Right, ...]:
 
 def parse_lifetime(text: str | None) -> float:
     """Read a time such as 30d, 12h or 90m, in seconds. Raises UsageError."""
-    match = _LIFETIME.fullmatch(text or DEFAULT_LIFETIME)
-    lifetime_s = int(match[1]) * _UNITS_S[match[2]] if match else 0.0
-    if not 0.0 < lifetime_s <= limits.MAX_SIGNED_LIFETIME_S:
-        raise UsageError(
-            f"--expires: {text!r:.40} is not a time of at most {limits.MAX_SIGNED_LIFETIME_S / 86400:.0f} days",
-            remedy="write it as 30d, 12h or 90m",
-        )
-    return lifetime_s
+    try:
+        return _LIFETIME(DEFAULT_LIFETIME if text is None else text)
+    except ValueError as error:
+        raise UsageError(f"--expires: {text!r:.40} {error}", remedy="write --expires 30d") from None
 
 
 def _node(text: str) -> str:

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 
 from swarm.heap import uncollected
 from swarm.router.revisions import short_revision
-from swarm_protocol.errors import ConfigError, SwarmError
+from swarm_protocol.errors import SwarmError
 
 from swarm_node import diagnostics, interrupts
 from swarm_node.commands.chat import soon
 from swarm_node.commands.command_options import Flags
 from swarm_node.commands.daemons import check_model_directory
 from swarm_node.events.emitter import Emitter
+from swarm_node.settings.config import UsageError
 from swarm_node.settings.parsers import HubId, parse_model
 from swarm_node.storage.home import Home
 from swarm_node.storage.remembered_peers import join_addrs
@@ -153,11 +154,11 @@ def named_model(flags: Flags) -> Path | HubId:
     """Return the model that MODEL names. Raises ConfigError."""
     named = flags.options["model"]
     if not named:
-        raise ConfigError("MODEL is missing", remedy="give a directory, or OWNER/NAME on a hub")
+        raise UsageError("MODEL is missing", remedy="give a directory, or OWNER/NAME on a hub")
     try:
         model = parse_model(named)
     except ValueError as error:
-        raise ConfigError(f"{named!r} {error}", remedy="give a directory, or OWNER/NAME on a hub") from error
+        raise UsageError(f"{named!r} {error}", remedy="give a directory, or OWNER/NAME on a hub") from error
     if isinstance(model, Path):
         check_model_directory(model, "give the directory of config.json and *.safetensors, or OWNER/NAME on a hub")
     return model

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swarm.serving.manifest.manifest_file import keep_beside, load_manifest, manifest_beside
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, reason_of
 from swarm_protocol.identity import Identity
 from swarm_protocol.manifest_messages import PublishedManifest
 
@@ -18,7 +18,9 @@ from swarm_node.commands.daemons import check_model_directory
 from swarm_node.commands.models import named_model
 from swarm_node.commands.run import signing_identity
 from swarm_node.events.emitter import Emitter
+from swarm_node.settings.config import UsageError
 from swarm_node.storage.home import Home
+from swarm_node.storage.new_file import check_new_file
 
 if TYPE_CHECKING:
     from swarm_node.settings.parsers import HubId
@@ -30,20 +32,21 @@ REPORTED_BYTES = 10**9
 def publish(flags: Flags) -> int:
     model, identity, home = named_model(flags), signing_identity(flags), Home(flags.home())
     emitter, out = Emitter(json=flags.json), flags.options["out"]
+    if out is not None:
+        check_new_file(out)
     diagnostics.quieten_libraries()
     interrupts.raise_in_command()
     directory, origin = (model, "") if isinstance(model, Path) else _downloaded(model, home, emitter)
     name = flags.options["name"] or model.name
-    published = publish_directory(directory, name, identity, origin=origin, emitter=emitter)
-    if out is not None:
-        _write(out, published)
+    publish_directory(directory, name, identity, origin=origin, emitter=emitter, copy=out)
     return 0
 
 
 def publish_directory(
-    directory: Path, name: str, identity: Identity, *, origin: str, emitter: Emitter
+    directory: Path, name: str, identity: Identity, *, origin: str, emitter: Emitter, copy: Path | None = None
 ) -> PublishedManifest:
-    """Sign the manifest of a model and keep it beside the model. Raises ConfigError, IntegrityError."""
+    """Sign the manifest of a model and keep it beside the model, and before that at `copy`: if that cannot be written,
+    the manifest beside the model stays as it was. Raises ConfigError, IntegrityError."""
     # torch and transformers take seconds to import: what is refused before is refused at once
     from swarm.serving.manifest.publishing import publish as signed  # noqa: PLC0415
 
@@ -60,6 +63,8 @@ def publish_directory(
         origin=origin,
         on_bytes=_hashing(name, directory, emitter),
     )
+    if copy is not None:
+        _write(copy, published)
     path = keep_beside(published, directory)
     emitter.emit("published", model=name, publisher=published.publisher, digest=published.digest.hex(), path=str(path))
     return published
@@ -124,7 +129,7 @@ def _hashing(name: str, directory: Path, emitter: Emitter) -> Callable[[int], No
 def _directory(flags: Flags) -> Path:
     directory: Path | None = flags.options["dir"]
     if directory is None:
-        raise ConfigError("DIR is missing", remedy="name the model's directory")
+        raise UsageError("DIR is missing", remedy="name the model's directory")
     check_model_directory(directory, "name the directory of config.json and *.safetensors")
     return directory
 
@@ -133,4 +138,4 @@ def _write(path: Path, published: PublishedManifest) -> None:
     try:
         path.write_bytes(published.signed)
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}", remedy="choose another --out") from error
+        raise ConfigError(f"cannot write {path}: {reason_of(error)}", remedy="choose another --out") from error

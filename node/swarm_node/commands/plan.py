@@ -25,13 +25,14 @@ from swarm.router.block_budget import COMFORTABLE_SESSIONS
 from swarm.router.planner import PlacementPlan, PlannedNode, plan
 from swarm.router.routing import format_spans
 from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, reason_of
 
 from swarm_node import diagnostics
 from swarm_node.commands.command_options import Flags
 from swarm_node.commands.daemons import check_model
 from swarm_node.events.emitter import Emitter
 from swarm_node.machine.hardware import PROCESS_BYTES, limit_for, share_of_limit
+from swarm_node.settings.config import UsageError
 from swarm_node.settings.parsers import parse_node_name, parse_size
 from swarm_node.storage.home import Home
 
@@ -41,7 +42,7 @@ def run(flags: Flags) -> int:
     model = config.model
     if model is None or path is None:
         missing = "--nodes FILE" if model else "--model MODEL"
-        raise ConfigError(f"{missing} is missing", remedy="see swarm-node plan --help")
+        raise UsageError(f"{missing} is missing", remedy="see swarm-node plan --help")
     check_model(config)
     if not path.is_file():
         raise ConfigError(
@@ -134,7 +135,7 @@ def read_nodes(path: Path, num_blocks: int) -> list[PlannedNode]:
             raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES} bytes", remedy="check that it is a nodes file")
         table = tomllib.loads(data.decode("utf-8"))
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", remedy="check --nodes") from error
+        raise ConfigError(f"cannot read {path}: {reason_of(error)}", remedy="check --nodes") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not a text file", remedy="check --nodes") from error
     except tomllib.TOMLDecodeError as error:

@@ -25,7 +25,15 @@ from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import size
 from swarm_node.settings.config import UsageError
-from swarm_node.settings.parsers import RUN_ID_FORM, RunId, parse_model, parse_period, parse_run, whole_number
+from swarm_node.settings.parsers import (
+    MAX_DURATION_S,
+    RUN_ID_FORM,
+    RunId,
+    length_of_time,
+    parse_model,
+    parse_run,
+    whole_number,
+)
 from swarm_node.storage.home import Home
 
 if TYPE_CHECKING:
@@ -41,6 +49,7 @@ LEARNING_RATE = 1e-4
 """Learning rate for weights that are already trained; the default, for a new small model, would spoil them."""
 
 EXIT_UNSIGNED = 1
+_EVERY = length_of_time(1, MAX_DURATION_S, "such as 30m, 12h or 7d")
 
 
 def init(flags: Flags) -> int:
@@ -115,7 +124,7 @@ def endorse(flags: Flags) -> int:
     config, text = _with_peers(flags), flags.options["every"]
     path, author = _existing(flags), signing_identity(flags)
     try:
-        every_s = None if text is None else parse_period(text)
+        every_s = None if text is None else _EVERY(text)
     except ValueError as error:
         raise UsageError(f"--every: {text!r} {error}", remedy="write --every 1h") from error
     from swarm_node.commands.run_endorse import endorse_run  # noqa: PLC0415
@@ -183,7 +192,7 @@ def _with_peers(flags: Flags) -> Config:
     """Return the settings, which have to name a peer. Raises ConfigError."""
     config = flags.member()
     if not config.peers:
-        raise ConfigError("no peer is named", remedy="give --peers the address of a seed, or of any node of the run")
+        raise UsageError("no peer is named", remedy="give --peers the address of a seed, or of any node of the run")
     return config
 
 

@@ -11,7 +11,7 @@ from swarm.training.round.quorum import Succession
 from swarm.training.run.methods import Methods, short
 from swarm.training.run.run_file import read_signed
 from swarm.training.run.signed_run import SignedRun
-from swarm_protocol.errors import ConfigError, PeerUnreachable
+from swarm_protocol.errors import ConfigError, PeerUnreachable, reason_of
 from swarm_protocol.identity import Identity, check_peer_id
 
 from swarm_node import diagnostics, interrupts
@@ -53,8 +53,12 @@ def read_members(path: Path) -> tuple[str, ...]:
     try:
         with path.open("rb") as file:
             lines = file.read(MAX_MEMBERS_BYTES).decode().splitlines()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", remedy="name a text file of peer ids") from error
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {reason_of(error)}", remedy="name a text file of peer ids"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not a text file", remedy="name a text file of peer ids") from error
     words = [line.split("#")[0].strip() for line in lines]
     peers = tuple(dict.fromkeys(word for word in words if word))
     for peer in peers:

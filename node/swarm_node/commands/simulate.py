@@ -15,7 +15,7 @@ from swarm.simulation.capacity_planner import Try, plan_capacity
 from swarm.simulation.report import Report
 from swarm.simulation.scenario import Scenario, read_scenario
 from swarm.simulation.world import simulate
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, reason_of
 
 from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
@@ -30,7 +30,7 @@ MAX_FILE_BYTES = 16 * 2**20
 def run(flags: Flags) -> int:
     path: Path | None = flags.options["path"]
     if path is None:
-        raise ConfigError("the scenario file is missing", remedy="see swarm-node simulate --help")
+        raise UsageError("PATH is missing", remedy="name the scenario file; docs/guides/simulate.md has an example")
     scenario = _load(path, flags.options["seed"])
     out: Path = flags.options["out"] or Path(f"{path.stem}-report")
     pages = out.with_name(f"{out.name}.html"), out.with_name(f"{out.name}.json")
@@ -91,7 +91,9 @@ def _read(path: Path) -> str:
             raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES} bytes", remedy="check that it is the right file")
         return data.decode()
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", remedy="name a scenario file that exists") from error
+        raise ConfigError(
+            f"cannot read {path}: {reason_of(error)}", remedy="name a scenario file that exists"
+        ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not a text file", remedy="check that it is the right file") from error
 
@@ -101,4 +103,4 @@ def _write(report: Report, pages: tuple[Path, Path]) -> None:
         pages[0].write_text(report.to_html())
         pages[1].write_text(report.to_json())
     except OSError as error:
-        raise ConfigError(f"cannot write {pages[0]}: {error.strerror}", remedy="choose another --out") from error
+        raise ConfigError(f"cannot write {pages[0]}: {reason_of(error)}", remedy="choose another --out") from error

@@ -18,6 +18,7 @@ from swarm_protocol.errors import ConfigError
 
 from swarm_node import interrupts
 from swarm_node.events.emitter import Emitter
+from swarm_node.settings.config import UsageError
 from swarm_node.storage.home import explained
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def demo(
             keep=keep,
         )
     except ValueError as error:
-        raise ConfigError(str(error), remedy="see swarm-node demo --help") from None
+        raise UsageError(str(error), remedy="see swarm-node demo --help") from None
     console = Console(stderr=json)
     interrupts.raise_in_command()
     try:

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf
 from pydantic_core import PydanticUndefined
 from swarm.network.multiaddr import check_announce_addr, check_listen_addr, is_loopback
 from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, reason_of
 from swarm_protocol.network_invitation import NetworkInvitation
 
 from swarm_node.lending.hours import Window, parse_window
@@ -259,8 +259,9 @@ class Config(BaseModel):
     the run's id."""
     tethered: bool = _switch()
     """Leave at once when standard input ends, because the process that started this node has ended."""
-    drain_s: float = _setting(30.0, parsers.number(0, 3600, "a number of seconds"), "SECONDS")
-    """Time that work in flight gets to finish when the node leaves; 0: none."""
+    drain_s: float = _setting(30.0, parsers.length_of_time(0, 3600, "such as 30s or 5m", bare_seconds=True), "TIME")
+    """Time that work in flight gets to finish when the node leaves, such as 30s or 5m; 0: none. A number alone is
+    seconds."""
     metrics: parsers.Endpoint | None = _setting(None, parsers.parse_endpoint, "HOST:PORT", example="127.0.0.1:9401")
     """Serve Prometheus metrics at this address, under /metrics; port 0: any free port. Default: no metrics."""
     otlp: str = _setting("", parsers.parse_url, "URL", example="http://127.0.0.1:4318")
@@ -343,7 +344,9 @@ def _from_file(path: Path, *, is_named: bool) -> dict[str, Given]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"config file {path} is not a text file", remedy="fix it or move it away") from error
     except (OSError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"config file {path} cannot be read: {error}", remedy="fix it or move it away") from error
+        raise ConfigError(
+            f"config file {path} cannot be read: {reason_of(error)}", remedy="fix it or move it away"
+        ) from error
     known = [setting for setting in SETTINGS if setting != "home"]
     for name in table:
         if name not in known:
@@ -406,4 +409,6 @@ def default_text(name: str) -> str:
         return " ".join(map(str, default))
     if SETTINGS[name].metavar == "RATE" and default:  # bytes a second inside, as the user writes it outside
         return f"{default * 8 / 1e6:g}mbit"
+    if SETTINGS[name].metavar == "TIME":
+        return parsers.written_time(default)
     return f"{default:g}" if isinstance(default, float) else str(default)

@@ -34,6 +34,9 @@ MIN_MONTHLY_BYTES, MAX_MONTHLY_BYTES = 10**9, 10**18
 """A node that is only there takes some of the least for its records; nobody has a link for the most."""
 _MAX_SIZE_CHARS = 20
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s?([a-z]*)")
+_DURATION_UNITS_S: Mapping[str, float] = MappingProxyType({"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0})
+MAX_DURATION_S = 366 * 86400.0
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+(?:/s)?)", re.IGNORECASE)
 
 
@@ -207,13 +210,28 @@ def parse_monthly_traffic(text: str) -> int:
     return num_bytes
 
 
-def parse_period(text: str) -> float:
-    """Parse a length of time such as `90s`, `30min`, `12h` or `7d`, in seconds."""
-    match = re.fullmatch(r"(\d{1,6})(s|min|h|d)", text.strip())
-    seconds = int(match[1]) * _PERIOD_UNITS[match[2]] if match else 0
-    if not 1 <= seconds <= MAX_PERIOD_S:
-        raise ValueError("is not a length of time such as 30min, 12h or 7d, of at most a year")
-    return float(seconds)
+def length_of_time(low_s: float, high_s: float, example: str, *, bare_seconds: bool = False) -> Callable[[str], float]:
+    """Return a parser of lengths of time in `[low_s, high_s]` seconds, which returns seconds.
+
+    A length is a number and a unit: `90s`, `5m` or `5min`, `12h`, `30d`. With `bare_seconds` a number alone is seconds.
+    """
+    units = {**_DURATION_UNITS_S, "": 1.0} if bare_seconds else _DURATION_UNITS_S
+
+    def parse(text: str) -> float:
+        match = _DURATION.fullmatch(text.strip())
+        seconds = float(match[1]) * units[match[2]] if match and match[2] in units else -1.0
+        if not low_s <= seconds <= high_s:
+            raise ValueError(f"is not a length of time from {written_time(low_s)} to {written_time(high_s)}, {example}")
+        return seconds
+
+    return parse
+
+
+def written_time(seconds: float) -> str:
+    """Return a length of time as `length_of_time` reads it, in the largest unit that gives a whole number."""
+    fitting = [unit for unit in ("d", "h", "m") if seconds and seconds % _DURATION_UNITS_S[unit] == 0]
+    unit = fitting[0] if fitting else "s"
+    return f"{seconds / _DURATION_UNITS_S[unit]:g}{unit}"
 
 
 def parse_span(text: str) -> tuple[int, int]:
@@ -249,9 +267,6 @@ def number(low: float, high: float, what: str = "a number") -> Callable[[str], f
 
     return parse
 
-
-_PERIOD_UNITS: Mapping[str, int] = MappingProxyType({"s": 1, "min": 60, "h": 3600, "d": 86400})
-MAX_PERIOD_S = 366 * 86400
 
 _NO_SYNONYMS: Mapping[str, str] = MappingProxyType({})
 

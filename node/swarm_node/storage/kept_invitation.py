@@ -15,8 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from swarm.network.libp2p.host import check_invitation
+from swarm.network.private.member_roll import MemberRoll
 from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError, SwarmError
+from swarm_protocol.errors import ConfigError, SwarmError, reason_of
 from swarm_protocol.network_invitation import (
     MAX_TEXT_CHARS,
     NetworkInvitation,
@@ -62,6 +63,13 @@ def check_right(config: Config, right: Right, to_do: str) -> None:
         )
 
 
+def check_member(config: Config, home: Home, peer_id: str) -> None:
+    """Raises ConfigError if the invitation does not make the node `peer_id` a member now: it has expired, is bound to
+    another node, or was revoked as far as this home knows."""
+    if config.invite is not None:
+        MemberRoll(config.invite, peer_id, time.time(), revocations=read_revocations(home))
+
+
 def read(home: Home) -> NetworkInvitation | None:
     """Return the invitation in a home; None if there is none. Raises ConfigError for a file that is none."""
     try:
@@ -69,7 +77,7 @@ def read(home: Home) -> NetworkInvitation | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{home.invitation} cannot be read: {error}", remedy="move it away") from None
+        raise ConfigError(f"{home.invitation} cannot be read: {reason_of(error)}", remedy="move it away") from None
     try:
         return parse_invitation(text)
     except ConfigError as error:

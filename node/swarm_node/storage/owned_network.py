@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, reason_of
 from swarm_protocol.identity import Identity
 from swarm_protocol.network_invitation import (
     RIGHTS,
@@ -199,5 +199,5 @@ def _write(home: Home, book: _Book) -> None:
         replace_json(home.network, asdict(book))
     except OSError as error:
         raise ConfigError(
-            f"{home.network} cannot be written: {error}", remedy="make room, or check its rights"
+            f"{home.network} cannot be written: {reason_of(error)}", remedy="make room, or check its rights"
         ) from None

@@ -25,10 +25,9 @@ from swarm.network.paths.dial_policy import DialPolicy
 from swarm_protocol import limits
 from swarm_protocol.checks import check_choice, check_count, check_float
 from swarm_protocol.dht_messages import Contact
-from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import check_peer_id
 
-from swarm_node.settings.config import Config
+from swarm_node.settings.config import Config, UsageError
 from swarm_node.storage.home import Home, read_json, replace_json
 from swarm_node.storage.kept_invitation import keep_revocations
 
@@ -166,7 +165,7 @@ def _is_on_this_machine(addr: str) -> bool:
 def join_addrs(config: Config) -> tuple[str, ...]:
     """Return addresses for a client to join through: those given, or else those remembered that are worth a dial.
 
-    Raises ConfigError for none.
+    Raises UsageError for none.
     """
     policy = DialPolicy.of_machine(listen=(), given=())  # nobody can connect to a client
     found = config.peers or tuple(
@@ -178,13 +177,13 @@ def join_addrs(config: Config) -> tuple[str, ...]:
 
 
 def check_can_join(config: Config) -> None:
-    """Refuse to join without any peer, given, remembered or to be looked for nearby. Raises ConfigError."""
+    """Refuse to join without any peer, given, remembered or to be looked for nearby. Raises UsageError."""
     if not config.peers and not config.finds_local_peers and not remembered(config):
         raise _nobody_to_ask()
 
 
-def _nobody_to_ask() -> ConfigError:
-    return ConfigError(
+def _nobody_to_ask() -> UsageError:
+    return UsageError(
         "no peer to join through is named, and this home remembers none",
         remedy="give --peers the address that a seed printed; swarm-node seed starts a network, "
         "swarm-node demo shows it all on this machine",

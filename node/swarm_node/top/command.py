@@ -11,14 +11,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from swarm.temporary_folder import temporary_folder
-from swarm_protocol.errors import ConfigError
 
 from swarm_node import diagnostics, interrupts
 from swarm_node.commands.command_options import Flags
 from swarm_node.dashboard.views import ViewSource
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import clean
-from swarm_node.settings.config import Config
+from swarm_node.settings.config import Config, UsageError
 from swarm_node.top import rendering
 
 LIGHT_BACKGROUNDS = ("7", "15")
@@ -33,7 +32,7 @@ def run(flags: Flags) -> int:
     """Show the network live, or once where there is no terminal. Raises ConfigError, StartError or PeerError."""
     config = flags.member()
     if bool(config.url) == bool(config.peers):
-        raise ConfigError(
+        raise UsageError(
             "--url and --peers are both given" if config.url else "no swarm to look at is named",
             remedy="give --url the address of a dashboard, or --peers that of any node of the swarm",
         )

@@ -206,7 +206,7 @@ def test_chat_with_a_model_without_a_template_says_so_and_continues_the_text(
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        ((), 1, "MODEL is missing"),
+        ((), 2, "MODEL is missing"),
         (("stroy",), 1, "nobody serves a model 'stroy'; known models: story"),
         (("story", "--temperature", "hot"), 2, "--temperature: 'hot' is not a number from 0 to 2"),
         (("story", "--temperature", "nan"), 2, "--temperature: 'nan' is not a number from 0 to 2"),
@@ -295,7 +295,7 @@ def test_models_of_a_network_without_any_says_so(
 def test_without_a_peer_there_is_no_network(
     command: list[str], capsys: pytest.CaptureFixture[str], tmp_path: object
 ) -> None:
-    assert cli.run([*command, "--home", str(tmp_path)]) == 1
+    assert cli.run([*command, "--home", str(tmp_path)]) == 2
     assert "error: no peer to join through is named" in capsys.readouterr().err
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.node_process import Node
 from support.private_networks import Owner
-from swarm_node import cli
+from swarm_node import cli, daemon
 from swarm_node.commands.daemons import _within_rights
 from swarm_node.dashboard.invitation import invitation as shown_invitation
 from swarm_node.settings.config import Config, resolve
@@ -78,8 +78,8 @@ def test_invite_prints_the_invitation_alone_and_lists_it_without_it(
     ("arguments", "code", "said"),
     [
         (("--rights", "fly"), 2, "'fly' is not a right"),
-        (("--expires", "0d"), 2, "is not a time of at most 366 days"),
-        (("--expires", "367d"), 2, "is not a time of at most 366 days"),
+        (("--expires", "10s"), 2, "--expires: '10s' is not a length of time from 1m to 366d, such as 90m, 12h or 30d"),
+        (("--expires", "367d"), 2, "is not a length of time from 1m to 366d"),
         (("--for-node", "me"), 2, "is not an Ed25519 peer id"),
         (("--note", "a\tb"), 2, "--note is not one line"),
         ((), 1, "names a node to join through"),
@@ -221,6 +221,54 @@ def test_join_takes_only_work_that_its_invitation_allows(
             _within_rights(config)
     else:
         assert _within_rights(config).take == expected
+
+
+@pytest.mark.parametrize("flaw", ["expired", "bound to another", "revoked"])
+def test_join_with_an_invitation_that_does_not_hold_ends_before_anything_is_measured(
+    flaw: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon, "run", lambda *_: pytest.fail("the daemon was started"))
+    invitation = OWNER.invite(
+        seeds=(SEED,),
+        now=time.time() - (3600 if flaw == "expired" else 0),
+        lifetime_s=600,
+        node=PEER * (flaw[0] == "b"),
+    )
+    if flaw == "revoked":
+        Home(tmp_path).create()
+        kept_invitation.keep_revocations(Home(tmp_path), OWNER.network_id, OWNER.revoke(invitation.terms.serial))
+    code = cli.run(["join", "--invite", invitation.text(), "--home", str(tmp_path)])
+    told = {"expired": "the invitation has expired", "bound to another": "alone", "revoked": "was revoked"}
+    error, remedy = capsys.readouterr().err.strip().splitlines()
+    assert (code, told[flaw] in error, remedy[:4]) == (1, True, "  → ")
+
+
+def test_invitation_is_written_over_no_file_and_none_is_signed_before_that_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    invite(capsys, "--new-network", "--home", tmp_path)
+    (tmp_path / "kept").write_text("mine")
+    book = Home(tmp_path).network.read_bytes()
+    for out, said in ((tmp_path / "kept", "exists already"), (tmp_path / "none/x", "there is no directory")):
+        code, _, err = invite(capsys, "--home", tmp_path, "--peers", SEED, "--out", out)
+        assert (code, said in err, "choose another --out" in err) == (1, True, True)
+    assert ((tmp_path / "kept").read_text(), Home(tmp_path).network.read_bytes()) == ("mine", book)
+
+
+def test_invitation_s_end_is_told_in_utc(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        invite(capsys, "--new-network", "--home", tmp_path)
+        _, out, err = invite(capsys, "--home", tmp_path, "--peers", SEED)
+        until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(parse_invitation(out).expires_at))
+        assert until in err
+        assert until in invite(capsys, "list", "--home", tmp_path)[1]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_dashboard_s_command_to_join_names_no_address_and_no_invitation() -> None:

@@ -42,7 +42,7 @@ def test_models_check_of_another_kind_of_model_says_why_not(tmp_path: Path, caps
 
 def test_models_check_without_a_model_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = check(capsys)
-    assert code == 1
+    assert code == 2
     assert err.startswith("error: MODEL is missing")
 
 

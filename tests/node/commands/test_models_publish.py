@@ -11,6 +11,7 @@ from support.published_models import flip_a_byte
 from support.tiny_models import FAMILIES, write_model
 from swarm.serving.manifest.manifest_file import MANIFEST_FILE, load_manifest
 from swarm_node import cli
+from swarm_node.commands import models_publish
 from swarm_protocol.identity import Identity
 
 
@@ -60,6 +61,20 @@ def test_publish_without_a_key_or_over_another_s_manifest_is_refused(
     assert run(capsys, "publish", story, "--home", home, "--name", "again")[0] == 0
 
 
+def test_publish_that_cannot_write_its_copy_leaves_the_manifest_as_it_was(
+    home: Path, story: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(capsys, "publish", story, "--home", home)
+    kept = (story / MANIFEST_FILE).read_bytes()
+    for out, said in ((home, "exists already"), (home / "none" / "copy", "there is no directory")):
+        code, err = run(capsys, "publish", story, "--home", home, "--name", "other", "--out", out)
+        assert (code, said in err) == (1, True)
+    monkeypatch.setattr(models_publish, "check_new_file", lambda _path: None)  # as on a disk that is full only then
+    code, err = run(capsys, "publish", story, "--home", home, "--name", "other", "--out", home)
+    assert (code, f"cannot write {home}: is a directory" in err) == (1, True)
+    assert (story / MANIFEST_FILE).read_bytes() == kept
+
+
 def test_verify_without_a_manifest_or_a_model_says_what_is_missing(
     story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,7 +86,8 @@ def test_verify_without_a_manifest_or_a_model_says_what_is_missing(
         ((story, "--manifest", story / "config.json"), "is not a signed manifest"),
     ):
         code, err = run(capsys, "verify", *arguments)
-        assert (code, message in err) == (1, True), err
+        assert (code, message in err) == (1 if arguments else 2, True), err
+        assert "message version" not in err
 
 
 def test_model_of_a_hub_is_downloaded_whole_and_names_its_commit(

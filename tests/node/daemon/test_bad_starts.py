@@ -69,7 +69,10 @@ def test_start_with_impossible_settings_says_what_to_do(
         (("join", "--peers", "/ip4/127.0.0.1/tcp/x"), "--peers: address '/ip4/127.0.0.1/tcp/x' is malformed"),
         (("seed", "--listen", "localhost:4001"), "--listen: address 'localhost:4001' is malformed"),
         (("join", "--listen", "here"), "--listen: address 'here' is malformed"),
-        (("join", "--drain-s", "abc"), "is not a number of seconds from 0 to 3600 → write --drain-s 30"),
+        (
+            ("join", "--drain-s", "abc"),
+            "is not a length of time from 0s to 1h, such as 30s or 5m → write --drain-s 30s",
+        ),
     ],
 )
 def test_wrong_usage_exits_2_and_points_to_the_help_or_to_an_example(

@@ -126,8 +126,8 @@ def test_resolve_unknown_environment_variable_is_refused_with_a_suggestion(varia
         ("network_id", "a b", "is not a network id"),
         ("name", "bell\a", "printable"),
         ("device", "gpu", "is not one of auto, cpu, cuda, mps"),
-        ("drain_s", "soon", "is not a number of seconds"),
-        ("drain_s", "nan", "is not a number of seconds"),
+        ("drain_s", "soon", "is not a length of time from 0s to 1h, such as 30s or 5m"),
+        ("drain_s", "nan", "is not a length of time"),
         ("then_serve", "perhaps", "is neither true nor false"),
         ("metrics", "9401", "is not HOST:PORT"),
         ("metrics", "::1:9401", "is not HOST:PORT"),
@@ -177,7 +177,7 @@ def test_default_text_is_empty_where_it_says_nothing() -> None:
         )
     } == {
         "listen": "/ip4/127.0.0.1/tcp/0",
-        "drain_s": "30",
+        "drain_s": "30s",
         "relay_rate": "100mbit",
         "device": "auto",
         "peers": "",
@@ -246,7 +246,7 @@ def test_resolve_remedy_is_written_as_the_setting_was(tmp_path: Path) -> None:
     for flags, env, expected in (
         ({"threads": "x"}, {}, "write --threads 4"),
         ({}, {"SWARM_BLOCKS": "x"}, "write SWARM_BLOCKS=0:8"),
-        ({"home": str(tmp_path)}, {}, "write drain_s = 30"),
+        ({"home": str(tmp_path)}, {}, 'write drain_s = "30s"'),
     ):
         with pytest.raises(ConfigError) as error:
             resolve(flags, env=env)

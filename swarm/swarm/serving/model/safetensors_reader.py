@@ -15,7 +15,7 @@ from types import EllipsisType
 
 import torch
 from safetensors import SafetensorError, safe_open
-from swarm_protocol.errors import ConfigError, IntegrityError
+from swarm_protocol.errors import ConfigError, IntegrityError, reason_of
 from torch import Tensor
 
 
@@ -74,7 +74,9 @@ class StoredTensor:
                 file.seek(self.offset)
                 num_read = file.readinto(memory)
         except OSError as error:
-            raise IntegrityError(f"{self.path} cannot be read: {error}", remedy="download it again") from error
+            raise IntegrityError(
+                f"{self.path} cannot be read: {reason_of(error)}", remedy="download it again"
+            ) from error
         if num_read != num_bytes:
             raise IntegrityError(f"{self.path} ends within {self.name}", remedy="download it again")
         return torch.frombuffer(memory, dtype=self.dtype).reshape(self.shape)

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from swarm_protocol.errors import ConfigError, RoundError
+from swarm_protocol.errors import ConfigError, RoundError, reason_of
 from torch import Tensor, nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -154,7 +154,7 @@ class SeveralDevices:
                 self._workers.append(_spawn(device, self._assignment(rank, self._meeting.port)))
         except (OSError, dist.DistError) as error:
             self.close()
-            raise _Failed(f"no process for each device: {error}") from error
+            raise _Failed(f"no process for each device: {reason_of(error)}") from error
         self._collect(self._workers, ANSWER_S)
 
     def _step_limit_s(self) -> float:
@@ -197,7 +197,8 @@ class SeveralDevices:
             return self._collect([worker for worker, _ in asked], limit_s)
         except (_Failed, OSError) as error:
             raise RoundError(
-                f"training on several devices failed: {error}", remedy="it goes on from the committed weights"
+                f"training on several devices failed: {reason_of(error)}",
+                remedy="it goes on from the committed weights",
             ) from error
 
     def _collect(self, asked: Sequence[_WorkerProcess], limit_s: float) -> list[Any]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from swarm_compression.codec import Data
-from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation
+from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation, reason_of
 from swarm_protocol.training_messages import Outcome, Ready, Vote
 
 from swarm.training.round.round_state import HeldLock, Prepared, RoundState, with_coordinator
@@ -93,7 +93,7 @@ class PromiseFile:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise self._damaged(str(error)) from error
+            raise self._damaged(reason_of(error)) from error
         content = data[_DIGEST_BYTES:]
         if hashlib.sha256(content).digest() != data[:_DIGEST_BYTES]:
             raise self._damaged("its digest does not match")
@@ -123,7 +123,7 @@ class PromiseFile:
             self._forget(voted)
         except OSError as error:
             raise ConfigError(
-                f"the member's vote cannot be written to {self._folder}: {error}",
+                f"the member's vote cannot be written to {self._folder}: {reason_of(error)}",
                 remedy="free space there, or make it writable for this user",
             ) from error
 

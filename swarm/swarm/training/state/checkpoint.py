@@ -30,7 +30,7 @@ from typing import BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
-from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation
+from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation, reason_of
 from torch import Tensor
 
 from swarm.training.state.replica_state import Assembly, Manifest, ReplicaState
@@ -212,7 +212,7 @@ def _write(folder: Path, place: Path, checkpoint: Checkpoint) -> None:
 
 def _unwritten(folder: Path, error: OSError) -> ConfigError:
     remedy = "free space there" if error.errno in _FULL else "make it writable for this user"
-    return ConfigError(f"no checkpoint could be written to {folder}: {error}", remedy=remedy)
+    return ConfigError(f"no checkpoint could be written to {folder}: {reason_of(error)}", remedy=remedy)
 
 
 def _write_files(partial: Path, checkpoint: Checkpoint) -> None:
@@ -279,7 +279,7 @@ def _load(place: Path) -> Checkpoint:
         with safe_open(place / _INNER, framework="pt") as file:
             moments = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, PeerViolation, ValueError) as error:
-        raise IntegrityError(f"it cannot be read ({error})") from error
+        raise IntegrityError(f"it cannot be read ({reason_of(error)})") from error
     return Checkpoint(state=state, inner=moments, certificate=certificate)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, reason_of
 from torch import Tensor
 
 from swarm.network.interface import Network
@@ -76,7 +76,7 @@ def export_hf(
         partial.rename(directory)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise ConfigError(f"{directory} cannot be written: {error}", remedy="free space there") from error
+        raise ConfigError(f"{directory} cannot be written: {reason_of(error)}", remedy="free space there") from error
 
 
 def _write_model(model: Any, end_of_text: int | None, directory: Path, max_shard_bytes: int) -> None:

@@ -161,7 +161,7 @@ COMMANDS = (
             "PATH": "The signed run file (default: run.toml).",
             "--identity FILE": "Sign with this key instead of the one in the home.",
             "--members FILE": "Ask only these peers where the run is, one peer id a line (default: all that train it).",
-            "--every TIME": "Endorse again and again, after so much time, such as 30m or 1h, until the run is finished.",
+            "--every TIME": "Endorse again and again, each time after so long, such as 30m or 1h, until the run is finished.",
             "--yes": "Sign the endorsement and give it to the members; without this, only show what would be signed.",
         },
     ),
@@ -209,7 +209,7 @@ COMMANDS = (
             "MODEL": "A directory, or OWNER/NAME[@REVISION] on a hub, which is downloaded.",
             "--name NAME": "The name to publish it under (default: the directory's name, or NAME on the hub).",
             "--identity FILE": "Sign with this key instead of the one in the home.",
-            "--out FILE": "Write the manifest to the new file FILE as well as beside the model, as swarm-model.manifest.",
+            "--out FILE": "Write the manifest to a new file, too, and not only beside the model, as swarm-model.manifest.",
         },
     ),
     Command(

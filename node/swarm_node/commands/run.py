@@ -134,7 +134,8 @@ def endorse(flags: Flags) -> int:
 
 
 def export(flags: Flags) -> int:
-    config, which, text = flags.member(), _file_or_id(flags), flags.options["step"]
+    checkpoints: Path | None = flags.options["checkpoint"]
+    config, which, text = flags.member(), _exported_run(flags, checkpoints), flags.options["step"]
     if not {"peers", "invite"} & {*config.origins}:
         config = config.model_copy(update={"peers": ()})  # an invitation that the home keeps has seeds, too
     try:
@@ -149,7 +150,7 @@ def export(flags: Flags) -> int:
     from swarm_node.commands.run_export import Publication, export_run  # noqa: PLC0415
 
     publication = None if identity is None else Publication(name=name, identity=identity)
-    return export_run(which, outer_step, out, config, Emitter(json=flags.json), publication)
+    return export_run(which, outer_step, out, config, Emitter(json=flags.json), publication, checkpoints=checkpoints)
 
 
 def watch(flags: Flags) -> int:
@@ -216,6 +217,23 @@ def _file_or_id(flags: Flags) -> Path | RunId:
     if isinstance(which, Path) and not which.exists():
         raise ConfigError(f"{named} cannot be read: it does not exist", remedy=f"name the run's file, or {RUN_ID_FORM}")
     return which if isinstance(which, RunId) else _existing(flags)
+
+
+def _exported_run(flags: Flags, checkpoints: Path | None) -> Path | RunId:
+    """Return the run to export: the one that is named, or whose file lies with the checkpoints. Raises ConfigError."""
+    if checkpoints is None:
+        return _file_or_id(flags)
+    if not checkpoints.is_dir():
+        found = "it is a file" if checkpoints.exists() else "it does not exist"
+        raise ConfigError(
+            f"{checkpoints} is no directory of checkpoints: {found}",
+            remedy="name HOME/checkpoints/RUN_ID, one of its step-… directories, or a copy of either",
+        )
+    if flags.values.get("peers"):
+        raise UsageError("--checkpoint and --peers are both given", remedy="leave out --peers: nobody is asked")
+    beside = (checkpoints / DEFAULT_PATH.name, checkpoints.absolute().parent / DEFAULT_PATH.name)
+    kept = next((path for path in beside if path.is_file()), None)
+    return kept if kept is not None and not flags.options["path"] else _file_or_id(flags)
 
 
 def signing_identity(flags: Flags) -> Identity:

@@ -91,7 +91,7 @@ class _Endorsing:
             after=before.outer_step if before else None,
             basis=f"it follows from outer step {before.outer_step}, which was endorsed before"
             if before
-            else "nothing was endorsed before: it is what most of its own voters show",
+            else "nothing was endorsed before: more of the members that signed this state show it than any other",
         )
         if not is_certain:
             self._emitter.emit("endorsement_not_signed", run=self._run.run_id)

@@ -1,6 +1,7 @@
-"""Writes a certified state of a run as a Hugging Face model: one that this home keeps, or the newest of its members.
+"""Writes a certified state of a run as a Hugging Face model: a local checkpoint, or the newest of its members.
 
-Members hold the newest state alone, and a home the checkpoints that it keeps: any other state is nowhere any more.
+Members hold the newest state alone, and a home the checkpoints that it keeps: any other state is nowhere any more. Of a
+finished run whose members have left, the checkpoints are all that is left.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from swarm.training.run.run_file import load_run
 from swarm.training.run.run_model import check_model
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.certificate import RunSignatures
-from swarm.training.state.checkpoint import Checkpoint, load_newest, load_step, steps_in
+from swarm.training.state.checkpoint import Checkpoint, is_checkpoint, load_newest, load_step, step_of, steps_in
 from swarm.training.state.export import export_hf, fetch_state
 from swarm.training.state.replica_state import ReplicaState
-from swarm_protocol.errors import ConfigError, RoundError
+from swarm_protocol.errors import ConfigError, PeerTimeout, RoundError
 from swarm_protocol.identity import Identity
 
 from swarm_node import diagnostics, interrupts
@@ -32,6 +33,10 @@ from swarm_node.settings.config import Config
 from swarm_node.settings.parsers import RunId
 from swarm_node.storage.home import Home
 
+_ELSEWHERE = (
+    "name the home of a node that trained it with --home, a copy of its checkpoints with --checkpoint, "
+    "or, while a member is there, a node of the network with --peers"
+)
 NUM_TRIES = 3
 """Members may go on to the next state before theirs has begun to come."""
 MAX_TOLD_STEPS = 20
@@ -52,19 +57,22 @@ def export_run(
     config: Config,
     emitter: Emitter,
     publication: Publication | None = None,
+    *,
+    checkpoints: Path | None = None,
 ) -> int:
-    """Export a run's state from the members that the peers of `config` lead to, or without peers from its home.
+    """Export a run's state from the directory `checkpoints`, or else from the members that the peers of `config` lead
+    to, or without peers from its home.
 
-    `which` is its file or its id. The state is that of `outer_step`, or the newest one; it goes to `place`, or to a new
-    folder here, and is published if `publication` says so. Raises ConfigError for a state that does not exist,
-    IntegrityError, StartError, PeerTimeout or RoundError.
+    `which` is its file or its id. `checkpoints` is one checkpoint, or a directory of one run's. The state is that of
+    `outer_step`, or the newest one; it goes to `place`, or to a new folder here, and is published if `publication` says
+    so. Raises ConfigError for a state that does not exist, IntegrityError, StartError, PeerTimeout or RoundError.
     """
     interrupts.raise_in_command()
     diagnostics.quieten_libraries()
-    if config.peers:
+    if config.peers and checkpoints is None:
         run, state = asyncio.run(_from_members(which, outer_step, config))
     else:
-        run, state = _from_home(which, outer_step, config, emitter)
+        run, state = _from_disk(which, outer_step, checkpoints, config, emitter)
     place = place or Path(f"{run.run_id}-step-{state.outer_step}")
     export_hf(state.theta_N, run.config, place, tokenizer=config.tokenizer)
     digest = state.manifest().digest().hex()
@@ -75,26 +83,26 @@ def export_run(
     return 0
 
 
-def _from_home(
-    which: Path | RunId, outer_step: int | None, config: Config, emitter: Emitter
+def _from_disk(
+    which: Path | RunId, outer_step: int | None, checkpoints: Path | None, config: Config, emitter: Emitter
 ) -> tuple[SignedRun, ReplicaState]:
     home = Home(config.home)
     run = load_run(which) if isinstance(which, Path) else kept_copy(home, which.run_id)
-    folder = home.checkpoints / (run.run_id if run else str(which))
+    keeper = checkpoints or home.path
+    folder = checkpoints or home.checkpoints / (run.run_id if run else str(which))
+    if checkpoints is not None and is_checkpoint(checkpoints):
+        folder, outer_step = checkpoints.parent, step_of(checkpoints)
     steps = steps_in(folder)
     if run is None or not steps:
-        raise ConfigError(
-            f"{home.path} keeps no checkpoint of {run.run_id if run else which}",
-            remedy="name the home of a node that trained it with --home, or a node of the network with --peers",
-        )
+        raise ConfigError(f"{keeper} keeps no checkpoint of {run.run_id if run else which}", remedy=_ELSEWHERE)
     if outer_step is not None and outer_step not in steps:
         raise ConfigError(
-            f"{home.path} keeps no checkpoint of outer step {outer_step}, only of {_listed(steps)}",
+            f"{keeper} keeps no checkpoint of outer step {outer_step}, only of {_listed(steps)}",
             remedy="choose one of these; a node that joins with --keep-every N keeps more in future",
         )
     checkpoint = load_newest(folder) if outer_step is None else load_step(folder, outer_step)
     if checkpoint is None:
-        raise ConfigError(f"every checkpoint in {folder} is damaged", remedy="name a node of the network with --peers")
+        raise ConfigError(f"every checkpoint in {folder} is damaged", remedy=_ELSEWHERE)
     _check_certificate(run, checkpoint, config, emitter)
     return run, checkpoint.state
 
@@ -113,12 +121,27 @@ def _check_certificate(run: SignedRun, checkpoint: Checkpoint, config: Config, e
 
 async def _from_members(which: Path | RunId, outer_step: int | None, config: Config) -> tuple[SignedRun, ReplicaState]:
     async with visiting(config) as (network, membership):
-        if isinstance(which, RunId):
-            run, _ = await run_of_id(network, membership, Home(config.home), which.run_id)
-        else:
-            run = load_run(which)
-        num_values = await asyncio.to_thread(check_model, run.config)
-        return run, await newest_state(network, membership, run, num_values, outer_step)
+        try:
+            if isinstance(which, RunId):
+                run, _ = await run_of_id(network, membership, Home(config.home), which.run_id)
+            else:
+                run = load_run(which)
+            num_values = await asyncio.to_thread(check_model, run.config)
+            return run, await newest_state(network, membership, run, num_values, outer_step)
+        except PeerTimeout as error:  # as of a finished run, whose members have left
+            raise PeerTimeout(error.message, remedy=_without_members(which, config)) from error
+
+
+def _without_members(which: Path | RunId, config: Config) -> str:
+    """Say what can be exported where no member of the run answers."""
+    run_id = load_run(which).run_id if isinstance(which, Path) else which.run_id
+    folder = Home(config.home).checkpoints / run_id
+    if steps := steps_in(folder):
+        return f"leave out --peers: {folder} keeps the checkpoints of outer steps {_listed(steps)}"
+    return (
+        "on a machine that trained it, leave out --peers and give --home, or --checkpoint with a copy of "
+        f"HOME/checkpoints/{run_id}; a member that is started again with --then-serve stays and gives its state, too"
+    )
 
 
 async def newest_state(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 import torch
 from support.training_swarm import AUTHOR, WINDOW_TOKENS, Swarm, SyntheticInner, certified
 from swarm.network.membership import Membership
+from swarm.network.memory.memory_network import MemoryInternet
 from swarm.serving.manifest.manifest_file import MANIFEST_FILE, load_manifest
 from swarm.testing import virtual_time
 from swarm.training.run.layout import Layout
@@ -44,6 +46,7 @@ CONFIG = RunConfig(
     inner=InnerConfig(batch_windows=2),
 )
 NUM_VALUES = check_model(CONFIG)
+PEER = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"
 ADMITTED = Identity(b"admitted".ljust(32))
 
 
@@ -158,6 +161,61 @@ def test_export_without_any_checkpoint_says_where_to_look(run: SignedRun, capsys
         [error] = events(capsys)
         assert f"keeps no checkpoint of {run.run_id}" in str(error["message"])
         assert "--peers" in str(error["remedy"])
+
+
+def test_export_of_a_checkpoint_directory_needs_no_home_and_no_run_file(
+    run: SignedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of a run that is finished: a folder that was copied from the home of a member, on a machine of its own."""
+    states, now = trained(run)
+    monkeypatch.setattr(run_export, "time", SimpleNamespace(time=lambda: now))
+    keep(run, states)
+    folder = Path("home", "checkpoints", run.run_id).rename("copy")
+    Path("run.toml").rename(folder / "run.toml")
+    third = folder / f"step-{3:013d}"
+    for given, step in ((folder, 6), (third, 3)):
+        assert cli.run(["run", "export", "--checkpoint", str(given), "--json"]) == 0
+        [told] = events(capsys)
+        assert (told["run"], told["outer_step"]) == (run.run_id, step)
+        assert told["digest"] == states[step - 1].state.manifest().digest().hex()
+    (third / "state.safetensors").write_bytes(b"garbage")
+    for arguments, said in (
+        (("--checkpoint", "copy", "--step", "4"), "copy keeps no checkpoint of outer step 4, only of 3, 5, 6"),
+        (("--checkpoint", str(third), "--out", "x"), "is not whole: the state is cut off"),
+        (("--checkpoint", "nowhere"), "nowhere is no directory of checkpoints: it does not exist"),
+        (("--checkpoint", "copy/run.toml"), "is no directory of checkpoints: it is a file"),
+    ):
+        assert cli.run(["run", "export", *arguments, "--json"]) == 1
+        assert said in str(events(capsys)[-1]["message"])
+    assert cli.run(["run", "export", "--checkpoint", "copy", "--peers", PEER]) == cli.EXIT_USAGE
+    assert "--checkpoint and --peers are both given" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_export_once_the_members_have_left_says_what_can_be_exported_instead(
+    run: SignedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], keeps: bool
+) -> None:
+    @asynccontextmanager
+    async def alone(_config: object) -> AsyncIterator[tuple[object, object]]:
+        network = MemoryInternet().network(ADMITTED)
+        async with Membership(network) as membership:
+            yield network, membership
+        await network.close()
+
+    monkeypatch.setattr(run_export, "visiting", alone)
+    monkeypatch.setattr(run_export, "asyncio", SimpleNamespace(run=virtual_time.run, to_thread=asyncio.to_thread))
+    if keeps:
+        keep(run, [Committed(ReplicaState.initial(torch.zeros(NUM_VALUES)), b"")])
+    assert cli.run(["run", "export", "--peers", PEER, "--json"]) == 1
+    [error] = events(capsys)
+    assert str(error["message"]).startswith(f"no member of {run.run_id} shows a certified state")
+    remedy = str(error["remedy"])
+    if keeps:
+        assert remedy.startswith("leave out --peers: ")
+        assert remedy.endswith(f"checkpoints/{run.run_id} keeps the checkpoints of outer steps 0")
+    else:
+        assert "--checkpoint with a copy of HOME/checkpoints/" in remedy
+        assert "--then-serve" in remedy
 
 
 def test_newest_state_comes_from_the_members_while_they_train(run: SignedRun) -> None:

@@ -65,7 +65,7 @@ async def survey(network: Network, run: SignedRun, peers: Mapping[str, TrainerRe
         which = f" after outer step {endorsement.outer_step}, which its author endorses" if endorsement else ""
         raise PeerTimeout(
             f"no member of {run.run_id} shows a certified state{which}",
-            remedy="start a member that has one, and try again",
+            remedy="start a member that has one, with --then-serve so that it stays, and try again",
         )
     holders = {peer for peer, each in shown.items() if each.outcome.state_digest == proof.outcome.state_digest}
     return RunSurvey(

@@ -148,7 +148,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2, keep
     # newer ones are broken, or of a history that the run's author has ended with a resume order
     newer = [each for each in _places(folder) if each > place]
     older = [each for each in _places(folder) if each < place]
-    spare = [each for each in older[keep - 1 :] if not is_kept(_step_of(each), keep_every)]
+    spare = [each for each in older[keep - 1 :] if not is_kept(step_of(each), keep_every)]
     for other in (*newer, *spare):
         shutil.rmtree(other, ignore_errors=True)
     return place
@@ -161,7 +161,12 @@ def is_kept(outer_step: int, keep_every: int) -> bool:
 
 def steps_in(folder: Path) -> list[int]:
     """Return the outer steps of the folder's checkpoints, whole or not, in ascending order."""
-    return sorted(map(_step_of, _places(folder)))
+    return sorted(map(step_of, _places(folder)))
+
+
+def is_checkpoint(place: Path) -> bool:
+    """Return whether `place` is one checkpoint, by its name, and not a folder of them."""
+    return _NAME.fullmatch(place.name) is not None
 
 
 def load_step(folder: Path, outer_step: int) -> Checkpoint:
@@ -252,7 +257,8 @@ def _place(folder: Path, outer_step: int) -> Path:
     return folder / f"step-{outer_step:013d}"
 
 
-def _step_of(place: Path) -> int:
+def step_of(place: Path) -> int:
+    """Return the outer step that a checkpoint's directory is named after."""
     return int(place.name.rpartition("-")[2])
 
 

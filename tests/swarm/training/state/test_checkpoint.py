@@ -178,7 +178,7 @@ def test_save_that_cannot_be_flushed_at_the_end_says_so_and_leaves_both_checkpoi
     save_checkpoint(tmp_path, _checkpoint(1))
     with monkeypatch.context() as patch:
         _fail_at(patch, 11, OSError(errno.EIO, os.strerror(errno.EIO)))
-        with pytest.raises(ConfigError, match="Input/output error"):
+        with pytest.raises(ConfigError, match="input/output error"):
             save_checkpoint(tmp_path, _checkpoint(2))
     assert _names(tmp_path) == ["step-0000000000001", "step-0000000000002"]
     assert _newest_step(tmp_path) == 2
@@ -201,7 +201,7 @@ def test_save_disk_full_at_any_step_leaves_the_former_checkpoint(
     save_checkpoint(tmp_path, _checkpoint(1))
     with monkeypatch.context() as patch:
         _fail_at(patch, failing, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-        with pytest.raises(ConfigError, match=r"No space left on device.*: free space"):
+        with pytest.raises(ConfigError, match=r"no space left on device.*: free space"):
             save_checkpoint(tmp_path, _checkpoint(2))
     assert _names(tmp_path) == ["step-0000000000001"]
     assert _newest_step(tmp_path) == 1
@@ -216,7 +216,7 @@ def test_save_refused_by_the_operating_system_leaves_the_former_checkpoint(tmp_p
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
     try:
-        with pytest.raises(ConfigError, match=r"File too large.*: free space"):
+        with pytest.raises(ConfigError, match=r"file too large.*: free space"):
             save_checkpoint(tmp_path, _checkpoint(2))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -293,7 +293,7 @@ def test_write_inner_to_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
-        with pytest.raises(ConfigError, match=r"no checkpoint could be written .*File too large"):
+        with pytest.raises(ConfigError, match=r"no checkpoint could be written .*file too large"):
             write_inner(tmp_path, {"exp_avg": [torch.ones(10_000)]})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -338,7 +338,7 @@ def test_save_to_a_place_that_is_read_only_says_so(tmp_path: Path, monkeypatch: 
     save_checkpoint(tmp_path, _checkpoint(1))
     with monkeypatch.context() as patch:
         _fail_at(patch, 0, OSError(errno.EROFS, os.strerror(errno.EROFS)))
-        with pytest.raises(ConfigError, match=r"Read-only file system.*: make it writable"):
+        with pytest.raises(ConfigError, match=r"read-only file system.*: make it writable"):
             save_checkpoint(tmp_path, _checkpoint(2))
     assert _newest_step(tmp_path) == 1
 

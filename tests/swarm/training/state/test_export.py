@@ -183,7 +183,7 @@ def test_export_disk_full_leaves_nothing(tmp_path: Path, tiny_run: RunConfig, mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(ConfigError, match="No space left on device"):
+    with pytest.raises(ConfigError, match="no space left on device"):
         export_hf(initial_theta(tiny_run), tiny_run, tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
 

@@ -83,7 +83,8 @@ class PlainHistory:
 
     async def turnover(self) -> Turnover:
         kinds = [each.kind for each in self._kept(self.told)]
-        return Turnover(joins=kinds.count("join"), leaves=kinds.count("leave"))
+        since = min((at for at, _ in self._kept(self.samples)), default=None)
+        return Turnover(joins=kinds.count("join"), leaves=kinds.count("leave"), since=since)
 
     async def changes(self) -> tuple[ChangeEvent, ...]:
         return tuple(self._kept(self.told)[::-1][:20])

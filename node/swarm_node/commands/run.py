@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swarm.heap import uncollected
-from swarm.training.round.quorum import Succession
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 from swarm_protocol.limits import MAX_OUTER_STEP
@@ -285,6 +284,7 @@ def _print_run(emitter: Emitter, path: Path, found: InspectedRun) -> None:
 
 
 def _lines(found: InspectedRun, cost: Cost) -> Iterator[str]:
+    from swarm.training.round.quorum import Succession  # noqa: PLC0415
     from swarm.training.run.run_model import is_module_run  # noqa: PLC0415
 
     from swarm_node.commands.run_pinning import described_data  # noqa: PLC0415

@@ -18,7 +18,7 @@ from swarm_protocol.errors import ConfigError
 
 from swarm_node.events.emitter import Emitter
 from swarm_node.roles.sources import ProgressReports
-from swarm_node.settings.config import Config
+from swarm_node.settings.config import Config, UsageError
 from swarm_node.storage.home import Home
 
 PinnedValues = Mapping[tuple[str, str], str]
@@ -32,7 +32,7 @@ def data_pins(run: RunConfig, config: Config, emitter: Emitter, *, pin: bool, un
     that the run has. Raises ConfigError if there are none.
     """
     if pin and unpinned:
-        raise ConfigError("--pin and --unpinned contradict each other", remedy="give one of them")
+        raise UsageError("--pin and --unpinned contradict each other", remedy="give one of them")
     if unpinned or is_module_run(run):
         return {("data", key): "" for key in ("digest", "revision", "tokenizer_revision")}
     commits = hub_pins(run.data)

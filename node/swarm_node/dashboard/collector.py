@@ -25,6 +25,7 @@ from swarm_protocol.version import software_version
 from swarm_node.dashboard.checkpoints import Checkpoints
 from swarm_node.dashboard.history.facts import ContributionTotal, Turnover
 from swarm_node.dashboard.history.history import DashboardHistory, TolerantReads
+from swarm_node.dashboard.history.retention import DAY_S
 from swarm_node.dashboard.history.store import sqlite_file, url_of
 from swarm_node.dashboard.model_views import current_view, server_view
 from swarm_node.dashboard.run_follower import MAX_REFUSALS, MAX_STEPS, FetchRun, RunFollower
@@ -224,12 +225,14 @@ class Collector:
 
     def _publish(self, problem: str) -> None:
         history_problem = self._history.problem
+        began = self._turnover.since
         problems = [each for each in (problem, history_problem and shown(str(history_problem))) if each]
         self._overview = self._views.overview.model_copy(
             update={
                 "stale": "; ".join(problems) or None,
                 "joins_24h": self._turnover.joins,
                 "leaves_24h": self._turnover.leaves,
+                "turnover_since": began if began is not None and began > self._views.overview.at - DAY_S else None,
                 "happenings": self._recent_changes,
             }
         )

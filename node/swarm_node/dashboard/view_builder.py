@@ -109,6 +109,7 @@ class ViewBuilder:
             first_token_p95_s=p95_s,
             joins_24h=0,
             leaves_24h=0,
+            turnover_since=None,
             happenings=(),
             num_paused=len(paused),
             lends_again_at=min(

@@ -306,6 +306,7 @@ class Overview(View):
     first_token_p95_s: float | None
     joins_24h: int
     leaves_24h: int
+    turnover_since: float | None = None  # when these counts begin, if the history is younger than 24 hours
     happenings: tuple[ChangeEvent, ...]  # newest first, at most 20
     join_command: str
     num_paused: int = 0  # volunteers that lend nothing now

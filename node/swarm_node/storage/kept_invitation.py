@@ -15,7 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from swarm.network.libp2p.host import check_invitation
-from swarm.network.private.member_roll import MemberRoll
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, SwarmError, reason_of
 from swarm_protocol.network_invitation import (
@@ -67,6 +66,8 @@ def check_member(config: Config, home: Home, peer_id: str) -> None:
     """Raises ConfigError if the invitation does not make the node `peer_id` a member now: it has expired, is bound to
     another node, or was revoked as far as this home knows."""
     if config.invite is not None:
+        from swarm.network.private.member_roll import MemberRoll  # noqa: PLC0415 - which few commands need
+
         MemberRoll(config.invite, peer_id, time.time(), revocations=read_revocations(home))
 
 

@@ -109,7 +109,8 @@ def overview(view: Overview, width: int) -> Iterator[Line]:
     nodes = f"{plural(view.num_volunteers, 'volunteer')} among {plural(view.num_nodes, 'node')}"
     yield _fitted(Text(f"{nodes}: {_counted(view.nodes_by_state)}"), width)
     reached = f"reached: {_counted(view.nodes_by_reachability)}"
-    turnover = f"24 h: {view.joins_24h} joined, {view.leaves_24h} left"
+    period = "24 h" if view.turnover_since is None else f"since {_clock(view.turnover_since)}"
+    turnover = f"{period}: {view.joins_24h} joined, {view.leaves_24h} left"
     yield _fitted(Text(f"{reached} · {turnover}", "dim"), width)
     if sum(view.paths.values()):
         yield _fitted(Text(f"connections, as each end counts them: {path_counts(view.paths)}", "dim"), width)

@@ -116,7 +116,7 @@ def test_sign_again_without_the_data_leaves_its_pin_and_says_so(
 
 def test_sign_unpinned_takes_an_earlier_pin_away(author: Identity, capsys: pytest.CaptureFixture[str]) -> None:
     Path("run.toml").write_text(f'{TINY}[data]\nsource = "files"\ndigest = "{"ab" * 32}"\n')
-    assert cli.run(["run", "sign", "--unpinned", "--pin"]) == 1
+    assert cli.run(["run", "sign", "--unpinned", "--pin"]) == cli.EXIT_USAGE
     assert "--pin and --unpinned contradict each other" in capsys.readouterr().err
     assert cli.run(["run", "sign", "--unpinned"]) == 0
     assert load_run(Path("run.toml")).config.data.digest == ""
@@ -225,7 +225,7 @@ def test_sign_without_an_identity_says_how_to_get_one(capsys: pytest.CaptureFixt
 
 
 def test_watch_needs_a_peer_and_a_signed_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert cli.run(["run", "watch"]) == 1
+    assert cli.run(["run", "watch"]) == cli.EXIT_USAGE
     assert "no peer is named" in capsys.readouterr().err
     Path("run.toml").write_text(TINY)
     addr = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer_id}"

@@ -22,28 +22,12 @@ JOIN = ("join", "--take", "nothing", "--network-id", "tests", "--probe", "off", 
     ("arguments", "expected"),
     [
         (
-            ("join",),
-            "no peer to join through is named, and this home remembers none → give --peers the address",
-        ),
-        (
             ("join", "--peers", NOBODY, "--run", "/no/run.toml"),
             "/no/run.toml does not exist → give --run the file that",
         ),
         (("join", "--run", "/tmp"), "/tmp is a directory, not a run file → give --run the file that"),
         (("join", "--model", "/no/model"), "there is no such directory → give --model the directory that"),
         (("demo", "--keep", "/proc/x"), "choose another directory with --keep"),
-        (
-            ("gateway",),
-            "no peer to join through is named, and this home remembers none → give --peers the address",
-        ),
-        (("join", "--peers", NOBODY, "--then-serve"), "--then-serve needs --run"),
-        (("join", "--peers", NOBODY, "--blocks", "0:2"), "there is nothing to serve"),
-        (("join", "--peers", NOBODY, "--take", "models", "--data", "/tmp"), "there is nothing to train, so --data"),
-        (("join", "--peers", NOBODY, "--take", "runs", "--max-blocks", "2"), "there is nothing to serve"),
-        (
-            ("join", "--peers", NOBODY, "--take", "runs", "--model", "a/b"),
-            "--take cannot be combined with --run or --model",
-        ),
         (("status",), "no daemon is running"),
         (("drain",), "no daemon is running"),
         (("stop",), "no daemon is running"),
@@ -62,6 +46,22 @@ def test_start_with_impossible_settings_says_what_to_do(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
+        (
+            ("join",),
+            "no peer to join through is named, and this home remembers none → give --peers the address",
+        ),
+        (
+            ("gateway",),
+            "no peer to join through is named, and this home remembers none → give --peers the address",
+        ),
+        (("join", "--peers", NOBODY, "--then-serve"), "--then-serve needs --run"),
+        (("join", "--peers", NOBODY, "--blocks", "0:2"), "there is nothing to serve"),
+        (("join", "--peers", NOBODY, "--take", "models", "--data", "/tmp"), "there is nothing to train, so --data"),
+        (("join", "--peers", NOBODY, "--take", "runs", "--max-blocks", "2"), "there is nothing to serve"),
+        (
+            ("join", "--peers", NOBODY, "--take", "runs", "--model", "a/b"),
+            "--take cannot be combined with --run or --model",
+        ),
         (("jion",), "Did you mean 'join'? → see swarm-node --help"),
         (("join", "--peeers", "x"), "--peers) → see swarm-node join --help"),
         (("seed", "extra"), "(extra) → see swarm-node seed --help"),
@@ -76,8 +76,9 @@ def test_start_with_impossible_settings_says_what_to_do(
     ],
 )
 def test_wrong_usage_exits_2_and_points_to_the_help_or_to_an_example(
-    arguments: tuple[str, ...], expected: str, run_here: RunHere
+    arguments: tuple[str, ...], expected: str, run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SWARM_HOME", str(tmp_path / "home"))
     answer = run_here(*arguments)
     assert answer.code == 2
     assert expected in answer.error

@@ -145,6 +145,8 @@ async def test_who_was_there_has_not_come_and_who_comes_and_goes_is_told(found: 
     await asyncio.sleep(5)
     overview = found.collector.overview()
     assert (overview.joins_24h, overview.leaves_24h) == (1, 1)
+    assert overview.turnover_since is not None
+    assert overview.turnover_since < overview.at, "the history began when the collector did"
     assert [(each.kind, each.words) for each in overview.happenings] == [
         ("leave", "birch left"),
         ("join", "birch joined"),

@@ -77,6 +77,35 @@ def test_no_path_leads_out_of_the_static_folder(client: TestClient, path: str) -
     assert "import" not in answer.text
 
 
+def test_pages_say_plainly_what_was_not_seen_yet() -> None:
+    source = example_source(8)
+    since = source.overview().at - 60
+    unseen = {"turnover_since": since, "first_token_p50_s": None, "first_token_p95_s": None}
+    source.change(**unseen)
+    with opened(source) as client:
+        html = client.get("/").text
+        assert f"since {clock(since)}, when this history begins" in html
+        assert "no gateway has reported one yet" in html
+        model = source.overview().models[0]
+        assert f"serve block {model.weakest_block}" in client.get(f"/models/{quote(model.name)}").text
+
+
+@pytest.mark.parametrize(("num_validated", "said"), [(1, "The loss on held-out"), (2, "Dashed: the loss on held-out")])
+def test_legend_names_a_dashed_line_only_where_one_is_drawn(num_validated: int, said: str) -> None:
+    source = example_source(8)
+    run = source.overview().runs[0].run
+    detail = source.run_details[run]
+    last = len(detail.steps) - num_validated
+    steps = [
+        each.model_copy(update={"validation_loss": 2.0 if i >= last else None}) for i, each in enumerate(detail.steps)
+    ]
+    source.run_details[run] = detail.model_copy(update={"steps": tuple(steps)})
+    with opened(source) as client:
+        html = client.get(f"/runs/{quote(run)}").text
+    assert said in html
+    assert ("line beside" in html) is (num_validated > 1)
+
+
 def test_try_it_is_there_only_beside_a_gateway(source: ExampleSource) -> None:
     assert opened(source).get("/try").status_code == 404
     assert 'href="/try"' not in opened(source).get("/").text

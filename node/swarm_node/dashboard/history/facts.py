@@ -64,10 +64,14 @@ class ContributionTotal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turnover:
-    """Arrivals and departures that were seen; what was there when the dashboard started has not arrived."""
+    """Arrivals and departures that were seen; what was there when the dashboard started has not arrived.
+
+    `since` is the time (Unix seconds) of the first sight of any node; None: nothing was seen yet.
+    """
 
     joins: int
     leaves: int
+    since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ def read_turnover(connection: Connection, since: float) -> Turnover:
     return Turnover(
         joins=count(presence.c.since >= since, presence.c.saw_join),
         leaves=count(presence.c.until >= since, presence.c.saw_leave),
+        since=connection.scalar(select(func.min(presence.c.since))),
     )
 
 

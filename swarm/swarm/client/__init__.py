@@ -9,12 +9,14 @@ from swarm.client.async_client import AsyncClient, Generation
 from swarm.client.catalog import ModelStatus, OtherRevision, UsedRevisions
 from swarm.client.publishers import KnownPublishers
 from swarm.client.sync_client import Client
+from swarm.serving.home.kept_model import KeptModel
 from swarm.serving.session.generate import Token
 
 __all__ = [
     "AsyncClient",
     "Client",
     "Generation",
+    "KeptModel",
     "KnownPublishers",
     "ModelStatus",
     "OtherRevision",

@@ -73,10 +73,15 @@ class AssetsCache:
             self._ready = None
 
     async def get(
-        self, model: str, servers: Mapping[str, ServeRecord], published: PublishedManifest | None
+        self,
+        model: str,
+        servers: Mapping[str, ServeRecord],
+        published: PublishedManifest | None,
+        own_files: Mapping[str, bytes] | None = None,
     ) -> ModelAssets:
         """Return the assets of the servers' revision, which are those of the `published` manifest where there is one.
 
+        They are made of the client's `own_files` of this revision, if it has them, else of a server's.
         Raises PeerError, IntegrityError.
         """
         revision = next(iter(servers.values())).revision
@@ -86,8 +91,11 @@ class AssetsCache:
             loading = self._loading.setdefault(key, asyncio.Lock())
             async with loading:
                 if key not in self._assets:
-                    willing = [peer_id for peer_id, record in servers.items() if record.state == "serving"]
-                    assets = await self._from_servers(model, revision, willing, published)
+                    if own_files is not None:
+                        assets = await self._open(model, revision, own_files)
+                    else:
+                        willing = [peer_id for peer_id, record in servers.items() if record.state == "serving"]
+                        assets = await self._from_servers(model, revision, willing, published)
                     # the process of one that is dropped ends once no answer uses it any more
                     keep_newest(self._assets, key, assets, MAX_MODELS)
         return self._assets[key]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from swarm_protocol.errors import ConfigError, PeerError, PeerViolation
@@ -17,6 +18,7 @@ from swarm.client.catalog import ChosenRevision, ModelCatalog, ModelStatus, Used
 from swarm.client.possession_checks import FailedProof, PossessionChecks
 from swarm.client.publishers import KnownPublishers
 from swarm.client.request import GenerationRequest, Prompt, TextClient, check_fits, checked, encode, room_for
+from swarm.client.text_at_home import KeptModels, TextAtHome
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.router.routing import NoChain
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
     from swarm.client.tensor_calls import TensorCalls
     from swarm.remote.gradient import ForwardOptions, ForwardPass
+    from swarm.serving.home.home_ends import HomeEnds
 
 
 class Generation:
@@ -89,9 +92,13 @@ class AsyncClient(TextClient[Generation]):
     Without a pin, a revision that was `used` before takes precedence. `publishers` are the publishers to believe, each
     as MODEL=PEER_ID or, for every model without one of its own, PEER_ID; or what an earlier process remembers of them.
     `on_failed_proof` is told of each server that was asked to prove that it holds a published model, and failed.
+
+    `text_at_home` names the models of which this client keeps both ends, each with its directory or a KeptModel.
+    Servers then get hidden states and never tokens, models that are not named are not asked, and calls that would give
+    a text to servers raise ConfigError. The guide "Keep text at home" says what that hides, and from whom it does not.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 a client's settings, each of which has a default
         self,
         *,
         network: Network,
@@ -102,11 +109,13 @@ class AsyncClient(TextClient[Generation]):
         used: UsedRevisions | None = None,
         publishers: KnownPublishers | Sequence[str] = (),
         on_failed_proof: Callable[[FailedProof], None] = lambda _failure: None,
+        text_at_home: KeptModels | None = None,
     ) -> None:
         self._network = network
         self._membership = membership
         self._session = session or SessionOptions()
         self._state = ClientState(network, membership, self._session.checks)
+        self._home = TextAtHome(network, text_at_home or {})
         self._manifests = ManifestBook(network)
         self.possession = PossessionChecks(network, self._state.health, drop=self._drop, on_failure=on_failed_proof)
         self._catalog = ModelCatalog(
@@ -134,12 +143,13 @@ class AsyncClient(TextClient[Generation]):
         publishers: KnownPublishers | Sequence[str] = (),
         invite: str | NetworkInvitation | None = None,
         spot_check: float = DEFAULT_SHARE,
+        text_at_home: KeptModels | None = None,
     ) -> AsyncIterator[AsyncClient]:
         """Join the network behind `peers` (multiaddrs, or names) as a client with a fresh identity.
 
         `invite` is the invitation to a private network, or its text: its seeds and its network are the defaults. Of a
-        share `spot_check` of the answers the servers' work is computed again by others; 0 for none. Raises ConfigError
-        without peers and for a publisher that is none, StartError.
+        share `spot_check` of the answers the servers' work is computed again by others; 0 for none. `text_at_home` is
+        that of the class. Raises ConfigError without peers and for a publisher that is none, StartError.
         """
         session = SessionOptions(checks=SpotCheckOptions(share=spot_check))
         if isinstance(peers, str):
@@ -176,6 +186,7 @@ class AsyncClient(TextClient[Generation]):
                             used=used,
                             publishers=publishers,
                             session=session,
+                            text_at_home=text_at_home,
                         )
                     ) as client,
                 ):
@@ -190,6 +201,7 @@ class AsyncClient(TextClient[Generation]):
         await self.possession.close()
         await self._manifests.close()
         await self._state.close()
+        await self._home.close()
 
     def _drop(self, peer_id: str) -> None:
         error = PeerViolation("the server does not hold the files that it announces", peer_id=peer_id)
@@ -256,6 +268,7 @@ class AsyncClient(TextClient[Generation]):
 
         Raises as `forward`.
         """
+        self._home.refuse("an embedding")
         ids = await self.tokenize(text, model=model) if isinstance(text, str) else text
         return await (await self._tensors()).embed(ids, model)
 
@@ -264,6 +277,7 @@ class AsyncClient(TextClient[Generation]):
 
         Raises as `forward`, and ConfigError for a text that is empty or over the model's context.
         """
+        self._home.refuse("an embedding")
         token_ids = await self.tokenize(Prompt(prompt=text), model=model)
         check_fits(await self._assets_of(model), len(token_ids))
         return await (await self._tensors()).pooled(token_ids, model)
@@ -290,6 +304,8 @@ class AsyncClient(TextClient[Generation]):
 
     async def run_forward(self, x: Tensor, model: str, wanted: ForwardOptions) -> ForwardPass:
         """Run `forward` without autograd's part, which belongs into the caller's thread."""
+        if wanted.start == 0:
+            self._home.refuse("a pass through the model's first block")
         return await (await self._tensors()).run_forward(x, model, wanted)
 
     async def _tensors(self) -> TensorCalls:
@@ -300,7 +316,11 @@ class AsyncClient(TextClient[Generation]):
 
     async def _assets_of(self, model: str) -> ModelAssets:
         chosen = await self._catalog.to_use(model)
-        return await self._assets.get(chosen.name, chosen.servers, chosen.published)
+        return await self._assets_for(chosen, await self._home.ends(chosen) if self._home.keeps(chosen.name) else None)
+
+    async def _assets_for(self, chosen: ChosenRevision, home: HomeEnds | None) -> ModelAssets:
+        files = home.files if home is not None else None
+        return await self._assets.get(chosen.name, chosen.servers, chosen.published, files)
 
     def trace(self) -> dict[str, Any]:
         """Return the trace of the generation begun last; `Generation.trace` has that of a certain one."""
@@ -331,7 +351,8 @@ class AsyncClient(TextClient[Generation]):
     ) -> AsyncGenerator[Token, None]:
         trace.model, trace.revision = chosen.name, chosen.revision.digest
         self._state.health.measure(chosen.servers)
-        assets = await self._assets.get(chosen.name, chosen.servers, chosen.published)
+        home = await self._home.ends(chosen) if self._home.is_on else None
+        assets = await self._assets_for(chosen, home)
         prompt_ids = await encode(assets, request.prompt)
         max_tokens = room_for(assets, len(prompt_ids), request.max_tokens, min_tokens=request.sampling.min_tokens)
         session = Session(
@@ -341,7 +362,7 @@ class AsyncClient(TextClient[Generation]):
             max_tokens=len(prompt_ids) + max_tokens,
             servers=chosen.servers,
             trace=trace,
-            options=self._session,
+            options=replace(self._session, home=home),
             sampler=sampler_for(assets, request.sampling, prompt_ids),
         )
         async with session:

@@ -19,6 +19,7 @@ from swarm.client.async_client import AsyncClient, Generation
 from swarm.client.catalog import ModelStatus, UsedRevisions
 from swarm.client.publishers import KnownPublishers
 from swarm.client.request import GenerationRequest, TextClient
+from swarm.client.text_at_home import KeptModels
 from swarm.serving.checking.spot_checks import DEFAULT_SHARE
 from swarm.serving.model.model_assets import Message
 from swarm.serving.session.generate import Token
@@ -42,8 +43,9 @@ class Client(TextClient[Iterator[Token]]):
         publishers: KnownPublishers | Sequence[str] = (),
         invite: str | NetworkInvitation | None = None,
         spot_check: float = DEFAULT_SHARE,
+        text_at_home: KeptModels | None = None,
     ) -> None:
-        """`publishers` are those of `AsyncClient`, `invite` that of its `connect`."""
+        """`publishers` and `text_at_home` are those of `AsyncClient`, `invite` that of its `connect`."""
         self._connect = partial(
             AsyncClient.connect,
             peers=peers,
@@ -53,6 +55,7 @@ class Client(TextClient[Iterator[Token]]):
             publishers=publishers,
             invite=invite,
             spot_check=spot_check,
+            text_at_home=text_at_home,
         )
         self._client: AsyncClient | None = None
         self._generations: WeakSet[Generation] = WeakSet()

@@ -61,7 +61,14 @@ StreamHandler = Callable[[str, Stream], Awaitable[None]]
 It is cancelled when the caller leaves."""
 
 
-class Network(Protocol):
+class StreamOpener(Protocol):
+    """What opens streams to peers: a network, or whatever else leads to a server."""
+
+    def stream(self, peer_id: str, method: str, *, timeout_s: float) -> AbstractAsyncContextManager[Stream]:
+        """Open a stream. `timeout_s` bounds the opening and then each single send and receive."""
+
+
+class Network(StreamOpener, Protocol):
     """One node's place in one network. Created by the implementation's own `create`, ended by `close`."""
 
     @property
@@ -93,9 +100,6 @@ class Network(Protocol):
         PeerRefused (it does not serve `method`, or it works on `limits.MAX_CALLS_PER_PEER` calls of ours and says when
         to ask again), or the SwarmError that the handler raised.
         """
-
-    def stream(self, peer_id: str, method: str, *, timeout_s: float) -> AbstractAsyncContextManager[Stream]:
-        """Open a stream. `timeout_s` bounds the opening and then each single send and receive."""
 
     async def serve(self, method: str, handler: UnaryHandler) -> None:
         """Answer `call`s of `method`, each in a task of its own. A method is served once; again raises ValueError."""

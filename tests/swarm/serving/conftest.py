@@ -18,6 +18,7 @@ from support.text_models import byte_tokenizer
 from support.tiny_models import FAMILIES, local_tokens, write_model
 from support.tokenizer_here import TokenizerHere
 from swarm.client import AsyncClient, Generation
+from swarm.client.text_at_home import KeptModels
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.remote.blocks import RemoteBlocks
@@ -146,6 +147,7 @@ async def box(
     detection_s: float = 0.0,
     options: ServerOptions | None = None,
     checks: SpotCheckOptions | None = None,
+    text_at_home: KeptModels | None = None,
 ) -> AsyncIterator[Box]:
     """Servers s0, s1, … of `spans` and a client that sees them all. Every one of `faults` must have struck by the end.
 
@@ -164,6 +166,7 @@ async def box(
                     network=network,
                     membership=membership,
                     session=dataclasses.replace(session or SessionOptions(), checks=checks),
+                    text_at_home=text_at_home,
                 )
             )
         )

@@ -24,7 +24,7 @@ from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, Pee
 from swarm_protocol.records import ServeRecord
 from swarm_protocol.session_frames import Frame, OpenSequence, Push, PushRefused, ServerLeaving
 
-from swarm.network.interface import Network, Stream
+from swarm.network.interface import Network, Stream, StreamOpener
 from swarm.network.membership import Membership
 from swarm.router.revisions import manifest_of, with_other_revisions
 from swarm.router.routing import Hop, NoChain, RoutingContext, find_chain
@@ -152,7 +152,7 @@ class ClientConnection:
 class ConnectionPool:
     """Keeps one open connection to each server and model that sessions use."""
 
-    def __init__(self, network: Network, *, idle_s: float = IDLE_S) -> None:
+    def __init__(self, network: StreamOpener, *, idle_s: float = IDLE_S) -> None:
         self._network = network
         self._idle_s = idle_s
         self._openings: dict[tuple[str, str], asyncio.Future[ClientConnection]] = {}

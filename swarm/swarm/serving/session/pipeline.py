@@ -322,11 +322,16 @@ class Pipeline:
         return not request.ahead or not request.may_draw or not (last.link.neighbours.next or last.link.is_pending)
 
     def neighbours(self, stage: Stage, now_s: float, ready: Sequence[Stage]) -> Neighbours:
-        """Choose one of the `ready` stages to push to, and the stage whose pushes come now or soon."""
+        """Choose one of the `ready` stages to push to, and the stage whose pushes come now or soon.
+
+        What goes to or from the spans at home passes through the client anyway, so these are linked to none.
+        """
+        if stage.is_home:
+            return Neighbours()
         lower, upper = self._lower(stage, ready), self._upper(stage, (*self.stages, *self.opening))
         if now_s < stage.link.off_until_s or (stage.end == self.num_blocks and not self._may_loop(stage, lower)):
             lower = None
-        return Neighbours(upper, lower)
+        return Neighbours(_if_remote(upper), _if_remote(lower))
 
     def _may_loop(self, last: Stage, first: Stage | None) -> bool:
         # no server dials itself, but the same sequence needs no dialling
@@ -426,6 +431,10 @@ def _copy(buffer: ReplayBuffer, report: StepReport) -> None:
     if first > buffer.length:
         raise PeerViolation("the server left out what was asked for")
     buffer.append(report.rows[(buffer.length - first) * buffer.row_bytes :])
+
+
+def _if_remote(stage: Stage | None) -> Stage | None:
+    return None if stage is None or stage.is_home else stage
 
 
 def _are_linked(upper: Stage, lower: Stage) -> bool:

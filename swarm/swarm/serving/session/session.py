@@ -40,6 +40,7 @@ from swarm.serving.checking.finished_answer import Draw
 from swarm.serving.checking.spot_checks import SpotCheckOptions
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.answered import ClosedAnswer, LastFrames
+from swarm.serving.session.home_spans import ChainFinder, HomeChainFinder, HomeSpans
 from swarm.serving.session.known_servers import ClientConnection, ClientState, ConnectionLost, KnownServers, RouteFinder
 from swarm.serving.session.pipeline import Feed, TakeToken, UpdateLink
 from swarm.serving.session.session_messages import SessionMessages
@@ -69,6 +70,7 @@ class SessionOptions:
     """`patience_s`: how long to look for a replacement. `max_replay_bytes`: what may be kept to survive failures.
 
     `codec` of the activations on the wire: "raw", "bf16" or "int8". `checks`: which answers are checked; None: none.
+    `home`: the spans at both ends of the model that this process runs itself; servers then run the blocks between.
     """
 
     patience_s: float = 20.0
@@ -76,6 +78,7 @@ class SessionOptions:
     max_step_tokens: int = 512
     codec: str = "raw"
     checks: SpotCheckOptions | None = None
+    home: HomeSpans | None = None
 
 
 class Session:
@@ -100,6 +103,7 @@ class Session:
         options: SessionOptions,
         sampler: Sampler | None = None,
     ) -> None:
+        home = options.home
         trace.session_id = uuid4().hex
         trace.codec = options.codec
         self._num_tokens = 0
@@ -110,13 +114,18 @@ class Session:
             max_tokens=max_tokens,
             codec=options.codec,
             sampler=sampler,
+            text_key=home.prefix_key if home is not None else b"",
         )
-        self._finder = RouteFinder(
+        self._home = home
+        finder = RouteFinder(
             KnownServers(membership, servers, model=model.name, revision=model.revision),
             state.health,
             max_tokens=max_tokens,
             salt=trace.session_id,
             patience_s=options.patience_s,
+        )
+        self._finder: ChainFinder = (
+            finder if home is None else HomeChainFinder(home, finder, state.health, max_tokens=max_tokens)
         )
         num_rows = MAX_STEP_BYTES // row_bytes(options.codec, model.hidden_size)
         max_step_tokens = max(1, min(options.max_step_tokens, num_rows))
@@ -147,7 +156,9 @@ class Session:
         for block, buffer in self._state.pipeline.buffers.items():
             self._messages.keep(block, buffer)
         if self._draws and self._state.error is None and self._checks.draws():
-            self._last = {stage: LastFrames() for stage in self._state.stages if stage in self._connections}
+            self._last = {
+                stage: LastFrames() for stage in self._state.stages if stage in self._connections and not stage.is_home
+            }
             answer = ClosedAnswer(self._messages, self._state.pipeline, self._draws, self._last, self._trace)
             if not self._checks.submit(answer):
                 self._last.clear()
@@ -303,7 +314,8 @@ class Session:
     async def _open_stage(self, action: OpenStage) -> None:
         stage = action.stage
         try:
-            connection = await self._pool.get(stage.peer_id, self._messages.model.name)
+            pool = self._home.connections if self._home is not None and stage.is_home else self._pool
+            connection = await pool.get(stage.peer_id, self._messages.model.name)
             connection.attach(stage.sequence_id, partial(self._receive, stage))
         except SwarmError as error:
             del self._opening[stage]
@@ -401,6 +413,7 @@ class Session:
             row_bytes=self._messages.row_bytes(hop.start),
             trace=HopTrace(peer_id=hop.peer_id, start=hop.start, end=hop.end),
             dtype=hop.record.dtype,
+            is_home=self._home is not None and hop in self._home.hops,
         )
 
     def _set_timer(self) -> None:

@@ -37,7 +37,8 @@ class SessionMessages:
     """Build and read the frames of one session.
 
     `prefixes` has rows of earlier sessions; `sampler` is for the last server. `draw` says how the request's first token
-    is drawn. `drawn` are the tokens so far.
+    is drawn. `drawn` are the tokens so far. With a `text_key` servers learn nothing of the text but its activations:
+    neither how tokens are drawn, nor names of pages that anyone else could compute from tokens.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class SessionMessages:
         max_tokens: int,
         codec: str,
         sampler: Sampler | None = None,
+        text_key: bytes = b"",
     ) -> None:
         self.draw = TokenDraw()
         self.sampler = sampler
@@ -57,9 +59,10 @@ class SessionMessages:
         self.model = model
         self._prefixes = prefixes
         self._session_id = session_id
+        self._hides_text = bool(text_key)
         self.codec = codec
         # the first span computes from tokens; what the others hold depends on the codec before them, too
-        roots = model.revision, f"{model.revision}/{codec}"
+        roots = model.revision, f"{model.revision}/{codec}" + (f"/{text_key.hex()}" if text_key else "")
         self._chains = [PageKeyChain(root_key(root)) for root in roots]
         self._keys: list[list[bytes]] = [[], []]
 
@@ -116,14 +119,13 @@ class SessionMessages:
 
     def step(self, feed: Feed, buffer: ReplayBuffer) -> StepRequest:
         stage = feed.stage
+        tells_draw = feed.wants_token and (stage.is_home or not self._hides_text)
         return StepRequest(
             sequence_id=stage.sequence_id,
             position=feed.start,
-            want="token" if feed.wants_token else "nothing",
+            want="token" if tells_draw else "nothing",
             forward=feed.forward,
-            draw=replace(self.draw, index=self.draw.index + feed.num_drawn, ahead=feed.ahead)
-            if feed.wants_token
-            else None,
+            draw=replace(self.draw, index=self.draw.index + feed.num_drawn, ahead=feed.ahead) if tells_draw else None,
             rows=Rows(
                 codec=self.codec if stage.start else TOKENS,
                 num_rows=feed.end - feed.start,
@@ -140,8 +142,8 @@ class SessionMessages:
         return AllowHandover(sequence_id=action.stage.sequence_id, to_peer_id=action.to_peer_id)
 
     def close(self, stage: Stage, commit_to: int) -> CloseSequence:
-        """Let the server sign what it took and gave before `commit_to`, if that is not 0."""
-        return CloseSequence(sequence_id=stage.sequence_id, commit_to=commit_to)
+        """Let the server sign what it took and gave before `commit_to`, if that is not 0; a stage at home need not."""
+        return CloseSequence(sequence_id=stage.sequence_id, commit_to=0 if stage.is_home else commit_to)
 
     def check_result(self, stage: Stage, result: StepResult) -> StepReport:
         """Return what the stage's server says.

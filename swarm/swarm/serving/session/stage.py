@@ -156,7 +156,7 @@ class Stage:
     whose tokens the client has not heard of. `replace_from_s`: from when on another server is sought, infinity for one
     that does not leave. Others had run the positions before `replays_until`, and given what follows those before
     `outputs_from`. `is_taken_over`: its keys and values were begun by another server. `takes_from`: the position of its
-    first input at the latest. `dtype` is what its record says that it computes in.
+    first input at the latest. `dtype` is what its record says that it computes in. `is_home`: this process runs it.
     """
 
     peer_id: str
@@ -182,6 +182,7 @@ class Stage:
     is_taken_over: bool = False
     takes_from: int = 0
     dtype: str = ""
+    is_home: bool = False
 
     @property
     def reported(self) -> int:

@@ -24,7 +24,7 @@ from swarm_protocol.errors import PeerTimeout, PeerUnreachable, SwarmError
 from swarm_protocol.frames import Frames, num_bytes
 from swarm_protocol.session_frames import SESSION_METHOD, Frame
 
-from swarm.network.interface import EndOfStream, Network, Stream
+from swarm.network.interface import EndOfStream, Stream, StreamOpener
 
 OPEN_S = 10.0
 """Covers dialling through a relay and a server's slow moment."""
@@ -170,7 +170,7 @@ class MultiplexedConnection:
 
 
 @asynccontextmanager
-async def open_stream(network: Network, peer_id: str, model: str) -> AsyncIterator[Stream]:
+async def open_stream(network: StreamOpener, peer_id: str, model: str) -> AsyncIterator[Stream]:
     """Open the stream of a connection to a server of `model`. Raises PeerError, or what the server refuses with."""
     async with AsyncExitStack() as stack:
         opening = network.stream(peer_id, f"{SESSION_METHOD}/{model}", timeout_s=STREAM_S)

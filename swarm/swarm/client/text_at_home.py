@@ -1,0 +1,99 @@
+"""Keep text at home: which models a client keeps both ends of, and their loading with the first request for each.
+
+With it, no token id of a prompt or an answer leaves this process. A model that is not kept is not asked at all, so that
+no text leaves by mistake. `swarm.serving.home` computes, and brings torch with it, which a client otherwise does
+without. There is one `TextAtHome` per client, on its event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swarm_protocol.errors import ConfigError
+
+from swarm.client.catalog import ChosenRevision
+from swarm.network.interface import Network
+from swarm.serving.home.kept_model import KeptModel, WantedModel
+
+if TYPE_CHECKING:
+    from swarm.serving.home.home_ends import HomeEnds
+
+KeptModels = Mapping[str, KeptModel | Path | str]
+"""What a client keeps at home, by the model's name. A path is that of a directory with the model's files."""
+
+
+class TextAtHome:
+    """The kept models by name. Raises ConfigError for one that cannot be kept."""
+
+    def __init__(self, network: Network, models: KeptModels) -> None:
+        self._network = network
+        self._models = {
+            name: kept if isinstance(kept, KeptModel) else KeptModel(source=kept) for name, kept in models.items()
+        }
+        self._opening: dict[tuple[str, str], asyncio.Task[HomeEnds]] = {}
+
+    @property
+    def is_on(self) -> bool:
+        """Return whether text stays at home, whatever the model."""
+        return bool(self._models)
+
+    def keeps(self, model: str) -> bool:
+        """Return whether both ends of the model are kept here."""
+        return model in self._models
+
+    async def ends(self, chosen: ChosenRevision) -> HomeEnds:
+        """Return both ends of the revision, which are loaded when it is first asked for.
+
+        Raises ConfigError for a model that is not kept, and for files that are not of this revision or do not fit;
+        IntegrityError for those that differ from the publisher's manifest; SessionError after a defect.
+        """
+        kept = self._models.get(chosen.name)
+        if kept is None:
+            raise ConfigError(
+                f"this client keeps text at home, and has no part of {chosen.name} here: servers would see the text",
+                remedy=f"ask for {' or '.join(sorted(self._models))}, or keep {chosen.name} at home, too",
+            )
+        key = chosen.name, chosen.revision.digest
+        opening = self._opening.get(key)
+        if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
+            opening = self._opening[key] = asyncio.create_task(
+                _open(self._network, kept, chosen), name=f"load both ends of {chosen.name}"
+            )
+        # several requests may wait for it, and one of them may be cancelled
+        ends = await asyncio.shield(opening)
+        ends.check()
+        return ends
+
+    def refuse(self, what: str) -> None:
+        """Raises ConfigError for what would tell servers the text, if that stays at home."""
+        if self.is_on:
+            raise ConfigError(
+                f"this client keeps text at home, and {what} would give it to servers",
+                remedy="use a client without text_at_home for that",
+            )
+
+    async def close(self) -> None:
+        """End all sessions on what is kept, and free its memory."""
+        openings, self._opening = list(self._opening.values()), {}
+        for opening in openings:
+            if opening.done() and not opening.cancelled() and opening.exception() is None:
+                await opening.result().close()
+            else:
+                opening.cancel()
+                await asyncio.wait({opening})
+
+
+async def _open(network: Network, kept: KeptModel, chosen: ChosenRevision) -> HomeEnds:
+    wanted = WantedModel(name=chosen.name, revision=chosen.revision.digest, published=chosen.published)
+    kind = await asyncio.to_thread(_import_home_ends)
+    return await kind.open(network, kept, wanted)
+
+
+def _import_home_ends() -> type[HomeEnds]:
+    """Called in a thread, since torch takes over a second to import and the loop has streams to serve meanwhile."""
+    from swarm.serving.home.home_ends import HomeEnds  # noqa: PLC0415 - brings torch
+
+    return HomeEnds

@@ -1,0 +1,160 @@
+"""Runs both ends of a model in the client's process, for sessions that keep their text at home.
+
+Each end is what a server would be: a deployment with its engine, and a `ConnectionServer` that speaks the frames of
+sessions. A stream within the process takes the place of the network, so that a session treats both as any other stage,
+and tokens are drawn by the code that draws them on servers. `open` loads, the task that it starts runs both, and
+`close` ends it. Used in the client's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm_protocol.errors import SessionError, SwarmError
+from swarm_protocol.records import ServeRecord
+from swarm_protocol.serving_messages import FilesResponse
+
+from swarm.network.interface import Network
+from swarm.router.routing import Hop
+from swarm.serving.grammar.grammar_masks import GrammarPool
+from swarm.serving.home.home_files import find_parts
+from swarm.serving.home.kept_model import KeptModel, WantedModel
+from swarm.serving.home.stream_pair import LocalStream
+from swarm.serving.server.connection_server import ConnectionServer
+from swarm.serving.server.deployment import Deployment
+from swarm.serving.server.server_session import ServedSpan
+from swarm.serving.session.known_servers import ConnectionPool
+
+logger = logging.getLogger(__name__)
+
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _End:
+    """One end: the hop that stands for it in chains, what computes it, and what takes sessions."""
+
+    hop: Hop
+    deployment: Deployment
+    connections: ConnectionServer
+
+
+class HomeEnds:
+    """The embedding with the first blocks, and the last block with norm and head, of one revision of a model.
+
+    `files` are the small files, of which the tokenizer is made. `prefix_key` is drawn anew by each process.
+    """
+
+    def __init__(
+        self, network: Network, wanted: WantedModel, directory: Path, deployments: Sequence[Deployment]
+    ) -> None:
+        self.prefix_key = secrets.token_bytes(KEY_BYTES)
+        self.connections = ConnectionPool(self)
+        loaded = deployments[0].loaded
+        self.files: Mapping[str, bytes] = FilesResponse.from_bytes(loaded.files).files
+        self.num_first_blocks = loaded.span.end
+        self._name = wanted.name
+        self._peer_id = network.peer_id
+        self._grammars = GrammarPool(directory / "tokenizer.json")
+        self._ends = {
+            hop.peer_id: _End(hop=hop, deployment=each, connections=self._server(network, each))
+            for each in deployments
+            for hop in [_hop(each, wanted)]
+        }
+        first, last = (end.hop for end in self._ends.values())
+        self.hops = first, last
+        self._main = asyncio.create_task(self._run(), name=f"both ends of {wanted.name}")
+
+    @classmethod
+    async def open(cls, network: Network, kept: KeptModel, wanted: WantedModel) -> HomeEnds:
+        """Find, check and load both ends. Raises ConfigError, IntegrityError; then nothing is left behind."""
+        deployments: list[Deployment] = []
+        try:
+            parts = await asyncio.to_thread(find_parts, kept, wanted)
+            for part in parts:
+                deployments.append(await Deployment.load(part.directory, part.start, part.end, part.options))
+            return cls(network, wanted, parts[0].directory, deployments)
+        except BaseException:
+            for deployment in deployments:
+                await deployment.close()
+            raise
+
+    def check(self) -> None:
+        """Raises SessionError once a defect has ended an engine."""
+        if self._main.done():
+            raise SessionError(
+                f"the part of {self._name} that is kept here has failed", remedy="start this client again"
+            )
+
+    async def close(self) -> None:
+        """End every session on these ends and free their memory. A second call does nothing."""
+        await self.connections.close()
+        self._main.cancel()
+        await asyncio.wait({self._main})
+        for end in self._ends.values():
+            await end.deployment.close()
+        self._grammars.close()
+
+    @asynccontextmanager
+    async def stream(self, peer_id: str, method: str, *, timeout_s: float) -> AsyncIterator[LocalStream]:
+        """Open a stream to one of the ends, as a network does to a server."""
+        del method, timeout_s  # there is one method, and what runs in this process answers or has failed
+        near, far = LocalStream.pair()
+        serving = asyncio.create_task(self._serve(self._ends[peer_id], far), name=f"serve {peer_id}")
+        try:
+            yield near
+        finally:
+            serving.cancel()
+            await asyncio.wait({serving})
+
+    async def _serve(self, end: _End, stream: LocalStream) -> None:
+        error: SwarmError | None = None
+        try:
+            await end.connections.serve(self._peer_id, stream)
+        except SwarmError as refusal:
+            error = refusal
+        finally:
+            await stream.end(error)
+
+    async def _run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for end in self._ends.values():
+                    end.deployment.start(tasks)
+                    tasks.create_task(end.connections.run(), name="connections")
+        except ExceptionGroup as group:
+            logger.exception("the part of %s that is kept here has failed", self._name, exc_info=group.exceptions[0])
+
+    def _server(self, network: Network, deployment: Deployment) -> ConnectionServer:
+        loaded = deployment.loaded
+        served = ServedSpan(
+            engine=deployment.engine,
+            revision=loaded.revision,
+            max_step_tokens=loaded.max_step_tokens,
+            grammars=self._grammars,
+        )
+        return ConnectionServer(network, self._name, deployment.options, offer=lambda: served, on_changed=lambda: None)
+
+
+def _hop(deployment: Deployment, wanted: WantedModel) -> Hop:
+    """Return the hop that stands for an end in chains. Its peer id is no peer's: those begin otherwise."""
+    loaded, (start, end) = deployment.loaded, deployment.blocks
+    record = ServeRecord(
+        model=wanted.name,
+        revision=loaded.revision,
+        num_blocks=loaded.span.num_blocks,
+        start=start,
+        end=end,
+        state="serving",
+        prefill_ms_per_token=loaded.speed.prefill_ms,
+        decode_ms_per_block=loaded.speed.decode_ms,
+        free_kv_tokens=loaded.kv_tokens,
+        dtype=deployment.options.dtype,
+    )
+    return Hop(peer_id=f"home/{start}:{end}", start=start, end=end, cost_ms=0.0, record=record)

@@ -227,7 +227,7 @@ COMMANDS = (
         name="chat",
         purpose="Chat with a model of a network. A question on standard input gets one answer.",
         code="swarm_node.commands.chat:run",
-        settings=(*HERE, "peers", "network_id", "invite", "publisher"),
+        settings=(*HERE, "peers", "network_id", "invite", "publisher", "text_at_home", "blocks_at_home"),
         example=f"swarm-node chat story --peers {ADDR}",
         options={
             "MODEL": "The model's name, or NAME@REVISION for one of several that are served under it.",
@@ -252,6 +252,8 @@ COMMANDS = (
             "pin_model",
             "publisher",
             "spot_check",
+            "text_at_home",
+            "blocks_at_home",
         ),
         example=f"swarm-node gateway --peers {ADDR} --port 8000",
     ),

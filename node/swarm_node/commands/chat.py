@@ -75,6 +75,7 @@ def run(flags: Flags) -> int:
     with uncollected():
         from swarm.client import Client, KnownPublishers, UsedRevisions  # noqa: PLC0415
 
+    from swarm_node.storage.kept_models import kept_models  # noqa: PLC0415
     from swarm_node.storage.used_models import used_in  # noqa: PLC0415
     from swarm_node.storage.used_publishers import publishers_in  # noqa: PLC0415
 
@@ -90,7 +91,12 @@ def run(flags: Flags) -> int:
     )
     interrupts.raise_in_command()
     with Client(
-        peers=peers, network_id=config.network_id, used=used, publishers=publishers, invite=config.invite
+        peers=peers,
+        network_id=config.network_id,
+        used=used,
+        publishers=publishers,
+        invite=config.invite,
+        text_at_home=kept_models(config, home, emitter),
     ) as client:
         chat = Chat(client, conversation, emitter)
         chat.begin()

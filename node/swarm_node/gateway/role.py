@@ -44,6 +44,7 @@ from swarm_node.http.server import is_local, listen, serving
 from swarm_node.node import Node, NodeRole
 from swarm_node.settings.config import Config
 from swarm_node.storage.home import read_json, replace_json
+from swarm_node.storage.kept_models import kept_models
 from swarm_node.storage.used_models import used_in
 from swarm_node.storage.used_publishers import publishers_in
 
@@ -74,6 +75,7 @@ class GatewayRole(NodeRole):
             publishers=publishers,
             on_failed_proof=partial(_tell, node),
             session=SessionOptions(checks=spot_check_options(node, writer)),
+            text_at_home=kept_models(node.config, node.home, node.emitter),
         )
         node.activity.spot_checks = partial(spot_check_status, client.checks)
         # the client, which notes what it finds, ends before the thread that writes it

@@ -249,6 +249,14 @@ class Config(BaseModel):
     model that was used first under a name."""
     spot_check: float = _setting(0.01, parsers.number(0, 1, "a share of 0 to 1"), "SHARE", example="0.02")
     """Have the servers' work on this share of the answers computed again by others, afterwards; 0: none."""
+    text_at_home: tuple[parsers.KeptSource, ...] = _setting(
+        (), parsers.parse_kept, "[MODEL=]SOURCE", many=True, example="story=~/models/story"
+    )
+    """Keep the text of requests to this model on this machine: run its first and last blocks here, from SOURCE, a
+    directory or OWNER/NAME[@REVISION] on a hub, and let servers run the others. Other models are refused then. Without
+    MODEL, the model is served under the source's own name. See the guide for what this hides, and what not."""
+    blocks_at_home: int = _setting(1, parsers.whole_number(1, 4096), "N", example="2")
+    """Number of first blocks to run here for --text-at-home. More of them make it dearer to compute text back."""
     dashboard: bool = _switch(default=True)
     """Show the network at /, to everyone who can reach the gateway."""
     history: str = _setting("", str, "FILE|URL", example="postgresql+pg8000://user@host/swarm")

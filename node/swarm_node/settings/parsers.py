@@ -131,6 +131,26 @@ def parse_model(text: str) -> Path | HubId:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptSource:
+    """The name of a model as it is served, and where its files come from that a client keeps."""
+
+    model: str
+    source: Path | HubId
+
+    def __str__(self) -> str:
+        return f"{self.model}={self.source}"
+
+
+def parse_kept(text: str) -> KeptSource:
+    """Parse `[MODEL=]SOURCE`; without MODEL it is served under the source's own name."""
+    name, equals, source = text.partition("=")
+    found = parse_model(source if equals else text)
+    if isinstance(found, Path) and not found.is_dir():
+        raise ValueError("is neither a directory nor OWNER/NAME on a hub, nor MODEL= and one of them")
+    return KeptSource(name if equals else found.name, found)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelPin:
     """The only revision that is used of a model, by the beginning of its digest."""
 

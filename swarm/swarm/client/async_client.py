@@ -218,7 +218,7 @@ class AsyncClient(TextClient[Generation]):
 
     async def models(self) -> tuple[ModelStatus, ...]:
         """Return the models of which some part is served, by name. Raises PeerTimeout."""
-        return tuple(await self._catalog.models())
+        return tuple(self._home.completed(model) for model in await self._catalog.models())
 
     async def servers(self, name: str) -> Mapping[str, ServeRecord]:
         """Return the newest records of a model's servers, by peer id and of one revision. Raises PeerTimeout."""
@@ -229,7 +229,8 @@ class AsyncClient(TextClient[Generation]):
 
         Raises PeerTimeout, and ConfigError for a prefix that several revisions share.
         """
-        return await self._catalog.status(name)
+        found = await self._catalog.status(name)
+        return None if found is None else self._home.completed(found)
 
     def answer(self, request: GenerationRequest) -> Generation:
         """Answer a request as `generate` does."""

@@ -8,15 +8,16 @@ without. There is one `TextAtHome` per client, on its event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swarm_protocol.errors import ConfigError
 
-from swarm.client.catalog import ChosenRevision
+from swarm.client.catalog import ChosenRevision, ModelStatus
 from swarm.network.interface import Network
-from swarm.serving.home.kept_model import KeptModel, WantedModel
+from swarm.serving.home.kept_model import NUM_LAST_BLOCKS, KeptModel, WantedModel
 
 if TYPE_CHECKING:
     from swarm.serving.home.home_ends import HomeEnds
@@ -43,6 +44,15 @@ class TextAtHome:
     def keeps(self, model: str) -> bool:
         """Return whether both ends of the model are kept here."""
         return model in self._models
+
+    def completed(self, status: ModelStatus) -> ModelStatus:
+        """Return the status of a model without the blocks that are kept here, which no server needs to have."""
+        kept = self._models.get(status.name)
+        if kept is None:
+            return status
+        first, last = kept.num_first_blocks, status.num_blocks - NUM_LAST_BLOCKS
+        missing, unreachable = (_between(spans, first, last) for spans in (status.missing, status.unreachable))
+        return replace(status, missing=missing, unreachable=unreachable)
 
     async def ends(self, chosen: ChosenRevision) -> HomeEnds:
         """Return both ends of the revision, which are loaded when it is first asked for.
@@ -84,6 +94,11 @@ class TextAtHome:
             else:
                 opening.cancel()
                 await asyncio.wait({opening})
+
+
+def _between(spans: Sequence[tuple[int, int]], first: int, last: int) -> tuple[tuple[int, int], ...]:
+    cut = [(max(start, first), min(end, last)) for start, end in spans]
+    return tuple((start, end) for start, end in cut if start < end)
 
 
 async def _open(network: Network, kept: KeptModel, chosen: ChosenRevision) -> HomeEnds:

@@ -43,7 +43,7 @@ def find_parts(kept: KeptModel, wanted: WantedModel) -> Sequence[HomePart]:
         directory = Path(kept.source)
     else:
         assert kept.cache is not None
-        hub = find_model(hub_id[0], kept.cache, revision=hub_id[1])
+        hub = find_model(hub_id[0], kept.cache, revision=hub_id[1], endpoint=kept.endpoint)
         directory = hub.directory
     files = open_model(directory, wanted.published)
     dtype = _served_dtype(files, kept, wanted)

@@ -30,13 +30,15 @@ class KeptModel:
     """A model whose embedding, first `num_first_blocks` blocks, last block, norm and head a client keeps.
 
     `source` is a directory, or OWNER/NAME[@REVISION] on a hub, from which only the shards with those weights are
-    downloaded, into `cache`. `on_progress` hears of the bytes that are there and of all that will be. Raises
-    ConfigError for fewer than one block, and for a name on a hub without a `cache`.
+    downloaded, into `cache`, from the hub at `endpoint` if it is another than the usual one. `on_progress` hears of the
+    bytes that are there and of all that will be. Raises ConfigError for fewer than one block, and for a name on a hub
+    without a `cache`.
     """
 
     source: Path | str
     cache: Path | None = None
     num_first_blocks: int = 1
+    endpoint: str | None = None
     on_progress: Callable[[int, int], None] = field(default=lambda _num_bytes, _total_bytes: None)
 
     def __post_init__(self) -> None:

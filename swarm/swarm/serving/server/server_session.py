@@ -248,7 +248,8 @@ class ServerSession:
             passed_on=step.passes_on and self._link.next is not None and step.num_rows == 1,
             looped=looped,
             num_links=num_links,
-            upstream_ms=step.upstream_ms if self.is_last else (),
+            # where rows go back to the client: nobody else reports the times of the servers before
+            upstream_ms=step.upstream_ms if self._link.next is None or self.is_last else (),
         )
         self._results.add(result, can_wait=result.passed_on and not self._is_leaving)
 

@@ -73,7 +73,8 @@ class PendingRequest:
     """What the caller asked for last: the token after the last position. Positions before `answered` are answered.
 
     `num_drawn` tokens were drawn without being asked for and `ahead` more may be; `may_draw`: a server was asked to.
-    `is_timed`: a single token is under way since `asked_s`, through stages that have not changed.
+    `is_timed`: a single token is under way since `asked_s`, through stages that have not changed, of which `num_timed`
+    have said that they spent `spent_ms` on it.
     """
 
     answered: int = 0
@@ -82,6 +83,8 @@ class PendingRequest:
     may_draw: bool = False
     asked_s: float = 0.0
     is_timed: bool = False
+    num_timed: int = 0
+    spent_ms: float = 0.0
 
 
 @dataclass(slots=True)
@@ -150,7 +153,7 @@ class Pipeline:
         self.buffers[0].append(row)
         request.ahead -= 1
         request.num_drawn += 1
-        request.asked_s, request.is_timed = now_s, True
+        request.asked_s, request.is_timed, request.num_timed, request.spent_ms = now_s, True, 0, 0.0
         if self._has_looped:
             first, last = self.stages[0], self.stages[-1]
             self._expect_pushes([last, *self.stages], start, self.length)
@@ -174,7 +177,7 @@ class Pipeline:
 
     def _take_token(self, stage: Stage, report: StepReport, now_s: float) -> list[TakeToken]:
         request, taken = self.request, list[TakeToken]()
-        if request.is_timed and report.position == self.length == stage.done + 1:
+        if self._is_timed(stage, report):
             self._note_times(report, (now_s - request.asked_s) * 1000)
         if report.position > request.answered:
             if report.token is None:
@@ -183,6 +186,9 @@ class Pipeline:
             taken.append(TakeToken(report.token, goes_on=request.ahead > 0))
         self._progress(stage, report, now_s)
         return taken
+
+    def _is_timed(self, stage: Stage, report: StepReport) -> bool:
+        return self.request.is_timed and report.position == self.length == stage.done + 1
 
     def _take_rows(self, stage: Stage, report: StepReport, now_s: float) -> None:
         buffer = self.buffers[stage.end]
@@ -214,8 +220,10 @@ class Pipeline:
             self._progress(stage, report, now_s)
 
     def _progress(self, stage: Stage, report: StepReport, now_s: float) -> None:
-        stage.progress(report, now_s)
         lower, is_last = self._lower(stage, self.stages), stage.end == self.num_blocks
+        if not is_last and not report.passed_on and self._is_timed(stage, report):
+            self._note_spent(stage, report)
+        stage.progress(report, now_s)
         is_linked = lower is not None and _are_linked(stage, lower) and report.num_links == stage.link.num_sent
         if is_last:
             self._has_looped = report.looped and is_linked
@@ -237,14 +245,21 @@ class Pipeline:
 
     def _note_times(self, report: StepReport, took_ms: float) -> None:
         """Note the times of a single token, which took `took_ms` through all stages."""
-        before = self.stages[: len(self.stages) - 1]
-        for stage, (compute_ms, queue_ms) in zip(reversed(before), reversed(report.upstream_ms), strict=False):
-            stage.trace.step(compute_ms, queue_ms)
-        if len(report.upstream_ms) == len(before):
+        self._note_spent(self.stages[-1], report)
+        if self.request.num_timed == len(self.stages):
             # it is not known which link took it
-            wire_ms = took_ms - report.compute_ms - report.queue_ms - sum(map(sum, report.upstream_ms))
+            wire_ms = took_ms - self.request.spent_ms
             for stage in self.stages:
                 stage.trace.wire_ms += max(0.0, wire_ms) / len(self.stages)
+
+    def _note_spent(self, stage: Stage, report: StepReport) -> None:
+        """Note what a single token took on the servers that pushed it to this stage. It notes its own time itself."""
+        request = self.request
+        request.num_timed += 1 + len(report.upstream_ms)
+        request.spent_ms += report.compute_ms + report.queue_ms + sum(map(sum, report.upstream_ms))
+        before = self.stages[: self.stages.index(stage)]
+        for upper, (compute_ms, queue_ms) in zip(reversed(before), reversed(report.upstream_ms), strict=False):
+            upper.trace.step(compute_ms, queue_ms)
 
     def feed(self, now_s: float) -> list[Feed | UpdateLink]:
         """Update links that have changed, and feed each stage that lacks rows."""

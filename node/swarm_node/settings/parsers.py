@@ -145,8 +145,8 @@ def parse_kept(text: str) -> KeptSource:
     """Parse `[MODEL=]SOURCE`; without MODEL it is served under the source's own name."""
     name, equals, source = text.partition("=")
     found = parse_model(source if equals else text)
-    if isinstance(found, Path) and not found.is_dir():
-        raise ValueError("is neither a directory nor OWNER/NAME on a hub, nor MODEL= and one of them")
+    if equals and not name:
+        raise ValueError("is not a directory or OWNER/NAME on a hub, nor MODEL= and one of them")
     return KeptSource(name if equals else found.name, found)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from swarm.client import KeptModel
 from swarm_protocol.errors import ConfigError
@@ -15,10 +16,17 @@ from swarm_node.storage.home import Home
 
 
 def kept_models(config: Config, home: Home, emitter: Emitter) -> Mapping[str, KeptModel]:
-    """Return what is kept of models, by name. Raises ConfigError for settings that contradict each other."""
+    """Return what is kept of models, by name. Raises ConfigError for settings that contradict each other, and for a
+    directory that is not there."""
+    for each in config.text_at_home:
+        if isinstance(each.source, Path) and not each.source.is_dir():
+            raise ConfigError(
+                f"there is no directory {each.source} to keep {each.model} from",
+                remedy="give --text-at-home [MODEL=]DIR, or [MODEL=]OWNER/NAME of a hub",
+            )
     kept = {
         each.model: KeptModel(
-            source=each.source if isinstance(each.source, os.PathLike) else str(each.source),
+            source=each.source if isinstance(each.source, Path) else str(each.source),
             cache=home.cache / "models",
             num_first_blocks=config.blocks_at_home,
             endpoint=os.environ.get("HF_ENDPOINT"),

@@ -41,6 +41,7 @@ WORK = (
     *LINK,
     "relay",
     "run",
+    "invitation",
     "then_serve",
     "model",
     "manifest",
@@ -164,6 +165,34 @@ COMMANDS = (
             "--members FILE": "Ask only these peers where the run is, one peer id a line (default: all that train it).",
             "--every TIME": "Endorse again and again, after this time, such as 30m or 1h, until the run is finished.",
             "--yes": "Sign the endorsement and give it to the members; without this, only show what would be signed.",
+        },
+    ),
+    Command(
+        name="run invite",
+        purpose="Print an invitation to a run: who has it skips probation. For the run's author and its inviters.",
+        code="swarm_node.commands.run:invite",
+        settings=(*HERE, "network_id"),
+        example="swarm-node run invite story.toml --expires 7d --out alice.invitation",
+        options={
+            "PATH": "The signed run file (default: run.toml).",
+            "--identity FILE": "Sign with this key instead of the one in the home.",
+            "--expires TIME": "When it ends: 30d, 12h or 90m from now, at most 366d (default: 30d).",
+            "--uses NUMBER": "How many nodes may enter with it (default: 1).",
+            "--for-node NODE": "Bind it to the node with this peer id, as swarm-node identity shows it there.",
+            "--out FILE": "Write it to a file that only you can read, instead of to the terminal.",
+        },
+    ),
+    Command(
+        name="run vouch",
+        purpose="Sign for a newcomer to a run as one of its members, so that it skips probation.",
+        code="swarm_node.commands.run:vouch",
+        settings=(*HERE, "network_id"),
+        example="swarm-node run vouch story.toml --for-node 12D3KooW… --out bob.vouch",
+        options={
+            "PATH": "The signed run file (default: run.toml).",
+            "--for-node NODE": "The newcomer's peer id, as swarm-node identity shows it there.",
+            "--expires TIME": "When it ends: 30d, 12h or 90m from now, at most 366d (default: 30d).",
+            "--out FILE": "Write it to a file that only you can read, instead of to the terminal.",
         },
     ),
     Command(
@@ -365,7 +394,7 @@ COMMANDS = (
 GROUPS = {
     "run": typer.Typer(
         name="run",
-        help="Create, sign, show, watch, export, resume and endorse training runs.",
+        help="Create, sign, show, watch, export, resume and endorse training runs; invite others to them.",
         epilog="Example: swarm-node run init run.toml",
     ),
     "evidence": typer.Typer(

@@ -49,7 +49,8 @@ class TrainingStatus(Checked):
 
     While this node is on probation, it has `steps_left` of the run's `probation_steps`. `endorsed_step` is the newest
     outer step that the run's author has endorsed, as this node has verified (0: it knows of none); `endorses_other`: of
-    that step, this node's history has another state."""
+    that step, this node's history has another state. `entered` says in words by which invitation or vouches this node
+    entered the run, as the run's state says; empty: by none."""
 
     run: Name
     outer_step: OuterStep
@@ -64,6 +65,7 @@ class TrainingStatus(Checked):
     probation_steps: StepsLeft = 0
     endorsed_step: OuterStep = 0
     endorses_other: bool = False
+    entered: Annotated[str, one_line(_MAX_WAITS_CHARS)] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

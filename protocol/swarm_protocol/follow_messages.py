@@ -9,6 +9,7 @@ from swarm_protocol import limits, wire
 from swarm_protocol.checks import Digest, Name
 from swarm_protocol.proto import training_pb2
 from swarm_protocol.records import Loss
+from swarm_protocol.run_credentials import RunCredential
 from swarm_protocol.training_messages import Step, Work, check_work
 
 FollowKind: TypeAlias = Literal["welcome", "full", "hurry", "late", "committed"]
@@ -16,7 +17,8 @@ FollowKind: TypeAlias = Literal["welcome", "full", "hurry", "late", "committed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowRequest(wire.WireMessage):
-    """A trainer that holds `state_digest` opens a stream to its head, over which it will bring its work of `step`."""
+    """A trainer that holds `state_digest` opens a stream to its head, over which it will bring its work of `step`. A
+    newcomer may show a `credential`."""
 
     PROTO = training_pb2.FollowRequest
     MAX_BYTES = limits.MAX_REQUEST_BYTES
@@ -24,6 +26,7 @@ class FollowRequest(wire.WireMessage):
     run: Name
     step: Step
     state_digest: Digest
+    credential: RunCredential | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,7 @@ MAX_PRIVATE_GREETING_BYTES = 12 * 2**10
 # --- signed envelopes ----------------------------------------------------------------------------------------------
 
 # The largest is a signed group that holds another one, see MAX_READY_BYTES.
-MAX_SIGNED_PAYLOAD_BYTES = 408 * 2**10
+MAX_SIGNED_PAYLOAD_BYTES = 488 * 2**10
 # Version, five length fields and three texts at their own bounds, key, times and signature come to 507 bytes.
 MAX_ENVELOPE_OVERHEAD_BYTES = 512
 # A run's configuration is signed for as long as the run may take.
@@ -270,14 +270,22 @@ MAX_PHASE_S = 3600.0
 MAX_PROBATION_STEPS = 1000
 # Outer steps for which a run may remember a proven member that is away.
 MAX_ABSENCE_STEPS = 10_000
+# Newcomers that one group lets in by an invitation or by vouches; others wait for the next one.
+MAX_CREDENTIALS = 32
+# Members that vouch for one newcomer.
+MAX_VOUCHERS = 4
+# A certificate of an invitation to a run (some 320 bytes), its link, or a vouch.
+MAX_RUN_CREDENTIAL_BYTES = 640
+# A run's id, a serial, a number and a flag.
+MAX_RUN_TERMS_BYTES = 128
 # A signed group with the group whose outcome it resumes: 256 signed reports (79 KiB), MAX_TRAINERS (69 KiB),
-# MAX_NEWCOMERS and a resume order, twice, and one lock (27 KiB). In a run without clusters and orders it is 185 KiB at
-# most.
-MAX_READY_BYTES = 400 * 2**10
+# MAX_NEWCOMERS, MAX_CREDENTIALS (40 KiB) and a resume order, twice, and one lock (27 KiB). In a run without clusters,
+# credentials and orders it is 185 KiB at most.
+MAX_READY_BYTES = 480 * 2**10
 # 256 part digests and two more.
 MAX_VOTE_BYTES = 16 * 2**10
 # A signed group, an outcome, and a signature of each of 256 members; ids of members beside it.
-MAX_CERTIFICATE_BYTES = 480 * 2**10
+MAX_CERTIFICATE_BYTES = 560 * 2**10
 # A reason and the ids of a whole group.
 MAX_ABORT_BYTES = 32 * 2**10
 # Digests and indices.

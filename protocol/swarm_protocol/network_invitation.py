@@ -11,8 +11,6 @@ The owner revokes by serial, in a signed list whose newest edition all members k
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from typing import Annotated, Literal, TypeAlias, get_args
 
 from swarm_protocol import limits
 from swarm_protocol.checks import Addr, Checked, distinct, one_line, one_of, up_to, whole
+from swarm_protocol.credential_text import from_word, to_word
 from swarm_protocol.envelope import Envelope, seal, unseal
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerRefused, PeerViolation, SwarmError
 from swarm_protocol.identity import KEY_BYTES, Identity, check_peer_id
@@ -38,7 +37,6 @@ LIST_PURPOSE = "network-revocations"
 _LIST_SUBJECT = "revocations"
 
 _TEXT = "swarm1-"
-_CHECK_BYTES = 4
 _COPY_IT = "copy the whole line that swarm-node invite printed"
 MAX_TEXT_CHARS = 8192
 """Eight seeds with the longest addresses, as base64."""
@@ -185,9 +183,7 @@ class NetworkInvitation(WireMessage):
 
     def text(self) -> str:
         """Return the invitation as one word, which `parse_invitation` reads."""
-        content = self.to_bytes()
-        check = hashlib.sha256(content).digest()[:_CHECK_BYTES]
-        return _TEXT + base64.urlsafe_b64encode(content + check).decode().rstrip("=")
+        return to_word(_TEXT, self.to_bytes())
 
     def _opened(self) -> tuple[Envelope, InvitationTerms]:
         """Raises ValueError."""
@@ -230,19 +226,7 @@ def invite(
 
 def parse_invitation(text: str) -> NetworkInvitation:
     """Read an invitation's text. Raises ConfigError, of which no word repeats the text."""
-    word = "".join(text.split())
-    if not word.startswith(_TEXT):
-        raise ConfigError(f"this is not an invitation, which begins with {_TEXT}", remedy=_COPY_IT)
-    if len(word) > MAX_TEXT_CHARS:
-        raise ConfigError(f"this invitation has more than {MAX_TEXT_CHARS} characters", remedy=_COPY_IT)
-    body = word.removeprefix(_TEXT)
-    try:
-        data = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
-    except ValueError:  # another alphabet, or a length that no bytes have
-        data = b""
-    content, check = data[:-_CHECK_BYTES], data[-_CHECK_BYTES:]
-    if hashlib.sha256(content).digest()[:_CHECK_BYTES] != check:
-        raise ConfigError("this invitation is damaged: characters are missing or changed", remedy=_COPY_IT)
+    content = from_word(_TEXT, text, max_chars=MAX_TEXT_CHARS, remedy=_COPY_IT)
     try:
         return NetworkInvitation.from_bytes(content)
     except PeerViolation as violation:

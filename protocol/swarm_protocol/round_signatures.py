@@ -66,8 +66,17 @@ def stated_report_message(network_id: str, run: str, stated: StatedReport) -> by
             ),
             *(newcomer.encode() + b"\x00" for newcomer in report.newcomers),
             _number(report.steps_left),
+            _entrance(report),
         )
     )
+
+
+def _entrance(report: Contribution) -> bytes:
+    """Return what a report says of who enters the run and who loses standing; empty if it says nothing of either."""
+    if not report.credentials and not report.demoted:
+        return b""
+    digests = b"".join(each.digest() for each in report.credentials)
+    return _number(len(report.credentials)) + digests + b"".join(peer.encode() + b"\x00" for peer in report.demoted)
 
 
 def vote_message(network_id: str, vote: Vote) -> bytes:

@@ -11,6 +11,7 @@ cap.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
@@ -19,6 +20,7 @@ from swarm_protocol.checks import Checked, Digest, Name, check_digest, distinct,
 from swarm_protocol.identity import SIGNATURE_BYTES, PeerId
 from swarm_protocol.proto import training_pb2
 from swarm_protocol.records import Loss, OuterStep
+from swarm_protocol.run_credentials import RunCredential
 
 GROUP_PURPOSE = "group"
 RESUME_PURPOSE = "resume"
@@ -42,6 +44,7 @@ PhaseS: TypeAlias = Annotated[float, number(limits.MAX_PHASE_S)]
 Reason: TypeAlias = Annotated[str, one_line(limits.MAX_FAILURE_TEXT_CHARS)]
 Peers: TypeAlias = Annotated[tuple[PeerId, ...], distinct(limits.MAX_GROUP_MEMBERS)]
 Newcomers: TypeAlias = Annotated[tuple[PeerId, ...], distinct(limits.MAX_NEWCOMERS)]
+Credentials: TypeAlias = Annotated[tuple[RunCredential, ...], up_to(limits.MAX_CREDENTIALS)]
 
 
 def round_subject(run: str, step: int, attempt: int) -> str:
@@ -145,6 +148,10 @@ class Contribution(Checked):
 
     A member on probation has `steps_left` to which it must contribute, this one included, before it counts fully; 0: it
     does. The state says how many (see `swarm.training.run.probation`).
+
+    `credentials` are of itself and of its newcomers, where they enter the run by an invitation or by vouches. `demoted`
+    are members that it names for having vouched for a peer that evidence has convicted (see
+    `swarm.training.run.entrance`).
     """
 
     peer_id: PeerId
@@ -159,6 +166,8 @@ class Contribution(Checked):
     locked: LockClaim | None = None
     signature: Annotated[bytes, up_to(SIGNATURE_BYTES)] = b""
     steps_left: StepsLeft = 0
+    credentials: Credentials = ()
+    demoted: Peers = ()
 
     def __post_init__(self) -> None:
         check_work(self.num_tokens, self.num_samples)
@@ -187,8 +196,8 @@ class Ready(wire.WireMessage):
     holds at this step, with `origin`, the signed group that its outcome is from: the outcome may have been committed,
     so it takes precedence. `signature` is of the report as a group carries it, see `contribution_of`. `bytes_per_s` is
     the bandwidth that the member has measured in its reductions; 0: not yet. `sequence` is that of the author's last
-    resume order that the member knows (see `ResumeOrder`); 0: none. `followers`, `newcomers`, `commitment` and
-    `steps_left` are those of the `Contribution`.
+    resume order that the member knows (see `ResumeOrder`); 0: none. `followers`, `newcomers`, `commitment`,
+    `steps_left`, `credentials` and `demoted` are those of the `Contribution`.
     """
 
     PROTO = training_pb2.Ready
@@ -212,6 +221,8 @@ class Ready(wire.WireMessage):
     origin: bytes = b""
     signature: Annotated[bytes, up_to(SIGNATURE_BYTES)] = b""
     steps_left: StepsLeft = 0
+    credentials: Credentials = ()
+    demoted: Peers = ()
 
     def __post_init__(self) -> None:
         check_work(self.num_tokens, self.num_samples)
@@ -236,6 +247,8 @@ class Ready(wire.WireMessage):
             locked=self.lock.claim if self.lock else None,
             signature=self.signature,
             steps_left=self.steps_left,
+            credentials=self.credentials,
+            demoted=self.demoted,
         )
 
 
@@ -316,7 +329,9 @@ class Group(wire.WireMessage):
     def roster(self) -> tuple[str, ...]:
         """The members that decide after this round: all proven ones that stay, or all of those if none stays; of a
         group without proven ones all."""
-        proven = [member for member in self.members if member.is_proven] or list(self.members)
+        demoted = set(self.demoted)
+        proven = [member for member in self.members if member.is_proven and member.peer_id not in demoted]
+        proven = proven or list(self.members)
         stay = [member for member in proven if not member.leaving]
         return tuple(member.peer_id for member in stay or proven)
 
@@ -324,6 +339,18 @@ class Group(wire.WireMessage):
     def deciding(self) -> tuple[str, ...]:
         """The members whose votes count in this round: those that are not on probation, or all if all are."""
         return tuple(each.peer_id for each in self.members if not each.steps_left) or self.peer_ids
+
+    @property
+    def demoted(self) -> tuple[str, ...]:
+        """The peers that more than a third of the deciding members demote: not all of these lie."""
+        deciding = set(self.deciding)
+        named = Counter(peer for each in self.members if each.peer_id in deciding for peer in each.demoted)
+        return tuple(sorted(peer for peer, count in named.items() if 3 * count > len(deciding)))
+
+    @property
+    def credentials(self) -> tuple[RunCredential, ...]:
+        """The credentials of all that enter the run with this group."""
+        return tuple(each for member in self.members for each in member.credentials)
 
     @property
     def on_probation(self) -> tuple[str, ...]:

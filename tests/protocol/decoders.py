@@ -13,6 +13,7 @@ from typing import Any
 from swarm_protocol.envelope import read_record, seal, seal_record, unseal, unseal_record
 from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError, SessionError
 from swarm_protocol.failure_messages import decode_failure, encode_failure
+from swarm_protocol.follow_messages import FollowRequest
 from swarm_protocol.identity import Identity
 from swarm_protocol.manifest_messages import open_manifest
 from swarm_protocol.network_invitation import PrivateGreeting, check_chain, open_revocations
@@ -26,10 +27,12 @@ from swarm_protocol.records import (
     ValidationReport,
     publish_key,
 )
+from swarm_protocol.run_credentials import check_credential
 from swarm_protocol.version import Hello
 
 from protocol import (
     control_examples,
+    credential_examples,
     dht_examples,
     equivocation_examples,
     manifest_examples,
@@ -171,10 +174,23 @@ def _check_chain(data: bytes) -> Any:
         raise PeerViolation(error.message) from None
 
 
+def _check_credential(data: bytes) -> object:
+    request = FollowRequest.from_bytes(data)
+    if request.credential is None:
+        raise PeerViolation("there is none")
+    return check_credential(
+        request.credential,
+        credential_examples.RUN,
+        network_id=credential_examples.NETWORK_ID,
+        inviters=(credential_examples.AUTHOR.peer_id,),
+        at=credential_examples.NOW,
+    )
+
+
 DECODERS: tuple[Decoder, ...] = (
     *by_class(NODE, SERVE, TRAINER, JOINING_TRAINER, HELLO),
     *by_class(*training_examples.EXAMPLES, *serving_examples.EXAMPLES, *control_examples.EXAMPLES),
-    *by_class(*private_examples.EXAMPLES),
+    *by_class(*private_examples.EXAMPLES, *credential_examples.EXAMPLES),
     *by_class(*session_examples.EXAMPLES, *dht_examples.EXAMPLES, *path_examples.EXAMPLES, *proof_examples.EXAMPLES),
     *by_class(*manifest_examples.EXAMPLES, *equivocation_examples.EXAMPLES),
     Decoder(
@@ -214,6 +230,12 @@ DECODERS: tuple[Decoder, ...] = (
             PrivateGreeting(hello=None, chain=private_examples.CHAIN).to_bytes(),
             PrivateGreeting(hello=None, chain=private_examples.BOUND.chain_for(private_examples.MEMBER)).to_bytes(),
         ),
+    ),
+    Decoder(
+        name="RunCredential",
+        decode=_check_credential,
+        encode=None,
+        examples=credential_examples.SHOWN,
     ),
     Decoder(
         name="SignedRevocations",

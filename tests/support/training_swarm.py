@@ -34,6 +34,7 @@ from swarm.training.state.replica_state import ReplicaState
 from swarm.training.trainer_events import OuterStep, StateFetched, TrainingEvent
 from swarm_compression import Codec, get_codec
 from swarm_protocol.identity import Identity
+from swarm_protocol.run_credentials import RunInvitation
 from swarm_protocol.training_messages import (
     Certificate,
     Contribution,
@@ -231,6 +232,7 @@ class Swarm:
         bytes_per_s: float | None = None,
         promises: PromiseStore | None = None,
         evidence: EvidenceStore | None = None,
+        invitations: tuple[RunInvitation, ...] = (),
     ) -> Member:
         identity = identity_of(name)
         access = {} if bytes_per_s is None else {"up_bytes_per_s": bytes_per_s, "down_bytes_per_s": bytes_per_s}
@@ -251,6 +253,7 @@ class Swarm:
                 certificate=certificate,
                 promises=promises,
                 evidence=evidence,
+                invitations=invitations,
             ),
             faults=self.script.hook(name) if self.script else no_faults,
         )

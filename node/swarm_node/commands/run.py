@@ -1,7 +1,7 @@
-"""`swarm-node run init`, `sign` and `show`, and the start of `watch`, `export`, `resume` and `endorse`.
+"""`swarm-node run init`, `sign` and `show`, and the start of the other commands of a run.
 
 `init` writes a run file with the default model or with that of a checkpoint to start from. `sign` checks, pins and
-signs it. The commands that need a network are in `run_watch`, `run_export`, `run_resume` and `run_endorse`.
+signs it. The others are in `run_watch`, `run_export`, `run_resume`, `run_endorse` and `run_invite`.
 """
 
 from __future__ import annotations
@@ -130,6 +130,37 @@ def endorse(flags: Flags) -> int:
 
     members, is_certain, emitter = flags.options["members"], flags.options["yes"], Emitter(json=flags.json)
     return endorse_run(path, author, members, config, emitter, every_s=every_s, is_certain=is_certain)
+
+
+def invite(flags: Flags) -> int:
+    path, inviter, options = _existing(flags), signing_identity(flags), flags.options
+    from swarm_node.commands import run_invite  # noqa: PLC0415
+
+    return run_invite.invite(
+        path,
+        inviter,
+        Emitter(json=flags.json),
+        network_id=flags.member().network_id,
+        expires=options["expires"],
+        uses=options["uses"],
+        node=options["for_node"] or "",
+        out=options["out"],
+    )
+
+
+def vouch(flags: Flags) -> int:
+    path, member, options = _existing(flags), signing_identity(flags), flags.options
+    from swarm_node.commands import run_invite  # noqa: PLC0415
+
+    return run_invite.vouch(
+        path,
+        member,
+        Emitter(json=flags.json),
+        network_id=flags.member().network_id,
+        expires=options["expires"],
+        node=options["for_node"] or "",
+        out=options["out"],
+    )
 
 
 def export(flags: Flags) -> int:
@@ -315,8 +346,12 @@ def _lines(found: InspectedRun, cost: Cost) -> Iterator[str]:
     yield f"training   {config.outer_steps} outer steps of {interval}; {_outer_method(config)}"
     least, most = cost.group_tokens
     who = f"{len(config.admission)} peers may join" if config.admission else "anyone may join"
+    if config.entrance.required:
+        who = f"{len(config.admission)} peers and those with an invitation may join"
     rule = config.probation
     yield f"group      {config.min_group} to {config.max_group} members, {_combined(config)}, {who}"
+    if config.entrance.welcomes:
+        yield f"invited    {_welcome(config)}"
     if rule.steps:
         yield (
             f"newcomers  count fully after {rule.steps} outer steps; until then they have {rule.share:.0%} of weight "
@@ -330,6 +365,15 @@ def _lines(found: InspectedRun, cost: Cost) -> Iterator[str]:
     head = f", and up to {size(cost.head_bytes)} for each head" if config.cluster_size > 1 else ""
     yield f"traffic    up to {size(cost.member_bytes)} for each member and outer step, as {config.codec}{head}"
     yield f"memory     {size(cost.memory_bytes)} for each member on a CPU, and the activations on top"
+
+
+def _welcome(config: RunConfig) -> str:
+    """Return in words what invitations and vouches are good for."""
+    entrance, inviters = config.entrance, len(config.inviters)
+    steps = f"after {entrance.steps} outer steps" if entrance.steps else "at once"
+    by = "the author" + (f" and {inviters} more" if inviters else "")
+    members = f"; or {entrance.vouchers} members that vouch for it" if entrance.vouchers else ""
+    return f"who has an invitation of {by}{members} counts fully {steps}"
 
 
 def _combined(config: RunConfig) -> str:

@@ -272,9 +272,9 @@ class RunFollower:
 
 def _admitted(file: SignedRun | None, trainers: Listed[TrainerRecord]) -> Listed[TrainerRecord]:
     """Return the trainers that the run admits: anyone can announce that it trains it."""
-    if file is None or not file.config.admission:
+    if file is None or not file.config.only_named:
         return trainers
-    records = {peer_id: trainers.records[peer_id] for peer_id in file.config.admission if peer_id in trainers.records}
+    records = {peer_id: trainers.records[peer_id] for peer_id in file.config.only_named if peer_id in trainers.records}
     return Listed(records=records, ages_s=trainers.ages_s)
 
 

@@ -65,6 +65,7 @@ _EVENTS = {
     events.FalselyAccused: "falsely_accused",
     events.RunResumed: "run_resumed",
     events.OnProbation: "on_probation",
+    events.RunEntered: "entered",
     events.StateEndorsed: "state_endorsed",
     events.Validated: "validated",
 }
@@ -141,6 +142,7 @@ class RunTraining:
                 certificate=resumed.certificate if resumed else b"",
                 promises=PromiseFile(self._folder / "votes"),
                 evidence=EvidenceFolder(self._folder / EVIDENCE, self._run, self._node.network.network_id),
+                invitations=self._node.config.invitation,
                 endorsements=EndorsementFile(self._folder / "votes"),
                 chunks=ChunkFolder(
                     self._node.home.cache / "chunks" / self._run.run_id, max_bytes=8 * setup.theta_N.numel()
@@ -292,7 +294,9 @@ class RunTraining:
         if self._begun or isinstance(event, events.StateEndorsed):  # that says nothing of this member's state
             return
         self._begun = True
-        has_step = isinstance(event, events.StateFetched | events.Validated | events.RunResumed | events.OnProbation)
+        has_step = isinstance(
+            event, events.StateFetched | events.Validated | events.RunResumed | events.OnProbation | events.RunEntered
+        )
         self._node.activity.state = "training"
         step = event.step if has_step else event.step - 1
         self._node.steps.done("training", f"from outer step {step} of {self._run.config.outer_steps}")
@@ -399,18 +403,22 @@ class OwnStanding:
 
     probation_steps: int
     steps_left: int = 0
+    entered: str = ""
     endorsed: StateEndorsed | None = None
 
     def take(self, event: TrainingEvent) -> None:
         """Take in an event, whatever it is about."""
         if isinstance(event, OnProbation):
             self.steps_left = event.steps_left
+        elif isinstance(event, events.RunEntered):
+            self.entered = event.how
         elif isinstance(event, StateEndorsed):
             self.endorsed = event
 
     def added_to(self, status: TrainingStatus) -> TrainingStatus:
         if self.steps_left:
             status = replace(status, steps_left=self.steps_left, probation_steps=self.probation_steps)
+        status = replace(status, entered=self.entered)
         if self.endorsed is not None:
             step, is_other = self.endorsed.step, self.endorsed.is_other
             status = replace(status, endorsed_step=step, endorses_other=is_other)

@@ -185,8 +185,10 @@ async def _training(node: Node, need: RunNeed) -> Work:
     run, origin = await run_of_id(node.network, node.membership, node.home, need.name)
     config = run.config
     check_run(config, node.config)
-    if config.admission and node.network.peer_id not in config.admission:
+    if config.only_named and node.network.peer_id not in config.only_named:
         raise ConfigError("it admits only the peers that it names", remedy="ask its author to name this one")
+    if config.entrance.required and node.network.peer_id not in config.admission:
+        raise ConfigError("it wants an invitation", remedy="ask its author for one, and give --run and --invitation")
     if need.num_helpers >= config.max_trainers:
         raise ConfigError(f"it is full with {config.max_trainers} trainers", remedy="wait until a member leaves")
     _check_data(config, node)

@@ -28,6 +28,7 @@ from swarm.network.multiaddr import check_announce_addr, check_listen_addr, is_l
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, reason_of
 from swarm_protocol.network_invitation import NetworkInvitation
+from swarm_protocol.run_credentials import RunInvitation
 
 from swarm_node.lending.hours import Window, parse_window
 from swarm_node.settings import parsers
@@ -151,6 +152,11 @@ class Config(BaseModel):
     """Maximum rate at which this node relays for others, and at most half of max-upload and max-download."""
     run: Path | parsers.RunId | None = _setting(None, parsers.parse_run, "RUN", example="run.toml")
     """Train this run: its signed file, or its id, in which case a member of the run sends the file."""
+    invitation: tuple[InstanceOf[RunInvitation], ...] = _setting(
+        (), parsers.parse_run_word, "STRING|FILE", many=True, example="alice.invitation"
+    )
+    """Invitation to the run, as `run invite` printed it, or the file that holds it. Or a member's vouch, as `run vouch`
+    printed it; if the run wants several, give the option for each."""
     then_serve: bool = _switch()
     """Once the run is finished, serve the trained model."""
     model: Path | parsers.HubId | None = _setting(None, parsers.parse_model, "MODEL", example="~/models/story")

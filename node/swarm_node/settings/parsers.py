@@ -18,6 +18,9 @@ from swarm.network.discovery.peer_names import check_peer
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.network_invitation import MAX_TEXT_CHARS, NetworkInvitation, parse_invitation
+from swarm_protocol.run_credentials import MAX_TEXT_CHARS as MAX_RUN_TEXT_CHARS
+from swarm_protocol.run_credentials import TEXT_PREFIX as RUN_INVITATION_PREFIX
+from swarm_protocol.run_credentials import RunInvitation, parse_run_invitation
 from swarm_protocol.version import check_network_id
 
 _SIZE_UNITS = {"": 1, "B": 1}
@@ -69,6 +72,27 @@ def parse_invite(text: str) -> NetworkInvitation:
         return parse_invitation(found)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.message}", remedy=error.remedy) from None
+
+
+def parse_run_word(text: str) -> RunInvitation:
+    """Read an invitation to a run, a vouch, or a file that holds one. Raises ConfigError, which does not repeat it."""
+    if text.startswith(RUN_INVITATION_PREFIX):
+        return parse_run_invitation(text)
+    path = parse_path(text.removeprefix("@"))
+    try:
+        return parse_run_invitation(_read_word(path, MAX_RUN_TEXT_CHARS))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}", remedy=error.remedy) from None
+
+
+def _read_word(path: Path, max_chars: int) -> str:
+    """Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            return file.read(max_chars + 1).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else "it is not text"
+        raise ConfigError(f"it cannot be read: {why.lower()}", remedy="give the invitation or its file") from None
 
 
 def parse_path(text: str) -> Path:

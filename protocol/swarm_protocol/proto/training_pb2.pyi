@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Contribution(_message.Message):
-    __slots__ = ("peer_id", "num_tokens", "num_samples", "loss", "leaving", "bytes_per_s", "followers", "newcomers", "commitment", "locked", "signature", "steps_left")
+    __slots__ = ("peer_id", "num_tokens", "num_samples", "loss", "leaving", "bytes_per_s", "followers", "newcomers", "commitment", "locked", "signature", "steps_left", "credentials", "demoted")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,8 @@ class Contribution(_message.Message):
     LOCKED_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     STEPS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
+    DEMOTED_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     num_tokens: int
     num_samples: int
@@ -32,7 +34,19 @@ class Contribution(_message.Message):
     locked: LockClaim
     signature: bytes
     steps_left: int
-    def __init__(self, peer_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ..., followers: _Optional[_Iterable[_Union[Follower, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ..., commitment: _Optional[_Union[SliceCommitment, _Mapping]] = ..., locked: _Optional[_Union[LockClaim, _Mapping]] = ..., signature: _Optional[bytes] = ..., steps_left: _Optional[int] = ...) -> None: ...
+    credentials: _containers.RepeatedCompositeFieldContainer[RunCredential]
+    demoted: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, peer_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ..., followers: _Optional[_Iterable[_Union[Follower, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ..., commitment: _Optional[_Union[SliceCommitment, _Mapping]] = ..., locked: _Optional[_Union[LockClaim, _Mapping]] = ..., signature: _Optional[bytes] = ..., steps_left: _Optional[int] = ..., credentials: _Optional[_Iterable[_Union[RunCredential, _Mapping]]] = ..., demoted: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RunCredential(_message.Message):
+    __slots__ = ("peer_id", "chain", "vouches")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    VOUCHES_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    chain: _containers.RepeatedScalarFieldContainer[bytes]
+    vouches: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, peer_id: _Optional[str] = ..., chain: _Optional[_Iterable[bytes]] = ..., vouches: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class SliceCommitment(_message.Message):
     __slots__ = ("root", "signature")
@@ -95,7 +109,7 @@ class PlacedSignature(_message.Message):
     def __init__(self, place: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("run", "step", "attempt", "state_digest", "num_tokens", "num_samples", "loss", "accused", "leaving", "bytes_per_s", "sequence", "followers", "newcomers", "commitment", "lock", "origin", "signature", "steps_left")
+    __slots__ = ("run", "step", "attempt", "state_digest", "num_tokens", "num_samples", "loss", "accused", "leaving", "bytes_per_s", "sequence", "followers", "newcomers", "commitment", "lock", "origin", "signature", "steps_left", "credentials", "demoted")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +128,8 @@ class Ready(_message.Message):
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     STEPS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
+    DEMOTED_FIELD_NUMBER: _ClassVar[int]
     run: str
     step: int
     attempt: int
@@ -132,7 +148,9 @@ class Ready(_message.Message):
     origin: bytes
     signature: bytes
     steps_left: int
-    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., accused: _Optional[_Iterable[str]] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ..., sequence: _Optional[int] = ..., followers: _Optional[_Iterable[_Union[Follower, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ..., commitment: _Optional[_Union[SliceCommitment, _Mapping]] = ..., lock: _Optional[_Union[Lock, _Mapping]] = ..., origin: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., steps_left: _Optional[int] = ...) -> None: ...
+    credentials: _containers.RepeatedCompositeFieldContainer[RunCredential]
+    demoted: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., accused: _Optional[_Iterable[str]] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ..., sequence: _Optional[int] = ..., followers: _Optional[_Iterable[_Union[Follower, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ..., commitment: _Optional[_Union[SliceCommitment, _Mapping]] = ..., lock: _Optional[_Union[Lock, _Mapping]] = ..., origin: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., steps_left: _Optional[int] = ..., credentials: _Optional[_Iterable[_Union[RunCredential, _Mapping]]] = ..., demoted: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReadyReply(_message.Message):
     __slots__ = ("kind", "group", "attempt", "certificate", "state_digest", "reason")
@@ -151,14 +169,16 @@ class ReadyReply(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., group: _Optional[bytes] = ..., attempt: _Optional[int] = ..., certificate: _Optional[bytes] = ..., state_digest: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class FollowRequest(_message.Message):
-    __slots__ = ("run", "step", "state_digest")
+    __slots__ = ("run", "step", "state_digest", "credential")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
     run: str
     step: int
     state_digest: bytes
-    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., state_digest: _Optional[bytes] = ...) -> None: ...
+    credential: RunCredential
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., credential: _Optional[_Union[RunCredential, _Mapping]] = ...) -> None: ...
 
 class FollowReply(_message.Message):
     __slots__ = ("kind", "certificate")

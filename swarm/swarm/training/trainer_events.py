@@ -143,6 +143,15 @@ class OnProbation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunEntered:
+    """The state says that this member entered the run with outer step `step`, and `how`, in words: by an invitation or
+    by vouches."""
+
+    step: int
+    how: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StateEndorsed:
     """The run's author has endorsed the state of outer step `step`, as this member now knows. `is_other`: this member's
     own history has another state there, so that it does not belong to the run."""
@@ -174,6 +183,7 @@ TrainingEvent: TypeAlias = (
     | ContributionLate
     | RunResumed
     | OnProbation
+    | RunEntered
     | StateEndorsed
     | Validated
 )

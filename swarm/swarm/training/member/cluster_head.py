@@ -23,8 +23,10 @@ from functools import partial
 
 import torch
 from swarm_compression import CodecError
+from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError, SwarmError
 from swarm_protocol.follow_messages import FollowerWork, FollowReply
+from swarm_protocol.run_credentials import RunCredential
 from swarm_protocol.training_messages import Contribution, Follower
 from torch import Tensor
 
@@ -35,6 +37,7 @@ from swarm.training.member.interval_loop import IntervalOffer
 from swarm.training.round.group_formation import grace_after
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.run.methods import short
+from swarm.training.run.standings import grants_in
 from swarm.training.state.run_context import RunContext
 from swarm.trust.mixing import leaf_beacon
 
@@ -57,6 +60,7 @@ class _Seat:
     work: FollowerWork | None = None
     frames: list[bytes] = field(default_factory=list)
     is_here: bool = True
+    credential: RunCredential | None = None
 
 
 class ClusterHead:
@@ -85,12 +89,13 @@ class ClusterHead:
         self._is_closed = False
         self._last: FollowReply | SwarmError | None = None
 
-    async def serve(self, peer: str, stream: Stream) -> None:
-        """Take the work of `peer` over `stream`, and tell it what was committed. Raises PeerViolation."""
-        if not self._takes(peer):
+    async def serve(self, peer: str, stream: Stream, credential: RunCredential | None = None) -> None:
+        """Take the work of `peer`, which shows this `credential`, over `stream`, and tell it what was committed. Raises
+        PeerViolation."""
+        if not self._takes(peer, credential):
             await stream.send(FollowReply(kind="full").to_bytes())
             return
-        seat = self._seats[peer] = _Seat()
+        seat = self._seats[peer] = _Seat(credential=credential)
         seat.replies.put_nowait(FollowReply(kind="welcome"))
         if self._last is not None:
             seat.replies.put_nowait(self._last)
@@ -145,7 +150,7 @@ class ClusterHead:
             seat.replies.put_nowait(self._last)
             seat.frames.clear()
 
-    def _takes(self, peer: str) -> bool:
+    def _takes(self, peer: str, credential: RunCredential | None) -> bool:
         setup = self._setup
         if peer in setup.clusters.dealt:
             known = self._seats.get(peer)
@@ -153,7 +158,14 @@ class ClusterHead:
             return setup.me in setup.clusters.dealt[peer] and (known is None or known.work is None)
         is_known = peer in setup.leased or peer in setup.clusters.heads
         others = self._newcomers() - {peer}
-        return setup.admits(peer) and not is_known and len(others) < setup.clusters.num_newcomers(setup.me)
+        shown = grants_in((credential,) if credential else ())
+        may_enter = setup.admits(peer) and not setup.standings.refuses(peer, shown.get(peer))
+        return may_enter and not is_known and len(others) < setup.clusters.num_newcomers(setup.me)
+
+    def _credentials(self, newcomers: Sequence[str]) -> tuple[RunCredential, ...]:
+        """Return the credentials of those `newcomers` for whose a group has room."""
+        shown = [each for peer in newcomers if (each := self._seats[peer].credential) is not None]
+        return tuple(shown[: limits.MAX_CREDENTIALS // self._setup.max_group])
 
     def _newcomers(self) -> set[str]:
         return {peer for peer, seat in self._seats.items() if seat.is_here and peer not in self._places}
@@ -222,7 +234,9 @@ class ClusterHead:
             )
             for peer, work in works.items()
         ]
-        newcomers = tuple(sorted(peer for peer in seats if peer not in self._places))
+        credentials = self._credentials(sorted(peer for peer in seats if peer not in self._places))
+        grants = grants_in(credentials)
+        newcomers = tuple(sorted(p for p in seats if p not in self._places and not standings.refuses(p, grants.get(p))))
         num_tokens = own.num_tokens + sum(each.num_tokens for each in followers)
         loss_sum = own.loss * own.num_tokens + sum(work.loss * work.num_tokens for work in works.values())
         contribution = replace(
@@ -232,6 +246,7 @@ class ClusterHead:
             loss=loss_sum / num_tokens if num_tokens else 0.0,
             followers=tuple(sorted(followers, key=lambda each: each.place)),
             newcomers=newcomers,
+            credentials=credentials,
         )
         contributors = [
             Contribution(

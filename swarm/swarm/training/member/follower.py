@@ -89,7 +89,10 @@ class StepFollower:
     async def _follow(self, head: str) -> bool:
         """Follow `head` until it is gone. Return whether it has no room."""
         context, setup = self._context, self._setup
-        request = FollowRequest(run=setup.run, step=setup.step, state_digest=setup.state_digest).to_bytes()
+        shown = setup.credential if setup.standings.is_new(setup.me) else None
+        request = FollowRequest(
+            run=setup.run, step=setup.step, state_digest=setup.state_digest, credential=shown
+        ).to_bytes()
         try:
             async with context.network.stream(head, context.methods.follow, timeout_s=SILENT_S) as stream:
                 await stream.send(request)

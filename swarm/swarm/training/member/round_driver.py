@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from swarm_protocol import limits
-from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, SwarmError
+from swarm_protocol.envelope import issued_at
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.follow_messages import FollowReply, FollowRequest
 from swarm_protocol.proof_messages import Evidence
 from swarm_protocol.state_messages import StandingRequest
@@ -79,6 +80,9 @@ POLL_S = 1.0
 but whose connection does not break, is noticed after at most this and SILENT_S."""
 ANNOUNCE_TIMEOUT_S = 0.5
 """How long leaving an attempt waits until the others have heard why."""
+MAX_GROUP_AGE_S = 300.0
+"""A coordinator could otherwise sign a group with an earlier time, for an invitation that has expired. Clocks differ by
+seconds, and members ask for their group all the time."""
 MAX_LOOKING_AT = 64
 """Peers asked at one time, whatever others say about who else is there."""
 
@@ -265,7 +269,7 @@ class RoundDriver:
         if peer in self._state.faults.convicted:
             raise PeerRefused("evidence convicts it of a lie")
         if self._head is not None and request.state_digest == self.setup.state_digest:
-            await self._head.serve(peer, stream)
+            await self._head.serve(peer, stream, request.credential)
             return
         self.look_at(peer)  # or this member is behind
         certificate = self._context.replica.standing().certificate
@@ -447,6 +451,8 @@ class RoundDriver:
         group, signatures = signed.group, self._context.signatures
         if signed.digest in self._checked or group.attempt < self.attempt:
             return  # attempts only grow: a group of an earlier one is not looked at
+        if group.credentials and issued_at(signed.data) < self._context.network.now() - MAX_GROUP_AGE_S:
+            raise PeerViolation("a group that lets newcomers in was signed long ago", peer_id=signed.signer)
         signatures.check_reports(signed)
         self._convictions.heard.group(signed)
         if group.lock is not None and signed.origin is not None:

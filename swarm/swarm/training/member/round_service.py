@@ -20,6 +20,7 @@ from swarm.training.member.round_driver import POLL_S, RoundDriver
 from swarm.training.round.group_checks import origin_complaint
 from swarm.training.round.round_events import AttemptLeft, Proven, Sighted, Voted
 from swarm.training.round.round_state import RoundSetup
+from swarm.training.state.certificate import CREDENTIAL_MARGIN_S
 from swarm.training.state.endorsement import contradicts, read_endorsement
 from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S
 from swarm.training.state.run_context import RunContext
@@ -93,6 +94,8 @@ class RoundService:
         if ready.run != self._context.run:
             raise PeerViolation("this is about another run", peer_id=peer)
         self._context.signatures.check_report(ready, peer)
+        now = self._context.network.now()
+        self._context.signatures.check_credentials(ready.credentials, now, margin_s=CREDENTIAL_MARGIN_S)
         self._context.signatures.check_slices(ready, peer, ready.step, ready.state_digest)
         if self._is_member(peer):
             self._convictions.heard.report(peer, ready)
@@ -208,6 +211,11 @@ class RoundService:
         request, replica = FollowRequest.from_bytes(await stream.receive()), self._context.replica
         if request.run != self._context.run:
             raise PeerViolation("this is about another run", peer_id=peer)
+        if request.credential is not None:
+            shown, now = request.credential, self._context.network.now()
+            if shown.peer_id != peer:
+                raise PeerViolation("it shows the credential of another peer", peer_id=peer)
+            self._context.signatures.check_credentials((shown,), now, margin_s=CREDENTIAL_MARGIN_S)
         if request.step <= replica.outer_step:
             certificate = replica.standing().certificate
             await stream.send(FollowReply(kind="committed", certificate=certificate).to_bytes())

@@ -18,9 +18,11 @@ from types import TracebackType
 from typing import TypeVar
 
 from swarm_compression import get_codec
+from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, PeerTimeout, PeerUnreachable, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import RoundReport, TrainerRecord, TrainerState
+from swarm_protocol.run_credentials import Grant, RunCredential, RunInvitation, credential_of, grant_of
 from swarm_protocol.training_messages import Endorsement
 
 from swarm.network.interface import FaultHook, Network, no_faults
@@ -43,6 +45,7 @@ from swarm.training.round import state_machine
 from swarm.training.round.promise import Promise, PromiseStore
 from swarm.training.round.round_events import Convicted, GiveUp, Proven
 from swarm.training.round.round_state import rest_after
+from swarm.training.run.entrance import Entry
 from swarm.training.run.methods import Methods, short
 from swarm.training.run.run_copy import serve_run
 from swarm.training.run.signed_run import SignedRun
@@ -61,6 +64,7 @@ from swarm.training.trainer_events import (
     MemberConvicted,
     OnProbation,
     RoundAborted,
+    RunEntered,
     StateEndorsed,
     StateFetched,
     TrainingEvent,
@@ -86,8 +90,8 @@ class RunMemberOptions:
     `max_interval_s` by `clock` bounds its intervals beyond what the run says, so that a slow machine contributes what
     it can. `state` is the state to resume from, with the `certificate` that proved it, if there is one. Without
     `promises`, a member that is started again with the same key could vote twice for one step; without `evidence`, it
-    has forgotten whom it convicted. `endorsements` keeps the author's newest endorsement. `max_bytes_per_s` is what its
-    owner lets it send or receive, whichever is less.
+    has forgotten whom it convicted. With `invitations` or vouches it may enter the run at once. `endorsements` keeps
+    the author's newest endorsement. `max_bytes_per_s` is what its owner lets it send or receive, whichever is less.
     """
 
     setup: TrainingSetup
@@ -99,6 +103,7 @@ class RunMemberOptions:
     promises: PromiseStore | None = None
     evidence: EvidenceStore | None = None
     endorsements: EndorsementStore | None = None
+    invitations: tuple[RunInvitation, ...] = ()
     max_bytes_per_s: float = math.inf
 
 
@@ -146,6 +151,8 @@ class RunMember:
         self._endorsements = Endorsements(options.endorsements)
         self._told_endorsement: Endorsement | None = None
         self._steps_left = 0
+        self._entry: Entry | None = None
+        self._grant: Grant | None = None
         self._report: RoundReport | None = None
         self._stopping = False
         self._num_idle = 0
@@ -261,12 +268,27 @@ class RunMember:
         self._membership.withdraw("train", self._run.run_id)
 
     def _check_admitted(self) -> None:
-        admission = self._run.config.admission
+        admission = self._run.config.only_named
         if admission and self._network.peer_id not in admission:
             raise ConfigError(
                 f"{self._run.config.name} admits only the peers that it names, and not {self._network.peer_id}",
                 remedy="ask its author to name this peer, and to sign the run anew",
             )
+
+    def _credential(self) -> RunCredential | None:
+        """Return what this member shows where it enters the run. Raises ConfigError if it was given an invitation to
+        another run or for another node."""
+        given, now = self._options.invitations, self._network.now()
+        if not given:
+            return None
+        network_id = self._network.network_id
+        credential = credential_of(given, self._network.peer_id, self._run.run_id, network_id=network_id, now=now)
+        if credential is None:
+            logger.warning("the invitation to %s has expired: going on without it", self._run.run_id)
+        else:
+            self._signatures.check_credentials((credential,), now)
+            self._grant = grant_of(credential)
+        return credential
 
     # --- joining -----------------------------------------------------------------------------------------------------
 
@@ -293,6 +315,7 @@ class RunMember:
             endorsements=self._endorsements,
             faults=self._faults,
             residuals=Residuals(codec) if config.error_feedback else None,
+            credential=self._credential(),
             meter=self._meter,
         )
         self._promise = await recall_promise(context, options.promises)
@@ -382,7 +405,9 @@ class RunMember:
         assert audits is not None
         for peer in await convictions.lapse():
             self._accused.pop(peer, None)
-        started, setup, before = asyncio.get_running_loop().time(), setup_of(context), context.replica.digest
+        started, before = asyncio.get_running_loop().time(), context.replica.digest
+        setup = setup_of(context)
+        setup = replace(setup, demoted=setup.standings.vouchers_of(convictions.peers)[: limits.MAX_GROUP_MEMBERS])
         start = audits.begins_at()
         driver = RoundDriver(
             context,
@@ -522,11 +547,15 @@ class RunMember:
             self._driver.feed(Convicted(peer=verdict.peer_id, reason=f"{short(verdict.peer_id)}: {verdict.reason}"))
 
     def _tell_probation(self, replica: Replica) -> None:
-        """Report how many steps this member has to prove itself, whenever that changes."""
-        steps_left = replica.standings.steps_left(self._network.peer_id)
+        """Report how many steps this member has to prove itself, and how it entered, whenever that changes."""
+        steps_left = replica.standings.steps_left(self._network.peer_id, self._grant)
         if steps_left != self._steps_left:
             self._steps_left = steps_left
             self._on_event(OnProbation(step=replica.outer_step, steps_left=steps_left))
+        entry = next((e for e in replica.standings.entries if e.peer_id == self._network.peer_id), None)
+        if entry is not None and entry != self._entry:
+            self._entry = entry
+            self._on_event(RunEntered(step=entry.step, how=entry.how))
 
     def _tell_endorsement(self, context: RunContext) -> None:
         """Report the author's newest endorsement, once."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from swarm_protocol import limits
 from swarm_protocol.training_messages import Contribution, Group, SignedGroup
 
 from swarm.training.allreduce.parts import part_sizes
@@ -20,7 +21,9 @@ from swarm.training.round.clusters import overclaim
 from swarm.training.round.quorum import lock_complaint
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.run.methods import short
+from swarm.training.run.standings import grants_in
 
+NOT_INVITED = "the run wants an invitation, or vouchers, that it does not have or that are used up"
 MISSTATED = "it says otherwise than the state how long it is on probation"
 
 
@@ -54,7 +57,7 @@ def origin_complaint(setup: RoundSetup, origin: SignedGroup) -> str:
 
 def _forbidden(setup: RoundSetup, group: Group) -> str:
     """Return which rule `group` breaks that holds for all groups of this step; empty if none."""
-    num_members = len(group.members)
+    num_members, grants = len(group.members), grants_in(group.credentials)
     places = [each.place for member in group.members for each in member.followers]
     checks = (
         (group.order != setup.order, "it follows from another resume order of the run's author"),
@@ -68,6 +71,14 @@ def _forbidden(setup: RoundSetup, group: Group) -> str:
             "it has too few members of the state that it follows from",
         ),
         (not all(map(setup.admits, group.peer_ids)), "it has a member that the run does not admit"),
+        (
+            any(setup.standings.refuses(peer, grants.get(peer)) for peer in group.peer_ids),
+            f"of a member, {NOT_INVITED}",
+        ),
+        (
+            len(grants) > limits.MAX_CREDENTIALS or bool(set(setup.standings.overused(grants)) & set(group.peer_ids)),
+            "it has more newcomers than their invitations or vouchers let in",
+        ),
         (any(misstates_standing(setup, member) for member in group.members), f"of a member, {MISSTATED}"),
         (
             len(group.on_probation) > num_seats(setup, len(group.members) - len(group.on_probation)),
@@ -91,17 +102,25 @@ def num_seats(setup: RoundSetup, num_proven: int) -> int:
 
 def misstates_standing(setup: RoundSetup, member: Contribution) -> bool:
     """Return whether `member` says otherwise than the state how many steps it or a follower has to prove itself."""
-    claims = [(member.peer_id, member.steps_left)]
-    claims += [
+    own = grants_in(member.credentials).get(member.peer_id)
+    if setup.standings.steps_left(member.peer_id, own) != member.steps_left:
+        return True
+    followers = [
         (setup.leased[each.place], each.steps_left) for each in member.followers if each.place < len(setup.leased)
     ]
-    return any(setup.standings.steps_left(peer) != left for peer, left in claims)
+    return any(setup.standings.steps_left(peer) != left for peer, left in followers)
 
 
 def cluster_overclaim(setup: RoundSetup, member: Contribution) -> str:
     """Return what `member` claims for itself or its cluster without having it; empty if nothing."""
-    if not all(map(setup.admits, member.newcomers)):
+    grants = grants_in(member.credentials)
+    if any(not setup.admits(peer) or setup.standings.refuses(peer, grants.get(peer)) for peer in member.newcomers):
         return "it brings a newcomer that the run does not admit"
+    shown = [each.peer_id for each in member.credentials]
+    if len(set(shown) - {member.peer_id}) > limits.MAX_CREDENTIALS // setup.max_group:
+        return "it brings more newcomers with credentials than a group has room for"
+    if len(shown) > len(set(shown)) or not {member.peer_id, *member.newcomers}.issuperset(shown):
+        return "it shows a credential of another peer, or two of one"
     return overclaim(
         member,
         setup.leased,

@@ -13,11 +13,13 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from swarm_protocol import limits
+from swarm_protocol.run_credentials import Grant
 from swarm_protocol.training_messages import Contribution, Group, Ready, ReadyReply
 
 from swarm.training.allreduce.parts import part_sizes
 from swarm.training.round.beacon import drawn, seat_beacon
-from swarm.training.round.group_checks import MISSTATED, cluster_overclaim, misstates_standing, num_seats
+from swarm.training.round.group_checks import MISSTATED, NOT_INVITED, cluster_overclaim, misstates_standing, num_seats
 from swarm.training.round.quorum import highest_claim
 from swarm.training.round.round_events import Ask, GiveUp, Query, Reply, Sign
 from swarm.training.round.round_state import (
@@ -37,6 +39,7 @@ from swarm.training.round.round_state import (
     roster_left,
 )
 from swarm.training.run.methods import short
+from swarm.training.run.standings import grants_in
 
 GRACE_SHARE = 0.25
 MAX_GRACE_S = 30.0
@@ -45,6 +48,7 @@ waited for, as their whole interval is lost otherwise. It is not longer, because
 are waited for, too."""
 
 NO_SEAT = "the seats for members on probation are taken: it proves itself when one is free"
+TOO_MANY_ENTER = "its invitation or its vouchers let in others with this group: it has to ask again"
 MAX_EXACT_MOVES = 3
 """Honest members move each other less often in one step: after a partition, or when a coordinator died."""
 
@@ -281,6 +285,9 @@ def form_group(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> t
     for peer in surplus_newcomers(setup, seated, fit):
         left_out[peer] = NO_SEAT
         seated.remove(peer)
+    for peer in _surplus_credentials(setup, seated, fit):
+        left_out[peer] = TOO_MANY_ENTER
+        seated.remove(peer)
     members = tuple(fit[peer] for peer in sorted(seated))
     claim = highest_claim(members)
     locked = (ready[member.peer_id] for member in members if claim is not None and member.locked == claim)
@@ -332,6 +339,21 @@ def surplus_newcomers(setup: RoundSetup, seated: Sequence[str], fit: Mapping[str
     return newcomers[num_free:]
 
 
+def _surplus_credentials(setup: RoundSetup, seated: Sequence[str], fit: Mapping[str, Contribution]) -> list[str]:
+    """Return who of `seated` enters with a credential that does not hold beside those of the others, or for which the
+    group has no room. `setup.me` goes first and then the state's members, which bring others'."""
+    taken, kept = dict[str, Grant](), set[str]()
+    surplus = []
+    for peer in sorted(seated, key=lambda each: (each != setup.me, each not in setup.roster, each)):
+        both = taken | grants_in(fit[peer].credentials)
+        is_over = both != taken and bool(set(setup.standings.overused(both)) & {*kept, peer})
+        if peer != setup.me and (is_over or len(both) > limits.MAX_CREDENTIALS):
+            surplus.append(peer)
+        else:
+            taken, kept = both, {*kept, peer}
+    return surplus
+
+
 def widely_accused(accusations: Mapping[str, Collection[str]], num_members: int) -> tuple[str, ...]:
     """Return the peers that more than a third of the state's `num_members` accuse: not all of these lie, if fewer than
     a third do. No other word counts before an attempt has failed. `accusations` are by accuser."""
@@ -376,7 +398,9 @@ def _unfit(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> dict[
     # this member's own claims come first: it does not leave itself out
     for peer, each in sorted(ready.items(), key=lambda item: (item[0] != setup.me, item[0])):
         report = each.contribution_of(peer)
-        reason = cluster_overclaim(setup, report) or (MISSTATED if misstates_standing(setup, report) else "")
+        grant = grants_in(report.credentials).get(peer)
+        reason = NOT_INVITED if setup.standings.refuses(peer, grant) else cluster_overclaim(setup, report)
+        reason = reason or (MISSTATED if misstates_standing(setup, report) else "")
         claimed = {follower.place for follower in each.followers}
         if not reason and claimed & places:
             reason = "it brings a trainer's work that another member brings, too"

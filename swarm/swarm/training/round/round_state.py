@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from swarm_protocol import limits
+from swarm_protocol.run_credentials import RunCredential
 from swarm_protocol.training_messages import Contribution, Lock, Outcome, Ready, ReadyReply, SignedGroup, Vote
 
 from swarm.training.round.beacon import attempt_beacon, coordinator_of
 from swarm.training.round.clusters import Clusters
 from swarm.training.round.quorum import Succession
 from swarm.training.round.round_events import Action, GiveUp, Reply
-from swarm.training.run.standings import Standings
+from swarm.training.run.standings import Standings, grants_in
 
 Phase: TypeAlias = Literal["forming", "signing", "left_out", "reducing", "preparing", "voting", "resting", "done"]
 
@@ -44,7 +45,8 @@ class RoundSetup:
     says that too few are.
     `clusters` say which trainers take part through another member; without them, all take part themselves. `standings`
     say who is on probation. `bytes_per_s` is this member's bandwidth (see `peer_connections`). `order` is the author's
-    last resume order as it was signed, and `sequence` its number; empty and 0 if there was none.
+    last resume order as it was signed, and `sequence` its number; empty and 0 if there was none. This member shows its
+    `credential` where it enters the run, and names those in `demoted` for having vouched for peers that are convicted.
     """
 
     run: str
@@ -69,6 +71,8 @@ class RoundSetup:
     bytes_per_s: int = 0
     sequence: int = 0
     order: bytes = b""
+    credential: RunCredential | None = None
+    demoted: tuple[str, ...] = ()
 
     @property
     def follows(self) -> bool:
@@ -216,7 +220,14 @@ def moves_at(state: RoundState) -> float | None:
 def reported(setup: RoundSetup, contribution: Contribution | None) -> Contribution:
     """Return what `setup.me` reports with `contribution`; without one only its bandwidth and standing."""
     contribution = contribution or Contribution(peer_id=setup.me)
-    return replace(contribution, bytes_per_s=setup.bytes_per_s, steps_left=setup.standings.steps_left(setup.me))
+    own = (setup.credential,) if setup.credential and setup.standings.is_new(setup.me) else ()
+    return replace(
+        contribution,
+        bytes_per_s=setup.bytes_per_s,
+        steps_left=setup.standings.steps_left(setup.me, grants_in(own).get(setup.me)),
+        credentials=(*own, *contribution.credentials),
+        demoted=setup.demoted,
+    )
 
 
 def own_report(state: RoundState) -> Ready:
@@ -241,6 +252,8 @@ def own_report(state: RoundState) -> Ready:
         newcomers=mine.newcomers,
         commitment=mine.commitment,
         steps_left=mine.steps_left,
+        credentials=mine.credentials,
+        demoted=mine.demoted,
     )
 
 

@@ -19,15 +19,19 @@ from swarm_protocol import limits
 from swarm_protocol.checks import check_int
 from swarm_protocol.identity import check_peer_id
 
+from swarm.training.run.entrance import MAX_ENTRIES, Entry
+
 MAX_AWAY = 1024
 """Members that are remembered while they are away: four full groups, 60 KiB of a state's manifest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Register:
-    """`credits` are by peer, in the order of peer ids."""
+    """`credits` are by peer, in the order of peer ids. `entries` say who entered by an invitation or by vouches, the
+    newest ones last (see `entrance`)."""
 
     credits: tuple[tuple[str, int], ...] = ()
+    entries: tuple[Entry, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises ValueError."""
@@ -37,15 +41,22 @@ class Register:
         for peer, value in self.credits:
             check_peer_id(peer)
             check_int(value, "credits", high=limits.MAX_ABSENCE_STEPS)
+        entered = [each.peer_id for each in self.entries]
+        if len(entered) > MAX_ENTRIES or len(entered) != len(set(entered)):
+            raise ValueError("the entries are too many, or name a peer twice")
 
     def to_json(self) -> dict[str, Any]:
         """Return what a manifest says of it: nothing, if there is nothing."""
-        return {"credits": self.credits} if self.credits else {}
+        head: dict[str, Any] = {"credits": self.credits} if self.credits else {}
+        return head | ({"entries": [each.to_json() for each in self.entries]} if self.entries else {})
 
     @classmethod
     def from_json(cls, head: Mapping[str, Any]) -> Register:
         """Raises ValueError, TypeError or LookupError."""
-        return cls(credits=tuple((peer, value) for peer, value in head.get("credits", ())))
+        return cls(
+            credits=tuple((peer, value) for peer, value in head.get("credits", ())),
+            entries=tuple(map(Entry.from_json, head.get("entries", ()))),
+        )
 
 
 def credits_after(

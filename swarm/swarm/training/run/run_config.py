@@ -13,6 +13,7 @@ from typing import Any
 
 from swarm_protocol import limits
 
+from swarm.training.run.entrance import Entrance
 from swarm.training.run.probation import Probation
 from swarm.training.run.run_tables import DataConfig, InnerConfig, OuterConfig, StartConfig
 from swarm.training.run.settings import (
@@ -51,6 +52,8 @@ DEFAULT_MIXING = NearestNeighbours.name
 
 MAX_MAJORITY_S = 7 * 86400.0
 """A week. An author who wants to wait longer decides by hand, with `swarm-node run resume`."""
+INVITATIONS = ("welcome", "required", "none")
+MAX_INVITERS = 16
 MODULE_TYPE = "module"
 """The `model_type` of a module of its author's own, which no file describes."""
 
@@ -235,6 +238,43 @@ class RunConfig:
         "more than it has contributed to. 0: who misses one step is on probation again.",
         implied=0,
     )
+    invitations: str = setting(
+        "welcome",
+        "What invitations of the author and the inviters, and vouches of members, are good for. welcome: who has one "
+        "skips probation. required: besides the peers of admission, nobody else may contribute. none: nothing. With "
+        "admission, only required lets others in.",
+        lambda value: value in INVITATIONS,
+        f"use one of {', '.join(INVITATIONS)}",
+        implied="none",
+    )
+    inviters: tuple[str, ...] = setting(
+        (),
+        "The peer ids that may invite, beside the author.",
+        lambda value: are_peers(value) and len(value) <= MAX_INVITERS,
+        f"use a list of at most {MAX_INVITERS} distinct peer ids, or leave it out",
+        implied=[],
+    )
+    entry_steps: int = whole(
+        0,
+        0,
+        limits.MAX_PROBATION_STEPS,
+        "Outer steps of probation for who enters by an invitation or by vouches, where probation_steps is more.",
+        implied=0,
+    )
+    vouchers: int = whole(
+        0,
+        0,
+        limits.MAX_VOUCHERS,
+        "Members that have to vouch for a newcomer, each of which counts fully and has contributed to probation_steps "
+        "outer steps. Who vouched for a member that is convicted later begins its own probation again. 0: none can.",
+        implied=0,
+    )
+    vouch_budget: int = whole(
+        1, 1, 64, "Newcomers for whom a member may vouch within vouch_steps outer steps.", implied=1
+    )
+    vouch_steps: int = whole(
+        100, 1, 10_000_000, "Outer steps in which a member may vouch for no more than vouch_budget.", implied=100
+    )
     min_group: int = whole(2, 1, limits.MAX_GROUP_MEMBERS, "A round needs so many members.")
     max_group: int = whole(16, 1, limits.MAX_GROUP_MEMBERS, "A round takes at most so many members.")
     cluster_size: int = whole(
@@ -302,6 +342,7 @@ class RunConfig:
         self._check_together(checks)
         checks.finish()
         object.__setattr__(self, "admission", tuple(sorted(self.admission)))
+        object.__setattr__(self, "inviters", tuple(sorted(self.inviters)))
         object.__setattr__(self, "aggregation", MappingProxyType(parameters_of(self.make_aggregator())))
         object.__setattr__(self, "model", MappingProxyType(dict(self.model)))
 
@@ -313,6 +354,26 @@ class RunConfig:
             share=self.newcomer_share,
             absence_steps=self.absence_steps,
         )
+
+    @property
+    def entrance(self) -> Entrance:
+        """The rule for invitations and vouches. A closed list of peers has none."""
+        is_required = self.invitations == "required"
+        return Entrance(
+            welcomes=is_required or (self.invitations == "welcome" and not self.admission),
+            required=is_required,
+            listed=frozenset(self.admission),
+            steps=self.entry_steps,
+            vouchers=self.vouchers,
+            vouch_budget=self.vouch_budget,
+            vouch_steps=self.vouch_steps,
+            vouch_credits=max(1, self.probation_steps),
+        )
+
+    @property
+    def only_named(self) -> tuple[str, ...]:
+        """The only peers that may contribute; empty: others may, too."""
+        return () if self.invitations == "required" else self.admission
 
     @property
     def samples_per_interval(self) -> int:
@@ -363,11 +424,19 @@ class RunConfig:
             checks.require(self.overlap_steps < self.interval_steps, "overlap_steps", self.overlap_steps, remedy)
         if checks.passed("validation_rate", "model") and self.validation_rate:
             self._check_validation(checks)
-        if self.admission and checks.passed("admission", "min_group"):
+        if self.vouchers and checks.passed("vouchers", "absence_steps", "probation_steps", "invitations"):
+            self._check_vouching(checks)
+        if self.only_named and checks.passed("admission", "min_group"):
             remedy = f"name at least min_group, {self.min_group}"
             checks.require(len(self.admission) >= self.min_group, "admission", self.admission, remedy)
         if checks.passed("aggregator", "fallback", "aggregation", "pre_aggregation", "min_group"):
             self._check_aggregator(checks)
+
+    def _check_vouching(self, checks: SettingChecks) -> None:
+        least = max(1, self.probation_steps)
+        remedy = f"use at least {least} where members vouch: the run has to remember how much they have contributed"
+        checks.require(self.absence_steps >= least, "absence_steps", self.absence_steps, remedy)
+        checks.require(self.entrance.welcomes, "vouchers", self.vouchers, "use 0, or let invitations count")
 
     def _check_validation(self, checks: SettingChecks) -> None:
         """Intervals are recomputed only where they follow from state, lease and settings alone."""
@@ -396,6 +465,7 @@ class RunConfig:
         plain = {each.name: getattr(self, each.name) for each in fields(self)}
         plain["model"] = dict(self.model)
         plain["admission"] = list(self.admission)
+        plain["inviters"] = list(self.inviters)
         plain["aggregation"] = dict(self.aggregation)
         for table in _TABLES:
             plain[table] = asdict(plain[table])

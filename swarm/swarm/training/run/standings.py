@@ -1,50 +1,160 @@
 """Where each peer of a run stands after a committed state: whether it counts fully, and what the next state remembers.
 
-It follows from the state and the run's rule alone, so that every replica computes the same. Pure functions.
+It follows from the state, the run's rules and the credentials in a signed group alone, so that every replica computes
+the same. Pure functions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from swarm_protocol.run_credentials import Grant, RunCredential, grant_of
+
+from swarm.training.run.entrance import MAX_ENTRIES, Entrance, Entry
 from swarm.training.run.probation import Probation
 from swarm.training.run.register import Register, credits_after
+
+Grants = Mapping[str, Grant]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standings:
     """Where the peers of a run stand after `outer_step` steps. Of the `known` ones, the trainers of the state, those in
     `left` are on probation, for so many more steps. Those with `credits` are remembered (see `register`), and count
-    fully; any other peer would begin now."""
+    fully. Any other peer would begin now, at once where the `entrance` honours its grant. `entries` are of those that
+    entered so."""
 
     rule: Probation = field(default_factory=Probation)
+    entrance: Entrance = field(default_factory=Entrance)
     left: Mapping[str, int] = field(default_factory=dict)
     known: Collection[str] = ()
     outer_step: int = 0
     credits: Mapping[str, int] = field(default_factory=dict)
+    entries: tuple[Entry, ...] = ()
 
-    def steps_left(self, peer: str) -> int:
-        """Return the steps to which `peer` has to contribute before it counts fully; 0: it does."""
-        if peer in self.known:
+    def is_new(self, peer: str) -> bool:
+        """Return whether the state says nothing of `peer`."""
+        return peer not in self.known and peer not in self.credits
+
+    def steps_left(self, peer: str, grant: Grant | None = None) -> int:
+        """Return the steps to which `peer` has to contribute before it counts fully; 0: it does. `grant` is what the
+        credential says that it shows."""
+        if not self.is_new(peer):
             return self.left.get(peer, 0)
-        return 0 if peer in self.credits else self.rule.of_newcomer(self.outer_step)
+        newcomer = self.rule.of_newcomer(self.outer_step)
+        return min(newcomer, self.entrance.steps) if grant is not None and self._entry(grant) else newcomer
 
-    def after(self, trainers: Collection[str], contributors: Collection[str]) -> tuple[tuple[str, int], ...]:
-        """Return who of `trainers` is still on probation after a step to which `contributors` have contributed, with
-        the steps left, in the order of peer ids."""
-        left = {peer: self.steps_left(peer) - (peer in contributors) for peer in trainers}
+    def refuses(self, peer: str, grant: Grant | None = None) -> bool:
+        """Return whether `peer` may not enter the run, which wants a credential that it does not show."""
+        if not self.entrance.required or not self.is_new(peer) or peer in self.entrance.listed:
+            return False
+        return grant is None or self._entry(grant) is None
+
+    def overused(self, grants: Grants) -> list[str]:
+        """Return whose grants do not hold together with those of the others, as uses or vouchers are used up: of peers
+        that enter with one invitation, the first ones in the order of peer ids go first."""
+        standings, surplus = self, []
+        for peer in sorted(grants):
+            if not self.is_new(peer) or self._entry(grants[peer]) is None:
+                continue
+            if (entry := standings._entry(grants[peer])) is None:
+                surplus.append(peer)
+            else:
+                standings = replace(standings, entries=(*standings.entries, entry))
+        return surplus
+
+    def honoured(self, grants: Grants) -> dict[str, Grant]:
+        """Return the grants of a group that let their peers in, beside each other."""
+        surplus = set(self.overused(grants))
+        return {peer: each for peer, each in grants.items() if peer not in surplus}
+
+    def without_refused(self, trainers: Sequence[str], grants: Grants) -> tuple[str, ...]:
+        """Return `trainers` without those that the run does not let in with the `grants` that are honoured."""
+        return tuple(peer for peer in trainers if not self.refuses(peer, grants.get(peer)))
+
+    def after(
+        self,
+        trainers: Collection[str],
+        contributors: Collection[str],
+        *,
+        grants: Grants | None = None,
+        demoted: Collection[str] = (),
+    ) -> tuple[tuple[str, int], ...]:
+        """Return who of `trainers` is on probation after a step to which `contributors` have contributed, with the
+        steps left, in the order of peer ids. Those in `demoted` begin anew."""
+        shown = grants or {}
+        left = {peer: self.steps_left(peer, shown.get(peer)) - (peer in contributors) for peer in trainers}
+        left |= {peer: self.rule.of_newcomer(self.outer_step) for peer in left if peer in demoted}
         return tuple((peer, left[peer]) for peer in sorted(left) if left[peer] > 0)
 
-    def register_after(self, trainers: Collection[str], contributors: Collection[str], *, num_steps: int) -> Register:
+    def register_after(
+        self,
+        trainers: Collection[str],
+        contributors: Collection[str],
+        *,
+        num_steps: int,
+        grants: Grants | None = None,
+        demoted: Collection[str] = (),
+    ) -> Register:
         """Return the register after a round of `num_steps` outer steps, 0 or 1, behind which there are `trainers`."""
-        unproven = {peer for peer, _ in self.after(trainers, contributors)}
+        unproven = {peer for peer, _ in self.after(trainers, contributors, grants=grants, demoted=demoted)}
+        is_kept = self.rule.steps or self.entrance.required or self.entrance.vouchers
         credit = credits_after(
-            self.credits,
-            most=self.rule.absence_steps if self.rule.steps else 0,
-            proven=set(trainers) - unproven,
+            {peer: value for peer, value in self.credits.items() if peer not in demoted},
+            most=self.rule.absence_steps if is_kept else 0,
+            proven=set(trainers) - unproven - set(demoted),
             unproven=unproven,
             contributors=contributors,
             num_steps=num_steps,
         )
-        return Register(credits=credit)
+        return Register(credits=credit, entries=self._entries_after(trainers, grants or {}, demoted))
+
+    def _entries_after(self, trainers: Collection[str], grants: Grants, demoted: Collection[str]) -> tuple[Entry, ...]:
+        entered = {peer: self._entry(grants[peer]) for peer in sorted(grants) if peer in trainers and self.is_new(peer)}
+        entries = [each for each in self.entries if each.peer_id not in entered]
+        entries += [entry for entry in entered.values() if entry is not None]
+        without = (
+            replace(each, vouchers=tuple(peer for peer in each.vouchers if peer not in demoted)) for each in entries
+        )
+        return tuple(each for each in without if each.serial or each.vouchers)[-MAX_ENTRIES:]
+
+    def _entry(self, grant: Grant) -> Entry | None:
+        """Return how the peer of `grant` would enter with it; None if the state does not honour it.
+
+        An invitation lets in as many peers as its terms say. Vouches count of members of full standing with enough
+        credits, that have vouched for few others lately.
+        """
+        rule, others = self.entrance, [each for each in self.entries if each.peer_id != grant.peer_id]
+        step = self.outer_step + 1
+        if not rule.welcomes:
+            return None
+        if grant.serial:
+            num_uses = sum(each.serial == grant.serial for each in others)
+            return Entry(peer_id=grant.peer_id, step=step, serial=grant.serial) if num_uses < grant.max_uses else None
+        lately = [each for each in others if each.step > self.outer_step - rule.vouch_steps]
+        able = [peer for peer in grant.vouchers if self._may_vouch(peer, lately)]
+        if not rule.vouchers or len(able) < rule.vouchers:
+            return None
+        return Entry(peer_id=grant.peer_id, step=step, vouchers=tuple(able[: rule.vouchers]))
+
+    def _may_vouch(self, peer: str, lately: Iterable[Entry]) -> bool:
+        rule = self.entrance
+        is_proven = peer in self.known and not self.left.get(peer, 0)
+        has_worked = self.credits.get(peer, 0) >= rule.vouch_credits
+        return is_proven and has_worked and sum(peer in each.vouchers for each in lately) < rule.vouch_budget
+
+    def vouchers_of(self, convicted: Collection[str]) -> tuple[str, ...]:
+        """Return the members that vouched for peers that evidence has convicted, and still stand for it."""
+        return tuple(sorted({peer for each in self.entries if each.peer_id in convicted for peer in each.vouchers}))
+
+
+def grants_in(credentials: Iterable[RunCredential]) -> dict[str, Grant]:
+    """Return what `credentials` say, by peer. Malformed ones say nothing: those of signed groups were checked."""
+    grants: dict[str, Grant] = {}
+    for each in credentials:
+        try:
+            grants[each.peer_id] = grant_of(each)
+        except ValueError:
+            continue
+    return grants

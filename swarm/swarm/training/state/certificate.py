@@ -36,6 +36,7 @@ from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import Identity, verify
 from swarm_protocol.proof_messages import FINDING_PURPOSE, PART_PURPOSE, IntervalFinding, PartStatement
 from swarm_protocol.round_signatures import report_message, slices_message, vote_message
+from swarm_protocol.run_credentials import RunCredential, check_credential
 from swarm_protocol.training_messages import (
     GROUP_PURPOSE,
     RESUME_PURPOSE,
@@ -72,6 +73,10 @@ MAX_ASKED_FOR_STANDING = 16
 """Peers asked for their standing at one time. Half of them may be members of the own state."""
 
 
+CREDENTIAL_MARGIN_S = 60.0
+"""A coordinator takes no credential that expires within this time: it has to hold when the group is signed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSignatures:
     """Signs reports, groups, votes and resume orders as one member of one run in one network, and checks those of
@@ -88,6 +93,7 @@ class RunSignatures:
     last_step: int = limits.MAX_OUTER_STEP
     admission: tuple[str, ...] = ()
     author: str = ""
+    inviters: tuple[str, ...] = ()
 
     @classmethod
     def of_run(cls, run: SignedRun, identity: Identity, network_id: str) -> RunSignatures:
@@ -98,8 +104,9 @@ class RunSignatures:
             run=run.run_id,
             succession=Succession.of(config),
             last_step=config.outer_steps,
-            admission=config.admission,
+            admission=config.only_named,
             author=run.peer_id,
+            inviters=(run.peer_id, *config.inviters) if config.entrance.welcomes else (),
         )
 
     def admits(self, *peers: str) -> bool:
@@ -125,6 +132,16 @@ class RunSignatures:
     def check_report(self, ready: Ready, peer: str) -> None:
         """Raises PeerViolation unless `peer` has signed its report."""
         self._check_contribution(ready, ready.contribution_of(peer), ready.sequence)
+
+    def check_credentials(self, credentials: Iterable[RunCredential], at: float, *, margin_s: float = 0.0) -> None:
+        """Raises PeerViolation or IntegrityError unless all `credentials` are genuine, of this run, and valid at `at`
+        and for `margin_s` after it."""
+        for each in credentials:
+            if not self.inviters:
+                raise PeerViolation("it shows a credential in a run that has none", peer_id=each.peer_id)
+            grant = check_credential(each, self.run, network_id=self.network_id, inviters=self.inviters, at=at)
+            if grant.expires_at <= at + margin_s:
+                raise PeerViolation("its invitation is about to expire", peer_id=each.peer_id)
 
     def check_reports(self, signed: SignedGroup) -> None:
         """Raises PeerViolation, which names the coordinator, unless the group holds reports that its members have
@@ -250,6 +267,7 @@ class RunSignatures:
         envelope = unseal(data, purpose=GROUP_PURPOSE, network_id=self.network_id, now=now)
         group = _parsed_group(envelope.payload)
         self._check_subject(envelope, group)
+        self.check_credentials(group.credentials, envelope.issued_at)
         origin = None
         if group.lock is not None:
             if is_origin:

@@ -35,7 +35,7 @@ from swarm.training.round.quorum import Succession
 from swarm.training.run.layout import fragment_of
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_tables import OuterConfig
-from swarm.training.run.standings import Standings
+from swarm.training.run.standings import Standings, grants_in
 from swarm.training.state.certificate import CertificateHistory, Proof, Rank
 from swarm.training.state.lease import Lease, admitted, committed, index_of, lease_of, trainers_of
 from swarm.training.state.replica_state import Manifest, ReplicaState, StateHasher
@@ -154,6 +154,8 @@ class Replica:
             known=known,
             outer_step=state.outer_step,
             credits=dict(state.register.credits),
+            entrance=self.config.entrance,
+            entries=state.register.entries,
         )
 
     @property
@@ -253,15 +255,17 @@ class Replica:
             return self._manifest_after(base.state, origin, parts), digests
         # nobody has trained: the round admits the members, and nothing else changes
         step = base.state.outer_step + 1
+        standings = self.standings
+        grants, demoted = standings.honoured(grants_in(origin.credentials)), origin.demoted
         trainers = trainers_after(origin, self.leased(step), self.clusters())
-        stripes = admitted(base.state.stripes, trainers)
-        standings, here = self.standings, trainers_of(stripes)
+        stripes = admitted(base.state.stripes, standings.without_refused(trainers, grants))
+        here = trainers_of(stripes)
         manifest = replace(
             base.manifest,
             roster=origin.roster,
             stripes=stripes,
-            probation=standings.after(here, ()),
-            register=standings.register_after(here, (), num_steps=0),
+            probation=standings.after(here, (), grants=grants, demoted=demoted),
+            register=standings.register_after(here, (), num_steps=0, grants=grants, demoted=demoted),
         )
         return manifest, digests
 
@@ -272,19 +276,21 @@ class Replica:
         for _, theta_F, momentum_F in self._stepped_frames(state, origin, parts):
             hasher.add(theta_F, momentum_F)
         hasher.add(state.theta_N[fragment.stop :], state.momentum_N[fragment.stop :])
-        leased = self.leased(step)
+        leased, standings = self.leased(step), self.standings
+        grants, demoted = standings.honoured(grants_in(origin.credentials)), origin.demoted
         trainers, used = trainers_after(origin, leased, self.clusters()), samples_used(origin, leased)
+        trainers = standings.without_refused(trainers, grants)
         try:
             stripes = committed(state.stripes, step, trainers, self.config.samples_per_interval, used)
         except ValueError as error:
             raise RoundError(f"a group's members used what they had no lease for: {error}") from error
-        standings, here = self.standings, trainers_of(stripes)
+        here = trainers_of(stripes)
         return Manifest(
             outer_step=step,
             stripes=stripes,
             roster=origin.roster,
-            probation=standings.after(here, used),
-            register=standings.register_after(here, used, num_steps=1),
+            probation=standings.after(here, used, grants=grants, demoted=demoted),
+            register=standings.register_after(here, used, num_steps=1, grants=grants, demoted=demoted),
             num_values=state.theta_N.numel(),
             chunk_digests=hasher.chunk_digests(),
         )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from swarm_compression import Codec
 from swarm_protocol import limits
 from swarm_protocol.errors import SwarmError
+from swarm_protocol.run_credentials import RunCredential, grant_of
 
 from swarm.network.interface import FaultHook
 from swarm.training.allreduce.parts import Residuals
@@ -21,6 +22,7 @@ from swarm.training.allreduce.peer_connections import SLOWEST_BYTES_PER_S, Bandw
 from swarm.training.round.promise import Promise, PromiseStore
 from swarm.training.round.quorum import Succession
 from swarm.training.round.round_state import RoundSetup
+from swarm.training.state.certificate import CREDENTIAL_MARGIN_S
 from swarm.training.state.proof_reader import ProofReader
 from swarm.training.state.replica import Replica
 from swarm.training.state.state_transfer import Fetcher
@@ -41,7 +43,7 @@ SPARE_S = 10.0
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunContext(ProofReader):
     """What the rooms of training need of one member. `executor` computes for rounds, beside the one that trains.
-    `residuals` exist in a run with error feedback."""
+    `residuals` exist in a run with error feedback. `credential` is what this member shows where it enters the run."""
 
     executor: Executor
     replica: Replica
@@ -49,6 +51,7 @@ class RunContext(ProofReader):
     fetcher: Fetcher
     faults: FaultHook
     residuals: Residuals | None = None
+    credential: RunCredential | None = None
     meter: BandwidthMeter = field(default_factory=BandwidthMeter)
 
     @property
@@ -75,7 +78,8 @@ def setup_of(context: RunContext) -> RoundSetup:
         leased=replica.leased(step),
         clusters=replica.clusters(),
         standings=replica.standings,
-        admission=config.admission,
+        admission=config.only_named,
+        credential=_lasting(context.credential, context.network.now()),
         succession=Succession.of(config),
         max_group=config.max_group,
         samples_per_member=config.samples_per_interval,
@@ -89,6 +93,13 @@ def setup_of(context: RunContext) -> RoundSetup:
         reduce_s=min(limits.MAX_PHASE_S, SPARE_S + both_ways_bytes / SLOWEST_BYTES_PER_S),
         vote_s=min(limits.MAX_PHASE_S, SPARE_S + replica.current.manifest.num_values / SLOWEST_VALUES_PER_S),
     )
+
+
+def _lasting(credential: RunCredential | None, now: float) -> RunCredential | None:
+    """Return `credential` if it still holds when a group with it is signed."""
+    if credential is None or grant_of(credential).expires_at <= now + 2 * CREDENTIAL_MARGIN_S:
+        return None
+    return credential
 
 
 async def recall_promise(context: RunContext, promises: PromiseStore | None) -> Promise | None:

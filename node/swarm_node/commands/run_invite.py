@@ -1,0 +1,134 @@
+"""`swarm-node run invite` and `run vouch`: one word for a newcomer, with which it enters a training run at once.
+
+The word is printed alone on stdout, to be kept with `> FILE`; it is in no event and no log. Nothing is sent:
+the newcomer shows it to the members itself.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from swarm.training.run.run_file import read_signed
+from swarm.training.run.signed_run import SignedRun
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.identity import Identity, check_peer_id
+from swarm_protocol.run_credentials import MAX_USES, RunInvitation, invite_to_run, vouch_for
+
+from swarm_node.commands.invite import parse_lifetime
+from swarm_node.events.emitter import Emitter
+from swarm_node.settings.config import UsageError
+from swarm_node.settings.parsers import whole_number
+from swarm_node.storage.home import explained
+from swarm_node.storage.kept_invitation import write_private
+
+
+def invite(
+    path: Path,
+    inviter: Identity,
+    emitter: Emitter,
+    *,
+    network_id: str,
+    expires: str | None,
+    uses: str | None,
+    node: str,
+    out: Path | None,
+) -> int:
+    """Sign an invitation to the run of the file `path`. Raises ConfigError or UsageError, also if `inviter` may not
+    invite to it."""
+    run, lifetime_s, max_uses = read_signed(path), parse_lifetime(expires), _uses(uses)
+    if not run.config.entrance.welcomes:
+        raise ConfigError(
+            f"{run.run_id} lets nobody in by invitation", remedy='sign a run with invitations = "welcome" or "required"'
+        )
+    if inviter.peer_id not in {run.peer_id, *run.config.inviters}:
+        raise ConfigError(
+            f"{inviter.peer_id} may not invite to {run.run_id}",
+            remedy="sign with its author's key, or with one that its file names in inviters; give --identity",
+        )
+    node = _node(node)
+    if node and max_uses > 1:
+        raise UsageError("--uses and --for-node do not go together", remedy="leave one of them out")
+    invitation = invite_to_run(
+        inviter,
+        run.run_id,
+        network_id=network_id,
+        now=time.time(),
+        lifetime_s=lifetime_s,
+        max_uses=max_uses,
+        node=node,
+    )
+    terms = invitation.terms
+    assert terms is not None
+    whoever = f"the node {node}" if node else ("whoever has it" if max_uses == 1 else f"the first {max_uses} nodes")
+    emitter.emit(
+        "run_invited",
+        run=run.run_id,
+        serial=f"{terms.serial:016x}",
+        max_uses=max_uses,
+        node=node,
+        whoever=whoever,
+        **_until(invitation),
+        file=str(out) if out else "",
+    )
+    return _give(invitation, out, emitter)
+
+
+def vouch(
+    path: Path, member: Identity, emitter: Emitter, *, network_id: str, expires: str | None, node: str, out: Path | None
+) -> int:
+    """Sign for the newcomer `node` as a member of the run of the file `path`. Raises ConfigError or UsageError."""
+    run, lifetime_s, newcomer = read_signed(path), parse_lifetime(expires), _node(node)
+    if not newcomer:
+        raise UsageError("--for-node is missing", remedy="give the peer id that swarm-node identity shows there")
+    if newcomer == member.peer_id:
+        raise UsageError("--for-node names this node itself", remedy="a member vouches for another node")
+    _check_vouching(run)
+    word = vouch_for(member, run.run_id, newcomer, network_id=network_id, now=time.time(), lifetime_s=lifetime_s)
+    emitter.emit(
+        "vouched",
+        run=run.run_id,
+        node=newcomer,
+        voucher=member.peer_id,
+        needed=run.config.vouchers,
+        credits=run.config.entrance.vouch_credits,
+        **_until(word),
+        file=str(out) if out else "",
+    )
+    return _give(word, out, emitter)
+
+
+def _check_vouching(run: SignedRun) -> None:
+    if not run.config.vouchers:
+        raise ConfigError(f"in {run.run_id} members cannot vouch", remedy="sign a run with vouchers above 0")
+
+
+def _give(word: RunInvitation, out: Path | None, emitter: Emitter) -> int:
+    if out is None:
+        emitter.result(word.text())
+        return 0
+    with explained(f"write {out}", option="--out"):
+        write_private(out, word.text().encode() + b"\n")
+    return 0
+
+
+def _until(word: RunInvitation) -> dict[str, object]:
+    expires_at = word.envelope.expires_at
+    return {
+        "expires_at": expires_at,
+        "until": time.strftime("%Y-%m-%d %H:%M", time.localtime(expires_at)),
+    }
+
+
+def _uses(text: str | None) -> int:
+    try:
+        return 1 if text is None else whole_number(1, MAX_USES)(text)
+    except ValueError as error:
+        raise UsageError(f"--uses: {text!r} {error}", remedy="write --uses 5") from error
+
+
+def _node(text: str) -> str:
+    try:
+        return check_peer_id(text) if text else ""
+    except ValueError as error:
+        raise UsageError(f"--for-node: {error}", remedy="give what swarm-node identity shows on that machine") from None

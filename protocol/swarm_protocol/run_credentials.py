@@ -1,0 +1,296 @@
+"""What lets a newcomer into a training run without probation: an invitation by its author, or vouches of its members.
+
+An invitation is a certificate for an *invitation key*, signed by the run's author or by a key that the run's file names
+as an inviter, with a serial, an expiry and a number of uses. Its text holds that key, and who has the text signs a link
+from it to its own peer id: the form of the invitations to private networks (`network_invitation`). A certificate that
+is *bound* names the newcomer's own key, and no link continues it. A vouch is a member's signature that names the
+newcomer.
+
+Credentials travel in signed groups, so that whoever reads a certificate can check them: they have to be valid when the
+group was signed, by its coordinator's clock. Whether the run's state honours them is for `swarm.training.run.entrance`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from swarm_protocol import limits
+from swarm_protocol.checks import Checked, Name, up_to, whole
+from swarm_protocol.credential_text import from_word, to_word
+from swarm_protocol.envelope import Envelope, seal_now, unseal
+from swarm_protocol.errors import ConfigError, PeerViolation
+from swarm_protocol.identity import KEY_BYTES, Identity, PeerId
+from swarm_protocol.proto import credentials_pb2
+from swarm_protocol.wire import WireMessage
+
+CERTIFICATE_PURPOSE = "run-invitation"
+LINK_PURPOSE = "run-invitee"
+VOUCH_PURPOSE = "run-vouch"
+MAX_USES = 256
+TEXT_PREFIX = "swarmrun1-"
+MAX_TEXT_CHARS = 2048
+_COPY_IT = "copy the whole line that swarm-node run invite or run vouch printed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTerms(WireMessage):
+    """What the certificate of an invitation grants: that `max_uses` peers enter `run`; `is_bound`: the holder of the
+    key alone."""
+
+    PROTO = credentials_pb2.RunTerms
+    MAX_BYTES = limits.MAX_RUN_TERMS_BYTES
+
+    run: Name
+    serial: Annotated[int, whole(2**64 - 1, low=1)]
+    max_uses: Annotated[int, whole(MAX_USES, low=1)] = 1
+    is_bound: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCredential(Checked):
+    """What `peer_id` shows: a `chain` of a certificate and a link, or of a bound certificate; or `vouches`."""
+
+    peer_id: PeerId
+    chain: Annotated[tuple[bytes, ...], up_to(2)] = ()
+    vouches: Annotated[tuple[bytes, ...], up_to(limits.MAX_VOUCHERS)] = ()
+
+    def __post_init__(self) -> None:
+        if bool(self.chain) == bool(self.vouches):
+            raise ValueError("a credential holds either an invitation or vouches")
+        if any(len(each) > limits.MAX_RUN_CREDENTIAL_BYTES for each in (*self.chain, *self.vouches)):
+            raise ValueError("a credential is too large")
+
+    def digest(self) -> bytes:
+        """Return the 32 bytes by which a report names it."""
+        parts = (self.peer_id.encode(), bytes([len(self.chain)]), *self.chain, *self.vouches)
+        return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """What a credential says once it is read: the `serial` and uses of an invitation, or the sorted `vouchers`. Times
+    are Unix seconds. Only `check_credential` looks at signatures and times."""
+
+    peer_id: str
+    serial: int = 0
+    max_uses: int = 0
+    vouchers: tuple[str, ...] = ()
+    expires_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RunInvitation(WireMessage):
+    """What is given to a newcomer as one word: an invitation, which is itself the secret unless it is bound, or a
+    `vouch`. `repr` shows neither. Raises ValueError if its parts do not belong together."""
+
+    PROTO = credentials_pb2.RunInvitation
+    MAX_BYTES = MAX_TEXT_CHARS
+
+    certificate: bytes = b""
+    key: bytes = b""
+    vouch: bytes = b""
+
+    def __post_init__(self) -> None:
+        if bool(self.certificate) == bool(self.vouch):
+            raise ValueError("it holds neither an invitation nor a vouch, or both")
+        envelope = self.envelope
+        if self.vouch:
+            if self.key or envelope.purpose != VOUCH_PURPOSE:
+                raise ValueError("it is no vouch")
+            return
+        terms = self.terms
+        if envelope.purpose != CERTIFICATE_PURPOSE or terms is None or terms.is_bound != (not self.key):
+            raise ValueError("its key is missing, or it is no invitation")
+        if self.key and (len(self.key) != KEY_BYTES or Identity(self.key).peer_id != envelope.subject):
+            raise ValueError("its key is another's")
+
+    def __repr__(self) -> str:
+        return f"RunInvitation({self.run})"
+
+    @property
+    def envelope(self) -> Envelope:
+        """The certificate or the vouch. Raises ValueError."""
+        return Envelope.parse(self.certificate or self.vouch)
+
+    @property
+    def terms(self) -> RunTerms | None:
+        """Those of an invitation. Raises ValueError."""
+        if self.vouch:
+            return None
+        try:
+            return RunTerms.from_bytes(self.envelope.payload)
+        except PeerViolation as error:
+            raise ValueError(error.message) from None
+
+    @property
+    def run(self) -> str:
+        """The run's id."""
+        return self.terms.run if self.terms else self.envelope.subject.partition("/")[0]
+
+    def text(self) -> str:
+        """Return the one word, which `parse_run_invitation` reads."""
+        return to_word(TEXT_PREFIX, self.to_bytes())
+
+
+def invite_to_run(
+    inviter: Identity, run: str, *, network_id: str, now: float, lifetime_s: float, max_uses: int = 1, node: str = ""
+) -> RunInvitation:
+    """Sign an invitation to `run`, bound to the peer id `node` if there is one. Raises ValueError if anything is out of
+    bounds."""
+    holder = Identity.generate()
+    terms = RunTerms(run=run, serial=int.from_bytes(os.urandom(8), "big") or 1, max_uses=max_uses, is_bound=bool(node))
+    certificate = seal_now(
+        inviter,
+        network_id,
+        purpose=CERTIFICATE_PURPOSE,
+        subject=node or holder.peer_id,
+        payload=terms.to_bytes(),
+        now=now,
+        lifetime_s=lifetime_s,
+    )
+    return RunInvitation(certificate=certificate, key=b"" if node else holder.seed)
+
+
+def vouch_for(
+    member: Identity, run: str, newcomer: str, *, network_id: str, now: float, lifetime_s: float
+) -> RunInvitation:
+    """Sign, as a member of `run`, for the peer id `newcomer`. Raises ValueError if anything is out of bounds."""
+    vouch = seal_now(
+        member,
+        network_id,
+        purpose=VOUCH_PURPOSE,
+        subject=_vouch_subject(run, newcomer),
+        payload=b"",
+        now=now,
+        lifetime_s=lifetime_s,
+    )
+    return RunInvitation(vouch=vouch)
+
+
+def parse_run_invitation(text: str) -> RunInvitation:
+    """Read the word of an invitation or a vouch. Raises ConfigError, of which no word repeats the text."""
+    content = from_word(TEXT_PREFIX, text, max_chars=MAX_TEXT_CHARS, remedy=_COPY_IT)
+    try:
+        return RunInvitation.from_bytes(content)
+    except (PeerViolation, ValueError) as error:
+        reason = error.message if isinstance(error, PeerViolation) else str(error)
+        raise ConfigError(f"this invitation is damaged: {reason}", remedy=_COPY_IT) from None
+
+
+def credential_of(
+    given: Sequence[RunInvitation], peer_id: str, run: str, *, network_id: str, now: float
+) -> RunCredential | None:
+    """Return what the node `peer_id` shows of what it was given for `run`: an invitation if there is one, else its
+    vouches; None if all have expired at `now`. Raises ConfigError if one is for another run, network or node."""
+    usable: list[RunInvitation] = []
+    for each in given:
+        envelope, terms = each.envelope, each.terms
+        is_others = (
+            envelope.subject != _vouch_subject(run, peer_id)
+            if each.vouch
+            else bool(terms and terms.is_bound) and envelope.subject != peer_id
+        )
+        if each.run != run:
+            raise ConfigError(f"this invitation is to the run {each.run}, not to {run}", remedy="check --run")
+        if envelope.network_id != network_id:
+            raise ConfigError(f"this invitation is for the network {envelope.network_id}", remedy="check --network-id")
+        if is_others:
+            raise ConfigError(
+                "this invitation is for another node", remedy="ask for one for the peer id that identity shows here"
+            )
+        if envelope.expires_at > now:
+            usable.append(each)
+    if not usable:
+        return None
+    invitations = [each for each in usable if each.certificate]
+    if not invitations:
+        vouches = {each.envelope.peer_id: each.vouch for each in usable}
+        kept = tuple(vouches[peer] for peer in sorted(vouches)[: limits.MAX_VOUCHERS])
+        return RunCredential(peer_id=peer_id, vouches=kept)
+    latest = max(invitations, key=lambda each: each.envelope.expires_at)
+    if not latest.key:
+        return RunCredential(peer_id=peer_id, chain=(latest.certificate,))
+    link = seal_now(
+        Identity(latest.key),
+        network_id,
+        purpose=LINK_PURPOSE,
+        subject=peer_id,
+        payload=b"",
+        now=latest.envelope.issued_at,
+        lifetime_s=latest.envelope.expires_at - latest.envelope.issued_at,
+    )
+    return RunCredential(peer_id=peer_id, chain=(latest.certificate, link))
+
+
+def grant_of(credential: RunCredential) -> Grant:
+    """Read what a credential says; no signature is checked. Raises ValueError if it is malformed."""
+    if credential.vouches:
+        envelopes = [Envelope.parse(each) for each in credential.vouches]
+        vouchers = tuple(each.peer_id for each in envelopes)
+        if list(vouchers) != sorted(set(vouchers)):
+            raise ValueError("the vouchers are not sorted and distinct")
+        expires_at = min(each.expires_at for each in envelopes)
+        return Grant(peer_id=credential.peer_id, vouchers=vouchers, expires_at=expires_at)
+    envelope = Envelope.parse(credential.chain[0])
+    try:
+        terms = RunTerms.from_bytes(envelope.payload)
+    except PeerViolation as error:
+        raise ValueError(error.message) from None
+    return Grant(
+        peer_id=credential.peer_id, serial=terms.serial, max_uses=terms.max_uses, expires_at=envelope.expires_at
+    )
+
+
+def check_credential(
+    credential: RunCredential, run: str, *, network_id: str, inviters: Collection[str], at: float
+) -> Grant:
+    """Return what `credential` grants. Raises PeerViolation or IntegrityError unless it is for `run`, all signatures in
+    it are genuine, the certificate's is of one of `inviters`, and all is valid at the time `at`."""
+    try:
+        grant = grant_of(credential)
+    except ValueError as error:
+        raise PeerViolation(f"its credential is malformed: {error}", peer_id=credential.peer_id) from None
+    if credential.vouches:
+        _check_vouches(credential, run, network_id, at)
+    else:
+        _check_invitation(credential, run, network_id, inviters, at)
+    return grant
+
+
+def _check_vouches(credential: RunCredential, run: str, network_id: str, at: float) -> None:
+    for each in credential.vouches:
+        vouch = _unseal(each, VOUCH_PURPOSE, network_id, at)
+        if vouch.subject != _vouch_subject(run, credential.peer_id):
+            raise PeerViolation("a vouch is for another newcomer or run", peer_id=credential.peer_id)
+
+
+def _check_invitation(
+    credential: RunCredential, run: str, network_id: str, inviters: Collection[str], at: float
+) -> None:
+    certificate = _unseal(credential.chain[0], CERTIFICATE_PURPOSE, network_id, at)
+    terms, holder = RunTerms.from_bytes(certificate.payload), certificate.subject
+    if certificate.peer_id not in inviters:
+        raise PeerViolation("its invitation is signed by nobody who may invite", peer_id=credential.peer_id)
+    if terms.run != run:
+        raise PeerViolation("its invitation is to another run", peer_id=credential.peer_id)
+    if terms.is_bound != (len(credential.chain) == 1):
+        raise PeerViolation("its invitation is bound to one node, or lacks its link", peer_id=credential.peer_id)
+    if not terms.is_bound:
+        link = _unseal(credential.chain[1], LINK_PURPOSE, network_id, at)
+        if link.peer_id != holder:
+            raise PeerViolation("its invitation is for another key", peer_id=credential.peer_id)
+        holder = link.subject
+    if holder != credential.peer_id:
+        raise PeerViolation("its invitation is another node's", peer_id=credential.peer_id)
+
+
+def _unseal(data: bytes, purpose: str, network_id: str, at: float) -> Envelope:
+    return unseal(data, purpose=purpose, network_id=network_id, now=at, max_payload_bytes=limits.MAX_RUN_TERMS_BYTES)
+
+
+def _vouch_subject(run: str, newcomer: str) -> str:
+    return f"{run}/{newcomer}"

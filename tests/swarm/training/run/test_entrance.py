@@ -1,0 +1,176 @@
+"""Which invitations and vouches a state honours, what it keeps of them, and how little a ring of fresh keys gains."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from swarm.training.run.entrance import MAX_ENTRIES, Entrance, Entry
+from swarm.training.run.probation import Probation
+from swarm.training.run.register import Register
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.settings import ImpossibleRun
+from swarm.training.run.standings import Standings
+from swarm_protocol.identity import Identity
+from swarm_protocol.run_credentials import Grant
+
+PEERS = sorted(Identity(bytes([number]) * 32).peer_id for number in range(30))
+MEMBERS, NEW = PEERS[:6], PEERS[6:]
+RULE = Entrance(welcomes=True, vouchers=2, vouch_budget=1, vouch_steps=10, vouch_credits=4)
+STANDINGS = Standings(
+    rule=Probation(steps=4, absence_steps=100),
+    entrance=RULE,
+    known=MEMBERS,
+    outer_step=20,
+    credits=dict.fromkeys(MEMBERS, 20),
+)
+
+
+def invited(peer: str, serial: int = 7, max_uses: int = 1) -> Grant:
+    return Grant(peer_id=peer, serial=serial, max_uses=max_uses)
+
+
+def vouched(peer: str, *vouchers: str) -> Grant:
+    return Grant(peer_id=peer, vouchers=tuple(sorted(vouchers)))
+
+
+def enter(standings: Standings, *grants: Grant, trainers: tuple[str, ...] = ()) -> Standings:
+    """The standings after a step to which all known ones contribute, and with which the peers of `grants` enter."""
+    shown = standings.honoured({each.peer_id: each for each in grants})
+    here = {*standings.known, *shown, *trainers}
+    used = set(standings.known)
+    register = standings.register_after(here, used, num_steps=1, grants=shown)
+    return replace(
+        standings,
+        known=here,
+        left=dict(standings.after(here, used, grants=shown)),
+        outer_step=standings.outer_step + 1,
+        credits=dict(register.credits),
+        entries=register.entries,
+    )
+
+
+def test_invited_newcomer_counts_fully_at_once_and_one_without_is_on_probation() -> None:
+    assert STANDINGS.steps_left(NEW[0], invited(NEW[0])) == 0
+    assert STANDINGS.steps_left(NEW[0]) == 4
+    later = enter(STANDINGS, invited(NEW[0]), trainers=(NEW[1],))
+    assert [later.steps_left(peer) for peer in NEW[:2]] == [0, 4]
+    assert later.entries == (Entry(peer_id=NEW[0], step=21, serial=7),)
+
+
+def test_run_may_only_shorten_probation_for_who_is_invited_or_take_no_invitations() -> None:
+    shorter = replace(STANDINGS, entrance=replace(RULE, steps=2))
+    assert shorter.steps_left(NEW[0], invited(NEW[0])) == 2
+    assert replace(shorter, outer_step=1).steps_left(NEW[0], invited(NEW[0])) == 1
+    closed = replace(STANDINGS, entrance=Entrance())
+    assert closed.steps_left(NEW[0], invited(NEW[0])) == 4
+    assert closed.steps_left(NEW[0], vouched(NEW[0], *MEMBERS[:2])) == 4
+
+
+def test_run_that_requires_invitations_refuses_all_others_but_those_that_it_names_or_knows() -> None:
+    strict = replace(STANDINGS, entrance=replace(RULE, required=True, listed=frozenset(NEW[5:6])))
+    assert strict.refuses(NEW[0])
+    assert not strict.refuses(NEW[0], invited(NEW[0]))
+    assert not strict.refuses(NEW[0], vouched(NEW[0], *MEMBERS[:2]))
+    assert not any(strict.refuses(peer) for peer in (*MEMBERS, NEW[5]))
+    away = replace(strict, known=MEMBERS[1:])
+    assert not away.refuses(MEMBERS[0]), "it is remembered"
+    assert strict.without_refused(PEERS, {NEW[1]: invited(NEW[1])}) == (*MEMBERS, NEW[1], NEW[5])
+    assert not STANDINGS.refuses(NEW[0])
+
+
+def test_invitation_lets_in_as_many_as_its_terms_say_also_within_one_group() -> None:
+    grants = {peer: invited(peer, max_uses=2) for peer in NEW[:4]}
+    assert STANDINGS.overused(grants) == NEW[2:4]
+    used = enter(STANDINGS, *grants.values())
+    assert [each.peer_id for each in used.entries] == NEW[:2]
+    assert used.steps_left(NEW[2], grants[NEW[2]]) == 4, "it is used up"
+    assert used.steps_left(NEW[2], invited(NEW[2], serial=8)) == 0
+    gone = replace(used, known=MEMBERS, credits={})
+    assert gone.steps_left(NEW[0], grants[NEW[0]]) == 0, "who has used it may use it again"
+
+
+def test_vouches_of_enough_members_of_full_standing_count() -> None:
+    assert STANDINGS.steps_left(NEW[0], vouched(NEW[0], *MEMBERS[:2])) == 0
+    assert STANDINGS.steps_left(NEW[0], vouched(NEW[0], MEMBERS[0])) == 4, "one too few"
+    assert STANDINGS.steps_left(NEW[0], vouched(NEW[0], MEMBERS[0], *NEW[1:4])) == 4, "strangers' do not count"
+    doubtful = replace(STANDINGS, left={MEMBERS[1]: 1})
+    assert doubtful.steps_left(NEW[0], vouched(NEW[0], *MEMBERS[:2])) == 4, "one is on probation"
+    idle = replace(STANDINGS, credits=STANDINGS.credits | {MEMBERS[1]: 3})
+    assert idle.steps_left(NEW[0], vouched(NEW[0], *MEMBERS[:2])) == 4, "one has not contributed enough"
+    away = replace(STANDINGS, known=MEMBERS[1:])
+    assert away.steps_left(NEW[0], vouched(NEW[0], *MEMBERS[:2])) == 4, "one is away"
+
+
+def test_member_vouches_for_no_more_than_its_budget_within_so_many_steps() -> None:
+    first, second = vouched(NEW[0], *MEMBERS[:2]), vouched(NEW[1], *MEMBERS[1:3])
+    assert STANDINGS.overused({each.peer_id: each for each in (first, second)}) == [NEW[1]]
+    used = enter(STANDINGS, first)
+    assert used.steps_left(NEW[1], second) == 4, "one of its vouchers has none left"
+    assert used.steps_left(NEW[1], vouched(NEW[1], *MEMBERS[2:4])) == 0
+    assert replace(used, outer_step=30).steps_left(NEW[1], second) == 4
+    assert replace(used, outer_step=31).steps_left(NEW[1], second) == 0
+
+
+def test_ring_of_fresh_keys_that_vouch_for_each_other_gains_nothing_before_it_has_worked() -> None:
+    """Two keys got in by honest members' mistake, and vouch for more, which vouch for more at once."""
+    standings = enter(STANDINGS, vouched(NEW[0], *MEMBERS[:2]), vouched(NEW[1], *MEMBERS[2:4]))
+    for num_steps in range(4):
+        assert standings.steps_left(NEW[2], vouched(NEW[2], *NEW[:2])) == 4, num_steps
+        standings = enter(standings)
+    assert standings.steps_left(NEW[2], vouched(NEW[2], *NEW[:2])) == 0, "as many steps as a stranger has to prove"
+    standings = enter(standings, vouched(NEW[2], *NEW[:2]))
+    assert standings.steps_left(NEW[3], vouched(NEW[3], *NEW[:2])) == 4, "and their budget is used up"
+    assert standings.steps_left(NEW[3], vouched(NEW[3], NEW[1], NEW[2])) == 4
+
+
+def test_who_vouched_for_a_convicted_peer_is_on_probation_again_and_vouches_no_more() -> None:
+    standings = enter(STANDINGS, vouched(NEW[0], *MEMBERS[:2]))
+    assert standings.vouchers_of({NEW[0]}) == tuple(MEMBERS[:2])
+    assert standings.vouchers_of({NEW[1], MEMBERS[0]}) == ()
+    here, demoted = standings.known, MEMBERS[:2]
+    assert standings.after(here, here, demoted=demoted) == ((MEMBERS[0], 4), (MEMBERS[1], 4))
+    register = standings.register_after(here, here, num_steps=1, demoted=demoted)
+    assert not dict(register.credits).keys() & set(demoted), "and is forgotten if it goes away"
+    assert register.entries == (), "it is punished once"
+
+
+def test_register_keeps_the_newest_entries_and_writes_them_as_they_were() -> None:
+    serials = [Entry(peer_id=PEERS[0], step=1, serial=2**64 - 1), Entry(peer_id=PEERS[1], step=2, vouchers=(PEERS[3],))]
+    register = Register(entries=tuple(serials))
+    assert Register.from_json(register.to_json()) == register
+    many = tuple(
+        Entry(peer_id=Identity(number.to_bytes(32, "big")).peer_id, step=1, serial=number + 1)
+        for number in range(MAX_ENTRIES)
+    )
+    full = replace(STANDINGS, entries=many)
+    kept = full.register_after(MEMBERS, (), num_steps=1, grants={}).entries
+    assert kept == many
+    kept = full.register_after(
+        [*MEMBERS, NEW[0]], (), num_steps=1, grants={NEW[0]: invited(NEW[0], serial=9999)}
+    ).entries
+    assert (len(kept), kept[0], kept[-1].peer_id) == (MAX_ENTRIES, many[1], NEW[0])
+    with pytest.raises(ValueError, match="too many"):
+        Register(entries=(*many, *serials))
+    for wrong in ({"step": -1}, {"serial": 2**64}, {"vouchers": (PEERS[1], PEERS[0])}, {"peer_id": "nobody"}):
+        with pytest.raises(ValueError, match=r".+"):
+            replace(serials[0], **wrong)  # type: ignore[arg-type]
+
+
+def test_settings_of_a_run_make_the_rule() -> None:
+    default = RunConfig(name="x").entrance
+    assert (default.welcomes, default.required, default.vouchers) == (True, False, 0)
+    named = RunConfig(name="x", admission=tuple(PEERS[:2]))
+    assert (named.entrance.welcomes, named.only_named) == (False, tuple(PEERS[:2])), "a closed list stays closed"
+    both = RunConfig(name="x", admission=tuple(PEERS[:1]), invitations="required")
+    assert (both.entrance.required, both.only_named, both.entrance.listed) == (True, (), frozenset(PEERS[:1]))
+    assert RunConfig(name="x", vouchers=2, probation_steps=7).entrance.vouch_credits == 7
+    for wrong in (
+        {"vouchers": 1, "absence_steps": 3},
+        {"vouchers": 1, "invitations": "none"},
+        {"vouchers": 5},
+        {"invitations": "maybe"},
+        {"inviters": ("nobody",)},
+    ):
+        with pytest.raises((ImpossibleRun, ValueError)):
+            RunConfig(name="x", **wrong)  # type: ignore[arg-type]

@@ -1,0 +1,204 @@
+"""Who enters a run of whole trainers by an invitation or by vouches, and who does not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from support.lying_owners import owner_that, times_minus_ten
+from support.training_swarm import AUTHOR, Member, Swarm, assert_equal_steps, config, identity_of
+from swarm.network.memory.memory_network import EPOCH_S
+from swarm.testing import virtual_time
+from swarm.training.round.group_checks import NOT_INVITED
+from swarm.training.run.run_config import RunConfig
+from swarm.training.state.certificate import Proof, RunSignatures
+from swarm.training.state.lease import trainers_of
+from swarm.training.trainer_events import MemberConvicted, OnProbation, OuterStep, RoundAborted, RunEntered
+from swarm_protocol.identity import Identity
+from swarm_protocol.run_credentials import RunInvitation, invite_to_run, vouch_for
+
+FIRST_STEPS, NUM_STEPS = 5, 10
+
+
+def _cost(function: object) -> float:
+    """An interval takes a second, all else no time."""
+    return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.0
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, logger="swarm")
+
+
+def invitation(swarm: Swarm, signer: Identity = AUTHOR, *, max_uses: int = 1, node: str = "") -> RunInvitation:
+    now = EPOCH_S + asyncio.get_running_loop().time()
+    return invite_to_run(
+        signer, swarm.run.run_id, network_id="test", now=now, lifetime_s=3600.0, max_uses=max_uses, node=node
+    )
+
+
+def vouch(swarm: Swarm, by: str, newcomer: str) -> RunInvitation:
+    member = swarm.members[by]
+    return vouch_for(
+        identity_of(by),
+        swarm.run.run_id,
+        identity_of(newcomer).peer_id,
+        network_id="test",
+        now=member.network.now(),
+        lifetime_s=3600.0,
+    )
+
+
+async def _until_step(member: Member, step: int) -> None:
+    while not any(event.step >= step for event in member.of(OuterStep)):
+        await asyncio.sleep(0.05)
+
+
+async def _under_way(swarm: Swarm, num_members: int = 3) -> list[Member]:
+    members = [await swarm.join(f"m{index}") for index in range(num_members)]
+    for member in members:
+        await _until_step(member, FIRST_STEPS)
+    return members
+
+
+def _proof(swarm: Swarm, member: Member) -> Proof:
+    """What the newest certificate proves to somebody who has only the run's file."""
+    reader = RunSignatures.of_run(swarm.run, Identity(b"onlooker".ljust(32)), "test")
+    return reader.check_certificate(member.trainer.certificate, member.network.now())
+
+
+def _trains(member: Member, of: Member) -> bool:
+    """Whether the state of `of` has a lease for `member`."""
+    assert of.trainer.state is not None
+    return member.peer_id in trainers_of(of.trainer.state.stripes)
+
+
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_invited_newcomer_counts_fully_at_its_first_step_and_an_uninvited_one_is_on_probation(is_bound: bool) -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
+            members = await _under_way(swarm)
+            node = identity_of("friend").peer_id if is_bound else ""
+            friend = await swarm.join("friend", invitations=(invitation(swarm, node=node),))
+            stranger = await swarm.join("stranger")
+            while not (friend.of(OuterStep) and stranger.of(OuterStep)):
+                await asyncio.sleep(0.05)
+            proof = _proof(swarm, friend)
+            assert friend.peer_id in proof.roster
+            assert friend.peer_id in proof.origin.deciding
+            assert stranger.peer_id not in proof.roster
+            assert not friend.of(OnProbation)
+            assert stranger.of(OnProbation)[0].steps_left == 4
+            (entered,) = friend.of(RunEntered)
+            assert entered.how.startswith("invited, serial ")
+            assert not stranger.of(RunEntered)
+            assert_equal_steps(await swarm.finish(*(each.name for each in (*members, friend))), NUM_STEPS)
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_run_that_requires_invitations_begins_with_invited_founders_and_leaves_others_out() -> None:
+    async def main() -> None:
+        run = config(min_group=3, outer_steps=NUM_STEPS, invitations="required", admission=(identity_of("m0").peer_id,))
+        async with Swarm(run) as swarm:
+            first = await swarm.join("m0")
+            word = invitation(swarm, max_uses=2)
+            founders = [first, *[await swarm.join(name, invitations=(word,)) for name in ("m1", "m2")]]
+            await _until_step(first, 1)
+            stranger = await swarm.join("stranger")
+            third_use = await swarm.join("m3", invitations=(word,))
+            for member in founders:
+                await _until_step(member, FIRST_STEPS)
+            assert first.trainer.state is not None
+            assert len(first.trainer.state.register.entries) == 2, "of three that have it, two enter"
+            assert all(_trains(member, first) for member in founders)
+            assert not _trains(stranger, first)
+            assert not _trains(third_use, first)
+            assert any(NOT_INVITED in event.reason for event in stranger.of(RoundAborted)), stranger.of(RoundAborted)
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+@pytest.mark.parametrize("forged", ["another signer", "replayed"])
+def test_forged_or_stolen_invitation_lets_nobody_in(forged: str) -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
+            await _under_way(swarm)
+            if forged == "another signer":
+                word = invitation(swarm, identity_of("thief"))
+            else:
+                word = invitation(swarm, node=identity_of("friend").peer_id)
+            thief = await swarm.join("thief", invitations=(word,))
+            assert thief.task is not None
+            await asyncio.wait({thief.task})
+            assert thief.task.exception() is not None
+            assert not thief.of(OuterStep)
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+@pytest.mark.parametrize("num_vouchers", [1, 2])
+def test_newcomer_counts_fully_once_enough_members_have_vouched_for_it(num_vouchers: int) -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS, vouchers=2)) as swarm:
+            await _under_way(swarm)
+            vouches = tuple(vouch(swarm, by, "friend") for by in ("m0", "m1")[:num_vouchers])
+            friend = await swarm.join("friend", invitations=vouches)
+            while not friend.of(OuterStep):
+                await asyncio.sleep(0.05)
+            proof = _proof(swarm, friend)
+            assert (friend.peer_id in proof.roster) == (num_vouchers == 2)
+            assert bool(friend.of(OnProbation)) == (num_vouchers == 1)
+            assert friend.trainer.state is not None
+            entries = friend.trainer.state.register.entries
+            assert [each.vouchers for each in entries] == [
+                tuple(sorted(swarm.members[name].peer_id for name in ("m0", "m1")))
+            ] * (num_vouchers == 2)
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_invited_newcomer_of_a_full_run_enters_through_a_head() -> None:
+    async def main() -> None:
+        run = config(min_group=2, max_group=2, cluster_size=4, outer_steps=NUM_STEPS, invitations="required")
+        async with Swarm(run) as swarm:
+            word = invitation(swarm, max_uses=2)
+            members = [await swarm.join(f"m{index}", invitations=(word,)) for index in range(2)]
+            for member in members:
+                await _until_step(member, FIRST_STEPS)
+            friend = await swarm.join("friend", invitations=(invitation(swarm),))
+            stranger = await swarm.join("stranger")
+            while not friend.of(RunEntered):
+                await asyncio.sleep(0.05)
+            (entered,) = friend.of(RunEntered)
+            assert entered.how.startswith("invited")
+            assert not friend.of(OnProbation)
+            assert _trains(friend, members[0])
+            await _until_step(members[0], entered.step + 2)
+            assert not _trains(stranger, members[0])
+            assert_equal_steps(await swarm.finish("m0", "m1", "friend"), NUM_STEPS)
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+def test_who_vouched_for_a_liar_that_is_convicted_is_on_probation_again() -> None:
+    """The liar multiplies what it reduces. Members that have its vouchers in their state name them in their reports."""
+
+    async def main() -> None:
+        run: RunConfig = config(min_group=2, outer_steps=30, vouchers=1)
+        async with Swarm(run) as swarm:
+            members = await _under_way(swarm, 4)
+            kind = owner_that(times_minus_ten, range(10, 99))
+            liar = await swarm.join("liar", kind=kind, invitations=(vouch(swarm, "m0", "liar"),))
+            while not all(member.of(MemberConvicted) for member in members):
+                await asyncio.sleep(0.05)
+            assert liar.of(RunEntered)
+            voucher = members[0]
+            while not voucher.of(OnProbation):
+                await asyncio.sleep(0.05)
+            assert voucher.of(OnProbation)[0].steps_left == 4
+            assert not any(member.of(OnProbation) for member in members[1:])
+            assert voucher.peer_id not in _proof(swarm, members[1]).roster
+
+    virtual_time.run(main(), compute_s=_cost)

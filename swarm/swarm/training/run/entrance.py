@@ -33,7 +33,7 @@ class Entrance:
 
     welcomes: bool = False
     required: bool = False
-    listed: frozenset[str] = frozenset()
+    listed: tuple[str, ...] = ()
     steps: int = 0
     vouchers: int = 0
     vouch_budget: int = 0

@@ -362,7 +362,7 @@ class RunConfig:
         return Entrance(
             welcomes=is_required or (self.invitations == "welcome" and not self.admission),
             required=is_required,
-            listed=frozenset(self.admission),
+            listed=self.admission,
             steps=self.entry_steps,
             vouchers=self.vouchers,
             vouch_budget=self.vouch_budget,

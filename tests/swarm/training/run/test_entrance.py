@@ -68,7 +68,7 @@ def test_run_may_only_shorten_probation_for_who_is_invited_or_take_no_invitation
 
 
 def test_run_that_requires_invitations_refuses_all_others_but_those_that_it_names_or_knows() -> None:
-    strict = replace(STANDINGS, entrance=replace(RULE, required=True, listed=frozenset(NEW[5:6])))
+    strict = replace(STANDINGS, entrance=replace(RULE, required=True, listed=tuple(NEW[5:6])))
     assert strict.refuses(NEW[0])
     assert not strict.refuses(NEW[0], invited(NEW[0]))
     assert not strict.refuses(NEW[0], vouched(NEW[0], *MEMBERS[:2]))
@@ -163,7 +163,7 @@ def test_settings_of_a_run_make_the_rule() -> None:
     named = RunConfig(name="x", admission=tuple(PEERS[:2]))
     assert (named.entrance.welcomes, named.only_named) == (False, tuple(PEERS[:2])), "a closed list stays closed"
     both = RunConfig(name="x", admission=tuple(PEERS[:1]), invitations="required")
-    assert (both.entrance.required, both.only_named, both.entrance.listed) == (True, (), frozenset(PEERS[:1]))
+    assert (both.entrance.required, both.only_named, both.entrance.listed) == (True, (), tuple(PEERS[:1]))
     assert RunConfig(name="x", vouchers=2, probation_steps=7).entrance.vouch_credits == 7
     for wrong in (
         {"vouchers": 1, "absence_steps": 3},

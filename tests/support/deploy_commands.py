@@ -45,4 +45,5 @@ def config_of(words: Sequence[str], environment: Mapping[str, str] | None = None
     given = {name: value for name in options if (value := context.params[name]) not in (None, [], ())}
     if given.get("invite", "").startswith("@"):  # a file that the reader has
         given["invite"] = Owner().invite().text()
+    given.pop("invitation", None)  # a file or a word that the reader has
     return resolve({"home": str(NO_HOME)} | given, env=environment or {})

@@ -88,6 +88,7 @@ def test_identity_page_names_every_signature_domain_and_purpose() -> None:
         "swarm-vote:",
     }
     private = {"network-invitation", "network-member", "network-revocations"}
+    of_runs = {"run-invitation", "run-invitee", "run-vouch"}
     assert purposes == {
         "record",
         "group",
@@ -98,6 +99,7 @@ def test_identity_page_names_every_signature_domain_and_purpose() -> None:
         "possession",
         "answer",
         *private,
+        *of_runs,
     }
     assert [word for word in domains | purposes if f"`{word}`" not in identity] == []
     signers = {path.name for path, text in SOURCES.items() if re.search(r"identity\.sign\(", text)}

@@ -1,0 +1,129 @@
+"""`swarm-node run invite` and `run vouch`: whose key they take, what they print, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.training_swarm import AUTHOR, config
+from swarm.training.run.run_file import write_run
+from swarm_node import cli
+from swarm_node.settings.parsers import parse_run_word
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.identity import Identity
+from swarm_protocol.run_credentials import MAX_USES
+
+FRIEND, INVITER = Identity(b"f" * 32), Identity(b"i" * 32)
+
+
+def keys(folder: Path) -> None:
+    for name, identity in (("author", AUTHOR), ("friend", FRIEND), ("inviter", INVITER)):
+        identity.save(folder / f"{name}.key")
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = cli.run([*map(str, words)])
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+@pytest.mark.parametrize("key", ["author", "inviter"])
+def test_invitation_is_printed_alone_and_is_in_no_event(
+    key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys(tmp_path)
+    run = write_run(tmp_path / "run.toml", config(inviters=(INVITER.peer_id,)), AUTHOR)
+    words = ("run", "invite", tmp_path / "run.toml", "--identity", tmp_path / f"{key}.key")
+    code, out, err = call(capsys, *words, "--uses", 3, "--expires", "2h")
+    assert code == 0
+    word = parse_run_word(out.strip())
+    assert word.terms is not None
+    assert (word.run, word.terms.max_uses) == (run.run_id, 3)
+    assert word.envelope.expires_at - word.envelope.issued_at == 7200
+    assert f"invitation {word.terms.serial:016x} to {run.run_id} until" in err
+    path = tmp_path / "word"
+    code, out, err = call(capsys, *words, "--for-node", FRIEND.peer_id, "--out", path, "--json")
+    assert (code, path.stat().st_mode & 0o777) == (0, 0o600)
+    [event] = [json.loads(line) for line in out.splitlines()]
+    assert (event["event"], event["node"], event["file"]) == ("run_invited", FRIEND.peer_id, str(path))
+    assert path.read_text().strip() not in out + err
+    assert parse_run_word(str(path)) == parse_run_word(f"@{path}")
+
+
+def test_vouch_names_the_newcomer_and_is_signed_by_the_member(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys(tmp_path)
+    run = write_run(tmp_path / "run.toml", config(vouchers=2), AUTHOR)
+    home = tmp_path / "home"
+    home.mkdir()
+    INVITER.save(home / "identity.key")
+    code, out, err = call(capsys, "run", "vouch", tmp_path / "run.toml", "--home", home, "--for-node", FRIEND.peer_id)
+    assert code == 0, err
+    word = parse_run_word(out.strip())
+    assert (word.run, word.envelope.peer_id) == (run.run_id, INVITER.peer_id)
+    assert word.envelope.subject.endswith(FRIEND.peer_id)
+    assert "the run wants 2 such" in err
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "code", "reason"),
+    [
+        ({}, ("invite", "--identity", "friend.key"), 1, "may not invite to"),
+        ({"invitations": "none"}, ("invite", "--identity", "author.key"), 1, "lets nobody in by invitation"),
+        ({}, ("invite", "--identity", "author.key", "--uses", "0"), 2, "--uses"),
+        ({}, ("invite", "--identity", "author.key", "--uses", str(MAX_USES + 1)), 2, "--uses"),
+        ({}, ("invite", "--identity", "author.key", "--expires", "9999d"), 2, "--expires"),
+        ({}, ("invite", "--identity", "author.key", "--for-node", "nobody"), 2, "--for-node"),
+        (
+            {},
+            ("invite", "--identity", "author.key", "--uses", "2", "--for-node", FRIEND.peer_id),
+            2,
+            "do not go together",
+        ),
+        ({}, ("invite", "--identity", "missing.key"), 1, "there is no identity file"),
+    ],
+)
+def test_invitation_that_would_be_of_no_use_is_not_signed(
+    changes: dict[str, object],
+    words: tuple[str, ...],
+    code: int,
+    reason: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    keys(tmp_path)
+    write_run(tmp_path / "run.toml", config(**changes), AUTHOR)
+    given = [str(tmp_path / word) if word.endswith(".key") else word for word in words[1:]]
+    got, out, err = call(capsys, "run", words[0], tmp_path / "run.toml", *given)
+    assert (got, out) == (code, "")
+    assert reason in err
+
+
+def test_vouch_that_would_be_of_no_use_is_not_signed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    INVITER.save(home / "identity.key")
+    for number, (changes, words, reason) in enumerate(
+        (
+            ({}, ("--for-node", FRIEND.peer_id), "members cannot vouch"),
+            ({"vouchers": 1}, (), "--for-node is missing"),
+            ({"vouchers": 1}, ("--for-node", INVITER.peer_id), "names this node itself"),
+        )
+    ):
+        path = tmp_path / f"run{number}.toml"
+        write_run(path, config(**changes), AUTHOR)
+        code, out, err = call(capsys, "run", "vouch", path, "--home", home, *words)
+        assert (bool(code), out) == (True, "")
+        assert reason in err
+
+
+def test_word_that_cannot_be_read_is_refused_without_being_repeated(tmp_path: Path) -> None:
+    (tmp_path / "bad").write_bytes(b"\xff\xfe")
+    (tmp_path / "long").write_text("swarmrun1-" + "A" * 5000)
+    for text in ("swarmrun1-AAAA", str(tmp_path / "none"), str(tmp_path / "bad"), str(tmp_path / "long")):
+        with pytest.raises(ConfigError) as caught:
+            parse_run_word(text)
+        assert "AAAA" not in str(caught.value)

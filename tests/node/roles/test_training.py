@@ -125,7 +125,7 @@ RESUMED = RunResumed(step=4, digest=DIGEST, roster=("a", "b"), sequence=7)
 def make_training(folder: Path, out: io.StringIO, saved: list[PendingCheckpoint]) -> RunTraining:
     node = SimpleNamespace(
         home=Home(folder),
-        config=SimpleNamespace(keep_checkpoints=2, keep_every=0, tensorboard=None),
+        config=SimpleNamespace(invitation=(), keep_checkpoints=2, keep_every=0, tensorboard=None),
         metrics=Registry(),
         emitter=Emitter(json=True, out=out, err=io.StringIO()),
         steps=SimpleNamespace(done=lambda *_: None),

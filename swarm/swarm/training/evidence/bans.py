@@ -1,8 +1,8 @@
 """The members of a run that are banned: each with the verdict, the evidence for it, and how long the run keeps it out.
 
 A ban follows from evidence and the run's `ban_steps`, so all who hold the evidence ban alike. A member that lies again
-is banned from its newest lie on. Bounded: beyond MAX_BANS, and beyond MAX_EVIDENCE_BYTES of evidence in all, the bans
-of the earliest lies go first. Values only; its owner says which step the run is at.
+is banned from its newest lie on. Bounded: beyond MAX_BANS, and beyond MAX_HELD_EVIDENCE_BYTES of evidence in all, the
+bans of the earliest lies go first. Values only; its owner says which step the run is at.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from swarm_protocol import limits
 
 from swarm.training.run.run_config import RunConfig
-
-MAX_EVIDENCE_BYTES = 128 << 20
-"""Of evidence that is kept: thousands of a usual size, or two of the largest that there can be."""
+from swarm.training.state.proof_reader import MAX_HELD_EVIDENCE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +57,7 @@ class Bans:
         ban = Ban(verdict=verdict, data=data, until=until or None)
         self._bans.pop(verdict.peer_id, None)
         self._bans[verdict.peer_id] = ban
-        while len(self._bans) > limits.MAX_BANS or self._num_bytes > MAX_EVIDENCE_BYTES:
+        while len(self._bans) > limits.MAX_BANS or self._num_bytes > MAX_HELD_EVIDENCE_BYTES:
             del self._bans[min(self._bans, key=lambda peer: self._bans[peer].verdict.step)]
         return ban
 

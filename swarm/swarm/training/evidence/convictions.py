@@ -25,7 +25,6 @@ from swarm_protocol.proof_messages import WRONG_INTERVAL, Evidence, EvidenceRequ
 from swarm_protocol.training_messages import Certificate, Outcome
 
 from swarm.network.interface import Stream
-from swarm.training.evidence.ban_collector import MAX_ASKED_FOR_EVIDENCE, collect
 from swarm.training.evidence.bans import Ban, Bans
 from swarm.training.evidence.equivocation_watch import EquivocationWatch
 from swarm.training.evidence.evidence import accused, check
@@ -52,6 +51,8 @@ MAX_STRANGE_BYTES = 1 << 20
 """Maximum size of evidence against one of these, all of which displaces no other bans."""
 MAX_CERTIFICATES = 64
 """Certificates whose votes are noted once: others show the same one again and again."""
+MAX_ASKED_FOR_EVIDENCE = 4
+"""Members that are asked: evidence that an honest member holds is also shown to who forms a group with the liar."""
 MAX_SHOWING = 4
 """Peers that are shown all evidence at one time: anyone may ask."""
 
@@ -112,7 +113,7 @@ class Convictions:
                 continue
             asked += 1
             try:
-                async with aclosing(collect(self._context, peer, self.peers)) as shown:
+                async with aclosing(self._context.evidence(peer, self.peers)) as shown:
                     async for data in shown:
                         await self.take(data, peer, passes_on=False)
             except SwarmError as error:

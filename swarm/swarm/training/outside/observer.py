@@ -22,7 +22,6 @@ from swarm_protocol.training_messages import Certificate, Endorsement
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
-from swarm.training.evidence.ban_collector import collect
 from swarm.training.evidence.bans import Ban, Bans, Verdict
 from swarm.training.round.quorum import Succession
 from swarm.training.run.signed_run import SignedRun
@@ -179,7 +178,7 @@ class Observer:
         self._chance.shuffle(asked)
         for peer in [each for each in asked if each not in self._ignored][:MAX_BANS_ASKED]:
             try:
-                async with aclosing(collect(self._reader, peer, self._bans.peers(step))) as shown:
+                async with aclosing(self._reader.evidence(peer, self._bans.peers(step))) as shown:
                     async for data in shown:
                         await self._take_evidence(data)
             except (PeerViolation, IntegrityError) as error:

@@ -1,4 +1,7 @@
-"""Asks peers of a run for the certificates of their states, and checks what they show, as a member or from outside."""
+"""Asks peers of a run for the certificates of their states and for evidence, as a member or from outside.
+
+Certificates are checked here; whoever asks for evidence checks what it proves.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,13 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Collection
 from concurrent.futures import Executor
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from swarm_protocol.errors import IntegrityError, PeerViolation, SwarmError
+from swarm_protocol import limits
+from swarm_protocol.errors import IntegrityError, PeerTimeout, PeerViolation, SwarmError
 from swarm_protocol.identity import Identity
+from swarm_protocol.proof_messages import EvidenceRequest
 from swarm_protocol.state_messages import Standing, StandingRequest
 
 from swarm.network.interface import EndOfStream, Network
@@ -25,6 +31,10 @@ CALL_TIMEOUT_S = 5.0
 """The deadline of a small message over a bad link."""
 HISTORY_TIMEOUT_S = 60.0
 """The deadline for all links that a peer shows: MAX_HISTORY_BYTES at 2 Mbit/s."""
+EVIDENCE_TIMEOUT_S = 60.0
+"""The deadline for all evidence that a peer shows."""
+MAX_HELD_EVIDENCE_BYTES = 128 << 20
+"""The most evidence that is kept, or taken from one peer: thousands of a usual size, or two of the largest."""
 
 
 SMALL_BYTES = 1 << 16
@@ -115,16 +125,43 @@ class ProofReader:
 
         Raises SwarmError, and PeerViolation beyond MAX_HISTORY_LINKS links or MAX_HISTORY_BYTES.
         """
-        num_bytes = num_links = 0
-        async with self.network.stream(peer, self.methods.history, timeout_s=CALL_TIMEOUT_S) as stream:
-            await stream.send(request.to_bytes())
+        links = self._shown(
+            peer, self.methods.history, request.to_bytes(), max_items=MAX_HISTORY_LINKS, max_bytes=MAX_HISTORY_BYTES
+        )
+        async with aclosing(links):
+            async for data in links:
+                yield await self.check(data)
+
+    async def evidence(self, peer: str, known: Collection[str]) -> AsyncGenerator[bytes, None]:
+        """Yield the evidence that `peer` holds against others than `known`, unchecked. Close it after use.
+
+        Raises SwarmError, and PeerViolation beyond MAX_BANS pieces or MAX_HELD_EVIDENCE_BYTES.
+        """
+        request = EvidenceRequest(run=self.run, known=tuple(sorted(known)[: limits.MAX_BANS])).to_bytes()
+        deadline_s = asyncio.get_running_loop().time() + EVIDENCE_TIMEOUT_S
+        pieces = self._shown(
+            peer, self.methods.bans, request, max_items=limits.MAX_BANS, max_bytes=MAX_HELD_EVIDENCE_BYTES
+        )
+        async with aclosing(pieces):
+            async for data in pieces:
+                if asyncio.get_running_loop().time() > deadline_s:
+                    raise PeerTimeout("its evidence does not come", peer_id=peer)
+                yield data
+
+    async def _shown(
+        self, peer: str, method: str, request: bytes, *, max_items: int, max_bytes: int
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield what `peer` shows over a stream of `method`. Raises PeerViolation beyond the limits."""
+        num_bytes = num_items = 0
+        async with self.network.stream(peer, method, timeout_s=CALL_TIMEOUT_S) as stream:
+            await stream.send(request)
             await stream.finish()
             while True:
                 try:
                     data = await stream.receive()
                 except EndOfStream:
                     return
-                num_bytes, num_links = num_bytes + len(data), num_links + 1
-                if num_bytes > MAX_HISTORY_BYTES or num_links > MAX_HISTORY_LINKS:
-                    raise PeerViolation("its history is longer than any", peer_id=peer)
-                yield await self.check(data)
+                num_bytes, num_items = num_bytes + len(data), num_items + 1
+                if num_bytes > max_bytes or num_items > max_items:
+                    raise PeerViolation("it shows more than any member keeps", peer_id=peer)
+                yield data

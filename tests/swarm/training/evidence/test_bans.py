@@ -54,7 +54,7 @@ def test_who_knows_of_a_ban_is_not_shown_it_again() -> None:
 
 
 def test_evidence_is_bounded_and_the_earliest_lies_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bans_module, "MAX_EVIDENCE_BYTES", 30)
+    monkeypatch.setattr(bans_module, "MAX_HELD_EVIDENCE_BYTES", 30)
     bans = Bans(config())
     for step, peer in ((5, "e"), (2, "b"), (9, "i"), (7, "g")):
         bans.add(verdict(peer, step), bytes(10))

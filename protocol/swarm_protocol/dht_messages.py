@@ -63,7 +63,7 @@ class FindRequest(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contact(Checked):
-    """A node and where it can be dialled, without the final /p2p/<peer_id>. Nothing vouches for the addresses."""
+    """A node and where it can be dialled, without the final /p2p/<peer_id>. Nothing proves the addresses."""
 
     REMEMBERED = 2**13  # nodes name the same ten peers again and again; 40 MiB if all are as large as may be
 

@@ -40,7 +40,7 @@ _KINDS: dict[str, type[NodeRecord] | type[ServeRecord] | type[TrainerRecord]] = 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope(Checked):
-    """Well formed, but only `seal` and `unseal` vouch for the signature. Times are Unix seconds."""
+    """Well formed, but only what `seal` and `unseal` return has a valid signature. Times are Unix seconds."""
 
     purpose: Annotated[str, named(limits.MAX_PURPOSE_BYTES)]
     network_id: NetworkId

@@ -153,7 +153,7 @@ class ModelManifest(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedManifest(wire.WireMessage):
-    """The bytes of a ModelManifest, and its publisher's signature. Only `open_manifest` vouches for it."""
+    """The bytes of a ModelManifest, and its publisher's signature. Only `open_manifest` checks it."""
 
     PROTO = manifest_pb2.SignedManifest
     MAX_BYTES = limits.MAX_MANIFEST_BYTES + limits.MAX_OPEN_BYTES

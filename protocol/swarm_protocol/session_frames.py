@@ -35,7 +35,7 @@ FirstBlock: TypeAlias = Annotated[int, whole(limits.MAX_BLOCKS - 1)]
 StepMs: TypeAlias = Annotated[float, number(limits.MAX_STEP_MS)]
 Logprob: TypeAlias = Annotated[float, number(limits.MAX_LOGPROB, low=-limits.MAX_LOGPROB)]
 PageKey: TypeAlias = Annotated[bytes, sized(PAGE_KEY_BYTES)]
-Want: TypeAlias = Literal["nothing", "last", "all", "token"]
+WantedOutput: TypeAlias = Literal["nothing", "last", "all", "token"]
 
 
 def check_failure(failure: bytes, field: str) -> None:
@@ -158,7 +158,7 @@ class StepRequest(Checked):
 
     sequence_id: SequenceId
     position: Position
-    want: Want
+    want: WantedOutput
     forward: bool = False
     draw: TokenDraw | None = None
     rows: Rows
@@ -295,7 +295,7 @@ class Push(Checked):
     client_peer_id: PeerId
     sequence_id: SequenceId
     position: Position
-    want: Want
+    want: WantedOutput
     draw: TokenDraw | None = None
     rows: Rows
     source_id: SequenceId
@@ -337,6 +337,6 @@ Frame: TypeAlias = (
 )
 
 
-def _check_draw(want: Want, draw: TokenDraw | None) -> None:
+def _check_draw(want: WantedOutput, draw: TokenDraw | None) -> None:
     if (want == "token") != (draw is not None):
         raise ValueError("a token is wanted where it is said which, and only there")

@@ -175,7 +175,7 @@ def test_relay_page_has_the_limits_and_statuses() -> None:
 
 
 WORDS: dict[str, tuple[Any, ...]] = {
-    "sessions": (*get_args(session_frames.Want), *rows.CODECS, rows.TOKENS, *sampler.GRAMMAR_KINDS),
+    "sessions": (*get_args(session_frames.WantedOutput), *rows.CODECS, rows.TOKENS, *sampler.GRAMMAR_KINDS),
     "rounds": (*get_args(training_messages.OpeningKind), *get_args(training_messages.ReplyKind)),
     "records": tuple(
         word

@@ -17,13 +17,13 @@ from swarm.network.traffic import PATH_KINDS, PeerPath, Traffic
 from swarm.serving.checking.check_report import CheckReport
 from swarm.serving.engine.engine import EngineLoad
 from swarm.training.trainer_events import (
+    HeldOutMeasured,
     IntervalDone,
     IntervalFailed,
     IntervalValidated,
     OuterStep,
     RoundAborted,
     StateFetched,
-    Validated,
 )
 from swarm_node.gateway.metrics import Metrics, SpotCheckCounter, read_possession
 from swarm_node.gateway.responses import usage_of
@@ -122,7 +122,7 @@ def _count(registry: Registry) -> None:
     trainer.count(IntervalFailed(step=7, reason="the loss is not finite"))
     trainer.count(RoundAborted(step=7, attempt=0, reason="gone", missing=("b",)))
     trainer.count(StateFetched(step=6, digest="d", donors=("a",), num_bytes=900, seconds=1.0))
-    trainer.count(Validated(step=7, loss=2.4))
+    trainer.count(HeldOutMeasured(step=7, loss=2.4))
     trainer.count(IntervalValidated(step=6, peer_id=PEER, tier="close", distance=0.1))
     trainer.count(OUTER_STEP)
     trainer.report(

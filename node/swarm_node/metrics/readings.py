@@ -167,7 +167,7 @@ class TrainerMetrics:
             case events.StateFetched():
                 self._outer_step.set(event.step)
                 self._fetched.inc(event.num_bytes)
-            case events.Validated():
+            case events.HeldOutMeasured():
                 self._validation_loss.set(event.loss)
             case events.OuterStep():
                 self._committed.inc()

@@ -67,7 +67,7 @@ _EVENTS = {
     events.OnProbation: "on_probation",
     events.RunEntered: "entered",
     events.StateEndorsed: "state_endorsed",
-    events.Validated: "validated",
+    events.HeldOutMeasured: "validated",
 }
 _LATE = {True: "came {late_s:.1f} s after the round's group was formed", False: "was still computed"}
 _MAX_NAMED = 8
@@ -295,7 +295,8 @@ class RunTraining:
             return
         self._begun = True
         has_step = isinstance(
-            event, events.StateFetched | events.Validated | events.RunResumed | events.OnProbation | events.RunEntered
+            event,
+            events.StateFetched | events.HeldOutMeasured | events.RunResumed | events.OnProbation | events.RunEntered,
         )
         self._node.activity.state = "training"
         step = event.step if has_step else event.step - 1

@@ -163,7 +163,7 @@ class StateEndorsed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Validated:
+class HeldOutMeasured:
     """The committed state's loss on held-out data."""
 
     step: int
@@ -185,7 +185,7 @@ TrainingEvent: TypeAlias = (
     | OnProbation
     | RunEntered
     | StateEndorsed
-    | Validated
+    | HeldOutMeasured
 )
 
 

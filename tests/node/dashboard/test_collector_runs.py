@@ -19,7 +19,7 @@ from swarm.training.outside.resume import deliver, sign_survey, survey
 from swarm.training.run.methods import Methods
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun
-from swarm.training.trainer_events import OuterStep, Validated
+from swarm.training.trainer_events import HeldOutMeasured, OuterStep
 from swarm_node.dashboard.history.facts import StepFact
 from swarm_node.dashboard.run_follower import FollowedRun
 from swarm_node.dashboard.run_views import RunEnd, RunFacts, downsampled, end_of, run_view
@@ -79,7 +79,7 @@ def test_run_is_followed_from_its_file_to_its_end() -> None:
                 assert 0.5 < measured.bytes_per_parameter < 8
                 assert measured.seconds is not None
                 assert detail.num_parameters == 3000
-                validated = {event.step: event.loss for event in swarm.members["a"].of(Validated)}
+                validated = {event.step: event.loss for event in swarm.members["a"].of(HeldOutMeasured)}
                 told = {step.outer_step: step.validation_loss for step in detail.steps if step.validation_loss}
                 assert told == {each: validated[each] for each in told}
                 assert 4 in told

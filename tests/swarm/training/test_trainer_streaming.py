@@ -22,12 +22,12 @@ from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
 from swarm.training.run.run_tables import OuterConfig
 from swarm.training.trainer_events import (
+    HeldOutMeasured,
     IntervalDone,
     IntervalFailed,
     OuterStep,
     RoundAborted,
     StateFetched,
-    Validated,
 )
 
 STEP_S = 0.1
@@ -79,7 +79,7 @@ def test_streaming_run_commits_equal_states_and_lowers_the_loss(num_members: int
                     assert [event.step for event in member.of(OuterStep)] == list(range(1, 13))
                     assert not member.of(RoundAborted)
                     assert not member.of(StateFetched)
-                    first, *_, last = member.of(Validated)
+                    first, *_, last = member.of(HeldOutMeasured)
                     assert last.loss < first.loss / 2
                 used = sorted(sample for member in members for batch in member.inner.trained for sample in batch)
                 assert len(set(used)) == len(used) == num_members * 12 * 10 == committed_samples(members)
@@ -270,7 +270,7 @@ def test_streaming_run_with_the_real_inner_loop_lowers_the_validation_loss(
                 )
             members = await swarm.finish()
             assert_equal_steps(members, 6)
-            first, *_, last = members[0].of(Validated)
+            first, *_, last = members[0].of(HeldOutMeasured)
             assert last.loss < first.loss
 
     virtual_time.run(main())

@@ -132,7 +132,7 @@ class Introductions:
         connected = await self._host.connected_peers()
         seen = {peer: _direct(connected.get(peer, ())) for peer in (asker, target)}
         are_neighbours = bool(_ips(seen[asker]) & _ips(seen[target]))
-        told = _vouched(request.addrs, seen[asker], are_neighbours=are_neighbours)
+        told = _tellable(request.addrs, seen[asker], are_neighbours=are_neighbours)
         if not told or not seen[target]:
             return REFUSED
         message = Introduction(peer_id=asker, addrs=told).to_bytes()
@@ -145,7 +145,7 @@ class Introductions:
             return REFUSED
         if not agreement.agreed:
             return REFUSED
-        told = _vouched(agreement.addrs, seen[target], are_neighbours=are_neighbours)
+        told = _tellable(agreement.addrs, seen[target], are_neighbours=are_neighbours)
         return PathAnswer(agreed=True, addrs=told).to_bytes()
 
     # --- as the peer that is wanted -----------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ def _ips(addrs: Iterable[str]) -> set[object]:
     return {ip_of(addr) for addr in addrs}
 
 
-def _vouched(claims: Iterable[str], seen: Sequence[str], *, are_neighbours: bool) -> tuple[str, ...]:
+def _tellable(claims: Iterable[str], seen: Sequence[str], *, are_neighbours: bool) -> tuple[str, ...]:
     """Return the addresses at which a peer is seen, and of those that it claims the ones that share their IP, or are
     private where both peers share it. Nothing else is passed on: a peer could have strangers' machines dialled."""
     ips = _ips(seen)

@@ -161,7 +161,7 @@ class OwnAddresses:
         carried: Collection[str],
         on_change: Callable[[], None],
     ) -> None:
-        """`announced` are addresses that the operator vouches for. Names among them are told, and as peers look no
+        """`announced` are addresses that the operator gives. Names among them are told, and as peers look no
         names up, so are the addresses at which they find this node. `asked` are the peers to ask, the best ones first;
         `relayed` returns the addresses through relays; `carried` are peers of which this node sees a wrong address."""
         self.reachability: Reachability = "unknown"
@@ -261,8 +261,8 @@ class OwnAddresses:
 
     def _candidates(self) -> list[str]:
         """Return addresses at which others may reach this node, the likeliest first."""
-        if vouched := [addr for addr in self._announced if ip_of(addr)]:
-            return [addr for addr in vouched if not is_loopback(addr)]
+        if announced := [addr for addr in self._announced if ip_of(addr)]:
+            return [addr for addr in announced if not is_loopback(addr)]
         ips = {ip_of(addr): addr for addr in self._seen_at}
         own = [addr for addr in self.daemons if is_tcp_by_ip(addr) and ip_of(addr) in ips]
         forwarded = [
@@ -287,12 +287,12 @@ class OwnAddresses:
         if answers:
             self._was_asked = True
             self._confirmed = places_reached(answers, candidates)
-            self.is_open = any(map(self._is_vouched_for, self._confirmed))
+            self.is_open = any(map(self._is_lasting, self._confirmed))
             logger.info("this node is seen at %s, and reached at %s", self._seen_at, self._confirmed)
         self.reachability = "public" if self._confirmed else "relay" if self._relayed() else "unknown"
         self._on_change()
 
-    def _is_vouched_for(self, addr: str) -> bool:
+    def _is_lasting(self, addr: str) -> bool:
         """Return whether no NAT's memory stands behind an address that was reached: it is one of this machine's, or one
         that the operator announced, perhaps by a name."""
         place = tcp_place(addr)

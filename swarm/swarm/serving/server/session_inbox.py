@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused, PeerViolation
 from swarm_protocol.rows import Rows
-from swarm_protocol.session_frames import Push, Spent, StepRequest, TokenDraw, Want
+from swarm_protocol.session_frames import Push, Spent, StepRequest, TokenDraw, WantedOutput
 from torch import Tensor
 
 from swarm.serving.engine.compute import RunnableSpan
@@ -80,7 +80,7 @@ class CheckedStep:
     position: int
     x: Tensor
     num_rows: int
-    want: Want
+    want: WantedOutput
     draw: TokenDraw | None
     passes_on: bool
     upstream_ms: tuple[Spent, ...]

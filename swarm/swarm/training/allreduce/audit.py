@@ -11,7 +11,7 @@ all members' sums. Here leaves are drawn instead, since that is exact and holds 
 share p of a part's leaves survives k draws with (1 - p)^k; leaves whose result is large are drawn more often.
 
 If an owner is gone, its backup answers for the part. If neither does, the part is not audited, and this
-member votes for the outcome only once so many others have that one of them is honest (`is_vouched`); otherwise the
+member votes for the outcome only once so many others have that one of them is honest (`is_audited`); otherwise the
 attempt fails.
 """
 
@@ -83,7 +83,7 @@ class Auditing:
         self._answering = defaultdict[int, asyncio.Lock](asyncio.Lock)
         butterfly.answer_audit = self.answer
 
-    async def vouch(self) -> None:
+    async def sign_own_part(self) -> None:
         """Sign for this member's own part, from now on. Raises PeerViolation, which names a member whose slices are not
         those that it committed to."""
         me = self._group.peer_ids.index(self._streams.me)

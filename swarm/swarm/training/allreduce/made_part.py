@@ -3,7 +3,7 @@
 A member commits to its encoded pseudo-gradient before there is a group (`committed_tree`). Whoever sends slices sends
 the digests of their leaves first (`read_leaves`), so that each owner knows what belongs under the committed root. An
 owner keeps the slices, a byte a value of its part for each member in int8, until the step is over. Before it signs, it
-checks them all: an honest owner never vouches for what a sender did not commit to.
+checks them all: an honest owner never signs for what a sender did not commit to.
 
 Functions here block. Shapes: N values of the vector.
 """

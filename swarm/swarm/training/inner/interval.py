@@ -2,7 +2,7 @@
 states.
 
 `Intervals` owns that thread. An `Interval` trains off the event loop, in one or several stretches, until it is told to
-stop. `interval_loop` decides which intervals there are, and on which leases. `Validator` measures the committed state
+stop. `interval_loop` decides which intervals there are, and on which leases. `HeldOutLoss` measures the committed state
 on held-out data at the run's start and end, and every `validation_interval` steps: all members hold the same state and
 data, so all measure the same loss, up to their devices' rounding.
 
@@ -231,7 +231,7 @@ def _diverged(how: str) -> RoundError:
     return RoundError(f"training diverged: {how}", remedy="lower inner.learning_rate in the run")
 
 
-class Validator:
+class HeldOutLoss:
     """Measures committed states. `newest` is the last finite measurement. `on_done` is called with the outer step and
     the loss after each measurement, in the event loop."""
 

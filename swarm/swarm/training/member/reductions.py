@@ -45,7 +45,7 @@ GROUP_WAIT_S = 5.0
 
 
 @dataclass(slots=True, eq=False)
-class _Place:
+class _GroupEntry:
     """The butterfly of one group, once it exists, and how many streams wait for it."""
 
     butterfly: asyncio.Future[Butterfly | None] = field(
@@ -72,7 +72,7 @@ class Reductions:
         self._convict = convict
         self._auditing: dict[bytes, Auditing] = {}
         self._chance = random.SystemRandom()
-        self._places: dict[bytes, _Place] = {}
+        self._entries: dict[bytes, _GroupEntry] = {}
         self._butterflies: list[Butterfly] = []  # those of failed attempts, too: their streams may still be served
 
     @property
@@ -104,14 +104,14 @@ class Reductions:
         )
         auditing = self._auditing[signed.digest] = Auditing(butterfly, signed, _Statements(context), self._chance)
         context.meter.begin([peer for peer in group.peer_ids if peer != context.network.peer_id])
-        self._place(signed.digest).butterfly.set_result(butterfly)
+        self._entry(signed.digest).butterfly.set_result(butterfly)
         self._butterflies.append(butterfly)
         try:
             parts = await butterfly.run()
         except BaseException:
-            self._places.pop(signed.digest, None)
+            self._entries.pop(signed.digest, None)
             raise
-        # its place stays: the backup of an owner that fails late may need this member's slices, and others audit it
+        # its entry stays: the backup of an owner that fails late may need this member's slices, and others audit it
         if not await self._is_right(auditing, group.attempt, parts):
             return
         for peer, kept in butterfly.kept_shares.items():
@@ -122,7 +122,7 @@ class Reductions:
     async def _is_right(self, auditing: Auditing, attempt: int, parts: Sequence[Data]) -> bool:
         """Return whether audits find nothing wrong with `parts`; if they do, the events are fed."""
         try:
-            await auditing.vouch()
+            await auditing.sign_own_part()
             await auditing.audit(parts)
         except CaughtLying as error:
             logger.warning("%s lied: %s", short(error.peer_id), error.message)
@@ -153,7 +153,7 @@ class Reductions:
         except SwarmError as error:
             self._feed(reduce_failed(attempt, error))
             return
-        if parts and not action.is_vouched:
+        if parts and not action.is_audited:
             auditing = self._auditing.get(outcome.origin_digest)
             if auditing is None:
                 self._feed(reduce_failed(attempt, RoundError("this member cannot audit parts that it had no share in")))
@@ -164,18 +164,18 @@ class Reductions:
 
     async def accept(self, peer: str, signed: SignedGroup, stream: Stream) -> None:
         """Pass `peer`'s stream to the butterfly of its group, once this member takes part in it. Raises RoundError."""
-        butterfly, place = None, self._place(signed.digest)
+        butterfly, entry = None, self._entry(signed.digest)
         metered = MeteredStream(stream, lambda rate: self._context.meter.measured(peer, rate))
-        place.num_waiting += 1
+        entry.num_waiting += 1
         try:
             async with asyncio.timeout(GROUP_WAIT_S):
-                butterfly = await asyncio.shield(place.butterfly)
+                butterfly = await asyncio.shield(entry.butterfly)
         except TimeoutError:
             pass  # reported below
         finally:
-            place.num_waiting -= 1
-            if not place.num_waiting and not place.butterfly.done():
-                self._places.pop(signed.digest, None)
+            entry.num_waiting -= 1
+            if not entry.num_waiting and not entry.butterfly.done():
+                self._entries.pop(signed.digest, None)
         if butterfly is None:
             raise RoundError(f"this member takes no part in attempt {signed.group.attempt}")
         await butterfly.accept(peer, metered)
@@ -199,17 +199,17 @@ class Reductions:
 
     def close(self) -> None:
         """Refuse the streams that still wait for a group, and drop what the reductions hold, since the step is over."""
-        for place in self._places.values():
-            if not place.butterfly.done():
-                place.butterfly.set_result(None)
+        for entry in self._entries.values():
+            if not entry.butterfly.done():
+                entry.butterfly.set_result(None)
         for butterfly in self._butterflies:
             butterfly.drop()
         self._auditing.clear()
 
-    def _place(self, digest: bytes) -> _Place:
-        if digest not in self._places:
-            self._places[digest] = _Place()
-        return self._places[digest]
+    def _entry(self, digest: bytes) -> _GroupEntry:
+        if digest not in self._entries:
+            self._entries[digest] = _GroupEntry()
+        return self._entries[digest]
 
     def _scheme(self, group: Group) -> ReductionScheme:
         context, config = self._context, self._context.replica.config

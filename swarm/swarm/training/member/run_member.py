@@ -34,7 +34,7 @@ from swarm.training.evidence.convictions import Convictions
 from swarm.training.evidence.evidence_folder import EvidenceStore
 from swarm.training.evidence.interval_audits import IntervalAudits
 from swarm.training.evidence.wrong_interval import IntervalCase
-from swarm.training.inner.interval import Intervals, TrainingSetup, Validator
+from swarm.training.inner.interval import HeldOutLoss, Intervals, TrainingSetup
 from swarm.training.member.interval_loop import IntervalLoop
 from swarm.training.member.progress_reports import committed, trainer_record
 from swarm.training.member.reductions import settle
@@ -61,6 +61,7 @@ from swarm.training.state.state_sync import SyncResult, claims_of, furthest, rea
 from swarm.training.state.state_transfer import Fetcher
 from swarm.training.trainer_events import (
     ContributionLate,
+    HeldOutMeasured,
     MemberConvicted,
     OnProbation,
     RoundAborted,
@@ -68,7 +69,6 @@ from swarm.training.trainer_events import (
     StateEndorsed,
     StateFetched,
     TrainingEvent,
-    Validated,
     Waiting,
 )
 
@@ -139,7 +139,7 @@ class RunMember:
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="swarm-round")
         max_interval_s = min(options.max_interval_s, run.config.interval_s or math.inf)
         self._intervals = Intervals(options.setup.inner, max_interval_s=max_interval_s, clock=options.clock)
-        self._validating = Validator(run.config, self._intervals, self._on_validated)
+        self._held_out = HeldOutLoss(run.config, self._intervals, self._on_held_out)
         self._interval_loop: IntervalLoop | None = None
         self._convictions: Convictions | None = None
         self._audits: IntervalAudits | None = None
@@ -225,7 +225,7 @@ class RunMember:
         async with asyncio.TaskGroup() as background:
             await self._join(context, background)
             if context.replica.outer_step == 0:
-                await self._validating.now(context.replica.current.state)
+                await self._held_out.now(context.replica.current.state)
             self._interval_loop = IntervalLoop(
                 context,
                 self._intervals,
@@ -240,7 +240,7 @@ class RunMember:
                 await self._take_step(context, background)
             self._interval_loop.end()
         if not self._stopping:
-            await self._validating.now(context.replica.current.state)
+            await self._held_out.now(context.replica.current.state)
             self._announce("finished")
 
     def stop(self) -> None:
@@ -443,7 +443,7 @@ class RunMember:
             if reached.fetched is None:
                 self._report_step(driver, reached.proof, started)
             if reached.proof.outer_step == setup.step and not self._stopping:
-                self._validating.soon(reached.held.state, background)
+                self._held_out.soon(reached.held.state, background)
             intervals.adopted(fetched=reached.fetched is not None)
             self._announce("training")
             self._count_idle(reached.proof, setup.roster)
@@ -583,14 +583,14 @@ class RunMember:
         logger.warning("outer step %d was formed without this member's contribution: %s", event.step, when)
         self._on_event(event)
 
-    def _on_validated(self, step: int, loss: float) -> None:
-        self._on_event(Validated(step=step, loss=loss))
+    def _on_held_out(self, step: int, loss: float) -> None:
+        self._on_event(HeldOutMeasured(step=step, loss=loss))
         if self._interval_loop is not None:
             self._announce("training")
 
     def _announce(self, state: TrainerState) -> None:
         latest = self._interval_loop.latest if self._interval_loop else None
-        newest = self._validating.newest
+        newest = self._held_out.newest
         endorsement = self._endorsements.newest
         record = trainer_record(
             self._run.run_id, self._replica, latest, state, self._report, newest, endorsement=endorsement

@@ -164,11 +164,11 @@ def lock_complaint(group: Group) -> str:
 def disagreement(
     mine: Outcome, votes: Mapping[str, Vote], owners: tuple[str, ...], deciding: Collection[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the peers that votes which differ from `mine` convict, and those that they only make suspect.
+    """Return the peers that votes which differ from `mine` accuse, and those that they only make suspect.
 
     Only the members that are `deciding` count, as keys on probation cost nothing.
 
-    Convicted is the owner of a part that more than a third see otherwise: not all of these lie, so it gave different
+    Accused is the owner of a part that more than a third see otherwise: not all of these lie, so it gave different
     results. So is a member with the same parts and a state that fewer members have than mine; where as many have it,
     mine may be the damaged one (see `repair_if_damaged`). A vote that differs in other members' parts proves nothing:
     either the voter made it up, or an owner gave it another result. One vote could otherwise turn all honest members
@@ -176,15 +176,15 @@ def disagreement(
     """
     differing = {peer: _owners_of_other_parts(mine, vote.outcome, owners) for peer, vote in votes.items()}
     counts = Counter(owner for peer, differ in differing.items() if peer in deciding for owner in differ)
-    convicted = {owner for owner, count in counts.items() if 3 * count > len(deciding)}
-    suspects = {peer for peer, differ in differing.items() if differ - convicted}
+    accused = {owner for owner, count in counts.items() if 3 * count > len(deciding)}
+    suspects = {peer for peer, differ in differing.items() if differ - accused}
     supporters = Counter(vote.outcome for peer, vote in votes.items() if peer in deciding)
-    convicted |= {
+    accused |= {
         peer
         for peer, vote in votes.items()
         if vote.outcome != mine and not differing[peer] and supporters[vote.outcome] < supporters[mine]
     }
-    return tuple(sorted(convicted)), tuple(sorted(suspects - convicted))
+    return tuple(sorted(accused)), tuple(sorted(suspects - accused))
 
 
 def _owners_of_other_parts(mine: Outcome, other: Outcome, owners: tuple[str, ...]) -> set[str]:

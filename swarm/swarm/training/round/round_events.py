@@ -192,13 +192,13 @@ class Reduce:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recover:
     """Get the parts of an outcome that other members have reached, from `holders` in order, and apply them. If so many
-    have voted for it that one of them is honest, or a lock proves that, it `is_vouched` for: it need not be audited
+    have voted for it that one of them is honest, or a lock proves that, it `is_audited`: it need not be audited
     again."""
 
     signed: SignedGroup
     outcome: Outcome
     holders: tuple[str, ...]
-    is_vouched: bool = False
+    is_audited: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -249,7 +249,7 @@ def _on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Step:
     if group.resumes is None:
         return state, [Reduce(signed=signed)]
     # the votes of the lock are those of members that audited the outcome
-    return replace(state, recovering=True), [replace(_recover(state, signed, group.resumes), is_vouched=True)]
+    return replace(state, recovering=True), [replace(_recover(state, signed, group.resumes), is_audited=True)]
 
 
 def _objection(state: RoundState, signed: SignedGroup) -> tuple[str, str]:
@@ -300,12 +300,12 @@ def _on_reduce_failed(state: RoundState, event: ReduceFailed, now: float) -> Ste
     if not event.unaudited:
         return _fail(state, event.reason, faulty, now)
     assert state.signed is not None
-    if (outcome := _vouched_outcome(state)) is None:
+    if (outcome := _audited_outcome(state)) is None:
         return _leave_group(state, event.reason, faulty, now)
-    return replace(state, recovering=True), [replace(_recover(state, state.signed, outcome), is_vouched=True)]
+    return replace(state, recovering=True), [replace(_recover(state, state.signed, outcome), is_audited=True)]
 
 
-def _vouched_outcome(state: RoundState) -> Outcome | None:
+def _audited_outcome(state: RoundState) -> Outcome | None:
     """Return the outcome for which more than a third of the members that decide, and two at least, have voted: if fewer
     than a third lie, one that did not lie has audited it. None if there is no such outcome. Members on probation do not
     count, as keys cost nothing."""
@@ -427,12 +427,12 @@ def _no_quorum(state: RoundState, reason: str, now: float) -> Step:
     assert mine is not None
     votes = _valid_votes(state, "prepare")
     group = state.signed.group
-    convicted, suspects = disagreement(mine, votes, group.peer_ids, group.deciding)
+    accused, suspects = disagreement(mine, votes, group.peer_ids, group.deciding)
     voted = votes if state.phase == "preparing" else _valid_votes(state, "commit")
     absent = tuple(sorted(set(state.signed.group.peer_ids) - voted.keys()))
     names = f"; no vote from {', '.join(map(short, absent))}" if absent else ""
-    state = suspect(blame(state, convicted, suspects, "its part or vote differs"), suspects)
-    return _leave_group(state, reason + names, (*absent, *convicted, *suspects), now)
+    state = suspect(blame(state, accused, suspects, "its part or vote differs"), suspects)
+    return _leave_group(state, reason + names, (*absent, *accused, *suspects), now)
 
 
 def _other_members(state: RoundState) -> tuple[str, ...]:

@@ -163,7 +163,7 @@ def test_pair_that_cannot_meet_is_given_up_in_time_and_left_alone_for_a_while(mo
     run(case)
 
 
-def test_relay_tells_no_address_but_those_that_it_can_vouch_for() -> None:
+def test_relay_tells_no_address_but_those_that_it_sees_itself() -> None:
     async def case(world: World) -> None:
         told: list[Introduction] = []
 

@@ -259,7 +259,7 @@ def test_addresses_that_the_operator_announces_replace_all_others(monkeypatch: p
 
     async def case(world: World) -> None:
         await world.measure()
-        assert world.own.to_announce() == (NAT,), "the operator vouches for it"
+        assert world.own.to_announce() == (NAT,), "the operator gives it"
         assert world.own.reachability == "unknown"
         assert dialled == [(NODE, [NAT])] * 2
 

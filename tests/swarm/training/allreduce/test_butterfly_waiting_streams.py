@@ -42,10 +42,10 @@ def test_accept_whose_caller_is_cancelled_leaves_no_entry() -> None:
         reductions = make_reductions()
         waiting = accept(reductions, ME)
         await asyncio.sleep(1.0)
-        assert len(reductions._places) == 1
+        assert len(reductions._entries) == 1
         waiting.cancel()
         await asyncio.wait({waiting})
-        assert not reductions._places
+        assert not reductions._entries
 
     virtual_time.run(main())
 
@@ -58,7 +58,7 @@ def test_accept_that_waits_too_long_takes_the_place_from_nobody_who_still_waits(
         late = accept(reductions, COORDINATOR)
         with pytest.raises(RoundError, match="takes no part"):
             await early
-        reductions._place(FIRST.digest).butterfly.set_result(cast(Any, butterfly))
+        reductions._entry(FIRST.digest).butterfly.set_result(cast(Any, butterfly))
         await late
         assert butterfly.accepted == [COORDINATOR]
 

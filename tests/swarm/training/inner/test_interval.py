@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.training_swarm import config
 from swarm.training.inner.inner_loop import IntervalResult
-from swarm.training.inner.interval import Intervals, Validator
+from swarm.training.inner.interval import HeldOutLoss, Intervals
 from swarm.training.state.replica_state import ReplicaState
 from swarm_protocol import limits
 from swarm_protocol.errors import RoundError
@@ -163,7 +163,7 @@ def state(outer_step: int) -> ReplicaState:
 def test_state_is_measured_every_interval_and_the_last_one_only_at_the_end() -> None:
     async def main() -> list[int]:
         told: list[tuple[int, float]] = []
-        validating = Validator(RUN, cast("Any", FixedLoss(1.5)), lambda *each: told.append(each))
+        validating = HeldOutLoss(RUN, cast("Any", FixedLoss(1.5)), lambda *each: told.append(each))
         async with asyncio.TaskGroup() as tasks:
             for step in range(1, RUN.outer_steps + 1):
                 validating.soon(state(step), tasks)
@@ -177,7 +177,7 @@ def test_state_is_measured_every_interval_and_the_last_one_only_at_the_end() -> 
 def test_loss_that_is_no_number_is_told_here_and_is_in_no_record(loss: float) -> None:
     async def main() -> tuple[int, ValidationReport | None]:
         told: list[tuple[int, float]] = []
-        validating = Validator(RUN, cast("Any", FixedLoss(loss)), lambda *each: told.append(each))
+        validating = HeldOutLoss(RUN, cast("Any", FixedLoss(loss)), lambda *each: told.append(each))
         await validating.now(state(2))
         return len(told), validating.newest
 

@@ -36,13 +36,13 @@ from swarm.training.run.run_model import build_model, initial_theta
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import (
     Admitted,
+    HeldOutMeasured,
     IntervalDone,
     IntervalFailed,
     OuterStep,
     RoundAborted,
     StateFetched,
     TrainingEvent,
-    Validated,
 )
 from swarm_compression import warm_up
 from swarm_protocol.envelope import Envelope
@@ -64,7 +64,7 @@ def test_run_among_members_commits_equal_states_and_lowers_the_loss(num_members:
                     assert [event.step for event in member.of(OuterStep)] == [1, 2, 3]
                     assert not member.of(RoundAborted)
                     assert len(member.of(Admitted)[0].group) == num_members
-                    first, last = member.of(Validated)
+                    first, last = member.of(HeldOutMeasured)
                     assert (first.step, last.step) == (0, 3)
                     assert last.loss < first.loss / 2
                 losses = [{event.loss for event in member.of(OuterStep)} for member in members]
@@ -87,7 +87,7 @@ def test_run_measures_held_out_loss_every_so_many_steps_and_members_tell_it(stre
                 await asyncio.sleep(2)
                 records = await membership.trainers(swarm.run.run_id)
             await visitor.close()
-            told.extend({event.step: event.loss for event in member.of(Validated)} for member in members)
+            told.extend({event.step: event.loss for event in member.of(HeldOutMeasured)} for member in members)
             newest = {
                 (each.validation.outer_step, each.validation.loss) for each in records.values() if each.validation
             }
@@ -479,7 +479,7 @@ def test_run_with_the_real_inner_loop_lowers_the_validation_loss(tiny_run: RunCo
                 await swarm.join(f"m{index}", setup=TrainingSetup(inner=inner, theta_N=initial_theta(run)))
             members = await swarm.finish()
             assert_equal_steps(members, 3)
-            first, last = members[0].of(Validated)
+            first, last = members[0].of(HeldOutMeasured)
             assert last.loss < first.loss
 
     virtual_time.run(main())

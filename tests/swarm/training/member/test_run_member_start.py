@@ -21,7 +21,7 @@ from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model
 from swarm.training.run.run_tables import StartConfig
 from swarm.training.state.replica_state import ReplicaState
-from swarm.training.trainer_events import OuterStep, StateFetched, Validated
+from swarm.training.trainer_events import HeldOutMeasured, OuterStep, StateFetched
 from swarm_protocol.errors import ConfigError, IntegrityError
 from transformers import AutoModelForCausalLM
 
@@ -60,7 +60,7 @@ def test_members_begin_with_the_values_of_a_real_checkpoint(
                 theta_N = torch.zeros(layout.num_values)
                 setup = TrainingSetup(inner=inner, theta_N=theta_N, bring=bringing(run, source))
                 member = await swarm.join(name, setup=setup)
-                while not member.of(Validated):
+                while not member.of(HeldOutMeasured):
                     await asyncio.sleep(0.01)
                 assert member.trainer.digest == begins
             assert_equal_steps(await swarm.finish(), 1)

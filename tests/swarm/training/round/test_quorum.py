@@ -101,26 +101,26 @@ PARTS = (b"1", b"2", b"3", b"4")
 MINE = vote(parts=PARTS).outcome
 
 
-def test_disagreement_of_more_than_a_third_over_a_part_convicts_its_owner_alone() -> None:
+def test_disagreement_of_more_than_a_third_over_a_part_accuses_its_owner_alone() -> None:
     other = vote(b"x", parts=(b"1", b"9", b"3", b"4"))
     assert disagreement(MINE, {"c": other, "d": other}, MEMBERS, MEMBERS) == (("b",), ())
 
 
-def test_disagreement_of_members_that_do_not_decide_convicts_nobody() -> None:
+def test_disagreement_of_members_that_do_not_decide_accuses_nobody() -> None:
     other = vote(b"x", parts=(b"1", b"9", b"3", b"4"))
     assert disagreement(MINE, {"c": other, "d": other}, MEMBERS, ("a", "b")) == ((), ("c", "d"))
 
 
-def test_disagreement_of_one_over_parts_of_others_convicts_nobody() -> None:
+def test_disagreement_of_one_over_parts_of_others_accuses_nobody() -> None:
     votes = {"b": vote(parts=PARTS), "d": vote(b"x", parts=(b"9",) * 4)}
     assert disagreement(MINE, votes, MEMBERS, MEMBERS) == ((), ("d",))
 
 
-def test_disagreement_over_the_state_alone_convicts_the_fewer() -> None:
+def test_disagreement_over_the_state_alone_accuses_the_fewer() -> None:
     other, mine = vote(b"x", parts=PARTS), vote(parts=PARTS)
     assert disagreement(MINE, {"a": mine, "b": mine, "c": other}, MEMBERS, MEMBERS) == (("c",), ())
     assert disagreement(MINE, {"a": mine, "b": other, "c": other}, MEMBERS, MEMBERS) == ((), ())
 
 
-def test_disagreement_of_as_many_over_the_state_alone_convicts_nobody() -> None:
+def test_disagreement_of_as_many_over_the_state_alone_accuses_nobody() -> None:
     assert disagreement(MINE, {"a": vote(parts=PARTS), "c": vote(b"x", parts=PARTS)}, MEMBERS, MEMBERS) == ((), ())

@@ -386,7 +386,7 @@ def test_coordinator_blames_who_does_not_give_the_parts_it_says_it_voted_for() -
     own = SignedGroup(group=sign.group, signer=COORDINATOR, data=b"own", digest=b"o" * 32)
     state, (recover,) = machine.step(state, Grouped(signed=own), 2.0)
     assert isinstance(recover, Recover)
-    assert recover.is_vouched, "the lock shows that honest members have audited it"
+    assert recover.is_audited, "the lock shows that honest members have audited it"
     state, _ = machine.step(state, ReduceFailed(attempt=4, reason="cannot be had"), 3.0)
     assert set(state.faults.unreachable) == {ME}
 

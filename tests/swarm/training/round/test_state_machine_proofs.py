@@ -105,7 +105,7 @@ def test_part_that_is_not_audited_gets_a_vote_only_if_more_than_a_third_have_vot
     _, actions = run([*script, (2.0, UNAUDITED)])
     recovers = [each for each in actions if isinstance(each, Recover)]
     assert bool(recovers) == goes_on
-    assert all(each.is_vouched for each in recovers)
+    assert all(each.is_audited for each in recovers)
     assert any(isinstance(each, Announce) for each in actions) != goes_on
 
 

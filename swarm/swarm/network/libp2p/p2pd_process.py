@@ -27,7 +27,7 @@ from pathlib import Path
 
 from swarm_protocol.errors import StartError
 
-from swarm.network.libp2p.no_datagrams import without_datagrams
+from swarm.network.libp2p.no_datagrams import without_congestion_marks, without_datagrams
 from swarm.temporary_folder import make_folder
 
 IDLE_TIMEOUT_S = 15
@@ -116,7 +116,8 @@ class Daemon:
         try:
             args = arguments(options, str(folder / "p2pd.sock"))
             # a router is asked for a port by UDP
-            daemon = cls(_spawn(args) if options.nat_port_map else without_datagrams(partial(_spawn, args)), folder)
+            start = without_congestion_marks if options.nat_port_map else without_datagrams
+            daemon = cls(start(partial(_spawn, args)), folder)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise

@@ -20,7 +20,7 @@ from support.network_worlds import eventually, libp2p_node
 from swarm.network.libp2p import p2pd_process
 from swarm.network.libp2p.daemon_control import ControlError
 from swarm.network.libp2p.host import Host
-from swarm.network.libp2p.no_datagrams import without_datagrams
+from swarm.network.libp2p.no_datagrams import without_congestion_marks, without_datagrams
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the filter of system calls is Linux's")
@@ -40,7 +40,7 @@ async def running(options: DaemonOptions) -> AsyncIterator[Host]:
         await unary
 
 
-async def num_datagrams_of_a_host_that_dials_again() -> int:
+async def num_datagrams_of_a_host_that_dials_again(*, nat_port_map: bool = False) -> int:
     """Let a host meet a peer that tells a QUIC address by identify, lose it, and dial it again. Return the datagrams
     that came to that address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trap:
@@ -48,7 +48,8 @@ async def num_datagrams_of_a_host_that_dials_again() -> int:
         trap.setblocking(False)
         quic = f"/ip4/127.0.0.1/udp/{trap.getsockname()[1]}/quic-v1"
         listens = {"listen": ("/ip4/127.0.0.1/tcp/0",)}
-        async with running(DaemonOptions(**listens)) as victim, running(DaemonOptions(**listens)) as honest:
+        ours = DaemonOptions(**listens, nat_port_map=nat_port_map)
+        async with running(ours) as victim, running(DaemonOptions(**listens)) as honest:
             liar_options = DaemonOptions(**listens, announce=(quic,))
             async with running(liar_options) as liar:
                 [addr] = await victim.addrs()
@@ -74,14 +75,18 @@ async def _has(host: Host, peer_id: str) -> bool:
 
 
 @linux_only
-def test_peer_that_announces_quic_is_never_dialled_by_quic(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert uvloop.run(num_datagrams_of_a_host_that_dials_again()) == 0
+@pytest.mark.parametrize(("nat_port_map", "name"), [(False, "without_datagrams"), (True, "without_congestion_marks")])
+def test_peer_that_announces_quic_is_never_dialled_by_quic(
+    monkeypatch: pytest.MonkeyPatch, nat_port_map: bool, name: str
+) -> None:
+    assert uvloop.run(num_datagrams_of_a_host_that_dials_again(nat_port_map=nat_port_map)) == 0
 
     def unfiltered(start: Callable[[], Any]) -> Any:
         return start()
 
-    monkeypatch.setattr(p2pd_process, "without_datagrams", unfiltered)
-    assert uvloop.run(num_datagrams_of_a_host_that_dials_again()) > 0, "without the filter it is"
+    monkeypatch.setattr(p2pd_process, name, unfiltered)
+    num = uvloop.run(num_datagrams_of_a_host_that_dials_again(nat_port_map=nat_port_map))
+    assert num > 0, "without the filter it is"
 
 
 def test_daemon_listens_on_tcp_alone(tmp_path: Path) -> None:
@@ -103,6 +108,21 @@ def test_without_datagrams_holds_for_children_and_not_for_this_process() -> None
     )
     assert "PermissionError" in ended.stderr
     socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close()
+
+
+@linux_only
+@pytest.mark.parametrize("family", ["AF_INET", "AF_INET6"])
+def test_without_congestion_marks_a_child_uses_udp_and_learns_no_marks(family: str) -> None:
+    level, option = ("IPPROTO_IP", "IP_RECVTOS") if family == "AF_INET" else ("IPPROTO_IPV6", "IPV6_RECVTCLASS")
+    script = (
+        f"import socket as s; u = s.socket(s.{family}, s.SOCK_DGRAM); u.setsockopt(s.SOL_SOCKET, s.SO_RCVBUF, 4096); "
+        f"u.setsockopt(s.IPPROTO_IP, s.IP_TTL, 9); u.setsockopt(s.{level}, s.{option}, 1)"
+    )
+    ended = without_congestion_marks(
+        lambda: subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    )
+    assert "PermissionError" in ended.stderr
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_without_datagrams_raises_what_the_start_raises() -> None:

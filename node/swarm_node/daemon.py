@@ -23,7 +23,7 @@ from swarm.network.traffic import Traffic, TrafficLimits
 from swarm.own_thread import in_own_thread
 from swarm_protocol import limits
 from swarm_protocol.control_messages import LeaveReply, LeaveRequest, StatusReply, StatusRequest
-from swarm_protocol.errors import PeerError
+from swarm_protocol.errors import PeerError, cause
 from swarm_protocol.identity import Identity
 
 from swarm_node import control, diagnostics, interrupts
@@ -109,7 +109,7 @@ async def _until_over(life: asyncio.Task[None], shutdown: Shutdown, emitter: Emi
         emitter.emit("warning", message=f"the node did not close within {CLOSE_S:.0f} s and is ended", remedy="")
         return False
     if not life.cancelled() and (error := life.exception()) is not None:
-        raise _cause(error)
+        raise cause(error)
     return clean
 
 
@@ -343,10 +343,3 @@ def _handlers(node: Node) -> ControlHandlers:
         return LeaveReply(pid=os.getpid(), seconds=node.shutdown.grace_s if request.drain else 0.0)
 
     return ControlHandlers(status=status, leave=leave)
-
-
-def _cause(error: BaseException) -> BaseException:
-    """Return the failure inside the groups that tasks wrap it in; of several the first."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

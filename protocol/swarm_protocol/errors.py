@@ -116,3 +116,11 @@ def reason_of(error: Exception) -> str:
     """
     told = error.strerror.lower() if isinstance(error, OSError) and error.strerror else ""
     return told or " ".join(str(error).split()) or type(error).__name__
+
+
+def cause(error: BaseException) -> BaseException:
+    """Return the failure inside the exception groups that tasks wrap it in. Of several, prefer a SwarmError."""
+    while isinstance(error, BaseExceptionGroup):
+        ours = [each for each in error.exceptions if isinstance(each, SwarmError)]
+        error = (ours or error.exceptions)[0]
+    return error

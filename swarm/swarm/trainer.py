@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from swarm_compression import warm_up
-from swarm_protocol.errors import ConfigError, SessionError
+from swarm_protocol.errors import ConfigError, SessionError, cause
 from swarm_protocol.identity import Identity
 from swarm_protocol.network_invitation import NetworkInvitation, parse_invitation
 from torch import nn
@@ -38,7 +38,7 @@ from swarm.training.inner.interval import TrainingSetup, prepare
 from swarm.training.inner.one_device import ONE_CPU, LocalOptions
 from swarm.training.inner.own_module import Batches, Dataset, LossOf, ModuleInner, OptimizerFactory, OwnModule
 from swarm.training.member.linger import let_others_finish
-from swarm.training.member.run_member import STATE_LOST, RunMember, RunMemberOptions, cause
+from swarm.training.member.run_member import STATE_LOST, RunMember, RunMemberOptions
 from swarm.training.round.promise import PromiseFile, PromiseStore
 from swarm.training.run.layout import Layout, fragment_of
 from swarm.training.run.run_file import load_run

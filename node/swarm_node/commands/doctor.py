@@ -33,8 +33,7 @@ from swarm_protocol.version import software_version
 
 from swarm_node import diagnostics, interrupts
 from swarm_node.commands.command_options import Flags
-from swarm_node.commands.doctor_discovery import check_local_network, check_names
-from swarm_node.commands.findings import Finding, Result
+from swarm_node.commands.doctor_discovery import Finding, Result, check_local_network, check_names
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import plural
 from swarm_node.machine import reachability

@@ -1,20 +1,37 @@
-"""The doctor's checks of how a node finds its first peers: by names, and in the local network."""
+"""The doctor's checks of how a node finds its first peers: by names, and in the local network.
+
+`Finding` is what any check of `swarm-node doctor` has found.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
+from typing import Literal
 
 from swarm.network.discovery.dns_lookup import DnsLookup
 from swarm.network.discovery.own_networks import kinds_to_dial, own_subnets
 from swarm.network.discovery.peer_names import TIMEOUT_S, Lookup, is_named, resolve
 from swarm_protocol.identity import Identity
 
-from swarm_node.commands.findings import Finding
 from swarm_node.formatting import plural
 from swarm_node.settings.config import Config
 
 LISTEN_S = 2.0
 """Local peers answer at once; one that has just answered somebody else does within a second."""
+
+
+Result = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check; `remedy` is empty if it is ok."""
+
+    check: str
+    result: Result
+    message: str
+    remedy: str = ""
 
 
 async def check_names(config: Config, lookup: Lookup | None = None) -> list[Finding]:

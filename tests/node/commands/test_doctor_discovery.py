@@ -11,7 +11,7 @@ from support.name_server import NameServer
 from swarm.network.discovery import local_discovery, multicast
 from swarm.network.discovery.dns_lookup import DnsLookup
 from swarm_node.commands import doctor_discovery
-from swarm_node.commands.findings import Finding
+from swarm_node.commands.doctor_discovery import Finding
 from swarm_node.settings.config import Config
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.identity import Identity

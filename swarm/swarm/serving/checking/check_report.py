@@ -33,6 +33,10 @@ had signed; `taken over`: it began with what another server had computed; `no dt
 in."""
 
 
+Outcomes: TypeAlias = tuple[tuple[str, Outcome], ...]
+"""What reputations are to note, by peer."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckReport:
     """What came of checking blocks `[start, end)` of `peer_id`. `outcomes` are what reputations are to note, by peer.
@@ -48,7 +52,7 @@ class CheckReport:
     reason: Reason = ""
     detail: str = ""
     named: str = ""
-    outcomes: tuple[tuple[str, Outcome], ...] = ()
+    outcomes: Outcomes = ()
     evidence: bytes = b""
 
     def to_dict(self) -> dict[str, Any]:

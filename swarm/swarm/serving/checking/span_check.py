@@ -20,7 +20,7 @@ from swarm_protocol.envelope import unseal
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.rows import TOKENS, row_bytes
 
-from swarm.serving.checking.check_report import CheckReport, Reason, Result
+from swarm.serving.checking.check_report import CheckReport, Outcomes, Reason, Result
 from swarm.serving.checking.comparison import (
     TOLERANCES,
     Difference,
@@ -34,8 +34,6 @@ from swarm.serving.checking.recomputation import SpanInputs, fp32_bytes, largest
 from swarm.trust.reputation import Outcome
 
 logger = logging.getLogger(__name__)
-
-Outcomes: TypeAlias = tuple[tuple[str, Outcome], ...]
 
 MAX_CANDIDATES_ASKED = 3
 """Servers that are asked for one recomputation before the span stays unchecked."""

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from swarm_compression import get_codec
 from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError, PeerTimeout, PeerUnreachable, SwarmError
+from swarm_protocol.errors import ConfigError, PeerTimeout, PeerUnreachable, SwarmError, cause
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import RoundReport, TrainerRecord, TrainerState
 from swarm_protocol.run_credentials import Grant, RunCredential, RunInvitation, credential_of, grant_of
@@ -596,11 +596,3 @@ class RunMember:
             self._run.run_id, self._replica, latest, state, self._report, newest, endorsement=endorsement
         )
         self._membership.announce(record)
-
-
-def cause(error: BaseException) -> BaseException:
-    """Return the failure inside the exception groups that tasks wrap it in. Of several, prefer a SwarmError."""
-    while isinstance(error, BaseExceptionGroup):
-        ours = [each for each in error.exceptions if isinstance(each, SwarmError)]
-        error = (ours or error.exceptions)[0]
-    return error

@@ -197,7 +197,7 @@ COMMANDS = (
     ),
     Command(
         name="evidence list",
-        purpose="List the evidence that this home keeps against members of its runs: who lied, how, and which file.",
+        purpose="List the evidence that this home keeps against members of runs and servers: who, how, which file.",
         code="swarm_node.commands.evidence_files:show",
         settings=HERE,
         example="swarm-node evidence list",
@@ -212,6 +212,7 @@ COMMANDS = (
             "PATH": "The evidence file, as a home keeps it (see: swarm-node evidence list).",
             "--run FILE": "The run file that the evidence must be of (default: the one that it holds).",
             "--state DIR": "Believe no findings about an interval: compute it from this checkpoint of its start.",
+            "--model DIR": "Judge a server's answer: compute it with the published model in this directory.",
         },
     ),
     Command(

@@ -22,6 +22,7 @@ FINDING_PURPOSE = "interval"
 WRONG_REDUCTION = "wrong_reduction"
 WRONG_INTERVAL = "wrong_interval"
 EQUIVOCATION = "equivocation"
+WRONG_ANSWER = "wrong_answer"
 
 Leaf = Annotated[int, whole(limits.MAX_PART_VALUES)]
 Kind = Annotated[str, named(limits.MAX_PURPOSE_BYTES)]
@@ -148,7 +149,10 @@ class EvidenceRequest(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidenceFile(wire.WireMessage):
-    """Evidence as it lies on a disk, with all that its check needs: the network's id, and the run's signed file."""
+    """Evidence as it lies on a disk, with all that its check needs: the network's id, and the run's signed file.
+
+    Evidence about a server is of no run: `run` is empty, and the check needs the model's files.
+    """
 
     PROTO = proofs_pb2.EvidenceFile
     MAX_BYTES = limits.MAX_EVIDENCE_FILE_BYTES

@@ -39,6 +39,7 @@ from protocol import (
     path_examples,
     private_examples,
     proof_examples,
+    served_evidence_examples,
     serving_examples,
     session_examples,
     training_examples,
@@ -192,7 +193,7 @@ DECODERS: tuple[Decoder, ...] = (
     *by_class(*training_examples.EXAMPLES, *serving_examples.EXAMPLES, *control_examples.EXAMPLES),
     *by_class(*private_examples.EXAMPLES, *credential_examples.EXAMPLES),
     *by_class(*session_examples.EXAMPLES, *dht_examples.EXAMPLES, *path_examples.EXAMPLES, *proof_examples.EXAMPLES),
-    *by_class(*manifest_examples.EXAMPLES, *equivocation_examples.EXAMPLES),
+    *by_class(*manifest_examples.EXAMPLES, *equivocation_examples.EXAMPLES, *served_evidence_examples.EXAMPLES),
     Decoder(
         name="PublishedManifest",
         decode=open_manifest,

@@ -2,7 +2,7 @@
 
 An evidence file holds the run's signed file, so its check needs nothing else. Those who do not believe what members
 have signed about an interval compute it once more, from a checkpoint of the state that it began from and the run's
-data.
+data. A file about a server's answer is judged by the model's files (`answer_evidence`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from swarm_protocol.errors import IntegrityError, SwarmError
+from swarm_protocol.proof_messages import EvidenceFile
 
 from swarm_node import diagnostics, interrupts
+from swarm_node.commands import answer_evidence
 from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
 from swarm_node.settings.config import UsageError
+from swarm_node.storage import served_evidence
 from swarm_node.storage.home import EVIDENCE, Home
 
 if TYPE_CHECKING:
@@ -31,7 +34,10 @@ def verify(flags: Flags) -> int:
     path: Path | None = flags.options["path"]
     if path is None:
         raise UsageError("no evidence file is named", remedy="write swarm-node evidence verify FILE")
-    _check_usable(path)
+    file = _usable(path)
+    if not file.run:
+        answer_evidence.judge(path, file, flags.options["model"], Emitter(json=flags.json))
+        return 0
     _tell(path, flags.options["run"], Emitter(json=flags.json), _replay(flags))
     return 0
 
@@ -50,17 +56,27 @@ def show(flags: Flags) -> int:
             _tell(path, None, emitter)
         except SwarmError as error:
             emitter.emit("warning", message=error.message, remedy=error.remedy)
-    if not paths:
-        emitter.say(f"{home.path} keeps no evidence: nobody was convicted in its runs")
+    served = served_evidence.files_in(home.served_evidence)
+    for path in served:
+        try:
+            answer_evidence.tell(path, _usable(path), emitter)
+        except SwarmError as error:
+            emitter.emit("warning", message=error.message, remedy=error.remedy)
+    if not (paths or served):
+        emitter.say(f"{home.path} keeps no evidence: nobody was convicted in its runs, or named by its spot checks")
     return 0
 
 
-def _check_usable(path: Path) -> None:
-    """Raises UsageError for a file that cannot be judged: it is not there, is no evidence, or of an unknown kind."""
-    from swarm.training.evidence.evidence_folder import open_file  # noqa: PLC0415 - torch, which takes seconds
+def _usable(path: Path) -> EvidenceFile:
+    """Return what is in the file. Raises UsageError for one that cannot be judged: it is not there, is no evidence, or
+    of an unknown kind."""
+    from swarm.training.evidence.evidence_folder import open_file, read_file  # noqa: PLC0415 - torch, for seconds
 
     try:
-        open_file(path)
+        file = read_file(path)
+        if file.run:
+            open_file(path)
+        return file
     except SwarmError as error:
         raise UsageError(error.message, remedy=error.remedy) from error
 

@@ -22,6 +22,17 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
         until="int?: the last outer step of which it is kept out; null: it is banned for good",
         how_long="text: the same in words",
     ),
+    "served_evidence": event_spec(
+        "What `evidence verify` and `evidence list` print of a file about a server's answer.",
+        "{peer_id} {reason} ({model}, blocks {start}:{end}; {path})",
+        path="text: the file",
+        peer_id="text: the server",
+        model="text: the model that it served",
+        start="int: the first block of its span",
+        end="int: the block after its last one",
+        is_proven="bool: whether the model's files prove it; false: nothing was computed",
+        reason="text: what was found",
+    ),
     "run_problem": event_spec(
         "What `run sign` finds impossible in a run file; an `error` follows.",
         "  {problem}",

@@ -43,6 +43,7 @@ from swarm_node.http.rate_limit import Rates
 from swarm_node.http.server import is_local, listen, serving
 from swarm_node.node import Node, NodeRole
 from swarm_node.settings.config import Config
+from swarm_node.storage import served_evidence
 from swarm_node.storage.home import read_json, replace_json
 from swarm_node.storage.kept_models import kept_models
 from swarm_node.storage.used_models import used_in
@@ -126,10 +127,13 @@ def spot_check_options(node: Node, writer: Executor) -> SpotCheckOptions:
     what they show, since a disk can be slow."""
     counted = SpotCheckCounter(node.metrics)
     path, network_id = node.home.reputation, node.network.network_id
+    folder = node.home.served_evidence
     reputation = reputation_in(path, network_id)
 
     def note(report: CheckReport) -> None:
         counted.add(report)
+        if report.evidence:
+            writer.submit(served_evidence.keep, folder, report.named, network_id, report.evidence)
         if report.outcomes:
             writer.submit(keep, reputation.to_dict(), path, network_id)
 

@@ -11,6 +11,7 @@
     HOME/invitation     the invitation to a private network, and HOME/revocations (see `kept_invitation`)
     HOME/network.key    the key of a private network that this home owns, and HOME/network.json (see `owned_network`)
     HOME/cache/         measurements and downloaded files; may be deleted at any time
+    HOME/served-evidence/   what servers answered that a gateway's spot checks named
     HOME/checkpoints/   one directory per run, also for its votes and its evidence
     HOME/log/           rotated log files
 
@@ -89,6 +90,7 @@ class Home:
         self.revisions = path / "revisions.json"
         self.publishers = path / "publishers.json"
         self.reputation = path / "reputation.json"
+        self.served_evidence = path / "served-evidence"
         self.traffic = path / "traffic.json"
         self.invitation = path / "invitation"
         self.revocations = path / "revocations"

@@ -41,8 +41,8 @@ Outcomes: TypeAlias = tuple[tuple[str, Outcome], ...]
 class CheckReport:
     """What came of checking blocks `[start, end)` of `peer_id`. `outcomes` are what reputations are to note, by peer.
 
-    `named` is the server that was proved to have lied: to this client, by `evidence` that others can check, too, if
-    there is any.
+    `named` is the server that was proved to have lied: to this client. `evidence` is the ServedEvidence by which others
+    that have the model's files can find the same, if there is any.
     """
 
     peer_id: str

@@ -15,10 +15,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from swarm_protocol.answer_commitments import COMMITMENT_PURPOSE, AnswerCommitment, PositionDigests
-from swarm_protocol.envelope import unseal
 from swarm_protocol.errors import SwarmError
-from swarm_protocol.rows import TOKENS, row_bytes
 
 from swarm.serving.checking.check_report import CheckReport, Outcomes, Reason, Result
 from swarm.serving.checking.comparison import (
@@ -31,6 +28,8 @@ from swarm.serving.checking.comparison import (
 )
 from swarm.serving.checking.finished_answer import AnsweredSpan, FinishedAnswer
 from swarm.serving.checking.recomputation import SpanInputs, fp32_bytes, largest_logits
+from swarm.serving.checking.span_commitment import commitment_complaint, span_row_bytes
+from swarm.serving.checking.wrong_answer import evidence_of, stated_in
 from swarm.trust.reputation import Outcome
 
 logger = logging.getLogger(__name__)
@@ -61,11 +60,11 @@ async def check_span(  # noqa: PLR0911 a result each
     is_last = span.end == answer.model.num_blocks
     if span.outputs_from >= span.num_rows or (is_last and not span.draws):
         return _report(span, "unchecked", "nothing")
-    if len(span.inputs) < span.num_rows * _row_bytes(answer, span.start):
+    if len(span.inputs) < span.num_rows * span_row_bytes(answer, span.start):
         return _report(span, "unchecked", "no inputs")
     if span.was_cut_off and not span.signed:
         return _report(span, "unchecked", "cut off")
-    complaint = await asyncio.to_thread(commitment_complaint, answer, span, context)
+    complaint = await asyncio.to_thread(commitment_complaint, answer, span, context.network_id, context.now)
     if complaint and complaint[0] == "inputs" and answer.was_replayed:
         # rounding alone makes such rows differ, and nobody is to blame
         return _report(span, "unchecked", "replayed")
@@ -79,57 +78,6 @@ async def check_span(  # noqa: PLR0911 a result each
     if not context.candidates:
         return _report(span, "unchecked", "alone")
     return await _Comparison(answer, span, context).run()
-
-
-def commitment_complaint(  # noqa: PLR0911 a fault each
-    answer: FinishedAnswer, span: AnsweredSpan, context: CheckContext
-) -> tuple[Reason, str] | None:
-    """Return what is wrong with the commitment of a span's server, or None."""
-    if not span.signed:
-        return "withheld", "the server did not sign what it had computed"
-    if not span.draws and len(span.outputs) < (span.num_rows - span.outputs_from) * _row_bytes(answer, span.end):
-        return "withheld", "the server did not give all of its rows"
-    try:
-        envelope = unseal(span.signed, purpose=COMMITMENT_PURPOSE, network_id=context.network_id, now=context.now)
-        stated = AnswerCommitment.from_bytes(envelope.payload)
-    except SwarmError as error:
-        return "withheld", f"what the server signed cannot be used: {error.message}"
-    model = answer.model
-    about = (envelope.peer_id, stated.sequence_id, stated.model, stated.revision, stated.start, stated.end)
-    if about != (span.peer_id, span.sequence_id, model.name, model.revision, span.start, span.end):
-        return "withheld", "the server signed something about another sequence"
-    if stated.inputs_to < span.num_rows or stated.outputs_from != _outputs_from(span):
-        return "withheld", "the server signed only a part of what it had computed"
-    if stated.inputs_digest != _inputs_digest(answer, span, stated.inputs_from):
-        return "inputs", "the server signed other inputs than the client knows"
-    if stated.outputs_digest != _outputs_digest(answer, span):
-        return "commitment", "the server signed other outputs than it gave"
-    return None
-
-
-def _outputs_from(span: AnsweredSpan) -> int:
-    return span.draws[0].position if span.draws else span.outputs_from
-
-
-def _inputs_digest(answer: FinishedAnswer, span: AnsweredSpan, start: int) -> bytes:
-    each = _row_bytes(answer, span.start)
-    digests = PositionDigests(start)
-    digests.add_rows(start, memoryview(span.inputs)[start * each : span.num_rows * each], each)
-    return digests.digest(span.num_rows)
-
-
-def _outputs_digest(answer: FinishedAnswer, span: AnsweredSpan) -> bytes:
-    digests = PositionDigests()
-    if not span.draws:
-        digests.add_rows(span.outputs_from, span.outputs, _row_bytes(answer, span.end))
-        return digests.digest(span.num_rows)
-    for each in span.draws:
-        digests.add_draw(each.position, each.draw, each.token)
-    return digests.digest(span.draws[-1].position + 1)
-
-
-def _row_bytes(answer: FinishedAnswer, block: int) -> int:
-    return row_bytes(answer.codec, answer.model.hidden_size) if block else row_bytes(TOKENS, 0)
 
 
 class _Comparison:
@@ -176,7 +124,8 @@ class _Comparison:
         if self._is_from_cache():
             return _disputed(span, what, f"{detail}, after inputs from a cache", (span.peer_id,))
         outcomes = ((span.peer_id, "failed"), (checker, "passed"), (third, "passed"))
-        return _report(span, "failed", what, detail, named=span.peer_id, outcomes=outcomes, evidence=span.signed)
+        evidence = evidence_of(self._answer, span, self._context.network_id)
+        return _report(span, "failed", what, detail, named=span.peer_id, outcomes=outcomes, evidence=evidence)
 
     def _is_from_cache(self) -> bool:
         """Return whether the server held something that it did not commit to, and may have.
@@ -186,10 +135,7 @@ class _Comparison:
         """
         if not self._span.start:
             return False
-        envelope = unseal(
-            self._span.signed, purpose=COMMITMENT_PURPOSE, network_id=self._context.network_id, now=self._context.now
-        )
-        inputs_from = AnswerCommitment.from_bytes(envelope.payload).inputs_from
+        inputs_from = stated_in(self._span.signed, self._context.network_id).inputs_from
         return 0 < inputs_from <= self._span.takes_from
 
     async def _computed(self, inputs: SpanInputs) -> tuple[str, Floats] | None:

@@ -217,6 +217,7 @@ def test_kind_of_the_weights_is_proved_or_said_by_all_and_the_most_tolerant_coun
 
 def test_server_of_unknown_weights_is_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.serving.checking.span_check.commitment_complaint", lambda *_: None)
+    monkeypatch.setattr("swarm.serving.checking.span_check.evidence_of", lambda *_: b"")
 
     async def scenario() -> None:
         off = np.full((8, COLUMNS), 1.01)

@@ -1,0 +1,178 @@
+"""Compute a span once more that evidence shows, with the model's own files, and say whether its server gave something
+else.
+
+Whoever reads evidence has no second server to ask and believes nobody, and whoever made it may have chosen the inputs.
+So a server is found wrong only if three things hold: every file of the model is the published one; the outputs are off
+by MARGIN times what honest servers may differ; and by STEADINESS times what the smallest change of these inputs makes,
+since there are inputs for which rounding alone changes everything. Blocks for as long as the span takes, twice.
+
+Legend of shapes: T positions, H hidden size, V vocabulary, N draws, K largest logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from swarm_protocol.answer_commitments import AnswerCommitment
+from swarm_protocol.errors import ConfigError, PeerViolation
+from swarm_protocol.served_evidence_messages import ServedEvidence
+from torch import Tensor
+
+from swarm.serving.checking.comparison import (
+    TOLERANCES,
+    Floats,
+    Tolerance,
+    compare_draws,
+    compare_rows,
+    decoded_rows,
+    fingerprint_error,
+)
+from swarm.serving.checking.draw_noise import LargestLogits
+from swarm.serving.checking.finished_answer import Draw
+from swarm.serving.checking.recomputation import NUM_TOP
+from swarm.serving.checking.wrong_answer import ShownAnswer, answer_of, signer_of
+from swarm.serving.manifest.verification import check_directory
+from swarm.serving.model.model_files import ModelFiles, open_model
+from swarm.serving.model.shape import ModelShape
+from swarm.serving.model.span import Span
+from swarm.serving.model.span_loading import load_span
+from swarm.serving.server.server_options import Dtype, ServerOptions
+
+MARGIN = 2.0
+"""Shares of what honest servers may differ: a client's own check, which it decides for itself, wants more than 1."""
+
+STEADINESS = 16.0
+"""An honest server rounds after each product, and not the inputs alone: some times as much."""
+
+ROUNDING: dict[str, float] = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-9}
+"""The largest relative error of rounding to a dtype."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrongAnswer:
+    """`peer_id` signed outputs of blocks `[start, end)` of `model` that do not follow from its inputs."""
+
+    peer_id: str
+    model: str
+    start: int
+    end: int
+    reason: str
+
+
+def replay_answer(evidence: ServedEvidence, network_id: str, directory: Path) -> WrongAnswer:
+    """Return what the evidence, of this network, proves by the published model in `directory`.
+
+    Raises ConfigError or IntegrityError for a directory that is not the model that it is about, and PeerViolation if it
+    proves nothing.
+    """
+    _, stated = signer_of(evidence, network_id)
+    files, dtype = _files_of(stated, directory)
+    model = ModelShape(
+        name=stated.model,
+        revision=files.revision(dtype),
+        num_blocks=files.num_blocks,
+        hidden_size=files.hidden_size,
+        vocab_size=files.vocab_size,
+    )
+    shown = answer_of(evidence, network_id, model)
+    options = ServerOptions(dtype=dtype)
+    start, end = shown.span.start, shown.span.end
+    span = load_span(files, start, end, dtype=options.compute_dtype, bits=options.bits)
+    share, what = _compare(shown, span, dtype)
+    reason = f"{what} of blocks {start}:{end} differs by {share:.1f} times what is tolerated"
+    return WrongAnswer(peer_id=shown.span.peer_id, model=model.name, start=start, end=end, reason=reason)
+
+
+def _files_of(stated: AnswerCommitment, directory: Path) -> tuple[ModelFiles, Dtype]:
+    """Return the model's files and the kind of weights that the server announced."""
+    files = open_model(directory)
+    published = files.manifest
+    if published is None:
+        raise ConfigError(
+            f"{directory} holds no signed manifest, so that nothing says which model {stated.model} is",
+            remedy="name the directory of the published model, with its swarm-model.manifest",
+        )
+    dtype = next((kind for kind in _dtypes() if files.revision(kind) == stated.revision), None)
+    if published.manifest.name != stated.model or dtype is None:
+        raise ConfigError(
+            f"{directory} is another model than {stated.model} in revision {stated.revision}, which the evidence is of",
+            remedy="name the directory of that model",
+        )
+    check_directory(directory, published, lambda _num_bytes: None)
+    return files, dtype
+
+
+def _dtypes() -> Sequence[Dtype]:
+    return ("float32", "bfloat16", "float16", "int8", "int4")
+
+
+def _compare(shown: ShownAnswer, span: Span, dtype: Dtype) -> tuple[float, str]:
+    """Return by how many times the tolerance the outputs are off, and which of them. Raises PeerViolation if that
+    proves nothing."""
+    answer, asked = shown.answer, shown.span
+    tolerance = TOLERANCES[dtype].after(asked.end - asked.start).with_codec(answer.codec)
+    x = _inputs(shown, span)
+    rounding = ROUNDING[str(span.dtype).removeprefix("torch.")]
+    moved = x * (1 + rounding * (2 * torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) - 1))
+    plain, other = (_computed(span, each, len(asked.draws)) for each in (x, moved))
+    if asked.draws:
+        found = compare_draws(asked.draws, _largest(plain), tolerance, has_plain_draws=False)
+        noise = _noise_of_draws(asked.draws, plain, other, tolerance)
+    else:
+        given = decoded_rows(asked.outputs, answer.codec, answer.model.hidden_size)
+        expected, near = plain[asked.outputs_from :], other[asked.outputs_from :]
+        found = compare_rows(given[: len(expected)], expected, tolerance)
+        noise = compare_rows(near, expected, tolerance).share
+    if found.share <= max(MARGIN, STEADINESS * noise):
+        raise PeerViolation(
+            f"evidence shows outputs that an honest server may give: {found.what} differs by {found.share:.2f} times "
+            f"what is tolerated, and by {noise:.2f} for a rounding of the inputs",
+            peer_id=asked.peer_id,
+        )
+    return found.share, found.what
+
+
+def _inputs(shown: ShownAnswer, span: Span) -> Tensor:
+    """Return the inputs as hidden states or embeddings [T, H], float32."""
+    answer, asked = shown.answer, shown.span
+    if asked.start:
+        return torch.from_numpy(decoded_rows(asked.inputs, answer.codec, answer.model.hidden_size)).float()
+    tokens_T = torch.from_numpy(np.frombuffer(asked.inputs, dtype="<i4").astype(np.int64))
+    if int(tokens_T.min()) < 0 or int(tokens_T.max()) >= answer.model.vocab_size:
+        raise PeerViolation("evidence has tokens that the model does not have", peer_id=asked.peer_id)
+    return span.embed(tokens_T).float()
+
+
+@torch.inference_mode()
+def _computed(span: Span, x_TH: Tensor, num_draws: int) -> Floats:
+    """Return hidden states [T, H], or the logits [N, V] of the draws."""
+    is_last = span.end == span.num_blocks
+    (rows,) = span.forward(x_TH[None], span.start, span.end, head=is_last, num_last=num_draws if is_last else 0)
+    found: Floats = rows.float().cpu().numpy().astype(np.float64)
+    if not np.isfinite(found).all():
+        raise PeerViolation("evidence has inputs of which the model makes no finite numbers")
+    return found
+
+
+def _largest(logits_NV: Floats) -> list[LargestLogits]:
+    found = []
+    for row in logits_NV:
+        ids_K = np.argsort(-row, kind="stable")[:NUM_TOP]
+        log_sum = float(np.logaddexp.reduce(row))
+        found.append(LargestLogits(values_K=row[ids_K], ids_K=ids_K.astype(np.int64), log_sum=log_sum))
+    return found
+
+
+def _noise_of_draws(draws: Sequence[Draw], plain_NV: Floats, other_NV: Floats, tolerance: Tolerance) -> float:
+    """Return how far the fingerprints of the draws are apart in two computations, in shares of what is tolerated."""
+    errors = []
+    for each, row, largest in zip(draws, other_NV, _largest(plain_NV), strict=True):
+        if num := len(each.token.fingerprint) // 8:
+            ids_K = np.argsort(-row, kind="stable")[:num]
+            data = ids_K.astype("<i4").tobytes() + row[ids_K].astype("<f4").tobytes()
+            errors.append(fingerprint_error(data, largest))
+    return float(np.median(errors)) / tolerance.fingerprint if errors else 0.0

@@ -1,0 +1,142 @@
+"""Evidence of a wrong answer proves itself to whoever has the published model, and honest servers' work proves
+nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.leaks import no_leaks
+from support.published_models import flip_a_byte, published_copy
+from swarm.serving.checking import spot_checks
+from swarm.serving.checking.check_report import CheckReport
+from swarm.serving.checking.finished_answer import AnsweredSpan, FinishedAnswer
+from swarm.serving.checking.span_check import CheckContext, check_span
+from swarm.serving.checking.spot_checks import SpotCheckOptions
+from swarm.serving.checking.wrong_answer import evidence_of
+from swarm.serving.model.model_files import open_model
+from swarm.serving.model.span_loading import load_span
+from swarm.serving.server import answer_replay
+from swarm.serving.server.answer_replay import replay_answer
+from swarm.testing import virtual_time
+from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation
+from swarm_protocol.served_evidence_messages import ServedEvidence
+from transformers import LlamaForCausalLM
+
+NETWORK = "test"
+ALL = SpotCheckOptions(share=1.0)
+SPANS = [(0, 3), (3, 6)]
+
+
+@dataclasses.dataclass
+class Found:
+    """What the checks of some answers saw: `wrong` is the evidence against `liar`, `right` that of honest spans."""
+
+    directory: Path
+    liar: str = ""
+    wrong: bytes = b""
+    right: list[bytes] = dataclasses.field(default_factory=list)
+
+
+@pytest.fixture(scope="module", params=[0, 3], ids=["rows", "draws"])
+def found(request: pytest.FixtureRequest, boxes: Any, llama_dir: Path, tmp_path_factory: Any) -> Found:
+    """Ask servers of a published model, of whom one computes with other weights than it announces."""
+    folder: Path = tmp_path_factory.mktemp("replay")
+    result, start = Found(directory=folder / "model"), int(request.param)
+    published_copy(llama_dir, result.directory)
+    other = _scaled(llama_dir, folder / "other")
+
+    async def noting(answer: FinishedAnswer, span: AnsweredSpan, context: CheckContext) -> CheckReport:
+        report = await check_span(answer, span, context)
+        if report.result == "passed" and span.peer_id != result.liar:
+            result.right.append(evidence_of(answer, span, context.network_id))
+        return report
+
+    async def scenario() -> None:
+        async with boxes(result.directory, [*SPANS, *[(start, start + 3)] * 2], checks=ALL) as box:
+            await box.tokens(num_tokens=8)
+            hops = box.client.trace()["hops"]
+            await box.client.checks.settled()
+            result.liar = next(hop["peer_id"] for hop in hops if hop["start"] == start)
+            deployed = box.servers[result.liar].deployed
+            span = load_span(open_model(other), start, start + 3)
+            deployed.loaded = dataclasses.replace(deployed.loaded, span=span)
+            deployed.engine.span = span
+            while not result.wrong:
+                await box.tokens(num_tokens=24)
+                await box.client.checks.settled()
+                result.wrong = next((each.evidence for each in box.client.checks.reports if each.evidence), b"")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spot_checks, "check_span", noting)
+        _run(scenario)
+    return result
+
+
+def _run(scenario: Callable[[], Awaitable[None]]) -> None:
+    with no_leaks():
+        virtual_time.run(scenario())
+
+
+def _scaled(directory: Path, into: Path) -> Path:
+    """Write the model with other weights in its blocks."""
+    model = LlamaForCausalLM.from_pretrained(directory)
+    with torch.no_grad():
+        for weight in model.model.layers.parameters():
+            weight.add_(0.05 * torch.randn_like(weight))
+    model.save_pretrained(into)
+    return into
+
+
+def test_answer_with_other_weights_is_proved_wrong_by_the_published_files(found: Found) -> None:
+    verdict = replay_answer(ServedEvidence.from_bytes(found.wrong), NETWORK, found.directory)
+    assert (verdict.peer_id, verdict.model) == (found.liar, "tiny")
+    assert "times what is tolerated" in verdict.reason
+
+
+def test_answers_of_honest_servers_prove_nothing(found: Found) -> None:
+    assert found.right
+    for each in found.right:
+        with pytest.raises(PeerViolation, match="that an honest server may give"):
+            replay_answer(ServedEvidence.from_bytes(each), NETWORK, found.directory)
+
+
+def test_evidence_that_was_changed_proves_nothing(found: Found) -> None:
+    genuine = ServedEvidence.from_bytes(found.right[0])
+    changed = [
+        dataclasses.replace(genuine, inputs=bytes([genuine.inputs[0] ^ 1]) + genuine.inputs[1:]),
+        dataclasses.replace(genuine, inputs=genuine.inputs[:-1]),
+        dataclasses.replace(genuine, outputs=genuine.outputs[:-8] + bytes(8), draws=genuine.draws[:-1]),
+        dataclasses.replace(genuine, commitment=genuine.commitment[:-1] + b"x"),
+    ]
+    for each in changed:
+        with pytest.raises((PeerViolation, IntegrityError)):
+            replay_answer(each, NETWORK, found.directory)
+    with pytest.raises(PeerViolation, match="network"):
+        replay_answer(genuine, "other", found.directory)
+
+
+def test_outputs_that_move_as_far_by_rounding_alone_prove_nothing(
+    found: Found, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever chooses the inputs may choose some for which an honest server's rounding changes everything."""
+    monkeypatch.setattr(answer_replay, "ROUNDING", {"float32": 0.2})
+    with pytest.raises(PeerViolation, match="for a rounding of the inputs"):
+        replay_answer(ServedEvidence.from_bytes(found.wrong), NETWORK, found.directory)
+
+
+def test_files_that_are_not_the_published_ones_judge_nobody(found: Found, llama_dir: Path, tmp_path: Path) -> None:
+    evidence = ServedEvidence.from_bytes(found.wrong)
+    with pytest.raises(ConfigError, match="no signed manifest"):
+        replay_answer(evidence, NETWORK, llama_dir)
+    published_copy(llama_dir, tmp_path / "another", name="another")
+    with pytest.raises(ConfigError, match="another model than tiny"):
+        replay_answer(evidence, NETWORK, tmp_path / "another")
+    published_copy(llama_dir, tmp_path / "damaged")
+    flip_a_byte(next((tmp_path / "damaged").glob("*.safetensors")))
+    with pytest.raises(IntegrityError, match="is not the file in"):
+        replay_answer(evidence, NETWORK, tmp_path / "damaged")

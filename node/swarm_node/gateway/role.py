@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
@@ -68,14 +68,16 @@ class GatewayRole(NodeRole):
         used = used_in(node.home.revisions, node.network.network_id)
         publishers = publishers_in(node.home.publishers, node.network.network_id, node.config.publisher)
         writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reputation")
+        checks = spot_check_options(node, writer)
+        remember = partial(_remember, node, writer, checks.reputation or Reputation())
         client = AsyncClient(
             network=node.network,
             membership=node.membership,
             pins=self._pins,
             used=used,
             publishers=publishers,
-            on_failed_proof=partial(_tell, node),
-            session=SessionOptions(checks=spot_check_options(node, writer)),
+            on_failed_proof=lambda failure: _tell(node, failure, remember),
+            session=SessionOptions(checks=checks),
             text_at_home=kept_models(node.config, node.home, node.emitter),
         )
         node.activity.spot_checks = partial(spot_check_status, client.checks)
@@ -116,7 +118,8 @@ class GatewayRole(NodeRole):
                 dashboard.state.live.close()
 
 
-def _tell(node: Node, failure: FailedProof) -> None:
+def _tell(node: Node, failure: FailedProof, remember: Callable[[], object]) -> None:
+    remember()
     node.emitter.emit(
         "proof_failed", peer_id=failure.peer_id, model=failure.model, reason=failure.reason, answer=failure.answer.hex()
     )
@@ -126,18 +129,21 @@ def spot_check_options(node: Node, writer: Executor) -> SpotCheckOptions:
     """Return how the gateway's answers are checked, with what its home knows of servers. A thread of `writer` keeps
     what they show, since a disk can be slow."""
     counted = SpotCheckCounter(node.metrics)
-    path, network_id = node.home.reputation, node.network.network_id
-    folder = node.home.served_evidence
-    reputation = reputation_in(path, network_id)
+    network_id, folder = node.network.network_id, node.home.served_evidence
+    reputation = reputation_in(node.home.reputation, network_id)
 
     def note(report: CheckReport) -> None:
         counted.add(report)
         if report.evidence:
             writer.submit(served_evidence.keep, folder, report.named, network_id, report.evidence)
         if report.outcomes:
-            writer.submit(keep, reputation.to_dict(), path, network_id)
+            _remember(node, writer, reputation)
 
     return SpotCheckOptions(share=node.config.spot_check, reputation=reputation, on_report=note)
+
+
+def _remember(node: Node, writer: Executor, reputation: Reputation) -> None:
+    writer.submit(keep, reputation.to_dict(), node.home.reputation, node.network.network_id)
 
 
 def spot_check_status(checks: SpotChecks) -> SpotCheckStatus | None:

@@ -5,6 +5,9 @@ answer: a server whose proof is wrong is distrusted, its connections end, and se
 gives no answer is asked again with later requests. After MAX_UNANSWERED times it is used only where no other server can
 answer, until it gives a proof: others can keep an honest server from answering, so silence convicts nobody.
 
+What it comes to also goes into the reputation that routes follow and that outlives the client: a server that signed a
+wrong proof is barred, and one whose answer is unusable, or that gave none so often, is in a dispute, which fades.
+
 There is one per client, on its event loop; `close` ends its tasks.
 """
 
@@ -14,6 +17,7 @@ import asyncio
 import logging
 import random
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,8 +33,9 @@ from swarm_protocol.manifest_messages import (
 from swarm_protocol.records import ServeRecord
 
 from swarm.network.interface import Network
-from swarm.serving.manifest.possession import check_answer, draw
+from swarm.serving.manifest.possession import check_answer, convicted_by, draw
 from swarm.serving.session.known_servers import MAX_PEERS, PeerHealth, keep_newest
+from swarm.trust.reputation import Outcome
 
 PROVEN_S = 3600.0
 """Time until a server that has proven its files is asked again, on average."""
@@ -164,6 +169,7 @@ class PossessionChecks:
                     num,
                     error.message,
                 )
+                self._health.reputation.note(peer_id, "disputed", time.time())
         if num >= MAX_UNANSWERED:
             self._health.doubt(peer_id)
         wait_s = min(PROVEN_S, max(RETRY_S, error.retry_after_s)) if isinstance(error, PeerRefused) else RETRY_S
@@ -177,9 +183,23 @@ class PossessionChecks:
             "%s does not hold %s as it was published and is not asked any more: %s", peer_id, failure.model, reason
         )
         self._again(peer_id, published, _Asked(self._later(PROVEN_S)))
+        outcome: Outcome = "failed" if self._is_convicted(peer_id, published, answer) else "disputed"
+        self._health.reputation.note(peer_id, outcome, time.time())
         self._health.distrust(peer_id)
         self._drop(peer_id)
         self._on_failure(failure)
+
+    def _is_convicted(self, peer_id: str, published: PublishedManifest, answer: bytes) -> bool:
+        """Return whether the server has signed a proof that is wrong, and not only sent nonsense."""
+        network = self._network
+        try:
+            statement = PossessionResponse.from_bytes(answer).statement
+            signer = convicted_by(
+                published.manifest, published.digest, statement, network_id=network.network_id, now=network.now()
+            )
+        except (IntegrityError, PeerViolation):
+            return False
+        return signer == peer_id
 
     def _again(self, peer_id: str, published: PublishedManifest, asked: _Asked) -> None:
         keep_newest(self._asked, (peer_id, published.digest), asked, MAX_PEERS)

@@ -1,4 +1,4 @@
-"""What a client thinks of servers, from its own spot checks alone, and what routing makes of it.
+"""What a client thinks of servers, from its own checks of answers and files alone, and what routing makes of it.
 
 A server that was proved to have lied is not asked for BAR_S. Passed checks make a server cheaper than one that nobody
 has checked, by up to a fifth; open disputes make it dearer, and from MAX_DISPUTES on it is asked only where no other

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from swarm.serving.checking.check_report import CheckReport
 from swarm.trust.reputation import Reputation
-from swarm_node.gateway.role import keep, reputation_in
+from swarm_node.gateway.role import keep, reputation_in, spot_check_options
+from swarm_node.metrics.metric_registry import Registry
+from swarm_node.node import Node
+from swarm_node.storage import served_evidence
+from swarm_node.storage.home import Home
 from swarm_protocol.identity import Identity
+from swarm_protocol.served_evidence_messages import ServedEvidence
 
 PEER = Identity(bytes(range(32))).peer_id
 NOW = 1_700_000_000.0
@@ -30,3 +39,23 @@ def test_broken_file_costs_the_memory_only(tmp_path: Path, text: str) -> None:
     path = tmp_path / "reputation.json"
     path.write_text(text)
     assert reputation_in(path, "swarm").standings == {}
+
+
+def test_wrong_answer_of_a_server_that_a_check_named_is_kept_with_what_is_known_of_it(tmp_path: Path) -> None:
+    node = SimpleNamespace(
+        metrics=Registry(),
+        home=Home(tmp_path),
+        network=SimpleNamespace(network_id="swarm"),
+        config=SimpleNamespace(spot_check=0.1),
+    )
+    evidence = ServedEvidence(commitment=b"signed", codec="raw", inputs=b"rows").to_bytes()
+    with ThreadPoolExecutor(1) as writer:
+        options = spot_check_options(cast("Node", node), writer)
+        assert options.reputation is not None
+        options.reputation.note(PEER, "failed", NOW)
+        outcomes = ((PEER, "failed"),)
+        options.on_report(
+            CheckReport(peer_id=PEER, start=0, end=2, result="failed", named=PEER, outcomes=outcomes, evidence=evidence)  # type: ignore[arg-type]
+        )
+    assert [path.stem for path in served_evidence.files_in(tmp_path / "served-evidence")] == [PEER]
+    assert reputation_in(tmp_path / "reputation.json", "swarm").for_routing([PEER], NOW, "").barred == {PEER}

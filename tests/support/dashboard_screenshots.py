@@ -1,7 +1,7 @@
 """Pictures of the dashboard over an example swarm.
 
-`PYTHONPATH=tests python -m support.dashboard_screenshots docs/screenshots` writes the README's three; with `--all`
-every page of every example, light and dark, on a desk and on a phone.
+`PYTHONPATH=tests python -m support.dashboard_screenshots docs/screenshots` writes the README's three; with `--all`,
+before or after the folder, every page of every example, light and dark, on a desk and on a phone.
 """
 
 from __future__ import annotations
@@ -64,4 +64,5 @@ def main(folder: Path, *, everything: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), everything="--all" in sys.argv[2:])
+    (given,) = [argument for argument in sys.argv[1:] if argument != "--all"]
+    main(Path(given), everything="--all" in sys.argv)

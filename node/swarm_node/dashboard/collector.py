@@ -225,14 +225,15 @@ class Collector:
 
     def _publish(self, problem: str) -> None:
         history_problem = self._history.problem
-        began = self._turnover.since
+        at = self._views.overview.at
+        began = at if self._turnover.since is None else self._turnover.since
         problems = [each for each in (problem, history_problem and shown(str(history_problem))) if each]
         self._overview = self._views.overview.model_copy(
             update={
                 "stale": "; ".join(problems) or None,
                 "joins_24h": self._turnover.joins,
                 "leaves_24h": self._turnover.leaves,
-                "turnover_since": began if began is not None and began > self._views.overview.at - DAY_S else None,
+                "turnover_since": began if began > at - DAY_S else None,
                 "happenings": self._recent_changes,
             }
         )

@@ -28,7 +28,7 @@ class DashboardRole(NodeRole):
             async with serving(checked(app, node.config), self._listener) as url:
                 node.activity.state = "dashboard"
                 whom = "this machine" if is_local(node.config.host) else "anyone who reaches it"
-                node.steps.done("dashboard", f"{url}/ for {whom}, read-only")
+                node.steps.done("dashboard", f"pages for {whom}, read-only")
                 node.emitter.emit("dashboard", url=url)
                 await node.shutdown.leaving.wait()
                 app.state.live.close()

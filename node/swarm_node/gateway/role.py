@@ -109,7 +109,7 @@ class GatewayRole(NodeRole):
             keys = self._options.keys
             whom = "this machine" if is_local(node.config.host) else "anyone who reaches it"
             asked = f"for {plural(len(keys), 'API key')}" if keys else f"for {whom}, without a key"
-            node.steps.done("gateway", f"OpenAI's API under {url}/v1, {asked}")
+            node.steps.done("gateway", f"OpenAI's API {asked}")
             node.emitter.emit("listening", url=url)
             if dashboard is not None:
                 node.emitter.emit("dashboard", url=url)

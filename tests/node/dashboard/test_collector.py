@@ -138,6 +138,7 @@ async def test_who_was_there_has_not_come_and_who_comes_and_goes_is_told(found: 
     await found.join("alder")
     await asyncio.sleep(SETTLED_S)
     assert found.collector.overview().joins_24h == 0
+    assert found.collector.overview().turnover_since is not None, "it has not looked for a day"
     birch = await found.join("birch", role="gateway")
     await asyncio.sleep(5)
     assert {node.name: node.role for node in found.collector.nodes()} == {"alder": "", "birch": "gateway"}

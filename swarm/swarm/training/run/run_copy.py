@@ -78,7 +78,7 @@ async def find_run(
             reason = error.message
         await asyncio.sleep(FIND_PAUSE_S)
     raise PeerTimeout(
-        f"the file of run {run_id} could not be had: {reason}",
+        f"no member gave the file of run {run_id}: {reason}",
         remedy="check the id, --peers and --network-id, or give the run's file in place of its id",
     )
 

@@ -25,7 +25,7 @@ class ImpossibleRun(ConfigError):
     """`problems` are the impossible values of a run, each with its remedy."""
 
     def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__(f"the run cannot be: {'; '.join(problems)}", remedy="correct the run file")
+        super().__init__(f"the run's settings do not work: {'; '.join(problems)}", remedy="correct the run file")
         self.problems = tuple(problems)
 
 

@@ -1,0 +1,36 @@
+"""What the tutorials say that the program prints is what it prints, but for keys, digests and times."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from swarm_node import cli
+
+RESEARCHER = Path(__file__).parents[2] / "docs" / "tutorials" / "researcher.md"
+VARYING = ((r"12D3KooW\S+?(?=,)", "PEER"), (r"\b[0-9a-f]{12}\b", "DIGEST"), (r"[-\d]{10} [:\d]{8} UTC", "TIME"))
+
+
+def steady(text: str) -> list[str]:
+    for pattern, name in VARYING:
+        text = re.sub(pattern, name, text)
+    return text.strip().splitlines()
+
+
+def test_researcher_s_tutorial_shows_what_signing_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = RESEARCHER.read_text(encoding="utf-8")
+    (changes,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    shown = next(block for block in re.findall(r"```text\n(.*?)```", page, re.DOTALL) if block.startswith("run "))
+    assert cli.run(["run", "init", "lesson.toml"]) == 0
+    text = Path("lesson.toml").read_text(encoding="utf-8")
+    for line in changes.splitlines():
+        text = re.sub(rf"^{line.partition(' =')[0]} = .*", line, text, count=1, flags=re.MULTILINE)
+    Path("lesson.toml").write_text(text, encoding="utf-8")
+    assert cli.run(["identity", "--new", "--home", "researcher"]) == 0
+    capsys.readouterr()
+    assert cli.run(["run", "sign", "lesson.toml", "--home", "researcher"]) == 0
+    assert steady(capsys.readouterr().out) == steady(shown)

@@ -87,7 +87,7 @@ def test_pages_say_plainly_what_was_not_seen_yet() -> None:
         assert f"since {clock(since)}, when this history begins" in html
         assert "no gateway has reported one yet" in html
         model = source.overview().models[0]
-        assert f"serve block {model.weakest_block}" in client.get(f"/models/{quote(model.name)}").text
+        assert f"at block {model.weakest_block}" in client.get(f"/models/{quote(model.name)}").text
 
 
 @pytest.mark.parametrize(("num_validated", "said"), [(1, "The loss on held-out"), (2, "Dashed: the loss on held-out")])

@@ -183,6 +183,19 @@ COMMANDS = (
         },
     ),
     Command(
+        name="run revoke",
+        purpose="Revoke invitations to a run, or a key that may invite. Only the run's author can do it.",
+        code="swarm_node.commands.run:revoke",
+        settings=(*HERE, "peers", "network_id", "invite"),
+        example=f"swarm-node run revoke story.toml --serial 4f0c2d9a51b37e86 --peers {ADDR}",
+        options={
+            "PATH": "The signed run file (default: run.toml).",
+            "--identity FILE": "Sign with this key instead of the one in the home.",
+            "--serial SERIAL": "The invitation's serial, as run invite and status show it.",
+            "--inviter NODE": "The peer id of an inviter whose invitations let in nobody any more.",
+        },
+    ),
+    Command(
         name="run vouch",
         purpose="Sign for a newcomer to a run as one of its members, so that it skips probation.",
         code="swarm_node.commands.run:vouch",

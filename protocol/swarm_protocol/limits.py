@@ -270,6 +270,10 @@ MAX_PHASE_S = 3600.0
 MAX_PROBATION_STEPS = 1000
 # Outer steps for which a run may remember a proven member that is away.
 MAX_ABSENCE_STEPS = 10_000
+# Invitations, and inviters, that one message revokes: 320 bytes and 1 KiB.
+MAX_RUN_REVOKED = 32
+MAX_REVOKED_INVITERS = 16
+MAX_RUN_REVOCATION_BYTES = 2 * 2**10
 # Newcomers that one group lets in by an invitation or by vouches; others wait for the next one.
 MAX_CREDENTIALS = 32
 # Members that vouch for one newcomer.

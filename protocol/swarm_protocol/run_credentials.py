@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from swarm_protocol import limits
-from swarm_protocol.checks import Checked, Name, up_to, whole
+from swarm_protocol.checks import Checked, Name, distinct, up_to, whole
 from swarm_protocol.credential_text import from_word, to_word
 from swarm_protocol.envelope import Envelope, seal_now, unseal
 from swarm_protocol.errors import ConfigError, PeerViolation
@@ -30,6 +30,7 @@ from swarm_protocol.wire import WireMessage
 CERTIFICATE_PURPOSE = "run-invitation"
 LINK_PURPOSE = "run-invitee"
 VOUCH_PURPOSE = "run-vouch"
+REVOCATION_PURPOSE = "run-revocation"
 MAX_USES = 256
 TEXT_PREFIX = "swarmrun1-"
 MAX_TEXT_CHARS = 2048
@@ -48,6 +49,22 @@ class RunTerms(WireMessage):
     serial: Annotated[int, whole(2**64 - 1, low=1)]
     max_uses: Annotated[int, whole(MAX_USES, low=1)] = 1
     is_bound: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRevocation(WireMessage):
+    """What the author takes back in `run`: the invitations with these `serials`, and the right of these `inviters`."""
+
+    PROTO = credentials_pb2.RunRevocation
+    MAX_BYTES = limits.MAX_RUN_REVOCATION_BYTES
+
+    run: Name
+    serials: Annotated[tuple[Annotated[int, whole(2**64 - 1, low=1)], ...], distinct(limits.MAX_RUN_REVOKED)] = ()
+    inviters: Annotated[tuple[PeerId, ...], distinct(limits.MAX_REVOKED_INVITERS)] = ()
+
+    def __post_init__(self) -> None:
+        if not self.serials and not self.inviters:
+            raise ValueError("it revokes nothing")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +89,12 @@ class RunCredential(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What a credential says once it is read: the `serial` and uses of an invitation, or the sorted `vouchers`. Times
-    are Unix seconds. Only `check_credential` looks at signatures and times."""
+    """What a credential says once it is read: the `serial`, `inviter` and uses of an invitation, or the sorted
+    `vouchers`. Times are Unix seconds. Only `check_credential` looks at signatures and times."""
 
     peer_id: str
     serial: int = 0
+    inviter: str = ""
     max_uses: int = 0
     vouchers: tuple[str, ...] = ()
     expires_at: float = 0.0
@@ -241,7 +259,11 @@ def grant_of(credential: RunCredential) -> Grant:
     except PeerViolation as error:
         raise ValueError(error.message) from None
     return Grant(
-        peer_id=credential.peer_id, serial=terms.serial, max_uses=terms.max_uses, expires_at=envelope.expires_at
+        peer_id=credential.peer_id,
+        serial=terms.serial,
+        inviter=envelope.peer_id,
+        max_uses=terms.max_uses,
+        expires_at=envelope.expires_at,
     )
 
 
@@ -286,6 +308,52 @@ def _check_invitation(
         holder = link.subject
     if holder != credential.peer_id:
         raise PeerViolation("its invitation is another node's", peer_id=credential.peer_id)
+
+
+def sign_revocation(author: Identity, revocation: RunRevocation, *, network_id: str, now: float) -> bytes:
+    """Sign `revocation` as the run's author."""
+    return seal_now(
+        author,
+        network_id,
+        purpose=REVOCATION_PURPOSE,
+        subject=_revocation_subject(revocation.run),
+        payload=revocation.to_bytes(),
+        now=now,
+        lifetime_s=limits.MAX_SIGNED_LIFETIME_S,
+    )
+
+
+def read_revocation(data: bytes, run: str, *, network_id: str, author: str, now: float) -> RunRevocation:
+    """Return what the author of `run` has revoked; it has no end. Raises PeerViolation or IntegrityError."""
+    envelope = unseal(
+        data,
+        purpose=REVOCATION_PURPOSE,
+        network_id=network_id,
+        now=now,
+        max_payload_bytes=limits.MAX_RUN_REVOCATION_BYTES,
+        expired_too=True,
+    )
+    if envelope.peer_id != author or envelope.subject != _revocation_subject(run):
+        raise PeerViolation("a revocation is not of the author of this run", peer_id=envelope.peer_id)
+    revocation = RunRevocation.from_bytes(envelope.payload)
+    if revocation.run != run:
+        raise PeerViolation("a revocation is of another run", peer_id=envelope.peer_id)
+    return revocation
+
+
+def revocation_in(data: bytes) -> RunRevocation | None:
+    """Return what a revocation says, whoever signed it: those in signed groups were checked. None for none, and for
+    what cannot be read."""
+    if not data:
+        return None
+    try:
+        return RunRevocation.from_bytes(Envelope.parse(data).payload)
+    except (ValueError, PeerViolation):
+        return None
+
+
+def _revocation_subject(run: str) -> str:
+    return f"{run}/revocation"
 
 
 def _unseal(data: bytes, purpose: str, network_id: str, at: float) -> Envelope:

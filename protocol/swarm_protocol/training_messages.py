@@ -44,6 +44,7 @@ PhaseS: TypeAlias = Annotated[float, number(limits.MAX_PHASE_S)]
 Reason: TypeAlias = Annotated[str, one_line(limits.MAX_FAILURE_TEXT_CHARS)]
 Peers: TypeAlias = Annotated[tuple[PeerId, ...], distinct(limits.MAX_GROUP_MEMBERS)]
 Newcomers: TypeAlias = Annotated[tuple[PeerId, ...], distinct(limits.MAX_NEWCOMERS)]
+Revocation: TypeAlias = Annotated[bytes, up_to(limits.MAX_RUN_REVOCATION_BYTES + limits.MAX_ENVELOPE_OVERHEAD_BYTES)]
 Credentials: TypeAlias = Annotated[tuple[RunCredential, ...], up_to(limits.MAX_CREDENTIALS)]
 
 
@@ -197,7 +198,8 @@ class Ready(wire.WireMessage):
     so it takes precedence. `signature` is of the report as a group carries it, see `contribution_of`. `bytes_per_s` is
     the bandwidth that the member has measured in its reductions; 0: not yet. `sequence` is that of the author's last
     resume order that the member knows (see `ResumeOrder`); 0: none. `followers`, `newcomers`, `commitment`,
-    `steps_left`, `credentials` and `demoted` are those of the `Contribution`.
+    `steps_left`, `credentials` and `demoted` are those of the `Contribution`. `revocation` is one of the author's that
+    the state does not know yet.
     """
 
     PROTO = training_pb2.Ready
@@ -223,6 +225,7 @@ class Ready(wire.WireMessage):
     steps_left: StepsLeft = 0
     credentials: Credentials = ()
     demoted: Peers = ()
+    revocation: Revocation = b""
 
     def __post_init__(self) -> None:
         check_work(self.num_tokens, self.num_samples)
@@ -287,7 +290,7 @@ class Group(wire.WireMessage):
     `vote_s` bound the reduction and each of the two votes, from its beginning at each member. A group with a `lock`,
     the highest one that its members report, `resumes` that outcome and reduces nothing: its members fetch the outcome's
     parts and vote on it again; `origin` is the outcome's own signed group. `order` is the author's last resume order
-    that the state follows from, if there is one.
+    that the state follows from, if there is one. `revocation` is one of the author's that the state learns with it.
     """
 
     PROTO = training_pb2.Group
@@ -304,6 +307,7 @@ class Group(wire.WireMessage):
     lock: Lock | None = None
     origin: bytes = b""
     order: bytes = b""
+    revocation: Revocation = b""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.members) <= limits.MAX_GROUP_MEMBERS:

@@ -88,7 +88,7 @@ def test_identity_page_names_every_signature_domain_and_purpose() -> None:
         "swarm-vote:",
     }
     private = {"network-invitation", "network-member", "network-revocations"}
-    of_runs = {"run-invitation", "run-invitee", "run-vouch"}
+    of_runs = {"run-invitation", "run-invitee", "run-vouch", "run-revocation"}
     assert purposes == {
         "record",
         "group",

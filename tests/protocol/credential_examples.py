@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from swarm_protocol.follow_messages import FollowRequest
 from swarm_protocol.identity import Identity
-from swarm_protocol.run_credentials import RunCredential, RunTerms, credential_of, invite_to_run, vouch_for
+from swarm_protocol.run_credentials import (
+    RunCredential,
+    RunRevocation,
+    RunTerms,
+    credential_of,
+    invite_to_run,
+    vouch_for,
+)
 
 NOW = 1_700_000_000.0
 NETWORK_ID, RUN = "swarm", "story-0123456789ab"
@@ -29,7 +36,9 @@ CREDENTIALS = (shown(INVITATION), shown(BOUND), shown(*VOUCHES))
 SHOWN = tuple(
     FollowRequest(run=RUN, step=3, state_digest=bytes(32), credential=each).to_bytes() for each in CREDENTIALS
 )
+REVOCATION = RunRevocation(run=RUN, serials=(5, 2**64 - 1), inviters=(MEMBER.peer_id,))
 EXAMPLES = (
+    REVOCATION,
     INVITATION,
     BOUND,
     VOUCHES[0],

@@ -14,6 +14,7 @@ from protocol.credential_examples import (
     NEWCOMER,
     NOW,
     OTHER,
+    REVOCATION,
     RUN,
     VOUCHES,
     shown,
@@ -26,10 +27,14 @@ from swarm_protocol.run_credentials import (
     Grant,
     RunCredential,
     RunInvitation,
+    RunRevocation,
     check_credential,
     credential_of,
     invite_to_run,
     parse_run_invitation,
+    read_revocation,
+    revocation_in,
+    sign_revocation,
     vouch_for,
 )
 
@@ -163,3 +168,18 @@ def test_digest_by_which_a_report_names_a_credential_is_of_all_of_it() -> None:
         shown(word),
     ]
     assert len({credential.digest() for credential in each}) == len(each)
+
+
+def test_revocation_is_of_the_author_of_its_run_and_has_no_end() -> None:
+    signed = sign_revocation(AUTHOR, REVOCATION, network_id=NETWORK_ID, now=NOW)
+    terms = {"network_id": NETWORK_ID, "author": AUTHOR.peer_id, "now": NOW}
+    assert read_revocation(signed, RUN, **(terms | {"now": NOW + 9e8})) == REVOCATION  # type: ignore[arg-type]
+    assert revocation_in(signed) == REVOCATION
+    assert revocation_in(b"") is None
+    for run, changed in (("other", {}), (RUN, {"network_id": "other"}), (RUN, {"author": MEMBER.peer_id})):
+        with pytest.raises(PeerViolation):
+            read_revocation(signed, run, **(terms | changed))  # type: ignore[arg-type]
+    with pytest.raises(IntegrityError):
+        read_revocation(signed[:-1] + bytes([signed[-1] ^ 1]), RUN, **terms)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="revokes nothing"):
+        RunRevocation(run=RUN)

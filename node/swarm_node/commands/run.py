@@ -148,6 +148,17 @@ def invite(flags: Flags) -> int:
     )
 
 
+def revoke(flags: Flags) -> int:
+    config = _with_peers(flags)
+    path, author, options = _existing(flags), signing_identity(flags), flags.options
+    from swarm_node.commands import run_invite  # noqa: PLC0415
+
+    emitter = Emitter(json=flags.json)
+    return run_invite.revoke(
+        path, author, emitter, config, serial=options["serial"] or "", inviter=options["inviter"] or ""
+    )
+
+
 def vouch(flags: Flags) -> int:
     path, member, options = _existing(flags), signing_identity(flags), flags.options
     from swarm_node.commands import run_invite  # noqa: PLC0415

@@ -62,6 +62,14 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
         until="text: the same in local time",
         file="text: the file that holds it; empty: none",
     ),
+    "run_revoked": event_spec(
+        "The author of a run has revoked an invitation or an inviter, and members have taken the revocation. The run's "
+        "state learns it with one of the next steps.",
+        "{what} of {run} is revoked",
+        run="text: the run's id",
+        what="text: what is revoked, in words",
+        peers="list: peer ids of the members that took it",
+    ),
     "vouched": event_spec(
         "A member's vouch for a newcomer to a run was signed. It goes where an invitation goes (see `run_invited`).",
         "{voucher} vouches for {node} in {run} until {until}; the run wants {needed} such, of members that count fully "

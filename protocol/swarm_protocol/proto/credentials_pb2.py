@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&swarm_protocol/proto/credentials.proto\x12\x08swarm.v1\"K\n\x08RunTerms\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0e\n\x06serial\x18\x02 \x01(\x06\x12\x10\n\x08max_uses\x18\x03 \x01(\r\x12\x10\n\x08is_bound\x18\x04 \x01(\x08\"@\n\rRunInvitation\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\r\n\x05vouch\x18\x03 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&swarm_protocol/proto/credentials.proto\x12\x08swarm.v1\"K\n\x08RunTerms\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0e\n\x06serial\x18\x02 \x01(\x06\x12\x10\n\x08max_uses\x18\x03 \x01(\r\x12\x10\n\x08is_bound\x18\x04 \x01(\x08\"?\n\rRunRevocation\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07serials\x18\x02 \x03(\x06\x12\x10\n\x08inviters\x18\x03 \x03(\t\"@\n\rRunInvitation\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\r\n\x05vouch\x18\x03 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,6 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RUNTERMS']._serialized_start=52
   _globals['_RUNTERMS']._serialized_end=127
-  _globals['_RUNINVITATION']._serialized_start=129
-  _globals['_RUNINVITATION']._serialized_end=193
+  _globals['_RUNREVOCATION']._serialized_start=129
+  _globals['_RUNREVOCATION']._serialized_end=192
+  _globals['_RUNINVITATION']._serialized_start=194
+  _globals['_RUNINVITATION']._serialized_end=258
 # @@protoc_insertion_point(module_scope)

@@ -1,5 +1,7 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable
 from typing import ClassVar as _ClassVar, Optional as _Optional
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -15,6 +17,16 @@ class RunTerms(_message.Message):
     max_uses: int
     is_bound: bool
     def __init__(self, run: _Optional[str] = ..., serial: _Optional[int] = ..., max_uses: _Optional[int] = ..., is_bound: _Optional[bool] = ...) -> None: ...
+
+class RunRevocation(_message.Message):
+    __slots__ = ("run", "serials", "inviters")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    SERIALS_FIELD_NUMBER: _ClassVar[int]
+    INVITERS_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    serials: _containers.RepeatedScalarFieldContainer[int]
+    inviters: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run: _Optional[str] = ..., serials: _Optional[_Iterable[int]] = ..., inviters: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RunInvitation(_message.Message):
     __slots__ = ("certificate", "key", "vouch")

@@ -109,7 +109,7 @@ class PlacedSignature(_message.Message):
     def __init__(self, place: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("run", "step", "attempt", "state_digest", "num_tokens", "num_samples", "loss", "accused", "leaving", "bytes_per_s", "sequence", "followers", "newcomers", "commitment", "lock", "origin", "signature", "steps_left", "credentials", "demoted")
+    __slots__ = ("run", "step", "attempt", "state_digest", "num_tokens", "num_samples", "loss", "accused", "leaving", "bytes_per_s", "sequence", "followers", "newcomers", "commitment", "lock", "origin", "signature", "steps_left", "credentials", "demoted", "revocation")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +130,7 @@ class Ready(_message.Message):
     STEPS_LEFT_FIELD_NUMBER: _ClassVar[int]
     CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
     DEMOTED_FIELD_NUMBER: _ClassVar[int]
+    REVOCATION_FIELD_NUMBER: _ClassVar[int]
     run: str
     step: int
     attempt: int
@@ -150,7 +151,8 @@ class Ready(_message.Message):
     steps_left: int
     credentials: _containers.RepeatedCompositeFieldContainer[RunCredential]
     demoted: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., accused: _Optional[_Iterable[str]] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ..., sequence: _Optional[int] = ..., followers: _Optional[_Iterable[_Union[Follower, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ..., commitment: _Optional[_Union[SliceCommitment, _Mapping]] = ..., lock: _Optional[_Union[Lock, _Mapping]] = ..., origin: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., steps_left: _Optional[int] = ..., credentials: _Optional[_Iterable[_Union[RunCredential, _Mapping]]] = ..., demoted: _Optional[_Iterable[str]] = ...) -> None: ...
+    revocation: bytes
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., accused: _Optional[_Iterable[str]] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ..., sequence: _Optional[int] = ..., followers: _Optional[_Iterable[_Union[Follower, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ..., commitment: _Optional[_Union[SliceCommitment, _Mapping]] = ..., lock: _Optional[_Union[Lock, _Mapping]] = ..., origin: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., steps_left: _Optional[int] = ..., credentials: _Optional[_Iterable[_Union[RunCredential, _Mapping]]] = ..., demoted: _Optional[_Iterable[str]] = ..., revocation: _Optional[bytes] = ...) -> None: ...
 
 class ReadyReply(_message.Message):
     __slots__ = ("kind", "group", "attempt", "certificate", "state_digest", "reason")
@@ -215,7 +217,7 @@ class ReduceOpening(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., part: _Optional[int] = ..., frame: _Optional[int] = ..., leaves: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class Group(_message.Message):
-    __slots__ = ("run", "step", "attempt", "state_digest", "members", "part_values", "reduce_s", "vote_s", "origin", "order", "lock")
+    __slots__ = ("run", "step", "attempt", "state_digest", "members", "part_values", "reduce_s", "vote_s", "origin", "order", "lock", "revocation")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -227,6 +229,7 @@ class Group(_message.Message):
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
     LOCK_FIELD_NUMBER: _ClassVar[int]
+    REVOCATION_FIELD_NUMBER: _ClassVar[int]
     run: str
     step: int
     attempt: int
@@ -238,7 +241,8 @@ class Group(_message.Message):
     origin: bytes
     order: bytes
     lock: Lock
-    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., members: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., part_values: _Optional[_Iterable[int]] = ..., reduce_s: _Optional[float] = ..., vote_s: _Optional[float] = ..., origin: _Optional[bytes] = ..., order: _Optional[bytes] = ..., lock: _Optional[_Union[Lock, _Mapping]] = ...) -> None: ...
+    revocation: bytes
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., members: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., part_values: _Optional[_Iterable[int]] = ..., reduce_s: _Optional[float] = ..., vote_s: _Optional[float] = ..., origin: _Optional[bytes] = ..., order: _Optional[bytes] = ..., lock: _Optional[_Union[Lock, _Mapping]] = ..., revocation: _Optional[bytes] = ...) -> None: ...
 
 class ResumeOrder(_message.Message):
     __slots__ = ("run", "sequence", "outer_step", "state_digest", "roster")

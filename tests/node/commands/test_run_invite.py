@@ -127,3 +127,20 @@ def test_word_that_cannot_be_read_is_refused_without_being_repeated(tmp_path: Pa
         with pytest.raises(ConfigError) as caught:
             parse_run_word(text)
         assert "AAAA" not in str(caught.value)
+
+
+def test_revoke_wants_the_author_and_something_to_revoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys(tmp_path)
+    write_run(tmp_path / "run.toml", config(), AUTHOR)
+    peers = ("--peers", f"/ip4/127.0.0.1/tcp/9/p2p/{FRIEND.peer_id}")
+    for key, words, reason in (
+        ("friend", ("--serial", "5"), "only that key can revoke"),
+        ("author", (), "neither --serial nor --inviter"),
+        ("author", ("--serial", "xyz"), "is not a serial"),
+        ("author", ("--serial", "0"), "is not a serial"),
+        ("author", ("--inviter", "nobody"), "--inviter"),
+    ):
+        path = tmp_path / f"{key}.key"
+        code, out, err = call(capsys, "run", "revoke", tmp_path / "run.toml", "--identity", path, *peers, *words)
+        assert (bool(code), out) == (True, "")
+        assert reason in err

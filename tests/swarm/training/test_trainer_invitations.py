@@ -11,12 +11,20 @@ from support.training_swarm import AUTHOR, Member, Swarm, assert_equal_steps, co
 from swarm.network.memory.memory_network import EPOCH_S
 from swarm.testing import virtual_time
 from swarm.training.round.group_checks import NOT_INVITED
+from swarm.training.run.methods import Methods
 from swarm.training.run.run_config import RunConfig
 from swarm.training.state.certificate import Proof, RunSignatures
 from swarm.training.state.lease import trainers_of
 from swarm.training.trainer_events import MemberConvicted, OnProbation, OuterStep, RoundAborted, RunEntered
+from swarm_protocol.errors import PeerViolation
 from swarm_protocol.identity import Identity
-from swarm_protocol.run_credentials import RunInvitation, invite_to_run, vouch_for
+from swarm_protocol.run_credentials import (
+    RunInvitation,
+    RunRevocation,
+    invite_to_run,
+    sign_revocation,
+    vouch_for,
+)
 
 FIRST_STEPS, NUM_STEPS = 5, 10
 
@@ -200,5 +208,45 @@ def test_who_vouched_for_a_liar_that_is_convicted_is_on_probation_again() -> Non
             assert voucher.of(OnProbation)[0].steps_left == 4
             assert not any(member.of(OnProbation) for member in members[1:])
             assert voucher.peer_id not in _proof(swarm, members[1]).roster
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
+@pytest.mark.parametrize("rule", ["welcome", "required"])
+def test_revocation_that_one_member_took_reaches_the_state_and_puts_out_or_demotes_who_entered_by_it(
+    rule: str,
+) -> None:
+    async def main() -> None:
+        founders = tuple(sorted(identity_of(f"m{index}").peer_id for index in range(3)))
+        changes: dict[str, object] = {"admission": founders} if rule == "required" else {}
+        run = config(min_group=2, outer_steps=40, invitations=rule, **changes)
+        async with Swarm(run) as swarm:
+            members = await _under_way(swarm)
+            word = invitation(swarm, max_uses=3)
+            friend = await swarm.join("friend", invitations=(word,))
+            while not (friend.of(RunEntered) and _trains(friend, members[0])):
+                await asyncio.sleep(0.05)
+            assert word.terms is not None
+            revocation = RunRevocation(run=swarm.run.run_id, serials=(word.terms.serial,))
+            network, method = friend.network, Methods(swarm.run.run_id).revoke
+            forged = sign_revocation(identity_of("friend"), revocation, network_id="test", now=network.now())
+            with pytest.raises(PeerViolation):
+                await network.call(members[1].peer_id, method, forged, timeout_s=5.0)
+            data = sign_revocation(AUTHOR, revocation, network_id="test", now=network.now())
+            await network.call(members[1].peer_id, method, data, timeout_s=5.0)
+            step = members[0].trainer.state.outer_step if members[0].trainer.state else 0
+            await _until_step(members[0], step + 3)
+            state = members[0].trainer.state
+            assert state is not None
+            assert state.register.revoked == (word.terms.serial,)
+            assert friend.peer_id not in state.roster
+            late = await swarm.join("late", invitations=(word,))
+            await _until_step(members[0], state.outer_step + 3)
+            if rule == "required":
+                assert not _trains(friend, members[0])
+                assert not _trains(late, members[0])
+            else:
+                assert friend.of(OnProbation)[0].steps_left == 4
+                assert late.of(OnProbation)[0].steps_left == 4
 
     virtual_time.run(main(), compute_s=_cost)

@@ -26,6 +26,9 @@ from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S
 from swarm.training.state.run_context import RunContext
 from swarm.training.state.state_transfer import Donor
 
+MAX_PENDING_REVOCATIONS = 64
+"""Revocations that a member keeps until the state knows them: one enters with each step."""
+
 
 class RoundService:
     """The service of one run. `open` registers its handlers with the network, which keeps them until it is closed."""
@@ -48,6 +51,7 @@ class RoundService:
         await network.serve(methods.abort, self._on_abort)
         await network.serve(methods.resume, self._on_resume)
         await network.serve(methods.endorse, self._on_endorse)
+        await network.serve(methods.revoke, self._on_revoke)
         await network.serve(methods.evidence, self._on_evidence)
         await network.serve(methods.manifest, donor.manifest)
         await network.serve(methods.chunk, donor.chunk)
@@ -96,6 +100,7 @@ class RoundService:
         self._context.signatures.check_report(ready, peer)
         now = self._context.network.now()
         self._context.signatures.check_credentials(ready.credentials, now, margin_s=CREDENTIAL_MARGIN_S)
+        self._context.signatures.check_revocation(ready.revocation, now)
         self._context.signatures.check_slices(ready, peer, ready.step, ready.state_digest)
         if self._is_member(peer):
             self._convictions.heard.report(peer, ready)
@@ -189,6 +194,19 @@ class RoundService:
             raise PeerRefused(f"this member's history has another state of outer step {endorsement.outer_step}")
         if not endorsements.take(request, context.signatures, now) and endorsements.newest != endorsement:
             raise PeerRefused("this member knows a later endorsement")
+        return b""
+
+    async def _on_revoke(self, _peer: str, request: bytes) -> bytes:
+        """Take a revocation from any peer, since the run's author has signed it. The next groups learn it."""
+        context = self._context
+        revocation = context.signatures.check_revocation(request, context.network.now())
+        if revocation is None:
+            raise PeerViolation("this revokes nothing")
+        pending = context.revocations
+        if request not in pending and context.replica.standings.is_news(revocation):
+            if len(pending) >= MAX_PENDING_REVOCATIONS:
+                raise PeerRefused("the run has not yet learned of earlier revocations: try again after some steps")
+            pending.append(request)
         return b""
 
     async def _on_evidence(self, peer: str, request: bytes) -> bytes:

@@ -407,7 +407,7 @@ class RunMember:
             self._accused.pop(peer, None)
         started, before = asyncio.get_running_loop().time(), context.replica.digest
         setup = setup_of(context)
-        setup = replace(setup, demoted=setup.standings.vouchers_of(convictions.peers)[: limits.MAX_GROUP_MEMBERS])
+        setup = replace(setup, demoted=setup.standings.to_demote(convictions.peers)[: limits.MAX_GROUP_MEMBERS])
         start = audits.begins_at()
         driver = RoundDriver(
             context,

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from swarm_protocol import limits
+from swarm_protocol.run_credentials import revocation_in
 from swarm_protocol.training_messages import Contribution, Group, SignedGroup
 
 from swarm.training.allreduce.parts import part_sizes
@@ -60,6 +61,10 @@ def _forbidden(setup: RoundSetup, group: Group) -> str:
     num_members, grants = len(group.members), grants_in(group.credentials)
     places = [each.place for member in group.members for each in member.followers]
     checks = (
+        (
+            bool(group.revocation) and not setup.standings.is_news(revocation_in(group.revocation)),
+            "it revokes what the state knows to be revoked",
+        ),
         (group.order != setup.order, "it follows from another resume order of the run's author"),
         (num_members > setup.max_group, f"it has {num_members} members, more than {setup.max_group}"),
         (

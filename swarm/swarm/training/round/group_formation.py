@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from swarm_protocol import limits
-from swarm_protocol.run_credentials import Grant
+from swarm_protocol.run_credentials import Grant, revocation_in
 from swarm_protocol.training_messages import Contribution, Group, Ready, ReadyReply
 
 from swarm.training.allreduce.parts import part_sizes
@@ -305,6 +305,7 @@ def form_group(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> t
         lock=latest.lock if latest else None,
         origin=latest.origin if latest else b"",
         order=setup.order,
+        revocation=_news(setup, ready),
     )
     return group, left_out
 
@@ -337,6 +338,12 @@ def surplus_newcomers(setup: RoundSetup, seated: Sequence[str], fit: Mapping[str
             peer for peer in newcomers if not fit[peer].num_tokens
         ][num_free:]
     return newcomers[num_free:]
+
+
+def _news(setup: RoundSetup, ready: Mapping[str, Ready]) -> bytes:
+    """Return a revocation of the author that the state does not know, of those that members report; empty for none."""
+    reported = sorted((each.revocation for each in ready.values() if each.revocation), key=len, reverse=True)
+    return next((each for each in reported if setup.standings.is_news(revocation_in(each))), b"")
 
 
 def _surplus_credentials(setup: RoundSetup, seated: Sequence[str], fit: Mapping[str, Contribution]) -> list[str]:

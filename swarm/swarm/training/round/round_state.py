@@ -46,7 +46,8 @@ class RoundSetup:
     `clusters` say which trainers take part through another member; without them, all take part themselves. `standings`
     say who is on probation. `bytes_per_s` is this member's bandwidth (see `peer_connections`). `order` is the author's
     last resume order as it was signed, and `sequence` its number; empty and 0 if there was none. This member shows its
-    `credential` where it enters the run, and names those in `demoted` for having vouched for peers that are convicted.
+    `credential` where it enters the run, and names those in `demoted` for having vouched for peers that are convicted,
+    or for a revoked invitation. It reports a `revocation` of the author that the state does not know.
     """
 
     run: str
@@ -73,6 +74,7 @@ class RoundSetup:
     order: bytes = b""
     credential: RunCredential | None = None
     demoted: tuple[str, ...] = ()
+    revocation: bytes = b""
 
     @property
     def follows(self) -> bool:
@@ -254,6 +256,7 @@ def own_report(state: RoundState) -> Ready:
         steps_left=mine.steps_left,
         credentials=mine.credentials,
         demoted=mine.demoted,
+        revocation=state.setup.revocation,
     )
 
 

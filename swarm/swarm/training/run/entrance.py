@@ -22,6 +22,9 @@ MAX_ENTRIES = 512
 """The newest entries that a state keeps, 190 KiB at most. Who entered before them stays where it is; its invitation or
 its vouchers are forgotten."""
 
+MAX_ALL_REVOKED = 512
+"""The newest revoked serials, and keys, that a state keeps."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entrance:

@@ -16,6 +16,7 @@ class Methods:
         self.bans = f"train.bans/{run}"
         self.resume = f"train.resume/{run}"
         self.endorse = f"train.endorse/{run}"
+        self.revoke = f"train.revoke/{run}"
         self.standing = f"train.standing/{run}"
         self.reduce = f"train.reduce/{run}"
         self.part = f"train.part/{run}"

@@ -19,7 +19,7 @@ from swarm_protocol import limits
 from swarm_protocol.checks import check_int
 from swarm_protocol.identity import check_peer_id
 
-from swarm.training.run.entrance import MAX_ENTRIES, Entry
+from swarm.training.run.entrance import MAX_ALL_REVOKED, MAX_ENTRIES, Entry
 
 MAX_AWAY = 1024
 """Members that are remembered while they are away: four full groups, 60 KiB of a state's manifest."""
@@ -28,10 +28,13 @@ MAX_AWAY = 1024
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Register:
     """`credits` are by peer, in the order of peer ids. `entries` say who entered by an invitation or by vouches, the
-    newest ones last (see `entrance`)."""
+    newest ones last (see `entrance`). `revoked` are serials of invitations and `revoked_inviters` keys that the run's
+    author has taken back, the newest ones last."""
 
     credits: tuple[tuple[str, int], ...] = ()
     entries: tuple[Entry, ...] = ()
+    revoked: tuple[int, ...] = ()
+    revoked_inviters: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises ValueError."""
@@ -41,6 +44,12 @@ class Register:
         for peer, value in self.credits:
             check_peer_id(peer)
             check_int(value, "credits", high=limits.MAX_ABSENCE_STEPS)
+        for serial in self.revoked:
+            check_int(serial, "revoked", low=1, high=2**64 - 1)
+        for peer in self.revoked_inviters:
+            check_peer_id(peer)
+        if len(self.revoked) > MAX_ALL_REVOKED or len(self.revoked_inviters) > MAX_ALL_REVOKED:
+            raise ValueError("the revocations are too many")
         entered = [each.peer_id for each in self.entries]
         if len(entered) > MAX_ENTRIES or len(entered) != len(set(entered)):
             raise ValueError("the entries are too many, or name a peer twice")
@@ -48,7 +57,9 @@ class Register:
     def to_json(self) -> dict[str, Any]:
         """Return what a manifest says of it: nothing, if there is nothing."""
         head: dict[str, Any] = {"credits": self.credits} if self.credits else {}
-        return head | ({"entries": [each.to_json() for each in self.entries]} if self.entries else {})
+        head |= {"entries": [each.to_json() for each in self.entries]} if self.entries else {}
+        head |= {"revoked": [f"{serial:016x}" for serial in self.revoked]} if self.revoked else {}
+        return head | ({"revoked_inviters": self.revoked_inviters} if self.revoked_inviters else {})
 
     @classmethod
     def from_json(cls, head: Mapping[str, Any]) -> Register:
@@ -56,6 +67,8 @@ class Register:
         return cls(
             credits=tuple((peer, value) for peer, value in head.get("credits", ())),
             entries=tuple(map(Entry.from_json, head.get("entries", ()))),
+            revoked=tuple(int(serial, 16) for serial in head.get("revoked", ())),
+            revoked_inviters=tuple(head.get("revoked_inviters", ())),
         )
 
 

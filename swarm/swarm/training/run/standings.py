@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from swarm_protocol.run_credentials import Grant, RunCredential, grant_of
+from swarm_protocol.run_credentials import Grant, RunCredential, RunRevocation, grant_of
 
-from swarm.training.run.entrance import MAX_ENTRIES, Entrance, Entry
+from swarm.training.run.entrance import MAX_ALL_REVOKED, MAX_ENTRIES, Entrance, Entry
 from swarm.training.run.probation import Probation
 from swarm.training.run.register import Register, credits_after
 
@@ -23,7 +23,8 @@ class Standings:
     """Where the peers of a run stand after `outer_step` steps. Of the `known` ones, the trainers of the state, those in
     `left` are on probation, for so many more steps. Those with `credits` are remembered (see `register`), and count
     fully. Any other peer would begin now, at once where the `entrance` honours its grant. `entries` are of those that
-    entered so."""
+    entered so. The author has taken back the invitations with the serials in `revoked`, and the right of the
+    `revoked_inviters`."""
 
     rule: Probation = field(default_factory=Probation)
     entrance: Entrance = field(default_factory=Entrance)
@@ -32,6 +33,8 @@ class Standings:
     outer_step: int = 0
     credits: Mapping[str, int] = field(default_factory=dict)
     entries: tuple[Entry, ...] = ()
+    revoked: tuple[int, ...] = ()
+    revoked_inviters: tuple[str, ...] = ()
 
     def is_new(self, peer: str) -> bool:
         """Return whether the state says nothing of `peer`."""
@@ -47,8 +50,10 @@ class Standings:
 
     def refuses(self, peer: str, grant: Grant | None = None) -> bool:
         """Return whether `peer` may not enter the run, which wants a credential that it does not show."""
-        if not self.entrance.required or not self.is_new(peer) or peer in self.entrance.listed:
+        if not self.entrance.required or peer in self.entrance.listed:
             return False
+        if not self.is_new(peer):
+            return peer in self.put_out
         return grant is None or self._entry(grant) is None
 
     def overused(self, grants: Grants) -> list[str]:
@@ -96,19 +101,26 @@ class Standings:
         num_steps: int,
         grants: Grants | None = None,
         demoted: Collection[str] = (),
+        revocation: RunRevocation | None = None,
     ) -> Register:
         """Return the register after a round of `num_steps` outer steps, 0 or 1, behind which there are `trainers`."""
         unproven = {peer for peer, _ in self.after(trainers, contributors, grants=grants, demoted=demoted)}
         is_kept = self.rule.steps or self.entrance.required or self.entrance.vouchers
         credit = credits_after(
-            {peer: value for peer, value in self.credits.items() if peer not in demoted},
+            {peer: value for peer, value in self.credits.items() if peer not in demoted and peer not in self.put_out},
             most=self.rule.absence_steps if is_kept else 0,
-            proven=set(trainers) - unproven - set(demoted),
+            proven=set(trainers) - unproven - set(demoted) - self.put_out,
             unproven=unproven,
             contributors=contributors,
             num_steps=num_steps,
         )
-        return Register(credits=credit, entries=self._entries_after(trainers, grants or {}, demoted))
+        serials, inviters = (revocation.serials, revocation.inviters) if revocation else ((), ())
+        return Register(
+            credits=credit,
+            entries=self._entries_after(trainers, grants or {}, demoted),
+            revoked=tuple(dict.fromkeys((*self.revoked, *serials)))[-MAX_ALL_REVOKED:],
+            revoked_inviters=tuple(dict.fromkeys((*self.revoked_inviters, *inviters)))[-MAX_ALL_REVOKED:],
+        )
 
     def _entries_after(self, trainers: Collection[str], grants: Grants, demoted: Collection[str]) -> tuple[Entry, ...]:
         entered = {peer: self._entry(grants[peer]) for peer in sorted(grants) if peer in trainers and self.is_new(peer)}
@@ -117,7 +129,10 @@ class Standings:
         without = (
             replace(each, vouchers=tuple(peer for peer in each.vouchers if peer not in demoted)) for each in entries
         )
-        return tuple(each for each in without if each.serial or each.vouchers)[-MAX_ENTRIES:]
+        out = self.put_out & set(demoted)
+        return tuple(each for each in without if (each.serial or each.vouchers) and each.peer_id not in out)[
+            -MAX_ENTRIES:
+        ]
 
     def _entry(self, grant: Grant) -> Entry | None:
         """Return how the peer of `grant` would enter with it; None if the state does not honour it.
@@ -128,6 +143,8 @@ class Standings:
         rule, others = self.entrance, [each for each in self.entries if each.peer_id != grant.peer_id]
         step = self.outer_step + 1
         if not rule.welcomes:
+            return None
+        if grant.serial in self.revoked or grant.inviter in self.revoked_inviters:
             return None
         if grant.serial:
             num_uses = sum(each.serial == grant.serial for each in others)
@@ -143,6 +160,23 @@ class Standings:
         is_proven = peer in self.known and not self.left.get(peer, 0)
         has_worked = self.credits.get(peer, 0) >= rule.vouch_credits
         return is_proven and has_worked and sum(peer in each.vouchers for each in lately) < rule.vouch_budget
+
+    @property
+    def put_out(self) -> frozenset[str]:
+        """The peers that entered by an invitation which the author has revoked since."""
+        return frozenset(each.peer_id for each in self.entries if each.serial in self.revoked)
+
+    def is_news(self, revocation: RunRevocation | None) -> bool:
+        """Return whether the state does not know all of `revocation`."""
+        if revocation is None:
+            return False
+        known = set(revocation.serials) <= set(self.revoked)
+        return not known or not set(revocation.inviters) <= set(self.revoked_inviters)
+
+    def to_demote(self, convicted: Collection[str]) -> tuple[str, ...]:
+        """Return whom a member's report names: the vouchers of peers that evidence has `convicted`, and those whose
+        invitation is revoked."""
+        return tuple(sorted({*self.vouchers_of(convicted), *self.put_out}))
 
     def vouchers_of(self, convicted: Collection[str]) -> tuple[str, ...]:
         """Return the members that vouched for peers that evidence has convicted, and still stand for it."""

@@ -36,7 +36,7 @@ from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import Identity, verify
 from swarm_protocol.proof_messages import FINDING_PURPOSE, PART_PURPOSE, IntervalFinding, PartStatement
 from swarm_protocol.round_signatures import report_message, slices_message, vote_message
-from swarm_protocol.run_credentials import RunCredential, check_credential
+from swarm_protocol.run_credentials import RunCredential, RunRevocation, check_credential, read_revocation
 from swarm_protocol.training_messages import (
     GROUP_PURPOSE,
     RESUME_PURPOSE,
@@ -132,6 +132,13 @@ class RunSignatures:
     def check_report(self, ready: Ready, peer: str) -> None:
         """Raises PeerViolation unless `peer` has signed its report."""
         self._check_contribution(ready, ready.contribution_of(peer), ready.sequence)
+
+    def check_revocation(self, data: bytes, now: float) -> RunRevocation | None:
+        """Return what `data` revokes; None if it is empty. Raises PeerViolation or IntegrityError unless the run's
+        author signed it."""
+        if not data:
+            return None
+        return read_revocation(data, self.run, network_id=self.network_id, author=self.author, now=now)
 
     def check_credentials(self, credentials: Iterable[RunCredential], at: float, *, margin_s: float = 0.0) -> None:
         """Raises PeerViolation or IntegrityError unless all `credentials` are genuine, of this run, and valid at `at`
@@ -268,6 +275,7 @@ class RunSignatures:
         group = _parsed_group(envelope.payload)
         self._check_subject(envelope, group)
         self.check_credentials(group.credentials, envelope.issued_at)
+        self.check_revocation(group.revocation, now)
         origin = None
         if group.lock is not None:
             if is_origin:

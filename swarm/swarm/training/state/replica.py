@@ -25,6 +25,7 @@ import torch
 from swarm_compression import get_codec
 from swarm_compression.codec import Data, magnitude
 from swarm_protocol.errors import RoundError
+from swarm_protocol.run_credentials import revocation_in
 from swarm_protocol.state_messages import Standing
 from swarm_protocol.training_messages import Group, Outcome, ResumeOrder
 from torch import Tensor
@@ -156,6 +157,8 @@ class Replica:
             credits=dict(state.register.credits),
             entrance=self.config.entrance,
             entries=state.register.entries,
+            revoked=state.register.revoked,
+            revoked_inviters=state.register.revoked_inviters,
         )
 
     @property
@@ -265,7 +268,9 @@ class Replica:
             roster=origin.roster,
             stripes=stripes,
             probation=standings.after(here, (), grants=grants, demoted=demoted),
-            register=standings.register_after(here, (), num_steps=0, grants=grants, demoted=demoted),
+            register=standings.register_after(
+                here, (), num_steps=0, grants=grants, demoted=demoted, revocation=revocation_in(origin.revocation)
+            ),
         )
         return manifest, digests
 
@@ -290,7 +295,9 @@ class Replica:
             stripes=stripes,
             roster=origin.roster,
             probation=standings.after(here, used, grants=grants, demoted=demoted),
-            register=standings.register_after(here, used, num_steps=1, grants=grants, demoted=demoted),
+            register=standings.register_after(
+                here, used, num_steps=1, grants=grants, demoted=demoted, revocation=revocation_in(origin.revocation)
+            ),
             num_values=state.theta_N.numel(),
             chunk_digests=hasher.chunk_digests(),
         )

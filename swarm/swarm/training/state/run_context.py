@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from swarm_compression import Codec
 from swarm_protocol import limits
 from swarm_protocol.errors import SwarmError
-from swarm_protocol.run_credentials import RunCredential, grant_of
+from swarm_protocol.run_credentials import RunCredential, grant_of, revocation_in
 
 from swarm.network.interface import FaultHook
 from swarm.training.allreduce.parts import Residuals
@@ -43,7 +43,8 @@ SPARE_S = 10.0
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunContext(ProofReader):
     """What the rooms of training need of one member. `executor` computes for rounds, beside the one that trains.
-    `residuals` exist in a run with error feedback. `credential` is what this member shows where it enters the run."""
+    `residuals` exist in a run with error feedback. `credential` is what this member shows where it enters the run,
+    `revocations` are the author's that it was given and that the state may not know yet."""
 
     executor: Executor
     replica: Replica
@@ -52,6 +53,7 @@ class RunContext(ProofReader):
     faults: FaultHook
     residuals: Residuals | None = None
     credential: RunCredential | None = None
+    revocations: list[bytes] = field(default_factory=list)
     meter: BandwidthMeter = field(default_factory=BandwidthMeter)
 
     @property
@@ -80,6 +82,7 @@ def setup_of(context: RunContext) -> RoundSetup:
         standings=replica.standings,
         admission=config.only_named,
         credential=_lasting(context.credential, context.network.now()),
+        revocation=_unknown(context),
         succession=Succession.of(config),
         max_group=config.max_group,
         samples_per_member=config.samples_per_interval,
@@ -93,6 +96,13 @@ def setup_of(context: RunContext) -> RoundSetup:
         reduce_s=min(limits.MAX_PHASE_S, SPARE_S + both_ways_bytes / SLOWEST_BYTES_PER_S),
         vote_s=min(limits.MAX_PHASE_S, SPARE_S + replica.current.manifest.num_values / SLOWEST_VALUES_PER_S),
     )
+
+
+def _unknown(context: RunContext) -> bytes:
+    """Return the first revocation that the state does not know, and forget those that it does; empty for none."""
+    standings, pending = context.replica.standings, context.revocations
+    pending[:] = [each for each in pending if standings.is_news(revocation_in(each))]
+    return pending[0] if pending else b""
 
 
 def _lasting(credential: RunCredential | None, now: float) -> RunCredential | None:

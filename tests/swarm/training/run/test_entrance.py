@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from swarm.training.run.entrance import MAX_ENTRIES, Entrance, Entry
+from swarm.training.run.entrance import MAX_ALL_REVOKED, MAX_ENTRIES, Entrance, Entry
 from swarm.training.run.probation import Probation
 from swarm.training.run.register import Register
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.settings import ImpossibleRun
 from swarm.training.run.standings import Standings
 from swarm_protocol.identity import Identity
-from swarm_protocol.run_credentials import Grant
+from swarm_protocol.run_credentials import Grant, RunRevocation
 
 PEERS = sorted(Identity(bytes([number]) * 32).peer_id for number in range(30))
 MEMBERS, NEW = PEERS[:6], PEERS[6:]
@@ -174,3 +174,52 @@ def test_settings_of_a_run_make_the_rule() -> None:
     ):
         with pytest.raises((ImpossibleRun, ValueError)):
             RunConfig(name="x", **wrong)  # type: ignore[arg-type]
+
+
+def revoke(standings: Standings, revocation: RunRevocation) -> Standings:
+    """The standings after a step with whose group the state learns `revocation`."""
+    here = set(standings.known)
+    register = standings.register_after(here, here, num_steps=1, revocation=revocation)
+    return replace(
+        standings,
+        outer_step=standings.outer_step + 1,
+        credits=dict(register.credits),
+        entries=register.entries,
+        revoked=register.revoked,
+        revoked_inviters=register.revoked_inviters,
+    )
+
+
+def test_revoked_invitation_lets_nobody_in_and_who_entered_by_it_begins_anew() -> None:
+    revocation = RunRevocation(run="run", serials=(7,))
+    grant = invited(NEW[0], max_uses=2)
+    assert STANDINGS.is_news(revocation)
+    known = revoke(enter(STANDINGS, grant), revocation)
+    assert not known.is_news(revocation)
+    assert known.steps_left(NEW[1], invited(NEW[1], max_uses=2)) == 4
+    assert known.to_demote(()) == (NEW[0],), "every member names who entered by it"
+    here = known.known
+    assert known.after(here, here, demoted=known.to_demote(())) == ((NEW[0], 4),)
+    register = known.register_after(here, here, num_steps=1, demoted=known.to_demote(()))
+    assert NEW[0] not in dict(register.credits)
+    assert (register.entries, register.revoked) == ((), (7,)), "it is named once"
+    strict = replace(known, entrance=replace(RULE, required=True))
+    assert strict.refuses(NEW[0])
+    assert not strict.refuses(MEMBERS[0])
+
+
+def test_revoked_inviter_lets_in_nobody_any_more() -> None:
+    known = revoke(STANDINGS, RunRevocation(run="run", inviters=(MEMBERS[3],)))
+    by_it, by_another = (replace(invited(NEW[0]), inviter=peer) for peer in MEMBERS[3:5])
+    assert (known.steps_left(NEW[0], by_it), known.steps_left(NEW[0], by_another)) == (4, 0)
+
+
+def test_state_keeps_the_newest_revocations_and_writes_them_as_they_were() -> None:
+    register = Register(revoked=(2**64 - 1, 5), revoked_inviters=(PEERS[1], PEERS[0]))
+    assert Register.from_json(register.to_json()) == register
+    full = replace(STANDINGS, revoked=tuple(range(1, MAX_ALL_REVOKED + 1)))
+    assert revoke(full, RunRevocation(run="run", serials=(9999,))).revoked[-1] == 9999
+    assert len(revoke(full, RunRevocation(run="run", serials=(9999,))).revoked) == MAX_ALL_REVOKED
+    for wrong in ({"revoked": (0,)}, {"revoked_inviters": ("nobody",)}, {"revoked": (1,) * (MAX_ALL_REVOKED + 1)}):
+        with pytest.raises(ValueError, match=r".+"):
+            Register(**wrong)  # type: ignore[arg-type]

@@ -356,13 +356,10 @@ def _lines(found: InspectedRun, cost: Cost) -> Iterator[str]:
     interval = f"{config.interval_steps} inner steps{optimizer}{limit}"
     yield f"training   {config.outer_steps} outer steps of {interval}; {_outer_method(config)}"
     least, most = cost.group_tokens
-    who = f"{len(config.admission)} peers may join" if config.admission else "anyone may join"
-    if config.entrance.required:
-        who = f"{len(config.admission)} peers and those with an invitation may join"
     rule = config.probation
-    yield f"group      {config.min_group} to {config.max_group} members, {_combined(config)}, {who}"
-    if config.entrance.welcomes:
-        yield f"invited    {_welcome(config)}"
+    yield f"group      {config.min_group} to {config.max_group} members, {_combined(config)}, {config.who_may_join}"
+    if config.who_is_welcome:
+        yield f"invited    {config.who_is_welcome}"
     if rule.steps:
         yield (
             f"newcomers  count fully after {rule.steps} outer steps; until then they have {rule.share:.0%} of weight "
@@ -376,15 +373,6 @@ def _lines(found: InspectedRun, cost: Cost) -> Iterator[str]:
     head = f", and up to {size(cost.head_bytes)} for each head" if config.cluster_size > 1 else ""
     yield f"traffic    up to {size(cost.member_bytes)} for each member and outer step, as {config.codec}{head}"
     yield f"memory     {size(cost.memory_bytes)} for each member on a CPU, and the activations on top"
-
-
-def _welcome(config: RunConfig) -> str:
-    """Return in words what invitations and vouches are good for."""
-    entrance, inviters = config.entrance, len(config.inviters)
-    steps = f"after {entrance.steps} outer steps" if entrance.steps else "at once"
-    by = "the author" + (f" and {inviters} more" if inviters else "")
-    members = f"; or {entrance.vouchers} members that vouch for it" if entrance.vouchers else ""
-    return f"who has an invitation of {by}{members} counts fully {steps}"
 
 
 def _combined(config: RunConfig) -> str:

@@ -13,6 +13,7 @@ from typing import Literal
 from swarm.network.link_diagnosis import SlowLink
 from swarm.training.evidence.bans import Ban
 from swarm.training.outside.observer import CommittedStep
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun
 from swarm_protocol.records import RoundReport, TrainerRecord
 
@@ -102,6 +103,7 @@ def run_view(facts: RunFacts, at: float, names: Names = NO_NAMES) -> RunView:
         endorsed_step=facts.endorsed_step,
         num_on_probation=facts.newest.num_on_probation if facts.newest else None,
         num_trainers=facts.newest.num_trainers if facts.newest else None,
+        entrance=_entrance(facts.file.config) if facts.file else None,
         slow_links=tuple(
             each.words({peer: names.get(peer, ending(peer)) for peer in each.peers}) for each in facts.slow_links
         ),
@@ -276,6 +278,10 @@ def _words(facts: RunFacts, state: str, members: Trainers, outer_step: int) -> s
         return f"It waits for members: {ready}{need} {'is' if ready == 1 else 'are'} there{more}."
     done = f"outer step {outer_step:,}{of} is committed" if outer_step else "no outer step is committed yet"
     return f"Training: {done}, {plural(len(members), 'member')}."
+
+
+def _entrance(config: RunConfig) -> str:
+    return "; ".join(filter(None, (config.who_may_join, config.who_is_welcome)))
 
 
 def _projected_end(facts: RunFacts, at: float) -> float | None:

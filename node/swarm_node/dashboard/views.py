@@ -244,6 +244,7 @@ class RunView(View):
     endorsed_step: int | None = None  # that the author has endorsed, the newest, verified here; 0: none was seen
     num_on_probation: int | None = None  # of those that took part in the newest step whose proof was seen here
     num_trainers: int | None = None  # that took part in it
+    entrance: str | None = None  # who may join, and what invitations are good for, in words
     slow_links: tuple[str, ...] = ()  # members and links that are slower than the others', in words
 
 

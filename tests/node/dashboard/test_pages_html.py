@@ -448,6 +448,8 @@ def test_a_run_says_what_its_author_has_endorsed_and_how_many_are_on_probation(s
     text = text_with(endorsed_step=0, num_on_probation=0, num_trainers=5)
     assert "No endorsement by its author has been seen here yet." in text
     assert "0 of the 5 that took part in the newest proved step were on probation." in text
+    assert "Admission: anyone may join; who was invited." in text_with(entrance="anyone may join; who was invited")
+    assert "Admission" not in text_with(entrance=None)
     text = text_with(endorsed_step=None, num_on_probation=None, num_trainers=None)
     assert "ndorse" not in text, "what is not known is not denied"
     assert "on probation" not in text

@@ -371,6 +371,25 @@ class RunConfig:
         )
 
     @property
+    def who_may_join(self) -> str:
+        """Return in words who may contribute."""
+        if self.entrance.required:
+            named = f"{len(self.admission)} peers and " if self.admission else ""
+            return f"{named}those with an invitation may join"
+        return f"{len(self.admission)} peers may join" if self.admission else "anyone may join"
+
+    @property
+    def who_is_welcome(self) -> str:
+        """Return in words what invitations and vouches are good for; empty: for nothing."""
+        entrance, inviters = self.entrance, len(self.inviters)
+        if not entrance.welcomes:
+            return ""
+        by = "the author" + (f" and {inviters} more" if inviters else "")
+        members = f", or {entrance.vouchers} members that vouch for it," if entrance.vouchers else ""
+        steps = f"after {entrance.steps} outer steps" if entrance.steps else "at once"
+        return f"who has an invitation of {by}{members} counts fully {steps}"
+
+    @property
     def only_named(self) -> tuple[str, ...]:
         """The only peers that may contribute; empty: others may, too."""
         return () if self.invitations == "required" else self.admission

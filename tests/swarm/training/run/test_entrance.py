@@ -234,5 +234,6 @@ def test_run_says_in_words_who_may_join_and_what_invitations_are_good_for() -> N
     vouching = RunConfig(name="x", invitations="required", vouchers=2, entry_steps=3, inviters=tuple(PEERS[:1]))
     assert vouching.who_may_join == "those with an invitation may join"
     assert vouching.who_is_welcome == (
-        "who has an invitation of the author and 1 more, or 2 members that vouch for it, counts fully after 3 outer steps"
+        "who has an invitation of the author and 1 more, or 2 members that vouch for it, "
+        "counts fully after 3 outer steps"
     )

@@ -24,9 +24,10 @@ DIRECT_S = 3.0
 """Time for a dial to public addresses of a peer that relays lead to as well: twice across the world, and a SYN that was
 lost. An address that the peer has lost does not answer, and libp2p would wait for longer than callers do."""
 
-RELAYED_AGAIN_S = 1.0
-"""Time for introductions to a peer that only a relay led to until its connection was lost: streams wait for the next
-one, and where NATs allow no direct path an attempt takes its whole time. `upgrades` tries for longer."""
+RELAYED_AGAIN_S = 0.4
+"""Time for introductions to a peer that only a relay led to until its connection was lost: three round trips across an
+ocean. Streams wait for the next connection, within five seconds of which three tell that the last one is dead, and where
+NATs allow no direct path an attempt takes its whole time. `upgrades` tries for longer."""
 
 MAX_RELAYS = 2
 """Relays of a peer that are asked for an introduction, one after the other."""

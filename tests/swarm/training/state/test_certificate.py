@@ -86,6 +86,20 @@ def test_check_certificate_with_two_thirds_proves_the_outcome() -> None:
     assert proof.voters == tuple(each.identity.peer_id for each in SIGNERS[1:])
 
 
+def test_certificates_of_one_group_with_other_votes_parse_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed, parse = list[bytes](), Group.from_bytes
+
+    def counted(data: bytes) -> Group:
+        parsed.append(data)
+        return parse(data)
+
+    signed = SIGNERS[0].sign_group(make_group(run="run", attempt=11), NOW)
+    monkeypatch.setattr(Group, "from_bytes", counted)
+    for voters in (SIGNERS[:3], SIGNERS[1:]):
+        assert STRANGER.check_certificate(certify(signed, voters), NOW).origin == signed.group
+    assert len(parsed) == 1
+
+
 def test_check_certificate_with_fewer_votes_is_refused() -> None:
     signed = SIGNERS[0].sign_group(make_group(), NOW)
     with pytest.raises(PeerViolation, match="3 must agree"):

@@ -147,6 +147,33 @@ def test_history_beyond_its_bound_drops_what_its_neighbours_make_up_for(monkeypa
     assert len(history.since(0)) == 1
 
 
+def test_large_certificate_is_checked_once_while_there_is_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_checked = 0
+    check = RunSignatures.check_certificate
+
+    def counted(self: RunSignatures, data: bytes, now: float) -> Proof:
+        nonlocal num_checked
+        num_checked += 1
+        return check(self, data, now)
+
+    async def main() -> None:
+        reader = ProofReader(network=MemoryInternet().network(), signatures=SIGNERS[0], methods=Methods("run"))
+        one, other = (link(step, (0, 1)).certificate for step in (1, 2))
+        monkeypatch.setattr(RunSignatures, "check_certificate", counted)
+        monkeypatch.setattr(proof_reader, "SMALL_BYTES", 0)
+        for _ in range(3):
+            await reader.check(one)
+        assert num_checked == 1
+        monkeypatch.setattr(proof_reader, "MAX_REMEMBERED_BYTES", len(one) + len(other) - 1)
+        await reader.check(other)  # forgets the first
+        await reader.check(other)
+        assert num_checked == 2
+        await reader.check(one)
+        assert num_checked == 3
+
+    virtual_time.run(main())
+
+
 def test_certificate_that_is_shown_again_is_checked_once_and_a_wrong_one_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -89,6 +89,9 @@ def run(flags: Flags) -> int:
         if is_kept
         else KnownPublishers(config.publisher)
     )
+    kept = kept_models(config, home, emitter)
+    if kept:
+        emitter.say("text stays here: servers get activations in place of tokens, from which it could be computed")
     interrupts.raise_in_command()
     with Client(
         peers=peers,
@@ -96,7 +99,7 @@ def run(flags: Flags) -> int:
         used=used,
         publishers=publishers,
         invite=config.invite,
-        text_at_home=kept_models(config, home, emitter),
+        text_at_home=kept,
     ) as client:
         chat = Chat(client, conversation, emitter)
         chat.begin()

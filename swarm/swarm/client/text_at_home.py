@@ -8,6 +8,7 @@ without. There is one `TextAtHome` per client, on its event loop.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,8 @@ from swarm.serving.home.kept_model import NUM_LAST_BLOCKS, KeptModel, WantedMode
 
 if TYPE_CHECKING:
     from swarm.serving.home.home_ends import HomeEnds
+
+logger = logging.getLogger(__name__)
 
 KeptModels = Mapping[str, KeptModel | Path | str]
 """What a client keeps at home, by the model's name. A path is that of a directory with the model's files."""
@@ -103,8 +106,12 @@ def _between(spans: Sequence[tuple[int, int]], first: int, last: int) -> tuple[t
 
 async def _open(network: Network, kept: KeptModel, chosen: ChosenRevision) -> HomeEnds:
     wanted = WantedModel(name=chosen.name, revision=chosen.revision.digest, published=chosen.published)
+    logger.info("loading both ends of %s, whose text stays here", chosen.name)
     kind = await asyncio.to_thread(_import_home_ends)
-    return await kind.open(network, kept, wanted)
+    ends = await kind.open(network, kept, wanted)
+    spans = " and ".join(f"{hop.start}:{hop.end}" for hop in ends.hops)
+    logger.info("the text of requests to %s stays here: blocks %s run in this process", chosen.name, spans)
+    return ends
 
 
 def _import_home_ends() -> type[HomeEnds]:

@@ -73,6 +73,7 @@ class Convictions:
         self._store = store
         self._on_accusation = on_accusation
         self._accusations = OrderedDict[AccusationKey, IntervalCase]()
+        self._key_of = OrderedDict[bytes, AccusationKey]()  # what was checked, by its digest
         self._bans = Bans(context.replica.config)
         self._on_disk: set[str] = set()
         self.in_group: Callable[[], Collection[str]] = tuple
@@ -273,13 +274,12 @@ class Convictions:
     async def _case(self, evidence: Evidence, *, is_news: bool, was_kept: bool) -> IntervalCase | None:
         """Return the accusation with all findings that came so far, which others are shown from now on; None if this
         member cannot tell whether it is of the run. Raises PeerViolation or IntegrityError."""
-        context = self._context
-        case = await self._off_loop(read_case, evidence.body, context.signatures, context.replica.config)
+        case = await self._read_case(evidence)
         if not was_kept and not self._is_of_this_run(case):
             return None
         key = (case.member.peer_id, case.step, case.proof.outcome)
         known = self._accusations.get(key)
-        if known is not None:
+        if known is not None and known is not case:
             case = known.with_findings_of(case)
         self._accusations[key] = case
         self._accusations.move_to_end(key)
@@ -287,6 +287,18 @@ class Convictions:
             self._accusations.popitem(last=False)
         if not is_news and known is not None and len(case.finders) > len(known.finders):
             await self._show_instead(case)
+        return case
+
+    async def _read_case(self, evidence: Evidence) -> IntervalCase:
+        """Return the accusation in `evidence`, with the findings that came before. Its finder sends it to all members,
+        and each of these passes it on: it is checked once. Raises PeerViolation or IntegrityError."""
+        digest, context = hashlib.sha256(evidence.body).digest(), self._context
+        if (known := self._key_of.get(digest)) is not None and known in self._accusations:
+            return self._accusations[known]
+        case = await self._off_loop(read_case, evidence.body, context.signatures, context.replica.config)
+        self._key_of[digest] = (case.member.peer_id, case.step, case.proof.outcome)
+        while len(self._key_of) > MAX_ACCUSATIONS:
+            self._key_of.popitem(last=False)
         return case
 
     async def _show_instead(self, case: IntervalCase) -> None:

@@ -33,8 +33,9 @@ from swarm.serving.manifest.verification import complaint_about
 from swarm.training.allreduce.parts import leaf_at
 from swarm.training.evidence.evidence import accused, check
 from swarm.training.evidence.interval_draws import draw_leaves, draw_validators
-from swarm.training.run.run_config import InnerConfig
+from swarm.training.run.run_config import InnerConfig, RunConfig
 from swarm_protocol.envelope import seal_now
+from swarm_protocol.equivocation_messages import Equivocation, StatedVote
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.hash_tree import HashTree, leaf_digest
 from swarm_protocol.manifest_messages import (
@@ -62,6 +63,7 @@ from swarm_protocol.proof_messages import AuditedSlice, Evidence, IntervalFindin
 from swarm_protocol.training_messages import Certificate, Outcome, PlacedSignature, SignedGroup
 
 RUN = config(aggregator="centered_clip", validation_rate=0.5, inner=InnerConfig(batch_windows=2, fresh_moments=True))
+TWO = config(min_group=2)
 LIAR = IDENTITIES[1]
 NAMES = (*(each.peer_id for each in IDENTITIES), STRANGER.peer_id, "run", "test")
 NETWORK = "test"
@@ -101,10 +103,10 @@ def signed_anew(chance: random.Random) -> SignedGroup:
     return signatures(IDENTITIES[0]).sign_group(changed, NOW)
 
 
-def check_evidence(evidence: Evidence, liars: set[str]) -> None:
+def check_evidence(evidence: Evidence, liars: set[str], run: RunConfig = RUN) -> None:
     evidence = Evidence.from_bytes(evidence.to_bytes())
     accused(evidence, signatures())
-    assert check(evidence, signatures(), RUN).peer_id in liars
+    assert check(evidence, signatures(), run).peer_id in liars
 
 
 def certificate_of(signed: SignedGroup) -> Certificate:
@@ -160,6 +162,24 @@ def try_interval(data: bytes) -> None:
         findings[chance.randrange(len(findings))] = signatures(signer).sign_finding(finding, NOW)
         whole = replace(whole, findings=tuple(dict.fromkeys(findings)))
     check_evidence(whole.evidence(), {wrong_interval().peer})
+
+
+def try_equivocation(data: bytes) -> None:
+    """Check two votes, of which one is any member's and the liar has signed the other, whatever is in it. Raises
+    AssertionError if that convicts an honest member."""
+    chance, signed = random.Random(data), case().signed
+    outcome = Outcome(origin_digest=signed.digest, part_digests=(b"p" * 32,), state_digest=bytes(32))
+    vote = signed.vote(outcome, "prepare")
+    other = replace(vote, outcome=replace(outcome, state_digest=chance.randbytes(32)))
+    if chance.random() < 0.5:
+        other = altered(other, chance, texts=NAMES)
+    first = StatedVote.of(signatures(LIAR if chance.random() < 0.8 else chance.choice(IDENTITIES)).sign_vote(vote))
+    second = StatedVote.of(signatures(LIAR).sign_vote(other))
+    peer = (LIAR if chance.random() < 0.8 else chance.choice(IDENTITIES)).peer_id
+    whole = Equivocation(statement="vote", peer=peer, first=first.to_bytes(), second=second.to_bytes())
+    if chance.random() < 0.3:
+        whole = altered(whole, chance, texts=NAMES)
+    check_evidence(whole.evidence(), {LIAR.peer_id}, TWO)
 
 
 def try_certificate(data: bytes) -> None:
@@ -266,6 +286,7 @@ def try_invitation(data: bytes) -> None:
 TARGETS = (
     Target(name="evidence of a reduction", take=try_reduction),
     Target(name="evidence of an interval", take=try_interval),
+    Target(name="evidence of two votes", take=try_equivocation),
     Target(name="certificate of a step", take=try_certificate),
     Target(name="manifest and its proofs", take=try_manifest),
     Target(name="chain of an invitation", take=try_invitation),

@@ -101,8 +101,8 @@ def test_node_whose_router_maps_ports_is_reached_directly(nodes: LabNodes, figur
         def is_direct() -> bool:
             before = nodes.lab.sent("seed").total
             called = caller.tell("call", peer=home.peer_id, num=20, pause_s=0.05, num_bytes=20_000).result()
-            assert called["failures"] == []
-            return nodes.lab.sent("seed").total - before < 20 * 20_000 / 5
+            # one that is under way when the path is replaced may fail, and is not among those that show it is direct
+            return called["failures"] == [] and nodes.lab.sent("seed").total - before < 20 * 20_000 / 5
 
         # what began over a relay moves once the address is known
         wait_until(is_direct, "a symmetric NAT reaches it through the relay alone", timeout_s=MAPPED_S)

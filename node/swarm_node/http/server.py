@@ -24,7 +24,7 @@ from typing import ClassVar
 
 import uvicorn
 from starlette.types import ASGIApp
-from swarm_protocol.errors import StartError
+from swarm_protocol.errors import StartError, reason_of
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 BACKLOG = 256
@@ -114,7 +114,7 @@ def is_local(host: str) -> bool:
 
 
 def _no_address(host: str, error: OSError) -> StartError:
-    return StartError(f"--host {host} is not an address of this machine: {error}", remedy="use 127.0.0.1")
+    return StartError(f"--host {host} is not an address of this machine: {reason_of(error)}", remedy="use 127.0.0.1")
 
 
 def default_max_connections() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -125,6 +126,15 @@ def test_connections_leave_half_of_the_files_to_the_swarm(monkeypatch: pytest.Mo
     assert server.default_max_connections() == 128
     monkeypatch.setattr(server.resource, "getrlimit", lambda _what: (2**20, 2**20))
     assert server.default_max_connections() == server.MAX_CONNECTIONS
+
+
+def test_listen_on_a_name_that_leads_nowhere_says_what_the_resolver_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_arguments: object, **_options: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(server.socket, "getaddrinfo", unknown)
+    with pytest.raises(StartError, match="nohost is not an address of this machine: name or service not known:"):
+        server.is_local("nohost")
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1"])

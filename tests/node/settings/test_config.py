@@ -12,6 +12,8 @@ from swarm.network.traffic import MIN_BYTES_PER_S
 from swarm_node.settings import config, parsers
 from swarm_node.settings.config import SETTINGS, Setting, UsageError
 from swarm_protocol.errors import ConfigError
+from swarm_protocol.identity import Identity
+from swarm_protocol.run_credentials import invite_to_run
 
 SEED = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"
 
@@ -194,6 +196,8 @@ def test_resolve_example_of_each_setting_can_be_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("invitation").write_text(Owner().invite().text())
+    word = invite_to_run(Identity(bytes(32)), "story", network_id="swarm", now=1e9, lifetime_s=60.0)
+    Path("alice.invitation").write_text(word.text())
     setting = SETTINGS[name]
     example = setting.example or config.default_text(name)
     assert example

@@ -179,7 +179,7 @@ COMMANDS = (
             "--expires TIME": "When it ends: 30d, 12h or 90m from now, at most 366d (default: 30d).",
             "--uses NUMBER": "How many nodes may enter with it (default: 1).",
             "--for-node NODE": "Bind it to the node with this peer id, as swarm-node identity shows it there.",
-            "--out FILE": "Write it to a file that only you can read, instead of to the terminal.",
+            "--out FILE": "Write it to a new file that only you can read, instead of to the terminal.",
         },
     ),
     Command(
@@ -205,7 +205,7 @@ COMMANDS = (
             "PATH": "The signed run file (default: run.toml).",
             "--for-node NODE": "The newcomer's peer id, as swarm-node identity shows it there.",
             "--expires TIME": "When it ends: 30d, 12h or 90m from now, at most 366d (default: 30d).",
-            "--out FILE": "Write it to a file that only you can read, instead of to the terminal.",
+            "--out FILE": "Write it to a new file that only you can read, instead of to the terminal.",
         },
     ),
     Command(

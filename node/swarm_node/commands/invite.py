@@ -65,7 +65,7 @@ def _tell(invitation: NetworkInvitation, out: Path | None, emitter: Emitter) -> 
         rights=list(invitation.terms.rights),
         rights_text=", ".join(invitation.terms.rights),
         expires_at=invitation.expires_at,
-        until=_utc(invitation.expires_at),
+        until=utc(invitation.expires_at),
         file=str(out) if out else "",
     )
     if out is None:
@@ -98,7 +98,7 @@ def show(flags: Flags) -> int:
     emitter.result(f"network {owned.network_id}, {plural(len(owned.issued), 'invitation')}")
     for each in owned.issued:
         about = "  ".join(filter(None, (each.note, f"for {each.node}" if each.node else "")))
-        state = f"{each.state(now):<7}  until {_utc(each.expires_at)}"
+        state = f"{each.state(now):<7}  until {utc(each.expires_at)}"
         emitter.result(f"{each.serial}  {state}  {','.join(each.rights)}  {about}".rstrip())
     return 0
 
@@ -157,7 +157,8 @@ def _seeds(config: Config, home: Home) -> tuple[str, ...]:
     return found[: limits.MAX_CONTACT_ADDRS]
 
 
-def _utc(at: float) -> str:
+def utc(at: float) -> str:
+    """Return a time (Unix seconds) to the minute, as messages show it."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
 
 

@@ -27,13 +27,14 @@ from swarm_protocol.run_credentials import (
 )
 
 from swarm_node import diagnostics, interrupts
-from swarm_node.commands.invite import parse_lifetime
+from swarm_node.commands.invite import parse_lifetime, utc
 from swarm_node.events.emitter import Emitter
 from swarm_node.network_visit import retried, visiting
 from swarm_node.settings.config import Config, UsageError
 from swarm_node.settings.parsers import whole_number
 from swarm_node.storage.home import explained
 from swarm_node.storage.kept_invitation import write_private
+from swarm_node.storage.new_file import check_new_file
 
 
 def invite(
@@ -50,6 +51,8 @@ def invite(
     """Sign an invitation to the run of the file `path`. Raises ConfigError or UsageError, also if `inviter` may not
     invite to it."""
     run, lifetime_s, max_uses = read_signed(path), parse_lifetime(expires), _uses(uses)
+    if out is not None:
+        check_new_file(out)
     if not run.config.entrance.welcomes:
         raise ConfigError(
             f"{run.run_id} lets nobody in by invitation", remedy='sign a run with invitations = "welcome" or "required"'
@@ -145,6 +148,8 @@ def vouch(
 ) -> int:
     """Sign for the newcomer `node` as a member of the run of the file `path`. Raises ConfigError or UsageError."""
     run, lifetime_s, newcomer = read_signed(path), parse_lifetime(expires), _node(node)
+    if out is not None:
+        check_new_file(out)
     if not newcomer:
         raise UsageError("--for-node is missing", remedy="give the peer id that swarm-node identity shows there")
     if newcomer == member.peer_id:
@@ -182,7 +187,7 @@ def _until(word: RunInvitation) -> dict[str, object]:
     expires_at = word.envelope.expires_at
     return {
         "expires_at": expires_at,
-        "until": time.strftime("%Y-%m-%d %H:%M", time.localtime(expires_at)),
+        "until": utc(expires_at),
     }
 
 

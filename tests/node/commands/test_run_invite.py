@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,8 @@ def test_invitation_is_printed_alone_and_is_in_no_event(
     assert word.terms is not None
     assert (word.run, word.terms.max_uses) == (run.run_id, 3)
     assert word.envelope.expires_at - word.envelope.issued_at == 7200
-    assert f"invitation {word.terms.serial:016x} to {run.run_id} until" in err
+    until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(word.envelope.expires_at))
+    assert f"invitation {word.terms.serial:016x} to {run.run_id} until {until}" in " ".join(err.split())
     path = tmp_path / "word"
     code, out, err = call(capsys, *words, "--for-node", FRIEND.peer_id, "--out", path, "--json")
     assert (code, path.stat().st_mode & 0o777) == (0, 0o600)
@@ -50,6 +52,9 @@ def test_invitation_is_printed_alone_and_is_in_no_event(
     assert (event["event"], event["node"], event["file"]) == ("run_invited", FRIEND.peer_id, str(path))
     assert path.read_text().strip() not in out + err
     assert parse_run_word(str(path)) == parse_run_word(f"@{path}")
+    kept = path.read_bytes()
+    code, _, err = call(capsys, *words, "--out", path)
+    assert (code, f"{path} exists already" in err, path.read_bytes() == kept) == (1, True, True)
 
 
 def test_vouch_names_the_newcomer_and_is_signed_by_the_member(

@@ -166,7 +166,7 @@ class PacedClient(AsyncClient):
 
     async def draw(self, model: str, prompt: Sequence[int], num_tokens: int, trace: Trace) -> AsyncIterator[int]:
         chosen = await self._catalog.to_use(model)
-        shape = (await self._assets.get(chosen.name, chosen.servers)).shape
+        shape = (await self._assets.get(chosen.name, chosen.servers, chosen.published)).shape
         max_tokens = len(prompt) + num_tokens
         async with Session(
             self._state,

@@ -50,7 +50,8 @@ class TrainingStatus(Checked):
     While this node is on probation, it has `steps_left` of the run's `probation_steps`. `endorsed_step` is the newest
     outer step that the run's author has endorsed, as this node has verified (0: it knows of none); `endorses_other`: of
     that step, this node's history has another state. `entered` says in words by which invitation or vouches this node
-    entered the run, as the run's state says; empty: by none."""
+    entered the run, as the run's state says; empty: by none. `held_out` says how members' work scores on held-out data,
+    in words; empty: there are no scores."""
 
     run: Name
     outer_step: OuterStep
@@ -66,6 +67,7 @@ class TrainingStatus(Checked):
     endorsed_step: OuterStep = 0
     endorses_other: bool = False
     entered: Annotated[str, one_line(_MAX_WAITS_CHARS)] = ""
+    held_out: Annotated[str, one_line(_MAX_WAITS_CHARS)] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

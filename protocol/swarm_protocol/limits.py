@@ -148,6 +148,8 @@ MAX_LINK_BYTES_PER_S = 2.0**40
 # The members that one member says of in a round how fast it heard them: those of the usual largest group. More would
 # not fit a record beside the longest refusals.
 MAX_REPORTED_RATES = 16
+# The members whose held-out scores a record tells, the lowest first, for the same reason.
+MAX_REPORTED_SCORES = 16
 # One member's traffic of one round; 1 PiB is beyond any link.
 MAX_ROUND_BYTES = 2**50
 # Refusals of one round that a record tells: with a line each they fill most of it, and eight are a pattern.
@@ -282,6 +284,10 @@ MAX_VOUCHERS = 4
 MAX_RUN_CREDENTIAL_BYTES = 640
 # A run's id, a serial, a number and a flag.
 MAX_RUN_TERMS_BYTES = 128
+# Contributions of one outer step whose effect on the held-out loss is measured; each costs all members a forward pass.
+MAX_SCORED = 4
+# In millionths of a nat: no loss of a model that is of any use moves by more in a step.
+MAX_EFFECT = 100_000_000
 # A signed group with the group whose outcome it resumes: 256 signed reports (79 KiB), MAX_TRAINERS (69 KiB),
 # MAX_NEWCOMERS, MAX_CREDENTIALS (40 KiB) and a resume order, twice, and one lock (27 KiB). In a run without clusters,
 # credentials and orders it is 185 KiB at most.

@@ -222,7 +222,9 @@ class TrainerRecord(wire.WireMessage):
     `report` is of the newest round that it took part in and that was committed, which may be an earlier one; None until
     there is one. `num_parameters` are those that the run trains; None while it prepares. `validation` is its newest.
     All three are None where its version does not say. `endorsed_step` is the outer step of the newest endorsement of
-    the run's author that the peer can show (see `training_messages.Endorsement`); 0: it has none.
+    the run's author that the peer can show (see `training_messages.Endorsement`); 0: it has none. `held_out_scores` are
+    those of the state that it has, in nats by member: the lowest ones, if there are more than a record holds (see
+    `swarm.training.run.held_out_scores`).
     """
 
     PROTO = records_pb2.TrainerRecord
@@ -238,6 +240,14 @@ class TrainerRecord(wire.WireMessage):
     num_parameters: Annotated[int, whole(limits.MAX_PART_VALUES)] | None = None
     validation: ValidationReport | None = None
     endorsed_step: OuterStep = 0
+    held_out_scores: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        check_count(tuple(self.held_out_scores), "held_out_scores", max_items=limits.MAX_REPORTED_SCORES)
+        for peer_id, score in self.held_out_scores.items():
+            name = f"held_out_scores {check_peer_id(peer_id)}"
+            check_float(score, name, low=-limits.MAX_EFFECT, high=limits.MAX_EFFECT)
+        object.__setattr__(self, "held_out_scores", dict(self.held_out_scores))
 
 
 Record: TypeAlias = NodeRecord | ServeRecord | TrainerRecord

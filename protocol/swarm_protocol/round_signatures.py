@@ -1,7 +1,7 @@
 """The bytes that the members of a round sign: commitments to slices, reports to a coordinator, and votes.
 
 Each begins with its purpose. Every field after it has one length, or ends with a zero byte, which no name holds, or
-follows its own number of items. Whole numbers are big-endian.
+follows its own number of items, or is what is left at the end. Whole numbers are big-endian.
 """
 
 from __future__ import annotations
@@ -66,6 +66,9 @@ def stated_report_message(network_id: str, run: str, stated: StatedReport) -> by
             ),
             *(newcomer.encode() + b"\x00" for newcomer in report.newcomers),
             _number(report.steps_left),
+            bytes([report.discounted]),
+            _number(len(report.effects)),
+            *(each.to_bytes(_NUMBER_BYTES, "big", signed=True) for each in report.effects),
             _entrance(report),
         )
     )

@@ -39,6 +39,9 @@ Step: TypeAlias = Annotated[int, whole(limits.MAX_OUTER_STEP, low=1)]
 Attempt: TypeAlias = Annotated[int, whole(limits.MAX_ATTEMPT)]
 Work: TypeAlias = Annotated[int, whole(limits.MAX_INTERVAL_TOKENS)]
 BytesPerS: TypeAlias = Annotated[int, whole(MAX_BYTES_PER_S)]
+Effects: TypeAlias = Annotated[
+    tuple[Annotated[int, whole(limits.MAX_EFFECT, low=-limits.MAX_EFFECT)], ...], up_to(limits.MAX_SCORED)
+]
 StepsLeft: TypeAlias = Annotated[int, whole(limits.MAX_PROBATION_STEPS)]
 PhaseS: TypeAlias = Annotated[float, number(limits.MAX_PHASE_S)]
 Reason: TypeAlias = Annotated[str, one_line(limits.MAX_FAILURE_TEXT_CHARS)]
@@ -153,6 +156,10 @@ class Contribution(Checked):
     `credentials` are of itself and of its newcomers, where they enter the run by an invitation or by vouches. `demoted`
     are members that it names for having vouched for a peer that evidence has convicted (see
     `swarm.training.run.entrance`).
+
+    `effects` are what the member measured of the contributions that the state names as drawn, in their order: how much
+    its own part of each lowers the held-out loss, in millionths of a nat; empty if it measured nothing. `discounted`:
+    by the state's scores it counts for less (see `swarm.training.run.held_out_scores`).
     """
 
     peer_id: PeerId
@@ -169,6 +176,8 @@ class Contribution(Checked):
     steps_left: StepsLeft = 0
     credentials: Credentials = ()
     demoted: Peers = ()
+    effects: Effects = ()
+    discounted: bool = False
 
     def __post_init__(self) -> None:
         check_work(self.num_tokens, self.num_samples)
@@ -198,8 +207,8 @@ class Ready(wire.WireMessage):
     so it takes precedence. `signature` is of the report as a group carries it, see `contribution_of`. `bytes_per_s` is
     the bandwidth that the member has measured in its reductions; 0: not yet. `sequence` is that of the author's last
     resume order that the member knows (see `ResumeOrder`); 0: none. `followers`, `newcomers`, `commitment`,
-    `steps_left`, `credentials` and `demoted` are those of the `Contribution`. `revocation` is one of the author's that
-    the state does not know yet.
+    `steps_left`, `credentials`, `demoted`, `effects` and `discounted` are those of the `Contribution`. `revocation` is
+    one of the author's that the state does not know yet.
     """
 
     PROTO = training_pb2.Ready
@@ -226,6 +235,8 @@ class Ready(wire.WireMessage):
     credentials: Credentials = ()
     demoted: Peers = ()
     revocation: Revocation = b""
+    effects: Effects = ()
+    discounted: bool = False
 
     def __post_init__(self) -> None:
         check_work(self.num_tokens, self.num_samples)
@@ -252,6 +263,8 @@ class Ready(wire.WireMessage):
             steps_left=self.steps_left,
             credentials=self.credentials,
             demoted=self.demoted,
+            effects=self.effects,
+            discounted=self.discounted,
         )
 
 

@@ -18,7 +18,7 @@ import functools
 import math
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +26,15 @@ import torch
 from numpy.typing import NDArray
 from swarm.training.allreduce.part_owner import PartReducer
 from swarm.training.allreduce.parts import ReductionScheme, leaf_values
+from swarm.training.member.held_out_effects import effect_of
+from swarm.training.run.held_out_scores import HeldOutRule, HeldOutScores
 from swarm.trust.aggregators import get_aggregator
 from swarm.trust.kernels import Floats
 from swarm.trust.mixing import A_THIRD, get_mixing, leaf_beacon
 from swarm_compression import get_codec
+from swarm_protocol import limits
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Contribution
+from swarm_protocol.training_messages import Contribution, Group
 
 Whole = NDArray[np.int64]
 
@@ -53,7 +56,8 @@ NUM_SAMPLES, NUM_HELD_OUT = 56_000, 4_000
 class Rule:
     """How contributions are put together. `from_last`: CenteredClip that starts at the exponential mean of the last
     results, which the outer momentum is, and takes one step (Karimireddy et al. 2021, algorithm 2); runs do not have
-    it, since evidence could not show the start."""
+    it, since evidence could not show the start. `discounts`: four contributions of each round are measured on held-out
+    samples by all others, and those with a low score count for a tenth."""
 
     name: str
     aggregator: str = "centered_clip"
@@ -62,6 +66,7 @@ class Rule:
     reach: float = 1.2
     momentum: float = 0.0
     from_last: bool = False
+    discounts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +145,8 @@ def _probabilities(logits: Floats) -> Floats:
     return result
 
 
-def _held_out_loss(theta_N: Floats) -> float:
-    x_SC, y_S = (each[NUM_SAMPLES:] for each in _samples())
+def _held_out_loss(theta_N: Floats, chosen_S: Whole | slice = slice(None)) -> float:
+    x_SC, y_S = (each[NUM_SAMPLES:][chosen_S] for each in _samples())
     (embed_VE,), (w_in_EU,), (b_in_U,), (w_out_UV,), (b_out_V,) = _layers(theta_N[None])
     h_SU = np.tanh(embed_VE[x_SC].reshape(len(y_S), -1) @ w_in_EU + b_in_U)
     p_SV = _probabilities((h_SU @ w_out_UV + b_out_V).astype(np.float64))
@@ -253,6 +258,7 @@ class AttackedRun:
         self._own = _dealt(self._y_S, self._generator, unequal=trial.unequal)
         self._theta_N = (0.1 * self._generator.standard_normal(NUM_VALUES)).astype(np.float32)
         self._momentum_N = np.zeros(NUM_VALUES, np.float32)
+        self._generator_of_scores = np.random.default_rng(trial.seed + 11)
         self._moments = [np.zeros((NUM_MEMBERS, NUM_VALUES), np.float32) for _ in range(2)]
         self._averages_MN = np.zeros((NUM_MEMBERS, NUM_VALUES), np.float32)
         self._num_inner = 0
@@ -264,12 +270,15 @@ class AttackedRun:
             Contribution(peer_id=Identity(bytes([index]) * 32).peer_id, num_tokens=BATCH, num_samples=1)
             for index in range(NUM_MEMBERS)
         ]
+        self._scores = HeldOutScores(rule=HeldOutRule(num_drawn=4, discounts=True)) if rule.discounts else None
 
     def train(self) -> float:
         """Return the held-out loss after the last outer step, in nats a symbol."""
         for step in range(OUTER_STEPS):
             delta_MN = self._attacked(self._contributions(step))
             result_N = self._from_last(delta_MN) if self._trial.rule.from_last else self._reduced(delta_MN, step)
+            if self._scores is not None:
+                self._score(delta_MN, step)
             result_N = self._over_the_wire(result_N)
             self._momentum_N = OUTER_MOMENTUM * self._momentum_N + result_N
             self._theta_N = self._theta_N - OUTER_RATE * (result_N + OUTER_MOMENTUM * self._momentum_N)
@@ -310,6 +319,43 @@ class AttackedRun:
         beacon = functools.partial(leaf_beacon, "bench", step, bytes([self._trial.seed]) * 32)
         reducer = PartReducer(self._scheme, self._members[: len(delta_MN)], leaf_values(NUM_VALUES), beacon)
         return reducer.combined(encoded, slice(0, NUM_VALUES)).numpy()
+
+    def _score(self, delta_MN: Floats, step: int) -> None:
+        """Measure drawn contributions: each honest member what its own tenth of one does on 512 held-out samples of its
+        own draw; liars say the best of each other and the worst of all others."""
+        assert self._scores is not None
+        peers = [each.peer_id for each in self._members]
+        group = Group(
+            run="bench",
+            step=step + 1,
+            attempt=0,
+            state_digest=bytes(32),
+            members=tuple(sorted(self._members, key=lambda each: each.peer_id)),
+            part_values=(NUM_VALUES // NUM_MEMBERS,) * NUM_MEMBERS,
+            reduce_s=1.0,
+            vote_s=1.0,
+        )
+        drawn = self._scores.rule.draw(group, (delta_MN.tobytes()[:64],))
+        effects = dict[str, tuple[int, ...]]()
+        for index, peer in enumerate(peers):
+            if index >= NUM_HONEST:
+                sides = (1 if peers.index(subject) >= NUM_HONEST else -1 for subject in drawn)
+                effects[peer] = tuple(side * limits.MAX_EFFECT for side in sides)
+                continue
+            place, chosen_S = slice(index * NUM_VALUES // 10, (index + 1) * NUM_VALUES // 10), self._chosen()
+            before, found = _held_out_loss(self._theta_N, chosen_S), []
+            for subject in drawn:
+                moved_N = self._theta_N.copy()
+                moved_N[place] -= OUTER_RATE * self._over_the_wire(delta_MN[peers.index(subject)])[place]
+                found.append(effect_of(before - _held_out_loss(moved_N, chosen_S), NUM_MEMBERS))
+            effects[peer] = tuple(found)
+        members = tuple(replace(each, effects=effects[each.peer_id]) for each in group.members)
+        scores = replace(self._scores, drawn=drawn).after(peers, replace(group, members=members))
+        self._scores = replace(self._scores, scores=scores)
+        self._members = [replace(each, discounted=self._scores.is_discounted(each.peer_id)) for each in self._members]
+
+    def _chosen(self) -> Whole:
+        return self._generator_of_scores.integers(NUM_HELD_OUT, size=512)
 
     def _from_last(self, delta_MN: Floats) -> Floats:
         start_N = (1 - OUTER_MOMENTUM) * self._momentum_N

@@ -8,7 +8,7 @@ its own contribution and of the honest ones. Aggregators have their default para
 `least kept` is the share of its pull that the worst treated honest contribution kept in runs without a liar.
 
 The default aggregator is to end within CLOSE of the mean without a liar, whatever the lie. Losses of runs that differ
-in nothing but rounding are some hundredths apart. Takes 190 CPU seconds.
+in nothing but rounding are some hundredths apart. Takes 80 CPU seconds with five members, 110 with eight (-k "[5]").
 """
 
 from __future__ import annotations
@@ -34,29 +34,28 @@ RULES = (
     ("multi_krum", NO_MIXING),
     (DEFAULT_AGGREGATOR, DEFAULT_MIXING),
 )
-SIZES = (5, 8)
 CLOSE = 0.1
 """Nats a byte."""
 LEAST_KEPT = 0.6
 
 
-def test_default_aggregator_trains_on_whatever_one_member_sends_and_costs_nothing_without_a_liar() -> None:
+@pytest.mark.parametrize("size", [5, 8])
+def test_default_aggregator_trains_on_whatever_one_member_sends_and_costs_nothing_without_a_liar(size: int) -> None:
     trials = [
         Trial(aggregator=aggregator, mixing=mixing, lie=lie, num_members=size)
-        for (aggregator, mixing), lie, size in product(RULES, LIES, SIZES)
+        for (aggregator, mixing), lie in product(RULES, LIES)
     ]
     with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
         endings = dict(zip(trials, pool.map(ending, trials), strict=True))
-    for size in SIZES:
-        _show(size, endings)
-        honest = endings[Trial(aggregator="mean", lie="none", num_members=size)].loss
-        ours = {
-            lie: endings[Trial(aggregator=DEFAULT_AGGREGATOR, mixing=DEFAULT_MIXING, lie=lie, num_members=size)]
-            for lie in LIES
-        }
-        assert max(each.loss for each in ours.values()) < honest + CLOSE
-        assert ours["none"].least_kept >= LEAST_KEPT
-        assert endings[Trial(aggregator="mean", lie="scaled", num_members=size)].loss > honest + 1
+    _show(size, endings)
+    honest = endings[Trial(aggregator="mean", lie="none", num_members=size)].loss
+    ours = {
+        lie: endings[Trial(aggregator=DEFAULT_AGGREGATOR, mixing=DEFAULT_MIXING, lie=lie, num_members=size)]
+        for lie in LIES
+    }
+    assert max(each.loss for each in ours.values()) < honest + CLOSE
+    assert ours["none"].least_kept >= LEAST_KEPT
+    assert endings[Trial(aggregator="mean", lie="scaled", num_members=size)].loss > honest + 1
 
 
 def _show(size: int, endings: dict[Trial, Ending]) -> None:

@@ -292,11 +292,13 @@ def test_status_says_while_a_trainer_is_on_probation_and_what_its_runs_author_en
     assert REPLY.training is not None
     assert "probation" not in this_node.text(REPLY)
     assert "endorse" not in this_node.text(REPLY)
-    training = replace(REPLY.training, steps_left=3, probation_steps=4, endorsed_step=1200)
+    assert "held out" not in this_node.text(REPLY)
+    training = replace(REPLY.training, steps_left=3, probation_steps=4, endorsed_step=1200, held_out="this node +0.5")
     reply = replace(REPLY, training=training)
     assert StatusReply.from_bytes(reply.to_bytes()) == reply
     shown = this_node.text(reply)
     assert "probation  on probation: 3 of 4 outer steps left until this node counts fully" in shown
     assert "endorsed   by the run's author up to outer step 1,200" in shown
+    assert "held out   this node +0.5" in shown
     other = this_node.text(replace(REPLY, training=replace(training, endorses_other=True)))
     assert "the run's author endorses another outer step 1,200 than this node's history has" in other

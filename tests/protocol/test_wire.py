@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ class Flat:
     num_parameters: int | None = None
     validation: None = None
     endorsed_step: int = 0
+    held_out_scores: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.outer_step == 13:

@@ -97,13 +97,15 @@ def whole_registry() -> Iterator[Registry]:
     server.connections.num_refused = {"busy": 1, "never": 2, "violation": 3, "lanes": 4}
     server.connections.num_connections, server.connections.backpressure.num_bytes = 9, 10
     _count(registry)
+    scores = {"me": 0.5, "b": -0.25, "c": 0.75}
+    member = MagicMock(num_mismatches=2, bans=("one", "two", "three"), held_out_scores=scores)
     volunteer = MagicMock(server=server, num_failed_moves=1)
     with (
         registry.reading(lambda: read_node(node)),
         registry.reading(lambda: read_network(network)),
         registry.reading(lambda: read_server(volunteer)),
         registry.reading(lambda: read_possession(MagicMock(num_proven=11, num_failed=1, num_unanswered=2))),
-        registry.reading(lambda: read_trainer(MagicMock(num_mismatches=2, bans=("one", "two", "three")), SLOW, "me")),
+        registry.reading(lambda: read_trainer(member, SLOW, "me")),
     ):
         yield registry
 

@@ -37,6 +37,7 @@ from swarm.training.round.round_events import (
 )
 from swarm.training.round.round_state import RoundSetup, RoundState
 from swarm.training.run.entrance import Entrance
+from swarm.training.run.held_out_scores import HeldOutRule, HeldOutScores
 from swarm.training.run.probation import Probation
 from swarm.training.run.standings import Standings
 from swarm_protocol import training_messages as messages
@@ -382,7 +383,10 @@ def to_json(value: Any) -> Any:
 
 KINDS = {
     name: kind for module in (events, messages) for name, kind in vars(module).items() if isinstance(kind, type)
-} | {each.__name__: each for each in (Clusters, Entrance, Probation, RoundSetup, Standings, Succession)}
+} | {
+    each.__name__: each
+    for each in (Clusters, Entrance, HeldOutRule, HeldOutScores, Probation, RoundSetup, Standings, Succession)
+}
 
 
 def from_json(value: Any) -> Any:

@@ -156,6 +156,9 @@ class SyntheticInner:
     def validate(self, theta_N: Tensor, num_batches: int) -> float:
         return float((theta_N - self.target_N).square().mean())
 
+    def held_out_loss(self, theta_N: Tensor, num_windows: int, draw: int) -> float:
+        return self.validate(theta_N, 1)
+
     def close(self) -> None:
         self.is_closed = True
 

@@ -115,6 +115,7 @@ def text(reply: StatusReply) -> str:
         "training": _training(reply.training) if reply.training else "",
         "probation": _probation(reply.training) if reply.training else "",
         "entered": reply.training.entered if reply.training else "",
+        "held out": reply.training.held_out if reply.training else "",
         "endorsed": _endorsed(reply.training) if reply.training else "",
         "convicted": "\n           ".join(reply.training.convicted) if reply.training else "",
         "links": "\n           ".join(reply.training.slow_links) if reply.training else "",

@@ -323,7 +323,7 @@ def _environment() -> Environment:
     wording_filters = (
         *(wording.ago, wording.clock, wording.count, wording.doing, wording.in_url, wording.iso),
         *(wording.loss, wording.named, wording.num_bytes, wording.number, plain, wording.share, wording.tail),
-        *(wording.duration, wording.round_trip, wording.until, path_counts, whole_mebibytes, _safe_url),
+        *(wording.effect, wording.duration, wording.round_trip, wording.until, path_counts, whole_mebibytes, _safe_url),
     )
     environment.filters.update(
         {"counted": plural} | {function.__name__.strip("_"): function for function in wording_filters}

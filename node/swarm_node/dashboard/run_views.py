@@ -193,14 +193,26 @@ def contributors(
     """Return the members, and former ones in steps that this dashboard has seen; most tokens first."""
     by_peer = {each.peer_id: each for each in done}
     members = active(facts.trainers.records)
+    scores = held_out_scores(facts)
     views = [
         contributor_view(
             peer_id, facts.run, members.get(peer_id), by_peer.get(peer_id), name=names.get(peer_id), since=since, at=at
-        )
+        ).model_copy(update={"held_out_score": scores.get(peer_id)})
         for peer_id in members.keys() | by_peer.keys()
     ]
     views.sort(key=lambda view: (-view.tokens, view.name, view.peer_id))
     return tuple(views[:MAX_CONTRIBUTORS])
+
+
+def held_out_scores(facts: RunFacts) -> dict[str, float]:
+    """Return the scores of trainers that most members with the newest committed state say, which is the median: they
+    are part of that state."""
+    members = active(facts.trainers.records)
+    outer_step, digest = _newest(facts, members)
+    said = [each for each in members.values() if (each.outer_step, each.digest.hex()) == (outer_step, digest)]
+    peers = {peer_id for record in said for peer_id in record.held_out_scores}
+    tellers = {peer: [each.held_out_scores[peer] for each in said if peer in each.held_out_scores] for peer in peers}
+    return {peer: median(scores) for peer, scores in tellers.items() if 2 * len(scores) > len(said)}
 
 
 def contributor_view(

@@ -217,6 +217,7 @@ class ContributorView(View):
     tokens: int  # in the committed steps seen here
     rounds: int  # likewise
     uptime_s: float | None  # since this dashboard first saw it in the run
+    held_out_score: float | None = None  # what its work does to the held-out loss, in nats a step, as members say
 
 
 class RunView(View):

@@ -40,6 +40,10 @@ def loss(value: float | None) -> str:
     return UNKNOWN if value is None or not math.isfinite(value) else f"{value:.3f}"
 
 
+def effect(value: float | None) -> str:
+    return UNKNOWN if value is None or not math.isfinite(value) else f"{value:+.3f}"
+
+
 def share(value: float | None) -> str:
     """Write a part of 1 as a percentage, and 100 % only where it is all."""
     if value is None or not math.isfinite(value):

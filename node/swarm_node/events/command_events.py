@@ -181,7 +181,7 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
         state="text: starting, seeding, idle, training, serving, gateway, dashboard, draining, paused",
         training="object?: run, outer_step, num_outer_steps, loss, tokens_per_s, waits_for, waits_s, slow_links, "
         "convicted, steps_left (on probation; 0: it counts fully), probation_steps, endorsed_step (0: none known), "
-        "endorses_other, entered (by which invitation or vouches)",
+        "endorses_other, entered (by which invitation or vouches), held_out (scores on held-out data, in words)",
         serving="object?: model, start, end, num_sessions, tokens_per_s",
         memory_bytes="int: resident memory of the daemon and its libp2p child",
         pause="text: why it lends nothing now: hours, budget, or empty",

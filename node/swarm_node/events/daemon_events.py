@@ -280,6 +280,14 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
         step="int: the outer step of the state that says so",
         steps_left="int: the steps to which it still has to contribute; 0: it counts fully from now on",
     ),
+    "held_out_scored": event_spec(
+        "What trainers' contributions do to the loss on held-out data, as the others measure it: slow averages, which "
+        "are part of the committed state.",
+        run="text: the run's id",
+        step="int: the outer step of the state that says so",
+        scores="object: nats a step, by peer id; above 0 is good",
+        own="number?: this node's own score; null: it has none yet",
+    ),
     "state_endorsed": event_spec(
         "The run's author has endorsed a state of its history, from which newcomers begin. If this node's own history "
         "has another state there, it was joined to something that is not the run.",

@@ -180,6 +180,12 @@ TRAINER: MetricGroup = {
     "swarm_trainer_num_outer_steps": _gauge("Outer steps of the run.", "never"),
     "swarm_trainer_loss": _gauge("The group's mean training loss, weighted by tokens.", "with each committed step"),
     "swarm_trainer_validation_loss": _gauge("Loss on held-out data.", "at the beginning and at the end of a run"),
+    "swarm_trainer_held_out_score": _gauge(
+        "What contributions do to the held-out loss, in nats a step, as a slow average; above 0 is good. Absent while "
+        "nobody has been measured.",
+        "with each committed step",
+        stat="`own`, this member's; `min` or `median` over the trainers",
+    ),
     "swarm_trainer_group_size": _gauge("Members of the last committed round.", "with each committed step"),
     "swarm_trainer_tokens_per_second": _gauge("This member's speed in its last interval.", "after each interval"),
     "swarm_trainer_tokens_total": _counter("Tokens that this member trained on.", "after each interval"),

@@ -192,5 +192,11 @@ def read_trainer(trainer: RunMember, slow: Sequence[SlowLink], me: str) -> Itera
     for direction, kind in (("send", "sender"), ("receive", "receiver")):
         own = [each.slowdown for each in slow if each.kind == kind and each.peers == (me,)]
         yield Reading("swarm_link_own_slowdown", own[0] if own else 1.0, {"direction": direction})
+    scores = trainer.held_out_scores
+    if me in scores:
+        yield Reading("swarm_trainer_held_out_score", scores[me], {"stat": "own"})
+    for stat, of in (("min", min), ("median", statistics.median)):
+        if scores:
+            yield Reading("swarm_trainer_held_out_score", of(scores.values()), {"stat": stat})
     yield Reading("swarm_trainer_num_banned", len(trainer.bans))
     yield Reading("swarm_trainer_digest_mismatches_total", trainer.num_mismatches)

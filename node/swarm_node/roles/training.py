@@ -1,8 +1,8 @@
 """Trains one run on this node: resumes it, reports its progress, keeps checkpoints, and exports the result.
 
 `swarm.training.member.run_member` does the training; this module owns it and has the disk. A checkpoint that cannot be
-written is a warning, not the end. `OwnStanding` keeps what `status` says of this node's probation, and of what the
-run's author has endorsed.
+written is a warning, not the end. `OwnStanding` keeps what `status` says of this node's probation, of what the run's
+author has endorsed, and of its members' scores.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 from swarm.network.link_diagnosis import LinkWatch, SlowLink
 from swarm.start_checkpoint import bringing
@@ -37,14 +38,14 @@ from swarm.training.state.checkpoint import Checkpoint, discard_inner, load_newe
 from swarm.training.state.endorsement import EndorsementFile
 from swarm.training.state.export import export_hf
 from swarm.training.state.replica_state import ReplicaState
-from swarm.training.trainer_events import OnProbation, StateEndorsed, TrainingEvent
+from swarm.training.trainer_events import HeldOutScored, OnProbation, StateEndorsed, TrainingEvent
 from swarm_protocol.control_messages import MAX_CONVICTED_LINES, TrainingStatus
 from swarm_protocol.errors import ConfigError, SessionError, SwarmError
 from torch import Tensor
 
 from swarm_node.commands.run_pinning import checkpoint_source
 from swarm_node.events.tensorboard_files import recorded
-from swarm_node.formatting import rate
+from swarm_node.formatting import plural, rate
 from swarm_node.metrics.readings import TrainerMetrics, read_trainer
 from swarm_node.node import Node
 from swarm_node.roles.training_files import CheckpointWriter, ChunkFolder, PendingCheckpoint
@@ -67,6 +68,7 @@ _EVENTS = {
     events.OnProbation: "on_probation",
     events.RunEntered: "entered",
     events.StateEndorsed: "state_endorsed",
+    events.HeldOutScored: "held_out_scored",
     events.HeldOutMeasured: "validated",
 }
 _LATE = {True: "came {late_s:.1f} s after the round's group was formed", False: "was still computed"}
@@ -406,6 +408,7 @@ class OwnStanding:
     steps_left: int = 0
     entered: str = ""
     endorsed: StateEndorsed | None = None
+    scored: HeldOutScored | None = None
 
     def take(self, event: TrainingEvent) -> None:
         """Take in an event, whatever it is about."""
@@ -415,6 +418,8 @@ class OwnStanding:
             self.entered = event.how
         elif isinstance(event, StateEndorsed):
             self.endorsed = event
+        elif isinstance(event, HeldOutScored):
+            self.scored = event
 
     def added_to(self, status: TrainingStatus) -> TrainingStatus:
         if self.steps_left:
@@ -423,4 +428,16 @@ class OwnStanding:
         if self.endorsed is not None:
             step, is_other = self.endorsed.step, self.endorsed.is_other
             status = replace(status, endorsed_step=step, endorses_other=is_other)
+        if self.scored is not None:
+            status = replace(status, held_out=score_words(self.scored))
         return status
+
+
+def score_words(scored: HeldOutScored) -> str:
+    """Return how this node's work and the others' do on held-out data."""
+    own = "not measured yet" if scored.own is None else f"{scored.own:+.3f} nats a step"
+    middle, lowest = median(scored.scores.values()), min(scored.scores, key=lambda peer: scored.scores[peer])
+    trainers = plural(len(scored.scores), "trainer")
+    return (
+        f"this node {own}; of {trainers}, median {middle:+.3f}, lowest {scored.scores[lowest]:+.3f} ({short(lowest)})"
+    )

@@ -224,6 +224,8 @@ def run(view: RunDetail, width: int) -> Iterator[Line]:
     yield _title("CONTRIBUTORS")
     for each in view.contributors[:MAX_LINES]:
         facts = f"step {each.outer_step}, {count(each.tokens)} tokens seen, {rate(each.tokens_per_s)}"
+        if each.held_out_score is not None:
+            facts += f", held-out {each.held_out_score:+.3f} nats"
         yield _fitted(Text.assemble(state(each.state), _name(each.name), " ", facts), width)
     yield from _left_out(len(view.contributors), "contributors")
     if view.bans:

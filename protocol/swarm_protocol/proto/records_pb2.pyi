@@ -165,7 +165,14 @@ class ValidationReport(_message.Message):
     def __init__(self, outer_step: _Optional[int] = ..., loss: _Optional[float] = ...) -> None: ...
 
 class TrainerRecord(_message.Message):
-    __slots__ = ("run", "outer_step", "digest", "tokens_per_s", "loss", "state", "report", "num_parameters", "validation", "endorsed_step")
+    __slots__ = ("run", "outer_step", "digest", "tokens_per_s", "loss", "state", "report", "num_parameters", "validation", "endorsed_step", "held_out_scores")
+    class HeldOutScoresEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     RUN_FIELD_NUMBER: _ClassVar[int]
     OUTER_STEP_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +183,7 @@ class TrainerRecord(_message.Message):
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     VALIDATION_FIELD_NUMBER: _ClassVar[int]
     ENDORSED_STEP_FIELD_NUMBER: _ClassVar[int]
+    HELD_OUT_SCORES_FIELD_NUMBER: _ClassVar[int]
     run: str
     outer_step: int
     digest: bytes
@@ -186,4 +194,5 @@ class TrainerRecord(_message.Message):
     num_parameters: int
     validation: ValidationReport
     endorsed_step: int
-    def __init__(self, run: _Optional[str] = ..., outer_step: _Optional[int] = ..., digest: _Optional[bytes] = ..., tokens_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., state: _Optional[str] = ..., report: _Optional[_Union[RoundReport, _Mapping]] = ..., num_parameters: _Optional[int] = ..., validation: _Optional[_Union[ValidationReport, _Mapping]] = ..., endorsed_step: _Optional[int] = ...) -> None: ...
+    held_out_scores: _containers.ScalarMap[str, float]
+    def __init__(self, run: _Optional[str] = ..., outer_step: _Optional[int] = ..., digest: _Optional[bytes] = ..., tokens_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., state: _Optional[str] = ..., report: _Optional[_Union[RoundReport, _Mapping]] = ..., num_parameters: _Optional[int] = ..., validation: _Optional[_Union[ValidationReport, _Mapping]] = ..., endorsed_step: _Optional[int] = ..., held_out_scores: _Optional[_Mapping[str, float]] = ...) -> None: ...

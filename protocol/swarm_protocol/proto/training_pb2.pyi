@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Contribution(_message.Message):
-    __slots__ = ("peer_id", "num_tokens", "num_samples", "loss", "leaving", "bytes_per_s", "followers", "newcomers", "commitment", "locked", "signature", "steps_left", "credentials", "demoted")
+    __slots__ = ("peer_id", "num_tokens", "num_samples", "loss", "leaving", "bytes_per_s", "followers", "newcomers", "commitment", "locked", "signature", "steps_left", "credentials", "demoted", "effects", "discounted")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,8 @@ class Contribution(_message.Message):
     STEPS_LEFT_FIELD_NUMBER: _ClassVar[int]
     CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
     DEMOTED_FIELD_NUMBER: _ClassVar[int]
+    EFFECTS_FIELD_NUMBER: _ClassVar[int]
+    DISCOUNTED_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     num_tokens: int
     num_samples: int
@@ -36,7 +38,9 @@ class Contribution(_message.Message):
     steps_left: int
     credentials: _containers.RepeatedCompositeFieldContainer[RunCredential]
     demoted: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, peer_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ..., followers: _Optional[_Iterable[_Union[Follower, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ..., commitment: _Optional[_Union[SliceCommitment, _Mapping]] = ..., locked: _Optional[_Union[LockClaim, _Mapping]] = ..., signature: _Optional[bytes] = ..., steps_left: _Optional[int] = ..., credentials: _Optional[_Iterable[_Union[RunCredential, _Mapping]]] = ..., demoted: _Optional[_Iterable[str]] = ...) -> None: ...
+    effects: _containers.RepeatedScalarFieldContainer[int]
+    discounted: bool
+    def __init__(self, peer_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ..., followers: _Optional[_Iterable[_Union[Follower, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ..., commitment: _Optional[_Union[SliceCommitment, _Mapping]] = ..., locked: _Optional[_Union[LockClaim, _Mapping]] = ..., signature: _Optional[bytes] = ..., steps_left: _Optional[int] = ..., credentials: _Optional[_Iterable[_Union[RunCredential, _Mapping]]] = ..., demoted: _Optional[_Iterable[str]] = ..., effects: _Optional[_Iterable[int]] = ..., discounted: _Optional[bool] = ...) -> None: ...
 
 class RunCredential(_message.Message):
     __slots__ = ("peer_id", "chain", "vouches")
@@ -109,7 +113,7 @@ class PlacedSignature(_message.Message):
     def __init__(self, place: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("run", "step", "attempt", "state_digest", "num_tokens", "num_samples", "loss", "accused", "leaving", "bytes_per_s", "sequence", "followers", "newcomers", "commitment", "lock", "origin", "signature", "steps_left", "credentials", "demoted", "revocation")
+    __slots__ = ("run", "step", "attempt", "state_digest", "num_tokens", "num_samples", "loss", "accused", "leaving", "bytes_per_s", "sequence", "followers", "newcomers", "commitment", "lock", "origin", "signature", "steps_left", "credentials", "demoted", "revocation", "effects", "discounted")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +135,8 @@ class Ready(_message.Message):
     CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
     DEMOTED_FIELD_NUMBER: _ClassVar[int]
     REVOCATION_FIELD_NUMBER: _ClassVar[int]
+    EFFECTS_FIELD_NUMBER: _ClassVar[int]
+    DISCOUNTED_FIELD_NUMBER: _ClassVar[int]
     run: str
     step: int
     attempt: int
@@ -152,7 +158,9 @@ class Ready(_message.Message):
     credentials: _containers.RepeatedCompositeFieldContainer[RunCredential]
     demoted: _containers.RepeatedScalarFieldContainer[str]
     revocation: bytes
-    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., accused: _Optional[_Iterable[str]] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ..., sequence: _Optional[int] = ..., followers: _Optional[_Iterable[_Union[Follower, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ..., commitment: _Optional[_Union[SliceCommitment, _Mapping]] = ..., lock: _Optional[_Union[Lock, _Mapping]] = ..., origin: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., steps_left: _Optional[int] = ..., credentials: _Optional[_Iterable[_Union[RunCredential, _Mapping]]] = ..., demoted: _Optional[_Iterable[str]] = ..., revocation: _Optional[bytes] = ...) -> None: ...
+    effects: _containers.RepeatedScalarFieldContainer[int]
+    discounted: bool
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., accused: _Optional[_Iterable[str]] = ..., leaving: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ..., sequence: _Optional[int] = ..., followers: _Optional[_Iterable[_Union[Follower, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ..., commitment: _Optional[_Union[SliceCommitment, _Mapping]] = ..., lock: _Optional[_Union[Lock, _Mapping]] = ..., origin: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., steps_left: _Optional[int] = ..., credentials: _Optional[_Iterable[_Union[RunCredential, _Mapping]]] = ..., demoted: _Optional[_Iterable[str]] = ..., revocation: _Optional[bytes] = ..., effects: _Optional[_Iterable[int]] = ..., discounted: _Optional[bool] = ...) -> None: ...
 
 class ReadyReply(_message.Message):
     __slots__ = ("kind", "group", "attempt", "certificate", "state_digest", "reason")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -163,6 +164,16 @@ class StateEndorsed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutScored:
+    """The trainers' scores after outer step `step`, in nats, by peer (see `run.held_out_scores`). `own` is that of this
+    member; None: it has none yet."""
+
+    step: int
+    scores: Mapping[str, float]
+    own: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutMeasured:
     """The committed state's loss on held-out data."""
 
@@ -185,6 +196,7 @@ TrainingEvent: TypeAlias = (
     | OnProbation
     | RunEntered
     | StateEndorsed
+    | HeldOutScored
     | HeldOutMeasured
 )
 

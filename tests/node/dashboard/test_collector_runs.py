@@ -88,6 +88,9 @@ def test_run_is_followed_from_its_file_to_its_end() -> None:
                 assert detail.run.losses == tuple(step.loss for step in detail.steps)
                 assert detail.run.digest == events[4].digest
                 assert {each.name for each in detail.contributors} == {"a", "b"}
+                scores = [each.held_out_score for each in detail.contributors if each.held_out_score is not None]
+                assert scores, "the members' records tell them"
+                assert min(scores) > 0
                 assert all(each.rounds == len(detail.steps) and each.tokens > 0 for each in detail.contributors)
                 node = await found.collector.node(swarm.members["a"].peer_id)
                 assert node is not None

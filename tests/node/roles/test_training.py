@@ -30,6 +30,7 @@ from swarm.training.state.replica_state import ReplicaState
 from swarm.training.trainer_events import (
     Admitted,
     ContributionLate,
+    HeldOutScored,
     MemberConvicted,
     OnProbation,
     RunResumed,
@@ -181,7 +182,10 @@ def test_status_says_while_this_node_is_on_probation_and_which_step_is_endorsed(
     assert (status.endorsed_step, status.endorses_other) == (5, False)
     training._tell(OnProbation(step=10, steps_left=0))
     training._tell(replace(endorsed, step=8, is_other=True))
+    assert status.held_out == ""
+    training._tell(HeldOutScored(step=10, scores={"5Z1T2a": -0.25, "b": 0.5, "c": 0.75}, own=0.5))
     status = training._with_waiting(SHOWN)
+    assert status.held_out == "this node +0.500 nats a step; of 3 trainers, median +0.500, lowest -0.250 (5Z1T2a)"
     assert (status.steps_left, status.probation_steps) == (0, 0)
     assert (status.endorsed_step, status.endorses_other) == (8, True)
 

@@ -29,6 +29,7 @@ from swarm_protocol import limits
 from swarm_protocol.errors import PeerError, PeerTimeout, PeerViolation, SwarmError
 from swarm_protocol.proof_messages import AuditDraw, AuditedSlice, Evidence, PartStatement, WrongReduction
 from swarm_protocol.training_messages import Group, ReduceOpening, SignedGroup
+from torch import Tensor
 
 from swarm.network.interface import EndOfStream, Stream
 from swarm.training.allreduce.butterfly import Butterfly
@@ -96,6 +97,12 @@ class Auditing:
         made = await self._butterfly.made(self._group.peer_ids.index(self._streams.me))
         index = [each.peer_id for each in self._group.contributors].index(member)
         return tuple([(await self._streams.off_loop(made.slices_of, leaf))[index] for leaf in leaves])
+
+    async def values_of(self, member: str) -> tuple[slice, Tensor]:
+        """Return the place of this member's own part in the step's vector, and what `member` contributes to it. Raises
+        RoundError or PeerError if it has not made the part."""
+        made = await self._butterfly.made(self._group.peer_ids.index(self._streams.me))
+        return await self._streams.off_loop(made.values_of, member)
 
     async def answer(self, part: int, stream: Stream) -> None:
         """Answer an auditor of `part`, which this member has made."""

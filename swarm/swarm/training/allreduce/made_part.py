@@ -5,13 +5,14 @@ the digests of their leaves first (`read_leaves`), so that each owner knows what
 owner keeps the slices, a byte a value of its part for each member in int8, until the step is over. Before it signs, it
 checks them all: an honest owner never signs for what a sender did not commit to.
 
-Functions here block. Shapes: N values of the vector.
+Functions here block. Shapes: N values of the vector, F of the part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import torch
 from swarm_compression import Codec
 from swarm_compression.codec import Data
 from swarm_protocol import limits
@@ -19,9 +20,11 @@ from swarm_protocol.errors import PeerViolation, RoundError
 from swarm_protocol.hash_tree import HashTree, leaf_digest
 from swarm_protocol.proof_messages import AuditedSlice
 from swarm_protocol.training_messages import Contribution, Group, ReduceOpening
+from torch import Tensor
 
 from swarm.training.allreduce.parts import (
     PartResult,
+    decode_frame,
     frames_of,
     leaf_at,
     leaf_pieces,
@@ -106,6 +109,15 @@ class MadePart:
             digests = _leaf_digests(self._codec, self._leaf, sizes)
             if peer not in self._trees or digests != self._trees[peer].leaves(leaves.start, leaves.stop):
                 raise PeerViolation("it sent other slices than it committed to", peer_id=peer)
+
+    def values_of(self, peer: str) -> tuple[slice, Tensor]:
+        """Return the place of the part in the step's vector, and what `peer` contributes to it [F]. Raises RoundError
+        after `drop`, and CodecError."""
+        if not self._slices:
+            raise RoundError("the step is over")
+        slices = zip(self._part.frames, self._slices[peer], strict=True)
+        x_F = torch.cat([decode_frame(self._codec, data, num_values(frame)) for frame, data in slices])
+        return slice(self._part.frames[0].start, self._part.frames[-1].stop), x_F
 
     def slices_of(self, leaf: int) -> list[AuditedSlice]:
         """Return all contributors' slices of one leaf of the part, with their proofs. Raises RoundError after

@@ -40,6 +40,7 @@ from swarm.training.allreduce.parts import (
     leaf_values,
     num_values,
 )
+from swarm.training.run.held_out_scores import discounted_weights
 from swarm.trust.aggregation import Aggregation
 from swarm.trust.mixing import leaf_beacon
 
@@ -60,7 +61,7 @@ class PartReducer:
 
     A leaf's result follows from that leaf's slices alone, so that every holder of these can check it. Everything here
     blocks: call it off the loop, one frame after the other, except where `is_quick`. Weights follow from the group's
-    tokens (see `Probation.weights`), which the check of the group has capped by the leases. Slices are passed in the
+    tokens and members' standing, which the check of the group has capped by the leases. Slices are passed in the
     order of `contributors`, and each frame with its place in the step's vector, which begins where a leaf does.
     `beacon` returns the random bytes of a leaf, by its index (`mixing.leaf_beacon`).
     """
@@ -75,7 +76,8 @@ class PartReducer:
         self.contributors: Sequence[Contribution] = [member for member in members if member.num_tokens]
         self._codec = scheme.codec
         self._aggregator = scheme.aggregator
-        self._weights = scheme.probation.weights(self.contributors)
+        weights = scheme.probation.weights(self.contributors)
+        self._weights = discounted_weights(self.contributors, weights)
         self._leaf_values = leaf_values
         self._beacon = beacon
         # what depends on no slice is decided once

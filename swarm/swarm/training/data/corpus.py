@@ -108,6 +108,11 @@ class Corpus:
         """The number of windows in one epoch."""
         return _num_windows(self.tokens.header.num_train, self.window_tokens)
 
+    @property
+    def num_validation_windows(self) -> int:
+        """The number of held-out windows."""
+        return _num_windows(self.tokens.header.num_validation, self.window_tokens)
+
     def batch(self, sample_ids: Sequence[int]) -> Tensor:
         """int64 [B, T+1]: of each row, the first T are inputs and the last T targets.
 
@@ -119,8 +124,7 @@ class Corpus:
     def validation_batch(self, start: int, num_windows: int) -> Tensor:
         """int64 [B, T+1]: held-out windows from `start` on, in order. There are fewer, perhaps none, at their end."""
         header = self.tokens.header
-        total = _num_windows(header.num_validation, self.window_tokens)
-        windows = range(start, min(start + num_windows, total))
+        windows = range(start, min(start + num_windows, self.num_validation_windows))
         return self._windows([header.num_train + window * self.window_tokens for window in windows])
 
     def _windows(self, starts: Sequence[int]) -> Tensor:

@@ -129,6 +129,13 @@ class InnerLoop:
         x_VT = torch.cat([self._corpus.validation_batch(start, VALIDATION_WINDOWS) for start in starts])
         return self._device.loss(theta_N, x_VT) / len(x_VT)
 
+    def held_out_loss(self, theta_N: Tensor, num_windows: int, draw: int) -> float:
+        """Mean loss of `theta_N` on `num_windows` windows that follow each other in the held-out files, or all if there
+        are fewer. Any number `draw` says where they begin. The trained parameters do not change."""
+        start = draw % max(1, self._corpus.num_validation_windows - num_windows + 1)
+        x_VT = self._corpus.validation_batch(start, num_windows)
+        return self._device.loss(theta_N, x_VT) / len(x_VT)
+
     def state(self) -> dict[str, list[Tensor]]:
         """Return what a checkpoint holds: the number of steps, and the moments as flat vectors, each in pieces that
         may lie on the device. They are no copies: the next step changes them."""

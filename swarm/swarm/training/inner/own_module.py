@@ -129,6 +129,10 @@ class ModuleInner:
         """Return nan, since the author decides what is held out."""
         return math.nan
 
+    def held_out_loss(self, theta_N: Tensor, num_windows: int, draw: int) -> float:  # noqa: ARG002
+        """Return nan, likewise."""
+        return math.nan
+
     def state(self) -> Mapping[str, Tensor]:
         """Return nothing, since a checkpoint cannot hold the author's state."""
         return {}

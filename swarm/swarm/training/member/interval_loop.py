@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from swarm_protocol.errors import RoundError
@@ -39,6 +39,7 @@ from torch import Tensor
 from swarm.training.evidence.interval_audits import IntervalAudits
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.inner.interval import Interval, Intervals
+from swarm.training.member.held_out_effects import HeldOutEffects
 from swarm.training.state.lease import sample_ids
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import IntervalDone, IntervalFailed, TrainingEvent
@@ -76,7 +77,7 @@ class IntervalOffer:
 
 class IntervalLoop:
     """Runs the intervals of one member in `tasks`, until they are all done or `end` is called. In place of an interval,
-    it computes one of another member, where `audits` say so."""
+    it computes one of another member, where `audits` say so. Offers carry the `effects` that it has measured."""
 
     def __init__(
         self,
@@ -86,6 +87,7 @@ class IntervalLoop:
         tasks: asyncio.TaskGroup,
         on_event: Callable[[TrainingEvent], None],
         audits: IntervalAudits | None = None,
+        effects: HeldOutEffects | None = None,
         is_leaving: bool = False,
     ) -> None:
         self.latest: IntervalResult | None = None
@@ -97,6 +99,7 @@ class IntervalLoop:
         self._tasks = tasks
         self._on_event = on_event
         self._audits = audits
+        self._effects = effects
         momentum = context.replica.config.member_momentum
         self._momentum = MemberMomentum(momentum) if momentum else None
         self._task: asyncio.Task[None] | None = None
@@ -231,8 +234,10 @@ class IntervalLoop:
         return await self._intervals.off_loop(self._momentum.averaged, where, delta_F)
 
     def _put_offer(self, contribution: Contribution | None, delta_F: Tensor | None, interval_s: float) -> None:
+        contribution = contribution or Contribution(peer_id=self._context.network.peer_id)
+        effects = self._effects.of(self._context.replica.digest) if self._effects else ()
         offer = IntervalOffer(
-            contribution=contribution or Contribution(peer_id=self._context.network.peer_id),
+            contribution=replace(contribution, effects=effects),
             delta_F=delta_F,
             made_at=asyncio.get_running_loop().time(),
             interval_s=interval_s,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from swarm_protocol import limits
@@ -11,6 +11,7 @@ from swarm_protocol.training_messages import Endorsement
 
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.round.round_state import RoundState
+from swarm.training.run.held_out_scores import MICRO, HeldOutScore
 from swarm.training.state.certificate import Proof
 from swarm.training.state.replica import Replica
 from swarm.training.trainer_events import Admitted, OuterStep, RunResumed
@@ -138,4 +139,11 @@ def trainer_record(
         num_parameters=replica.current.manifest.num_values if replica else None,
         validation=validation,
         endorsed_step=endorsement.outer_step if endorsement else 0,
+        held_out_scores=lowest_scores(replica.current.state.held_out) if replica else {},
     )
+
+
+def lowest_scores(held_out: Sequence[HeldOutScore]) -> dict[str, float]:
+    """Return the scores that a record holds: the lowest ones, in nats."""
+    lowest = sorted(held_out, key=lambda each: (each.value, each.peer_id))[: limits.MAX_REPORTED_SCORES]
+    return {each.peer_id: each.value / MICRO for each in lowest}

@@ -27,6 +27,7 @@ from swarm.training.allreduce.parts import ReductionScheme
 from swarm.training.allreduce.peer_connections import MeteredStream
 from swarm.training.evidence.interval_audits import DrawnInterval
 from swarm.training.evidence.interval_draws import draw_leaves, draw_validators
+from swarm.training.member.held_out_effects import DrawnSlices
 from swarm.training.member.interval_loop import IntervalOffer
 from swarm.training.round.clusters import has_contributed
 from swarm.training.round.round_events import Event, Recover, Reduced, ReduceFailed
@@ -196,6 +197,22 @@ class Reductions:
             logger.info("the interval of %s is not validated: %s", short(drawn[0]), error)
             return None
         return DrawnInterval(peer=drawn[0], slices=slices)
+
+    async def to_measure(self, proof: Proof, drawn: Sequence[str]) -> DrawnSlices | None:
+        """Return what this member holds of the contributions of `drawn` to the step of `proof`; None if it has made no
+        part of them."""
+        me = self._context.network.peer_id
+        auditing, others = self._auditing.get(proof.outcome.origin_digest), [peer for peer in drawn if peer != me]
+        if auditing is None or not others or not proof.origin.part_values[proof.origin.peer_ids.index(me)]:
+            return None
+        try:
+            async with asyncio.timeout(SLICES_S):
+                values = {peer: await auditing.values_of(peer) for peer in others}
+        except (SwarmError, TimeoutError) as error:
+            logger.info("no contribution to outer step %d is measured: %s", proof.origin.step, error)
+            return None
+        place = next(place for place, _ in values.values())
+        return DrawnSlices(place=place, slices={peer: x_F for peer, (_, x_F) in values.items()})
 
     def close(self) -> None:
         """Refuse the streams that still wait for a group, and drop what the reductions hold, since the step is over."""

@@ -26,6 +26,7 @@ from swarm.training.evidence.convictions import Convictions
 from swarm.training.evidence.interval_audits import DrawnInterval
 from swarm.training.member.cluster_head import ClusterHead
 from swarm.training.member.follower import StepFollower
+from swarm.training.member.held_out_effects import DrawnSlices
 from swarm.training.member.interval_loop import IntervalLoop, IntervalOffer
 from swarm.training.member.progress_reports import DOWNWEIGHTED, LEFT_OUT, RoundLog, measured
 from swarm.training.member.reductions import Reductions, commit_slices
@@ -111,6 +112,8 @@ class RoundDriver:
         """What this member contributes, once its interval has ended."""
         self.drawn: DrawnInterval | None = None
         """What this member is to validate of the step, once it is committed."""
+        self.measurable: DrawnSlices | None = None
+        """What this member holds of the contributions that the step's outcome draws to be measured."""
         self._context = context
         self._state = state
         self._intervals = intervals
@@ -221,11 +224,18 @@ class RoundDriver:
                         if isinstance(action, Ask | Sign | CastVote):
                             await self._keep_promise()
                         await self._act(action)
-                if self._context.replica.config.validation_rate:
-                    self.drawn = await self.reductions.to_validate(await self._context.check(self._certificate))
+                await self._keep_drawn(await self._context.check(self._certificate))
             finally:
                 self._close()
         return self._certificate
+
+    async def _keep_drawn(self, proof: Proof) -> None:
+        """Keep what this member needs of the contributions that the committed outcome draws, before all is dropped."""
+        config = self._context.replica.config
+        if config.validation_rate:
+            self.drawn = await self.reductions.to_validate(proof)
+        if drawn := config.held_out_rule.draw(proof.origin, proof.outcome.part_digests):
+            self.measurable = await self.reductions.to_measure(proof, drawn)
 
     def _close(self) -> None:
         """The step is over: end what belongs to it, and answer those that wait."""

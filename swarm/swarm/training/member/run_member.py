@@ -35,6 +35,7 @@ from swarm.training.evidence.evidence_folder import EvidenceStore
 from swarm.training.evidence.interval_audits import IntervalAudits
 from swarm.training.evidence.wrong_interval import IntervalCase
 from swarm.training.inner.interval import HeldOutLoss, Intervals, TrainingSetup
+from swarm.training.member.held_out_effects import HeldOutEffects
 from swarm.training.member.interval_loop import IntervalLoop
 from swarm.training.member.progress_reports import committed, trainer_record
 from swarm.training.member.reductions import settle
@@ -46,6 +47,7 @@ from swarm.training.round.promise import Promise, PromiseStore
 from swarm.training.round.round_events import Convicted, GiveUp, Proven
 from swarm.training.round.round_state import rest_after
 from swarm.training.run.entrance import Entry
+from swarm.training.run.held_out_scores import MICRO
 from swarm.training.run.methods import Methods, short
 from swarm.training.run.run_copy import serve_run
 from swarm.training.run.signed_run import SignedRun
@@ -62,6 +64,7 @@ from swarm.training.state.state_transfer import Fetcher
 from swarm.training.trainer_events import (
     ContributionLate,
     HeldOutMeasured,
+    HeldOutScored,
     MemberConvicted,
     OnProbation,
     RoundAborted,
@@ -143,6 +146,7 @@ class RunMember:
         self._interval_loop: IntervalLoop | None = None
         self._convictions: Convictions | None = None
         self._audits: IntervalAudits | None = None
+        self._effects: HeldOutEffects | None = None
         self._driver: RoundDriver | None = None
         self._service: RoundService | None = None
         self._replica: Replica | None = None
@@ -194,6 +198,12 @@ class RunMember:
         return self._convictions.bans if self._convictions else ()
 
     @property
+    def held_out_scores(self) -> dict[str, float]:
+        """The trainers' scores in the committed state, in nats, by peer."""
+        state = self.state
+        return {each.peer_id: each.value / MICRO for each in state.held_out} if state else {}
+
+    @property
     def waiting(self) -> Waiting | None:
         """The peers that this member waits for, once its interval has ended; None while it trains."""
         return self._driver.waiting if self._driver else None
@@ -232,6 +242,7 @@ class RunMember:
                 tasks=background,
                 on_event=self._on_event,
                 audits=self._audits,
+                effects=self._effects,
                 is_leaving=self._stopping,
             )
             self._interval_loop.begin()
@@ -327,6 +338,7 @@ class RunMember:
             is_banned=lambda peer: self._convictions is not None and peer in self._convictions.peers,
             on_event=self._on_event,
         )
+        self._effects = HeldOutEffects(context, self._intervals)
         await self._convictions.recall()
         self._service = RoundService(context, self._convictions)
         await self._service.open()
@@ -399,16 +411,17 @@ class RunMember:
 
     async def _take_step(self, context: RunContext, background: asyncio.TaskGroup) -> None:
         """Go from one committed state to the next one, while the intervals run."""
-        intervals, convictions, audits = self._interval_loop, self._convictions, self._audits
+        intervals, convictions, audits, effects = self._interval_loop, self._convictions, self._audits, self._effects
         assert intervals is not None
         assert convictions is not None
         assert audits is not None
+        assert effects is not None
         for peer in await convictions.lapse():
             self._accused.pop(peer, None)
         started, before = asyncio.get_running_loop().time(), context.replica.digest
         setup = setup_of(context)
         setup = replace(setup, demoted=setup.standings.to_demote(convictions.peers)[: limits.MAX_GROUP_MEMBERS])
-        start = audits.begins_at()
+        start, begins_at = audits.begins_at(), effects.begins_at()
         driver = RoundDriver(
             context,
             state_machine.begin(
@@ -440,8 +453,10 @@ class RunMember:
             origin = reached.proof.origin
             if start is not None and (origin.state_digest, bool(origin.num_tokens)) == (before, True):
                 audits.committed(reached.proof, start, driver.drawn)
+            effects.measure_soon(begins_at, driver.measurable, background)
             if reached.fetched is None:
                 self._report_step(driver, reached.proof, started)
+            self._tell_scores(context.replica)
             if reached.proof.outer_step == setup.step and not self._stopping:
                 self._held_out.soon(reached.held.state, background)
             intervals.adopted(fetched=reached.fetched is not None)
@@ -556,6 +571,12 @@ class RunMember:
         if entry is not None and entry != self._entry:
             self._entry = entry
             self._on_event(RunEntered(step=entry.step, how=entry.how))
+
+    def _tell_scores(self, replica: Replica) -> None:
+        """Report the members' scores on held-out data, once there are any."""
+        if scores := self.held_out_scores:
+            own = scores.get(self._network.peer_id)
+            self._on_event(HeldOutScored(step=replica.outer_step, scores=scores, own=own))
 
     def _tell_endorsement(self, context: RunContext) -> None:
         """Report the author's newest endorsement, once."""

@@ -26,6 +26,7 @@ from swarm.training.run.standings import grants_in
 
 NOT_INVITED = "the run wants an invitation, or vouchers, that it does not have or that are used up"
 MISSTATED = "it says otherwise than the state how long it is on probation"
+MISSTATED_SCORE = "it says otherwise than the state whether its score is low"
 
 
 def complaint(setup: RoundSetup, attempt: int, mine: Contribution, signed: SignedGroup) -> str:
@@ -85,6 +86,7 @@ def _forbidden(setup: RoundSetup, group: Group) -> str:
             "it has more newcomers than their invitations or vouchers let in",
         ),
         (any(misstates_standing(setup, member) for member in group.members), f"of a member, {MISSTATED}"),
+        (any(misstates_score(setup, member) for member in group.members), f"of a member, {MISSTATED_SCORE}"),
         (
             len(group.on_probation) > num_seats(setup, len(group.members) - len(group.on_probation)),
             f"it has {len(group.on_probation)} members on probation, which is too many",
@@ -114,6 +116,11 @@ def misstates_standing(setup: RoundSetup, member: Contribution) -> bool:
         (setup.leased[each.place], each.steps_left) for each in member.followers if each.place < len(setup.leased)
     ]
     return any(setup.standings.steps_left(peer) != left for peer, left in followers)
+
+
+def misstates_score(setup: RoundSetup, member: Contribution) -> bool:
+    """Return whether `member` says otherwise than the state whether it counts for less."""
+    return setup.held_out.is_discounted(member.peer_id) != member.discounted
 
 
 def cluster_overclaim(setup: RoundSetup, member: Contribution) -> str:

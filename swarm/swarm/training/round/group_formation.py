@@ -19,7 +19,15 @@ from swarm_protocol.training_messages import Contribution, Group, Ready, ReadyRe
 
 from swarm.training.allreduce.parts import part_sizes
 from swarm.training.round.beacon import drawn, seat_beacon
-from swarm.training.round.group_checks import MISSTATED, NOT_INVITED, cluster_overclaim, misstates_standing, num_seats
+from swarm.training.round.group_checks import (
+    MISSTATED,
+    MISSTATED_SCORE,
+    NOT_INVITED,
+    cluster_overclaim,
+    misstates_score,
+    misstates_standing,
+    num_seats,
+)
 from swarm.training.round.quorum import highest_claim
 from swarm.training.round.round_events import Ask, GiveUp, Query, Reply, Sign
 from swarm.training.round.round_state import (
@@ -408,6 +416,7 @@ def _unfit(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> dict[
         grant = grants_in(report.credentials).get(peer)
         reason = NOT_INVITED if setup.standings.refuses(peer, grant) else cluster_overclaim(setup, report)
         reason = reason or (MISSTATED if misstates_standing(setup, report) else "")
+        reason = reason or (MISSTATED_SCORE if misstates_score(setup, report) else "")
         claimed = {follower.place for follower in each.followers}
         if not reason and claimed & places:
             reason = "it brings a trainer's work that another member brings, too"

@@ -17,6 +17,7 @@ from swarm.training.round.beacon import attempt_beacon, coordinator_of
 from swarm.training.round.clusters import Clusters
 from swarm.training.round.quorum import Succession
 from swarm.training.round.round_events import Action, GiveUp, Reply
+from swarm.training.run.held_out_scores import HeldOutScores
 from swarm.training.run.standings import Standings, grants_in
 
 Phase: TypeAlias = Literal["forming", "signing", "left_out", "reducing", "preparing", "voting", "resting", "done"]
@@ -44,10 +45,11 @@ class RoundSetup:
     seconds: at least `grace_s` after enough members are ready (see `grace_after`), `patience_s` until a coordinator
     says that too few are.
     `clusters` say which trainers take part through another member; without them, all take part themselves. `standings`
-    say who is on probation. `bytes_per_s` is this member's bandwidth (see `peer_connections`). `order` is the author's
-    last resume order as it was signed, and `sequence` its number; empty and 0 if there was none. This member shows its
-    `credential` where it enters the run, and names those in `demoted` for having vouched for peers that are convicted,
-    or for a revoked invitation. It reports a `revocation` of the author that the state does not know.
+    say who is on probation, and `held_out` whose work counts for less. `bytes_per_s` is this member's bandwidth (see
+    `peer_connections`). `order` is the author's last resume order as it was signed, and `sequence` its number; empty
+    and 0 if there was none. This member shows its `credential` where it enters the run, and names those in `demoted`
+    for having vouched for peers that are convicted, or for a revoked invitation. It reports a `revocation` of the
+    author that the state does not know.
     """
 
     run: str
@@ -69,6 +71,7 @@ class RoundSetup:
     vote_s: float
     clusters: Clusters = field(default_factory=Clusters)
     standings: Standings = field(default_factory=Standings)
+    held_out: HeldOutScores = field(default_factory=HeldOutScores)
     bytes_per_s: int = 0
     sequence: int = 0
     order: bytes = b""
@@ -229,6 +232,7 @@ def reported(setup: RoundSetup, contribution: Contribution | None) -> Contributi
         steps_left=setup.standings.steps_left(setup.me, grants_in(own).get(setup.me)),
         credentials=(*own, *contribution.credentials),
         demoted=setup.demoted,
+        discounted=setup.held_out.is_discounted(setup.me),
     )
 
 
@@ -257,6 +261,8 @@ def own_report(state: RoundState) -> Ready:
         credentials=mine.credentials,
         demoted=mine.demoted,
         revocation=state.setup.revocation,
+        effects=mine.effects,
+        discounted=mine.discounted,
     )
 
 

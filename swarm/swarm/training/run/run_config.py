@@ -14,6 +14,7 @@ from typing import Any
 from swarm_protocol import limits
 
 from swarm.training.run.entrance import Entrance
+from swarm.training.run.held_out_scores import HeldOutRule
 from swarm.training.run.probation import Probation
 from swarm.training.run.run_tables import DataConfig, InnerConfig, OuterConfig, StartConfig
 from swarm.training.run.settings import (
@@ -275,6 +276,22 @@ class RunConfig:
     vouch_steps: int = whole(
         100, 1, 10_000_000, "Outer steps in which a member may vouch for no more than vouch_budget.", implied=100
     )
+    held_out_scores: int = whole(
+        1,
+        0,
+        limits.MAX_SCORED,
+        "Contributions of each outer step, drawn by its outcome, of which all other members measure what they do to "
+        "the loss on held-out data. Members' scores follow from that, and are shown. 0: none.",
+        implied=0,
+    )
+    discount_low_scores: bool = setting(
+        False,
+        "Whether the work of members whose score is low, a tenth of the median one or less, counts for a tenth. "
+        "Otherwise scores only tell.",
+        lambda value: isinstance(value, bool),
+        "use true or false",
+        implied=False,
+    )
     min_group: int = whole(2, 1, limits.MAX_GROUP_MEMBERS, "A round needs so many members.")
     max_group: int = whole(16, 1, limits.MAX_GROUP_MEMBERS, "A round takes at most so many members.")
     cluster_size: int = whole(
@@ -395,6 +412,13 @@ class RunConfig:
         return () if self.invitations == "required" else self.admission
 
     @property
+    def held_out_rule(self) -> HeldOutRule:
+        """The rule for scores on held-out data. Of a module of its author's own nobody knows what is held out."""
+        is_module = self.model.get("model_type") == MODULE_TYPE
+        num_drawn = 0 if is_module else self.held_out_scores
+        return HeldOutRule(num_drawn=num_drawn, discounts=self.discount_low_scores)
+
+    @property
     def samples_per_interval(self) -> int:
         """Return how many samples one member's full interval uses."""
         return self.interval_steps * self.inner.batch_windows
@@ -443,6 +467,10 @@ class RunConfig:
             checks.require(self.overlap_steps < self.interval_steps, "overlap_steps", self.overlap_steps, remedy)
         if checks.passed("validation_rate", "model") and self.validation_rate:
             self._check_validation(checks)
+        if checks.passed("held_out_scores", "discount_low_scores"):
+            remedy = "use false, or held_out_scores = 1: without it there are no scores"
+            fits = self.held_out_scores > 0 or not self.discount_low_scores
+            checks.require(fits, "discount_low_scores", self.discount_low_scores, remedy)
         if self.vouchers and checks.passed("vouchers", "absence_steps", "probation_steps", "invitations"):
             self._check_vouching(checks)
         if self.only_named and checks.passed("admission", "min_group"):

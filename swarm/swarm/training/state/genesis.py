@@ -32,7 +32,15 @@ def check_genesis(manifest: Manifest, config: RunConfig) -> None:
     author has signed. A run that does not pin its genesis allows any."""
     if manifest.outer_step or not config.start.genesis:
         return
-    first = replace(manifest, roster=(), stripes=first_stripes(config.overlap_steps), probation=(), register=Register())
+    first = replace(
+        manifest,
+        roster=(),
+        stripes=first_stripes(config.overlap_steps),
+        probation=(),
+        register=Register(),
+        held_out=(),
+        drawn=(),
+    )
     if (digest := first.digest().hex()) != config.start.genesis:
         raise IntegrityError(
             f"this state has other first weights than the run's author signed: {digest[:12]} instead of "

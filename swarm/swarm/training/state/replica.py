@@ -33,6 +33,7 @@ from torch import Tensor
 from swarm.training.allreduce.parts import decoded_frames
 from swarm.training.round.clusters import Clusters, draw_clusters, samples_used, trainers_after
 from swarm.training.round.quorum import Succession
+from swarm.training.run.held_out_scores import HeldOutScores
 from swarm.training.run.layout import fragment_of
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_tables import OuterConfig
@@ -162,6 +163,12 @@ class Replica:
         )
 
     @property
+    def held_out(self) -> HeldOutScores:
+        """The scores of the committed state, and whose contributions are measured now."""
+        state = self.current.state
+        return HeldOutScores(rule=self.config.held_out_rule, scores=state.held_out, drawn=state.drawn)
+
+    @property
     def is_new(self) -> bool:
         """Return whether this replica has no outer step yet, and so no state from which certificates must follow.
 
@@ -255,7 +262,8 @@ class Replica:
         """Return the manifest of the state after `base`, and the digests of `parts`. Blocks."""
         digests = tuple(hashlib.sha256(part).digest() for part in parts)
         if parts:
-            return self._manifest_after(base.state, origin, parts), digests
+            drawn = self.config.held_out_rule.draw(origin, digests)
+            return self._manifest_after(base.state, origin, parts, drawn), digests
         # nobody has trained: the round admits the members, and nothing else changes
         step = base.state.outer_step + 1
         standings = self.standings
@@ -271,10 +279,14 @@ class Replica:
             register=standings.register_after(
                 here, (), num_steps=0, grants=grants, demoted=demoted, revocation=revocation_in(origin.revocation)
             ),
+            held_out=self.held_out.after(here, origin),
+            drawn=(),
         )
         return manifest, digests
 
-    def _manifest_after(self, state: ReplicaState, origin: Group, parts: tuple[Data, ...]) -> Manifest:
+    def _manifest_after(
+        self, state: ReplicaState, origin: Group, parts: tuple[Data, ...], drawn: tuple[str, ...]
+    ) -> Manifest:
         step = state.outer_step + 1
         fragment, hasher = self.fragment(step), StateHasher(state.theta_N.numel())
         hasher.add(state.theta_N[: fragment.start], state.momentum_N[: fragment.start])
@@ -298,6 +310,8 @@ class Replica:
             register=standings.register_after(
                 here, used, num_steps=1, grants=grants, demoted=demoted, revocation=revocation_in(origin.revocation)
             ),
+            held_out=self.held_out.after(here, origin),
+            drawn=drawn,
             num_values=state.theta_N.numel(),
             chunk_digests=hasher.chunk_digests(),
         )
@@ -318,6 +332,8 @@ class Replica:
             roster=manifest.roster,
             probation=manifest.probation,
             register=manifest.register,
+            held_out=manifest.held_out,
+            drawn=manifest.drawn,
             theta_N=theta_N,
             momentum_N=momentum_N,
         )

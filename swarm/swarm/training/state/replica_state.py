@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 from swarm_protocol import limits
-from swarm_protocol.checks import check_digest, check_int
+from swarm_protocol.checks import check_count, check_digest, check_int
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import check_peer_id
 from torch import Tensor
 
+from swarm.training.run.held_out_scores import HeldOutScore
 from swarm.training.run.layout import MAX_STATE_VALUES
 from swarm.training.run.register import Register
 from swarm.training.state.lease import MAX_STRIPES, Cursor, LeaseStripe, first_stripes, trainers_of
@@ -40,8 +41,7 @@ _MAX_SAMPLES = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a state consists of. `roster`, `stripes`, `probation` and `register`: see ReplicaState. theta has
-    `num_values`, and so has momentum."""
+    """What a state consists of. theta has `num_values`, and so has momentum; for all else see ReplicaState."""
 
     outer_step: int
     stripes: tuple[LeaseStripe, ...]
@@ -50,6 +50,8 @@ class Manifest:
     chunk_digests: tuple[bytes, ...]
     probation: tuple[tuple[str, int], ...] = ()
     register: Register = field(default_factory=Register)
+    held_out: tuple[HeldOutScore, ...] = ()
+    drawn: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_int(self.outer_step, "outer_step", high=limits.MAX_OUTER_STEP)
@@ -65,6 +67,12 @@ class Manifest:
             raise ValueError("those on probation are not sorted, distinct trainers")
         for _, left in self.probation:
             check_int(left, "probation", low=1, high=limits.MAX_PROBATION_STEPS)
+        scored = [each.peer_id for each in self.held_out]
+        if scored != sorted(set(scored)) or not trainers_of(self.stripes).issuperset(scored):
+            raise ValueError("those with a score are not sorted, distinct trainers")
+        check_count(self.drawn, "drawn", max_items=limits.MAX_SCORED)
+        for peer_id in self.drawn:
+            check_peer_id(peer_id)
         if len(self.chunk_digests) != -(-self.num_bytes // CHUNK_BYTES):
             raise ValueError(f"{len(self.chunk_digests)} chunks do not hold {self.num_bytes} bytes")
         for digest in self.chunk_digests:
@@ -92,6 +100,10 @@ class Manifest:
         if self.probation:
             head["probation"] = self.probation
         head |= self.register.to_json()
+        if self.held_out:
+            head["held_out"] = [(each.peer_id, each.value, each.num_measured) for each in self.held_out]
+        if self.drawn:
+            head["drawn"] = self.drawn
         text = json.dumps(head, sort_keys=True, separators=(",", ":")).encode()
         return len(text).to_bytes(4, "little") + text + b"".join(self.chunk_digests)
 
@@ -121,6 +133,11 @@ class Manifest:
             num_values=head["num_values"],
             probation=tuple((peer_id, left) for peer_id, left in head.get("probation", ())),
             register=Register.from_json(head),
+            held_out=tuple(
+                HeldOutScore(peer_id=peer_id, value=value, num_measured=count)
+                for peer_id, value, count in head.get("held_out", ())
+            ),
+            drawn=tuple(head.get("drawn", ())),
             chunk_digests=tuple(
                 data[start : start + limits.DIGEST_BYTES] for start in range(head_end, len(data), limits.DIGEST_BYTES)
             ),
@@ -147,7 +164,9 @@ class ReplicaState:
     """A committed state. `theta_N` and `momentum_N` are flat fp32 CPU tensors of one size. `roster` holds the sorted
     members of the group that made this state, who decide what follows; it is empty at first. From `stripes` follow the
     leases of the next intervals. `probation` names the trainers that have not proven themselves, in the order of their
-    peer ids, with the steps that they have left (see `run.probation`), and `register` what else is remembered."""
+    peer ids, with the steps that they have left (see `run.probation`), and `register` what else is remembered.
+    `held_out` are scores of trainers in that order, and `drawn` names those whose contributions to this outer step are
+    measured now (`run.held_out_scores`)."""
 
     outer_step: int
     stripes: tuple[LeaseStripe, ...]
@@ -156,6 +175,8 @@ class ReplicaState:
     momentum_N: Tensor
     probation: tuple[tuple[str, int], ...] = ()
     register: Register = field(default_factory=Register)
+    held_out: tuple[HeldOutScore, ...] = ()
+    drawn: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for x_N in (self.theta_N, self.momentum_N):
@@ -184,6 +205,8 @@ class ReplicaState:
             num_values=self.theta_N.numel(),
             probation=self.probation,
             register=self.register,
+            held_out=self.held_out,
+            drawn=self.drawn,
             chunk_digests=tuple(hashlib.sha256(self.chunk(index)).digest() for index in range(num_chunks)),
         )
 
@@ -298,6 +321,8 @@ class Assembly:
             roster=self.manifest.roster,
             probation=self.manifest.probation,
             register=self.manifest.register,
+            held_out=self.manifest.held_out,
+            drawn=self.manifest.drawn,
             theta_N=self._theta_N,
             momentum_N=self._momentum_N,
         )

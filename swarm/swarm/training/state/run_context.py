@@ -80,6 +80,7 @@ def setup_of(context: RunContext) -> RoundSetup:
         leased=replica.leased(step),
         clusters=replica.clusters(),
         standings=replica.standings,
+        held_out=replica.held_out,
         admission=config.only_named,
         credential=_lasting(context.credential, context.network.now()),
         revocation=_unknown(context),

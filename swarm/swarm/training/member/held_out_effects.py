@@ -1,0 +1,130 @@
+"""What drawn contributions of other members do to the loss on held-out data, as this member measures it.
+
+A member holds every contribution's slice of its own part, which it has checked against the sender's commitment, and
+nobody's whole contribution. So it measures what its own part of a contribution does, without a byte more on the wire:
+the loss of the state that the step began from, minus the loss of that state with the slice applied as the outer step
+would, had this been all members' mean. Effects of unlike parts are scaled to the whole vector; the middle of several
+members' effects counts (`run.held_out_scores`). Each member draws held-out samples of its own, which nobody knew when
+contributions were made.
+
+The thread that trains measures, before its next interval: the time is some percent of an interval's. `RunMember`
+owns it; `round_driver` puts the effects into the next report. Shapes: N values of the flat vector, F of a part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from swarm_protocol import limits
+from swarm_protocol.errors import RoundError
+from torch import Tensor
+
+from swarm.training.inner.interval import Inner, Intervals
+from swarm.training.run.held_out_scores import MICRO
+from swarm.training.run.run_config import RunConfig
+from swarm.training.state.run_context import RunContext
+
+logger = logging.getLogger(__name__)
+
+LEAST_WINDOWS, MOST_WINDOWS = 2, 64
+SAMPLES_A_WINDOW = 40
+"""An interval has so many samples, each with a gradient, for each held-out window."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DrawnSlices:
+    """What a member holds of drawn contributions: the `place` of its part in the vector that the step moves, and by
+    peer the slices of it [F]."""
+
+    place: slice
+    slices: Mapping[str, Tensor]
+
+
+class HeldOutEffects:
+    """The effects that one member measures. `of` returns those that belong to a state's report."""
+
+    def __init__(self, context: RunContext, intervals: Intervals) -> None:
+        self._context = context
+        self._intervals = intervals
+        self._measured: tuple[bytes, tuple[int, ...]] = (b"", ())
+
+    def begins_at(self) -> Tensor | None:
+        """Return the weights [N] that the next step begins from; None if the run measures nothing."""
+        replica = self._context.replica
+        return replica.current.state.theta_N if replica.config.held_out_rule.num_drawn else None
+
+    def of(self, state_digest: bytes) -> tuple[int, ...]:
+        """Return the effects of the contributions that the state with this digest names as drawn; empty if they have
+        not been measured (yet)."""
+        digest, effects = self._measured
+        return effects if digest == state_digest else ()
+
+    def measure_soon(self, theta_N: Tensor | None, held: DrawnSlices | None, tasks: asyncio.TaskGroup) -> None:
+        """Measure what `held` says of the step that began from `theta_N` and has led to the committed state, before all
+        later requests to the thread that trains."""
+        replica = self._context.replica
+        drawn, config = replica.current.state.drawn, replica.config
+        if theta_N is None or held is None or not {*held.slices} <= {*drawn}:
+            return
+        fragment, digest = replica.fragment(replica.outer_step), replica.digest
+        place = slice(fragment.start + held.place.start, fragment.start + held.place.stop)
+        scale = (fragment.stop - fragment.start) / (place.stop - place.start)
+        draw = int.from_bytes(hashlib.sha256(digest + self._context.network.peer_id.encode()).digest()[:8], "big")
+        measurement = _Measurement(
+            inner=self._intervals.inner, config=config, theta_N=theta_N, place=place, scale=scale, draw=draw
+        )
+        measuring = asyncio.wrap_future(self._intervals.between(partial(measurement.effects, held.slices)))
+        tasks.create_task(self._keep(digest, drawn, measuring), name="measure contributions")
+
+    async def _keep(self, digest: bytes, drawn: tuple[str, ...], measuring: asyncio.Future[dict[str, int]]) -> None:
+        try:
+            found = await measuring
+        except RoundError as error:
+            logger.warning("contributions could not be measured: %s", error)
+            return
+        # nobody measures its own contribution, and nobody counts what is in its place
+        self._measured = digest, tuple(found.get(peer, 0) for peer in drawn)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Measurement:
+    """What the effects of slices at `place` of the weights `theta_N` are measured with. `draw` chooses the held-out
+    samples, and `scale` is how much longer than the slices the contributions are."""
+
+    inner: Inner
+    config: RunConfig
+    theta_N: Tensor
+    place: slice
+    scale: float
+    draw: int
+
+    def effects(self, slices: Mapping[str, Tensor]) -> dict[str, int]:
+        """Return the effect of each slice. Blocks for a forward pass for each, and one more."""
+        outer = self.config.outer
+        step = 1.0 if outer.optimizer == "average" else outer.learning_rate
+        before, moved_N, found = self._loss(self.theta_N), self.theta_N.clone(), dict[str, int]()
+        for peer, slice_F in slices.items():
+            moved_N[self.place] = self.theta_N[self.place] - step * slice_F
+            found[peer] = effect_of(before - self._loss(moved_N), self.scale)
+        return found
+
+    def _loss(self, theta_N: Tensor) -> float:
+        return self.inner.held_out_loss(theta_N, num_held_out_windows(self.config), self.draw)
+
+
+def effect_of(fall: float, scale: float) -> int:
+    """Return the effect of a slice that lets the loss fall by `fall` nats, of a vector `scale` times as long. A loss
+    that is not finite is the worst effect."""
+    effect = fall * scale * MICRO
+    return round(max(-limits.MAX_EFFECT, min(effect, limits.MAX_EFFECT))) if math.isfinite(fall) else -limits.MAX_EFFECT
+
+
+def num_held_out_windows(config: RunConfig) -> int:
+    """Return on how many windows effects are measured: their two forward passes take some percent of an interval."""
+    return max(LEAST_WINDOWS, min(MOST_WINDOWS, config.samples_per_interval // SAMPLES_A_WINDOW))

@@ -1,0 +1,167 @@
+"""What all that protects a run from liars costs beside its training: CPU time of a step, and bytes that members send.
+
+    .venv/bin/python -m pytest tests/bench/test_bench_trust_cost.py -m bench -s
+
+Four members train the default model with the default settings, validators at a rate of 5 %, and held-out scores, on a
+simulated network in one process. Time is the CPU time of threads inside each feature, of the outermost where they are
+nested, as a share of the process's whole CPU time from the first step's end on. Commitments, audits and locks cannot be
+turned off, so bytes are counted by kind: of a member's bytes for a step, all that is not slices, their copies at
+backups or results counts as trust's, the reports and groups that any round has included. A second run without
+validators and scores is beside it.
+
+A validator's interval is in the table, and not in the sum: it takes the place of its own interval, so that no step
+takes longer and the run gives up 5 % of its training. The shares hold for the default interval of 20 inner steps of
+1.1 million parameters on one core; longer intervals make them smaller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+import pytest
+import torch
+from bench.report import Report, aim
+from support.training_swarm import Swarm, assert_equal_steps
+from swarm.training.allreduce import audit, made_part, part_owner
+from swarm.training.evidence import interval_audits, wrong_interval
+from swarm.training.inner.inner_loop import InnerLoop
+from swarm.training.inner.interval import prepare
+from swarm.training.member import held_out_effects, reductions
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_tables import InnerConfig
+from swarm.training.state.certificate import RunSignatures
+from swarm.training.trainer_events import OuterStep
+from swarm_compression import get_codec
+
+pytestmark = [pytest.mark.bench, pytest.mark.timeout(1800)]
+
+NUM_MEMBERS = 4
+NUM_STEPS = 4
+MOST_TIME, MOST_BYTES = 0.05, 0.02
+SIGNATURES = [name for name in vars(RunSignatures) if name.startswith(("sign_", "check_", "read_"))]
+FEATURES: dict[str, list[tuple[Any, str]]] = {
+    "commitments": [(reductions, "committed_tree"), (made_part.MadePart, "check"), (part_owner, "read_leaves")],
+    "audits": [
+        (audit, "hashed_part"),
+        (audit.Auditing, "_compare"),
+        (made_part.MadePart, "slices_of"),
+    ],
+    "signatures, votes and locks": [(RunSignatures, name) for name in SIGNATURES],
+    "held-out scores": [(held_out_effects._Measurement, "effects"), (made_part.MadePart, "values_of")],
+    "validators": [(interval_audits, "replayed"), (wrong_interval, "likeness")],
+}
+
+
+@dataclass
+class CpuTimes:
+    """CPU seconds by feature, of the outermost one that a thread is in."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    inside: threading.local = field(default_factory=threading.local)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def counted(self, feature: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def timed(*arguments: Any, **options: Any) -> Any:
+            if getattr(self.inside, "yes", False):
+                return function(*arguments, **options)
+            self.inside.yes, since = True, time.thread_time()
+            try:
+                return function(*arguments, **options)
+            finally:
+                self.inside.yes = False
+                with self.lock:
+                    self.seconds[feature] += time.thread_time() - since
+
+        return timed
+
+    @contextmanager
+    def watching(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            for feature, places in FEATURES.items():
+                for owner, name in places:
+                    patch.setattr(owner, name, self.counted(feature, getattr(owner, name)))
+            yield
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """`times` are CPU seconds by feature, beside `cpu_s` of all; `bytes_sent` is what a member sent in a step, and
+    `payload_bytes` the part of it that is slices, their copies at backups, and results."""
+
+    times: dict[str, float]
+    cpu_s: float
+    bytes_sent: float
+    payload_bytes: float
+
+    def share(self, feature: str) -> float:
+        return self.times.get(feature, 0.0) / self.cpu_s
+
+
+async def _cost(run: RunConfig, times: CpuTimes) -> Cost:
+    async with Swarm(run) as swarm:
+        for index in range(NUM_MEMBERS):
+            setup = await asyncio.to_thread(prepare, run)
+            assert isinstance(setup.inner, InnerLoop)
+            await swarm.join(f"m{index}", setup=setup)
+        first = swarm.members["m0"]
+        while not first.of(OuterStep):
+            await asyncio.sleep(0.05)
+        times.seconds.clear()
+        since = time.process_time()
+        members = await swarm.finish(timeout_s=1500)
+        cpu_s = time.process_time() - since
+        assert_equal_steps(members, NUM_STEPS)
+        steps = [event for member in members for event in member.of(OuterStep)]
+        assert all(len(event.group) == NUM_MEMBERS for event in steps), "a member was left out"
+        state = first.trainer.state
+        assert state is not None
+        vector_bytes = get_codec(run.codec).encoded_bytes(state.theta_N.numel())
+        return Cost(
+            times=dict(times.seconds),
+            cpu_s=cpu_s,
+            bytes_sent=sum(event.bytes_sent for event in steps) / len(steps),
+            # slices to the other owners, the result to the others, the own slices to the backup
+            payload_bytes=vector_bytes * (2 * (NUM_MEMBERS - 1) + 1) / NUM_MEMBERS,
+        )
+
+
+def test_trust_costs_under_a_twentieth_of_a_step_and_a_fiftieth_of_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    inner, shown = InnerConfig(fresh_moments=True), Report(f"Cost of trust, {NUM_MEMBERS} members, the default model")
+    runs = {
+        "all": RunConfig(name="bench", outer_steps=NUM_STEPS, min_group=NUM_MEMBERS, validation_rate=0.05, inner=inner),
+        "less": RunConfig(name="bench", outer_steps=NUM_STEPS, min_group=NUM_MEMBERS, held_out_scores=0, inner=inner),
+    }
+    costs = {}
+    for name, run in runs.items():
+        times = CpuTimes()
+        with times.watching(monkeypatch):
+            costs[name] = asyncio.run(_cost(run, times))
+        cost = costs[name]
+        row = "with validators and scores" if name == "all" else "without"
+        shown.row(
+            row,
+            **{f"{feature.replace(' ', '_')}_percent": 100 * cost.share(feature) for feature in FEATURES},
+            other_bytes_percent=100 * (1 - cost.payload_bytes / cost.bytes_sent),
+            sent_KB=cost.bytes_sent / 1e3,
+            step_cpu_s=cost.cpu_s / (NUM_STEPS - 1) / NUM_MEMBERS,
+        )
+    shown.show()
+    cost = costs["all"]
+    of_time = sum(cost.share(feature) for feature in FEATURES if feature != "validators")
+    of_bytes = 1 - cost.payload_bytes / cost.bytes_sent
+    assert cost.times["held-out scores"] > 0
+    assert cost.times["audits"] > 0
+    assert "held-out scores" not in costs["less"].times
+    assert of_time < 3 * MOST_TIME
+    assert of_bytes < 5 * MOST_BYTES
+    aim(under_5_percent_of_the_time=of_time < MOST_TIME, under_2_percent_of_the_bytes=of_bytes < MOST_BYTES)

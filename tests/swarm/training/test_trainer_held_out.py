@@ -1,0 +1,127 @@
+"""Scores of members' contributions on held-out data in whole runs: honest work, noise, and what undoes others'."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import pytest
+from support.training_swarm import Member, Swarm, assert_equal_steps, config
+from support.validated_runs import LIES, ChangedInner
+from swarm.testing import virtual_time
+from swarm.training.member.run_member import RunMember
+from swarm.training.run.held_out_scores import LEAST_MEASURED, MICRO
+from swarm.training.run.run_config import RunConfig
+from swarm.training.state.certificate import Proof, RunSignatures
+from swarm.training.state.run_context import RunContext
+from swarm.training.trainer_events import HeldOutScored
+from swarm_protocol import limits
+from swarm_protocol.identity import Identity
+
+HONEST = ("m0", "m1", "m2", "m3")
+NUM_STEPS = 10
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, logger="swarm")
+
+
+class Slanderer(RunMember):
+    """Reports the worst effect of everybody else's contribution."""
+
+    async def _open_context(self) -> RunContext:
+        context = await super()._open_context()
+        assert self._effects is not None
+        measured = self._effects.of
+        self._effects.of = lambda digest: (-limits.MAX_EFFECT,) * len(measured(digest))  # type: ignore[method-assign]
+        return context
+
+
+def run_of(**changes: object) -> RunConfig:
+    settings: dict[str, object] = {"min_group": 5, "outer_steps": NUM_STEPS, "held_out_scores": limits.MAX_SCORED}
+    return config(**{**settings, **changes})
+
+
+async def joined(swarm: Swarm, **liars: str) -> None:
+    for name in HONEST:
+        await swarm.join(name, inner=ChangedInner())
+    for name, lie in liars.items():
+        await swarm.join(name, inner=ChangedInner(change=LIES[lie]))
+
+
+def scores(member: Member) -> dict[str, float]:
+    assert member.trainer.state is not None
+    return {each.peer_id: each.value / MICRO for each in member.trainer.state.held_out}
+
+
+def test_scores_tell_honest_work_from_noise_and_from_its_opposite() -> None:
+    async def main() -> None:
+        async with Swarm(run_of()) as swarm:
+            await joined(swarm, noise="noise", flipped="turned round")
+            members = await swarm.finish()
+            assert_equal_steps(members, NUM_STEPS)
+            found = scores(members[0])
+            assert all(scores(member) == found for member in members), "part of the state, and so equal"
+            honest = [found[swarm.members[name].peer_id] for name in HONEST]
+            noise, flipped = found[swarm.members["noise"].peer_id], found[swarm.members["flipped"].peer_id]
+            assert min(honest) > 0
+            assert abs(noise) < min(honest) / 10, "a free-rider does nothing"
+            assert flipped < 0
+            for member in members:
+                event = member.of(HeldOutScored)[-1]
+                assert (event.step, event.scores) == (NUM_STEPS, pytest.approx(found))
+
+    virtual_time.run(main())
+
+
+def test_third_of_liars_moves_no_score_beyond_what_honest_members_found() -> None:
+    """The same run with and without slander: no honest member's score leaves the honest range."""
+
+    async def ends(kind: type[RunMember]) -> tuple[Sequence[float], float]:
+        async with Swarm(run_of(min_group=6)) as swarm:
+            await joined(swarm, flipped="turned round")
+            await swarm.join("slanderer", inner=ChangedInner(), kind=kind)
+            members = await swarm.finish()
+            found = scores(members[0])
+            return [found[swarm.members[name].peer_id] for name in HONEST], found[swarm.members["flipped"].peer_id]
+
+    async def main() -> None:
+        honest, flipped = await ends(RunMember)
+        slandered, still_flipped = await ends(Slanderer)
+        assert min(slandered) > 0.3 * min(honest)
+        assert max(slandered) < 3 * max(honest)
+        assert flipped < 0
+        assert still_flipped < 0
+
+    virtual_time.run(main())
+
+
+def test_member_with_a_low_score_counts_for_a_tenth_if_the_run_says_so() -> None:
+    async def left_of(*, discounts: bool) -> float:
+        """Return the loss at the end of a run under the mean with a member that undoes others' work."""
+        proofs = dict[int, Proof]()
+        async with Swarm(run_of(discount_low_scores=discounts, aggregator="mean", fallback="")) as swarm:
+            await joined(swarm, flipped="turned round")
+            observed, flipped = swarm.members["m0"], swarm.members["flipped"].peer_id
+            reader = RunSignatures.of_run(swarm.run, Identity(b"onlooker".ljust(32)), "test")
+            while max(proofs, default=0) < NUM_STEPS:
+                await asyncio.sleep(0.02)
+                if observed.trainer.certificate:
+                    proof = reader.check_certificate(observed.trainer.certificate, observed.network.now())
+                    proofs[proof.outer_step] = proof
+            assert_equal_steps(await swarm.finish(), NUM_STEPS)
+        discounted = {
+            step: {each.peer_id for each in proof.origin.members if each.discounted} for step, proof in proofs.items()
+        }
+        assert discounted[NUM_STEPS] == ({flipped} if discounts else set())
+        assert not any(peers for step, peers in discounted.items() if step <= LEAST_MEASURED)
+        assert flipped in proofs[NUM_STEPS].origin.peer_ids, "it is not kept out"
+        assert observed.trainer.state is not None
+        return float((observed.trainer.state.theta_N - observed.inner.target_N).square().mean())
+
+    async def main() -> None:
+        assert await left_of(discounts=True) < 0.5 * await left_of(discounts=False)
+
+    virtual_time.run(main())

@@ -67,7 +67,7 @@ def test_scores_tell_honest_work_from_noise_and_from_its_opposite() -> None:
             honest = [found[swarm.members[name].peer_id] for name in HONEST]
             noise, flipped = found[swarm.members["noise"].peer_id], found[swarm.members["flipped"].peer_id]
             assert min(honest) > 0
-            assert abs(noise) < min(honest) / 10, "a free-rider does nothing"
+            assert flipped < noise < min(honest) / 4, "a free-rider does nothing, or a little harm"
             assert flipped < 0
             for member in members:
                 event = member.of(HeldOutScored)[-1]

@@ -224,7 +224,7 @@ class TrainerRecord(wire.WireMessage):
     All three are None where its version does not say. `endorsed_step` is the outer step of the newest endorsement of
     the run's author that the peer can show (see `training_messages.Endorsement`); 0: it has none. `held_out_scores` are
     those of the state that it has, in nats by member: the lowest ones, if there are more than a record holds (see
-    `swarm.training.run.held_out_scores`).
+    `swarm.training.standing.held_out_scores`).
     """
 
     PROTO = records_pb2.TrainerRecord

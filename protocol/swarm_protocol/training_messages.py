@@ -151,15 +151,15 @@ class Contribution(Checked):
     (`round_signatures.report_message`).
 
     A member on probation has `steps_left` to which it must contribute, this one included, before it counts fully; 0: it
-    does. The state says how many (see `swarm.training.run.probation`).
+    does. The state says how many (see `swarm.training.standing.probation`).
 
     `credentials` are of itself and of its newcomers, where they enter the run by an invitation or by vouches. `demoted`
     are members that it names for having vouched for a peer that evidence has convicted (see
-    `swarm.training.run.entrance`).
+    `swarm.training.standing.entrance`).
 
     `effects` are what the member measured of the contributions that the state names as drawn, in their order: how much
     its own part of each lowers the held-out loss, in millionths of a nat; empty if it measured nothing. `discounted`:
-    by the state's scores it counts for less (see `swarm.training.run.held_out_scores`).
+    by the state's scores it counts for less (see `swarm.training.standing.held_out_scores`).
     """
 
     peer_id: PeerId

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from swarm.training.allreduce.part_owner import PartReducer
 from swarm.training.allreduce.parts import ReductionScheme, leaf_values
 from swarm.training.member.held_out_effects import effect_of
-from swarm.training.run.held_out_scores import HeldOutRule, HeldOutScores
+from swarm.training.standing.held_out_scores import HeldOutRule, HeldOutScores
 from swarm.trust.aggregators import get_aggregator
 from swarm.trust.kernels import Floats
 from swarm.trust.mixing import A_THIRD, get_mixing, leaf_beacon

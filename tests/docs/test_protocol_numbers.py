@@ -14,7 +14,7 @@ from swarm.network.libp2p import (
     stream_resume,
     stream_server,
 )
-from swarm.network.relay import candidates, members, relay, relay_budget, reservations
+from swarm.network.relay import candidates, network_peers, relay, relay_budget, reservations
 from swarm.serving.server import connection_server, forward_server, session_inbox, session_outputs
 from swarm.serving.session import pipeline, session_state
 from swarm.training.allreduce import audit, butterfly, parts, peer_connections
@@ -67,7 +67,7 @@ SAID = [
         f"after {reservations.MIN_KNOWN_PAUSE_S:.0f} seconds, doubling up to {reservations.MAX_KNOWN_PAUSE_S:.0f}",
     ),
     ("relay.md", f"answered within | {members.GREETING_TIMEOUT_S:.0f} s |"),
-    ("relay.md", f"holds for {members.MEMBER_S:.0f} seconds, a refusal for {members.STRANGER_S:.0f}"),
+    ("relay.md", f"holds for {network_peers.NETWORK_PEER_S:.0f} seconds, a refusal for {network_peers.STRANGER_S:.0f}"),
     ("relay.md", f"carries in {relay_budget.PIECE_S * 1000:.0f} milliseconds"),
     (
         "relay.md",

@@ -44,8 +44,8 @@ from swarm.training.round.round_events import (
 )
 from swarm.training.round.round_state import MAX_HEARD, RoundState, own_report
 from swarm.training.round.state_machine import begin, step, wake_at
-from swarm.training.run.probation import Probation
-from swarm.training.run.standings import Standings
+from swarm.training.standing.probation import Probation
+from swarm.training.standing.standings import Standings
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Abort, Group, Outcome, Ready, SignedGroup, Vote

@@ -36,10 +36,10 @@ from swarm.training.round.round_events import (
     Withdrew,
 )
 from swarm.training.round.round_state import RoundSetup, RoundState
-from swarm.training.run.entrance import Entrance
-from swarm.training.run.held_out_scores import HeldOutRule, HeldOutScores
-from swarm.training.run.probation import Probation
-from swarm.training.run.standings import Standings
+from swarm.training.standing.entrance import Entrance
+from swarm.training.standing.held_out_scores import HeldOutRule, HeldOutScores
+from swarm.training.standing.probation import Probation
+from swarm.training.standing.standings import Standings
 from swarm_protocol import training_messages as messages
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import (

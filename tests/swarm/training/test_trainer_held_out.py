@@ -11,8 +11,8 @@ from support.training_swarm import Member, Swarm, assert_equal_steps, config
 from support.validated_runs import LIES, ChangedInner
 from swarm.testing import virtual_time
 from swarm.training.member.run_member import RunMember
-from swarm.training.run.held_out_scores import LEAST_MEASURED, MICRO
 from swarm.training.run.run_config import RunConfig
+from swarm.training.standing.held_out_scores import LEAST_MEASURED, MICRO
 from swarm.training.state.certificate import Proof, RunSignatures
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import HeldOutScored

@@ -61,7 +61,7 @@ from swarm.network.paths.direct_paths import DirectPaths, wants_relays
 from swarm.network.private.member_roll import MemberRoll
 from swarm.network.private.private_gate import PrivateGate
 from swarm.network.relay.candidates import RelayCandidate, candidates
-from swarm.network.relay.members import Members
+from swarm.network.relay.network_peers import NetworkPeers
 from swarm.network.relay.relay import Relay, RelayCounts, RelayLimits
 from swarm.network.relay.reservations import Reservations
 from swarm.network.traffic import PeerPath, Traffic
@@ -405,9 +405,9 @@ class Libp2pNetwork:
 
     async def _enter(self, tasks: asyncio.TaskGroup) -> None:
         self._streams = StreamServer(self._host, tasks, self._watch, self._name("resume", ""))
-        members = self._gate or Members(lambda peer_id: check_member(self._host, peer_id, self._network_id))
+        network_peers = self._gate or NetworkPeers(lambda peer_id: check_member(self._host, peer_id, self._network_id))
         bounds = replace(RelayLimits(), bytes_per_s=self._options.relay_bytes_per_s)
-        self._relay = Relay(self._host, tasks, bounds, members, serves=self._options.relay == "serve")
+        self._relay = Relay(self._host, tasks, bounds, network_peers, serves=self._options.relay == "serve")
         await self._streams.start()
         await self._relay.start()
         self._paths = DirectPaths(

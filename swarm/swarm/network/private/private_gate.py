@@ -27,7 +27,7 @@ from swarm.network.interface import NotServed
 from swarm.network.libp2p.greeting import HELLO, Greeting, greeting_of, hello_of
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host
 from swarm.network.private.member_roll import REMEDY, MemberRoll
-from swarm.network.relay.members import Members
+from swarm.network.relay.network_peers import NetworkPeers
 
 CHECK_S = 3.0
 """Time between two looks at who is connected. An invitation that ends, or is revoked here, ends its connections so
@@ -55,7 +55,7 @@ class PrivateGate:
         self._host = host
         self._secret = invitation.network_secret
         self._roll = MemberRoll(invitation, host.peer_id, time.time(), revocations=revocations)
-        self._members = Members(lambda peer_id: self.greet(peer_id, addrs=()))
+        self._network_peers = NetworkPeers(lambda peer_id: self.greet(peer_id, addrs=()))
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._strangers: dict[str, float] = {}  # since when they are connected
         self._num_told = self._roll.number
@@ -123,12 +123,12 @@ class PrivateGate:
         return self._sealed(peer_id, time.time())
 
     async def include(self, peer_id: str) -> bool:
-        """Return whether a peer that is connected is a member, as `relay.members.Members` does."""
+        """Return whether a peer that is connected is a member, as `NetworkPeers` does."""
         if self._roll.rights_of(peer_id, time.time()):
             return True
-        if await self._members.include(peer_id) and not self._roll.rights_of(peer_id, time.time()):
-            self._members.forget(peer_id)  # it was one when it was asked last
-            await self._members.include(peer_id)
+        if await self._network_peers.include(peer_id) and not self._roll.rights_of(peer_id, time.time()):
+            self._network_peers.forget(peer_id)  # it was one when it was asked last
+            await self._network_peers.include(peer_id)
         return bool(self._roll.rights_of(peer_id, time.time()))
 
     def may_store(self, peer_id: str, envelope: Envelope) -> bool:

@@ -4,7 +4,7 @@ The daemon's own relay gives such a connection 128 KiB and two minutes, and no f
 with other limits and the one with the defaults replace each other as they start. So we answer libp2p's relay protocol
 ourselves, without limits of volume and time, and bound what costs us something: how many circuits, how many bytes a
 second, of which each peer has its share (`relay_budget`), and how long without a byte. Nodes of other networks are
-refused (`members`). Both ends run libp2p's encryption inside the circuit and prove their peer ids to each other, so
+refused (`network_peers`). Both ends run libp2p's encryption inside the circuit and prove their peer ids to each other, so
 that a relay sees who, when and how much, and can do no more than let a connection fail.
 
 Deviation from the specification: a reservation lasts exactly as long as the stream that asked for it, so that both
@@ -38,7 +38,7 @@ from swarm.network.relay.circuit_messages import (
     parse_hop_request,
     stop_request,
 )
-from swarm.network.relay.members import KnowsMembers
+from swarm.network.relay.network_peers import KnowsNetworkPeers
 from swarm.network.relay.relay_budget import MAX_PIECE_BYTES, NO_LIMIT, Ends, RelayBudget
 from swarm.network.traffic import TrafficLimits
 
@@ -106,11 +106,17 @@ class CircuitRefused(Exception):
 
 class Relay:
     def __init__(
-        self, host: Host, tasks: asyncio.TaskGroup, limits: RelayLimits, members: KnowsMembers, *, serves: bool
+        self,
+        host: Host,
+        tasks: asyncio.TaskGroup,
+        limits: RelayLimits,
+        network_peers: KnowsNetworkPeers,
+        *,
+        serves: bool,
     ) -> None:
         self.counts = RelayCounts()
         self._serves = serves
-        self._members = members
+        self._network_peers = network_peers
         self._budget = RelayBudget(limits.within(host.traffic.limits), host.traffic.relayed)
         self._host = host
         self._tasks = tasks
@@ -190,7 +196,7 @@ class Relay:
         """Raises CircuitRefused unless this node serves as a relay and the peer is of this network."""
         if not self._serves:
             raise CircuitRefused(CircuitStatus.RESERVATION_REFUSED if target is None else CircuitStatus.NO_RESERVATION)
-        if not await self._members.include(peer_id):
+        if not await self._network_peers.include(peer_id):
             raise CircuitRefused(CircuitStatus.PERMISSION_DENIED, "stranger")
 
     async def _reserve(self, peer_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -18,9 +18,10 @@ import torch
 from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
 
 from swarm.serving.engine.compute import BatchPiece, PieceResult, RunnableSpan, compute, needed
-from swarm.serving.engine.page_allocator import RETRY_AFTER_S, Admission, PageAllocator, PageKeys, PageTable
+from swarm.serving.engine.page_allocator import PageAllocator, PageKeys, PageTable
 from swarm.serving.engine.scheduler import BatchPlan, Scheduler
 from swarm.serving.engine.sequence import EngineSequence, SequenceStep, StepOutput
+from swarm.serving.engine.sequence_shares import RETRY_AFTER_S, SequenceShares
 from swarm.serving.engine.span_speed import PREFILL_TOKENS, ObservedSpeed, SpanSpeed, StepCost
 from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, Prefault, Slice, Want
 from swarm.serving.wire.page_keys import KEY_BYTES
@@ -86,7 +87,7 @@ class Engine:
         self._revision = revision
         self._evict_idle_s = options.evict_idle_s
         self._on_step = options.on_step
-        self._admission = Admission(options.max_sessions, pool.num_pages)
+        self._shares = SequenceShares(options.max_sessions, pool.num_pages)
         self._cost = StepCost(
             max_step_ms=options.max_step_ms, max_alone_ms=options.max_alone_ms, max_step_tokens=options.max_step_tokens
         )
@@ -161,16 +162,16 @@ class Engine:
 
     def _admit(self, client: str, num_pages: int, names: PageKeys) -> PageTable:
         now_s = asyncio.get_running_loop().time()
-        self._admission.check(client, num_pages, self._sequences, now_s=now_s)
+        self._shares.check(client, num_pages, self._sequences, now_s=now_s)
         page_table = self._reserve(num_pages, names)
         if page_table is None and self._evict_idle(client, num_pages, now_s):
             page_table = self._reserve(num_pages, names)
         if page_table is None:
-            raise self._admission.refused(client, num_pages, self._sequences, now_s=now_s)
+            raise self._shares.refused(client, num_pages, self._sequences, now_s=now_s)
         return page_table
 
     def _reserve(self, num_pages: int, names: PageKeys) -> PageTable | None:
-        if len(self._sequences) >= self._admission.max_sequences:
+        if len(self._sequences) >= self._shares.max_sequences:
             return None
         return self.pages.reserve(num_pages, names.wanted)
 
@@ -182,7 +183,7 @@ class Engine:
         for sequence in sorted(idle, key=lambda sequence: sequence.idle_since_s):
             chosen.append(sequence)
             num_free += self.pages.num_freed_by(sequence.page_table)
-            if num_free >= num_pages and len(self._sequences) - len(chosen) < self._admission.max_sequences:
+            if num_free >= num_pages and len(self._sequences) - len(chosen) < self._shares.max_sequences:
                 why = "the session was idle, and others needed its room"
                 for evicted in chosen:
                     self.end(evicted, PeerRefused(why, remedy="open it again", retry_after_s=RETRY_AFTER_S))

@@ -365,7 +365,7 @@ def _deliver(
             session.recall(frame)
         case CloseSequence():
             if frame.commit_to:
-                session.commit(frame.commit_to)
+                session.sign_answer(frame.commit_to)
             session.close()
 
 

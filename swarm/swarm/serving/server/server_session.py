@@ -259,7 +259,7 @@ class ServerSession:
         elif rows is not None:
             self._log.gave(step.position + step.num_rows - rows.num_rows, rows)
 
-    def commit(self, until: int) -> None:
+    def sign_answer(self, until: int) -> None:
         """Send what waits, sign what the session took and gave before position `until`, and tell the client."""
         self._results.flush()
         commitment = self._log.commitment(

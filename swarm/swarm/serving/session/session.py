@@ -38,9 +38,9 @@ from swarm.network.membership import Membership
 from swarm.router.routing import Hop, NoChain
 from swarm.serving.checking.finished_answer import Draw
 from swarm.serving.checking.spot_checks import SpotCheckOptions
+from swarm.serving.home.home_spans import ChainFinder, HomeChainFinder, HomeSpans
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.answered import ClosedAnswer, LastFrames
-from swarm.serving.session.home_spans import ChainFinder, HomeChainFinder, HomeSpans
 from swarm.serving.session.known_servers import ClientConnection, ClientState, ConnectionLost, KnownServers, RouteFinder
 from swarm.serving.session.pipeline import Feed, TakeToken, UpdateLink
 from swarm.serving.session.session_messages import SessionMessages

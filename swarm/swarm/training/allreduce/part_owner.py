@@ -40,7 +40,7 @@ from swarm.training.allreduce.parts import (
     leaf_values,
     num_values,
 )
-from swarm.training.run.held_out_scores import discounted_weights
+from swarm.training.standing.held_out_scores import discounted_weights
 from swarm.trust.aggregation import Aggregation
 from swarm.trust.mixing import leaf_beacon
 

@@ -26,7 +26,7 @@ from swarm_protocol.hash_tree import HashTree
 from swarm_protocol.training_messages import Contribution, Group
 from torch import Tensor
 
-from swarm.training.run.probation import Probation
+from swarm.training.standing.probation import Probation
 from swarm.trust.aggregator import Aggregator
 
 MAX_SKEW = 4.0

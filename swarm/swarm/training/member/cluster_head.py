@@ -37,7 +37,7 @@ from swarm.training.member.interval_loop import IntervalOffer
 from swarm.training.round.group_formation import grace_after
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.run.methods import short
-from swarm.training.run.standings import grants_in
+from swarm.training.standing.standings import grants_in
 from swarm.training.state.run_context import RunContext
 from swarm.trust.mixing import leaf_beacon
 

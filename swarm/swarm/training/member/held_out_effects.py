@@ -26,8 +26,8 @@ from swarm_protocol.errors import RoundError
 from torch import Tensor
 
 from swarm.training.inner.interval import Inner, Intervals
-from swarm.training.run.held_out_scores import MICRO
 from swarm.training.run.run_config import RunConfig
+from swarm.training.standing.held_out_scores import MICRO
 from swarm.training.state.run_context import RunContext
 
 logger = logging.getLogger(__name__)

@@ -46,11 +46,11 @@ from swarm.training.round import state_machine
 from swarm.training.round.promise import Promise, PromiseStore
 from swarm.training.round.round_events import Convicted, GiveUp, Proven
 from swarm.training.round.round_state import rest_after
-from swarm.training.run.entrance import Entry
-from swarm.training.run.held_out_scores import MICRO
 from swarm.training.run.methods import Methods, short
 from swarm.training.run.run_copy import serve_run
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.standing.entrance import Entry
+from swarm.training.standing.held_out_scores import MICRO
 from swarm.training.state.ancestry import seek_endorsement
 from swarm.training.state.certificate import Proof, RunSignatures, whom_to_ask
 from swarm.training.state.endorsement import Endorsements, EndorsementStore, contradicts

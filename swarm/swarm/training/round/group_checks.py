@@ -22,7 +22,7 @@ from swarm.training.round.clusters import overclaim
 from swarm.training.round.quorum import lock_complaint
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.run.methods import short
-from swarm.training.run.standings import grants_in
+from swarm.training.standing.standings import grants_in
 
 NOT_INVITED = "the run wants an invitation, or vouchers, that it does not have or that are used up"
 MISSTATED = "it says otherwise than the state how long it is on probation"

@@ -47,7 +47,7 @@ from swarm.training.round.round_state import (
     roster_left,
 )
 from swarm.training.run.methods import short
-from swarm.training.run.standings import grants_in
+from swarm.training.standing.standings import grants_in
 
 GRACE_SHARE = 0.25
 MAX_GRACE_S = 30.0

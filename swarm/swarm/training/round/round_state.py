@@ -17,8 +17,8 @@ from swarm.training.round.beacon import attempt_beacon, coordinator_of
 from swarm.training.round.clusters import Clusters
 from swarm.training.round.quorum import Succession
 from swarm.training.round.round_events import Action, GiveUp, Reply
-from swarm.training.run.held_out_scores import HeldOutScores
-from swarm.training.run.standings import Standings, grants_in
+from swarm.training.standing.held_out_scores import HeldOutScores
+from swarm.training.standing.standings import Standings, grants_in
 
 Phase: TypeAlias = Literal["forming", "signing", "left_out", "reducing", "preparing", "voting", "resting", "done"]
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 from swarm_protocol.errors import IntegrityError
 from torch import Tensor
 
-from swarm.training.run.register import Register
 from swarm.training.run.run_config import RunConfig
+from swarm.training.standing.register import Register
 from swarm.training.state.lease import first_stripes
 from swarm.training.state.replica_state import Manifest, ReplicaState
 

@@ -33,11 +33,11 @@ from torch import Tensor
 from swarm.training.allreduce.parts import decoded_frames
 from swarm.training.round.clusters import Clusters, draw_clusters, samples_used, trainers_after
 from swarm.training.round.quorum import Succession
-from swarm.training.run.held_out_scores import HeldOutScores
 from swarm.training.run.layout import fragment_of
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_tables import OuterConfig
-from swarm.training.run.standings import Standings, grants_in
+from swarm.training.standing.held_out_scores import HeldOutScores
+from swarm.training.standing.standings import Standings, grants_in
 from swarm.training.state.certificate import CertificateHistory, Proof, Rank
 from swarm.training.state.lease import Lease, admitted, committed, index_of, lease_of, trainers_of
 from swarm.training.state.replica_state import Manifest, ReplicaState, StateHasher

@@ -313,7 +313,7 @@ def test_checker_that_lies_is_named_and_not_the_server_that_it_checks(boxes: Any
 def test_server_that_signs_nothing_or_other_outputs_is_noted(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, PAIRS, checks=ALL) as box:
-            with patch.object(ServerSession, "commit", lambda _self, _until: None):
+            with patch.object(ServerSession, "sign_answer", lambda _self, _until: None):
                 reports = await checked(box)
             assert [(report.result, report.reason) for report in reports] == [
                 ("disputed", "withheld"),

@@ -10,8 +10,8 @@ from swarm.training.round.group_checks import MISSTATED, complaint
 from swarm.training.round.group_formation import NO_SEAT, form_group
 from swarm.training.round.quorum import Succession
 from swarm.training.round.round_state import RoundSetup
-from swarm.training.run.probation import Probation
-from swarm.training.run.standings import Standings
+from swarm.training.standing.probation import Probation
+from swarm.training.standing.standings import Standings
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Contribution, Group, Ready, SignedGroup
 

@@ -19,7 +19,7 @@ from swarm_protocol.errors import PeerError
 GREETING_TIMEOUT_S = 3.0
 """Time for a peer to say who it is. A peer that dials through this node waits 5 s in all."""
 
-MEMBER_S = 600.0
+NETWORK_PEER_S = 600.0
 STRANGER_S = 10.0
 """How long an answer holds; none is one, too. A node that was too busy to answer may come again soon."""
 
@@ -30,17 +30,19 @@ MAX_GREETINGS = 64
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    is_member: bool
+    is_of_network: bool
     until: float
 
 
-class KnowsMembers(Protocol):
-    """Tells members from strangers: `Members`, or the gate of a private network."""
+class KnowsNetworkPeers(Protocol):
+    """Tells peers of the network from strangers: `NetworkPeers`, or the gate of a private network."""
 
     async def include(self, peer_id: str) -> bool: ...
 
 
-class Members:
+class NetworkPeers:
+    """Remembers which peers are of this node's network, and greets those that it does not know."""
+
     def __init__(self, greet: Callable[[str], Awaitable[object]]) -> None:
         """`greet(peer_id)` raises PeerError unless the peer is of this network and protocol version."""
         self._greet = greet
@@ -56,9 +58,9 @@ class Members:
         async with self._locks.setdefault(peer_id, asyncio.Lock()):
             if (found := self._found(peer_id)) is not None:
                 return found
-            is_member = await self._says_so(peer_id)
-            self._remember(peer_id, is_member)
-            return is_member
+            is_of_network = await self._says_so(peer_id)
+            self._remember(peer_id, is_of_network)
+            return is_of_network
 
     def forget(self, peer_id: str) -> None:
         """Ask a peer anew when it comes next."""
@@ -68,7 +70,7 @@ class Members:
         finding = self._known.get(peer_id)
         if finding is None or finding.until <= asyncio.get_running_loop().time():
             return None
-        return finding.is_member
+        return finding.is_of_network
 
     async def _says_so(self, peer_id: str) -> bool:
         try:
@@ -78,9 +80,9 @@ class Members:
             return False
         return True
 
-    def _remember(self, peer_id: str, is_member: bool) -> None:
-        hold_s = MEMBER_S if is_member else STRANGER_S
-        self._known[peer_id] = _Finding(is_member, asyncio.get_running_loop().time() + hold_s)
+    def _remember(self, peer_id: str, is_of_network: bool) -> None:
+        hold_s = NETWORK_PEER_S if is_of_network else STRANGER_S
+        self._known[peer_id] = _Finding(is_of_network, asyncio.get_running_loop().time() + hold_s)
         self._known.move_to_end(peer_id)
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)

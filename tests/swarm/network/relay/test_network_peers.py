@@ -6,13 +6,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from swarm.network.relay.members import (
+from swarm.network.relay.network_peers import (
     GREETING_TIMEOUT_S,
     MAX_GREETINGS,
     MAX_KNOWN,
-    MEMBER_S,
+    NETWORK_PEER_S,
     STRANGER_S,
-    Members,
+    NetworkPeers,
 )
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerRefused
@@ -31,17 +31,17 @@ class Peers:
             raise PeerRefused("peer is in another network", peer_id=peer_id)
 
 
-def run(case: Callable[[Peers, Members], Awaitable[None]]) -> None:
+def run(case: Callable[[Peers, NetworkPeers], Awaitable[None]]) -> None:
     async def main() -> None:
         peers = Peers()
-        await case(peers, Members(peers.greet))
+        await case(peers, NetworkPeers(peers.greet))
 
     virtual_time.run(main())
 
 
 def test_peers_are_greeted_once_for_many_requests_at_a_time_and_anew_later() -> None:
-    async def case(peers: Peers, members: Members) -> None:
-        for hold_s in (0.0, MEMBER_S + 1):
+    async def case(peers: Peers, members: NetworkPeers) -> None:
+        for hold_s in (0.0, NETWORK_PEER_S + 1):
             await asyncio.sleep(hold_s)
             assert all(await asyncio.gather(*(members.include("member") for _ in range(9))))
             assert await members.include("member")
@@ -51,7 +51,7 @@ def test_peers_are_greeted_once_for_many_requests_at_a_time_and_anew_later() -> 
 
 
 def test_strangers_and_silent_peers_are_refused_in_time_and_asked_again_soon() -> None:
-    async def case(peers: Peers, members: Members) -> None:
+    async def case(peers: Peers, members: NetworkPeers) -> None:
         for _ in range(2):
             async with asyncio.timeout(GREETING_TIMEOUT_S + 0.1):
                 assert not any(await asyncio.gather(members.include("stranger"), members.include("silent")))
@@ -63,7 +63,7 @@ def test_strangers_and_silent_peers_are_refused_in_time_and_asked_again_soon() -
 
 
 def test_many_silent_peers_are_turned_away_and_known_members_are_not() -> None:
-    async def case(_peers: Peers, members: Members) -> None:
+    async def case(_peers: Peers, members: NetworkPeers) -> None:
         assert await members.include("member")
         silent = [asyncio.create_task(members.include(f"silent {number}")) for number in range(MAX_GREETINGS)]
         await asyncio.sleep(0)
@@ -76,7 +76,7 @@ def test_many_silent_peers_are_turned_away_and_known_members_are_not() -> None:
 
 
 def test_only_so_many_answers_are_kept() -> None:
-    async def case(peers: Peers, members: Members) -> None:
+    async def case(peers: Peers, members: NetworkPeers) -> None:
         for number in range(MAX_KNOWN + 1):
             assert await members.include(f"member {number}")
         assert len(members._known) == MAX_KNOWN

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.training.run.probation import Probation
 from swarm.training.run.run_config import RunConfig
-from swarm.training.run.standings import Standings
+from swarm.training.standing.probation import Probation
+from swarm.training.standing.standings import Standings
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Contribution, Follower, Group
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from swarm_protocol.run_credentials import Grant, RunCredential, RunRevocation, grant_of
 
-from swarm.training.run.entrance import MAX_ALL_REVOKED, MAX_ENTRIES, Entrance, Entry
-from swarm.training.run.probation import Probation
-from swarm.training.run.register import Register, credits_after
+from swarm.training.standing.entrance import MAX_ALL_REVOKED, MAX_ENTRIES, Entrance, Entry
+from swarm.training.standing.probation import Probation
+from swarm.training.standing.register import Register, credits_after
 
 Grants = Mapping[str, Grant]
 

@@ -19,7 +19,7 @@ from swarm_protocol import limits
 from swarm_protocol.checks import check_int
 from swarm_protocol.identity import check_peer_id
 
-from swarm.training.run.entrance import MAX_ALL_REVOKED, MAX_ENTRIES, Entry
+from swarm.training.standing.entrance import MAX_ALL_REVOKED, MAX_ENTRIES, Entry
 
 MAX_AWAY = 1024
 """Members that are remembered while they are away: four full groups, 60 KiB of a state's manifest."""

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm.training.round.quorum import Succession
 from swarm.training.run import register
-from swarm.training.run.probation import Probation
-from swarm.training.run.register import Register, credits_after
-from swarm.training.run.standings import Standings
+from swarm.training.standing.probation import Probation
+from swarm.training.standing.register import Register, credits_after
+from swarm.training.standing.standings import Standings
 from swarm_protocol.identity import Identity
 
 PEERS = sorted(Identity(bytes([number]) * 32).peer_id for number in range(40))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.training.run.held_out_scores import (
+from swarm.training.standing.held_out_scores import (
     LEAST_MEASURED,
     MEMORY,
     HeldOutRule,

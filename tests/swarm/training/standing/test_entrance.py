@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from swarm.training.run.entrance import MAX_ALL_REVOKED, MAX_ENTRIES, Entrance, Entry
-from swarm.training.run.probation import Probation
-from swarm.training.run.register import Register
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.settings import ImpossibleRun
-from swarm.training.run.standings import Standings
+from swarm.training.standing.entrance import MAX_ALL_REVOKED, MAX_ENTRIES, Entrance, Entry
+from swarm.training.standing.probation import Probation
+from swarm.training.standing.register import Register
+from swarm.training.standing.standings import Standings
 from swarm_protocol.identity import Identity
 from swarm_protocol.run_credentials import Grant, RunRevocation
 

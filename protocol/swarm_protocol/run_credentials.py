@@ -7,7 +7,8 @@ is *bound* names the newcomer's own key, and no link continues it. A vouch is a 
 newcomer.
 
 Credentials travel in signed groups, so that whoever reads a certificate can check them: they have to be valid when the
-group was signed, by its coordinator's clock. Whether the run's state honours them is for `swarm.training.standing.entrance`.
+group was signed, by its coordinator's clock. Whether the run's state honours them is for
+`swarm.training.standing.entrance`.
 """
 
 from __future__ import annotations

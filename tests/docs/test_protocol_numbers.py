@@ -66,7 +66,7 @@ SAID = [
         "relay.md",
         f"after {reservations.MIN_KNOWN_PAUSE_S:.0f} seconds, doubling up to {reservations.MAX_KNOWN_PAUSE_S:.0f}",
     ),
-    ("relay.md", f"answered within | {members.GREETING_TIMEOUT_S:.0f} s |"),
+    ("relay.md", f"answered within | {network_peers.GREETING_TIMEOUT_S:.0f} s |"),
     ("relay.md", f"holds for {network_peers.NETWORK_PEER_S:.0f} seconds, a refusal for {network_peers.STRANGER_S:.0f}"),
     ("relay.md", f"carries in {relay_budget.PIECE_S * 1000:.0f} milliseconds"),
     (

@@ -4,8 +4,8 @@ The daemon's own relay gives such a connection 128 KiB and two minutes, and no f
 with other limits and the one with the defaults replace each other as they start. So we answer libp2p's relay protocol
 ourselves, without limits of volume and time, and bound what costs us something: how many circuits, how many bytes a
 second, of which each peer has its share (`relay_budget`), and how long without a byte. Nodes of other networks are
-refused (`network_peers`). Both ends run libp2p's encryption inside the circuit and prove their peer ids to each other, so
-that a relay sees who, when and how much, and can do no more than let a connection fail.
+refused (`network_peers`). Both ends run libp2p's encryption inside the circuit and prove their peer ids to each other,
+so that a relay sees who, when and how much, and can do no more than let a connection fail.
 
 Deviation from the specification: a reservation lasts exactly as long as the stream that asked for it, so that both
 sides notice at once when the other has gone. `Relay` owns its socket; its tasks live in the TaskGroup it is given. The

@@ -16,8 +16,9 @@ from swarm_protocol.session_frames import SampledToken
 from torch import Tensor
 
 from swarm.serving.engine.compute import PieceResult
-from swarm.serving.engine.page_allocator import RETRY_AFTER_S, PageKeys, PageTable
+from swarm.serving.engine.page_allocator import PageKeys, PageTable
 from swarm.serving.engine.scheduler import SchedulableStep
+from swarm.serving.engine.sequence_shares import RETRY_AFTER_S
 from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, Want
 from swarm.serving.sampling.sampling import Pick
 

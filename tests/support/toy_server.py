@@ -17,7 +17,7 @@ import numpy as np
 from swarm.network.interface import Stream
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryNetwork
-from swarm.serving.session.known_servers import ConnectionPool
+from swarm.serving.session.connection_pool import ConnectionPool
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
 from swarm_protocol.failure_messages import encode_failure

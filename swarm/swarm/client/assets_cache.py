@@ -25,7 +25,7 @@ from swarm.serving.model.model_assets import (
     open_assets,
     start_child,
 )
-from swarm.serving.session.known_servers import PeerHealth, keep_newest
+from swarm.serving.session.peer_health import PeerHealth, keep_newest
 
 MAX_MODELS = 8
 

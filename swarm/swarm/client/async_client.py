@@ -25,8 +25,8 @@ from swarm.router.routing import NoChain
 from swarm.serving.checking.spot_checks import DEFAULT_SHARE, SpotCheckOptions, SpotChecks
 from swarm.serving.manifest.manifest_book import ManifestBook
 from swarm.serving.model.model_assets import Message, ModelAssets, TokenizerLimits
+from swarm.serving.session.client_state import ClientState
 from swarm.serving.session.generate import Token, generate, sampler_for
-from swarm.serving.session.known_servers import ClientState
 from swarm.serving.session.session import Session, SessionOptions
 from swarm.serving.session.trace import Trace
 from swarm.temporary_folder import temporary_folder

@@ -33,7 +33,7 @@ from swarm.router.revisions import (
     split_pin,
 )
 from swarm.serving.manifest.manifest_book import ManifestBook
-from swarm.serving.session.known_servers import PeerHealth, keep_newest
+from swarm.serving.session.peer_health import PeerHealth, keep_newest
 
 MAX_USED_MODELS = 256
 MAX_REVISIONS = 4

@@ -34,7 +34,7 @@ from swarm_protocol.records import ServeRecord
 
 from swarm.network.interface import Network
 from swarm.serving.manifest.possession import check_answer, convicted_by, draw
-from swarm.serving.session.known_servers import MAX_PEERS, PeerHealth, keep_newest
+from swarm.serving.session.peer_health import MAX_PEERS, PeerHealth, keep_newest
 from swarm.trust.reputation import Outcome
 
 PROVEN_S = 3600.0

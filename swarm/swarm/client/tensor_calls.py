@@ -21,7 +21,7 @@ from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.remote.blocks import RemoteBlocks
 from swarm.remote.gradient import ForwardOptions, ForwardPass, embed, run
-from swarm.serving.session.known_servers import PeerHealth
+from swarm.serving.session.peer_health import PeerHealth
 
 T = TypeVar("T")
 

@@ -29,7 +29,7 @@ from swarm.serving.home.stream_pair import LocalStream
 from swarm.serving.server.connection_server import ConnectionServer
 from swarm.serving.server.deployment import Deployment
 from swarm.serving.server.server_session import ServedSpan
-from swarm.serving.session.known_servers import ConnectionPool
+from swarm.serving.session.connection_pool import ConnectionPool
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from swarm.router.routing import Hop, NoChain
-from swarm.serving.session.known_servers import ConnectionPool, PeerHealth
+from swarm.serving.session.connection_pool import ConnectionPool
+from swarm.serving.session.peer_health import PeerHealth
 
 
 class HomeSpans(Protocol):

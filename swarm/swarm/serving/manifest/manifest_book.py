@@ -23,7 +23,7 @@ from swarm_protocol.manifest_messages import (
 from swarm_protocol.records import ServeRecord
 
 from swarm.network.interface import Network
-from swarm.serving.session.known_servers import keep_newest
+from swarm.serving.session.peer_health import keep_newest
 
 MAX_BOOK_BYTES = 2 * 2**20
 """A manifest has some kilobytes. In memory it takes up to thirty times its bytes."""

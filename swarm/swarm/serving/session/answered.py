@@ -15,12 +15,12 @@ from swarm_protocol.errors import PeerViolation
 from swarm_protocol.session_frames import Commitment, SequenceEnded, StepResult
 
 from swarm.serving.checking.finished_answer import AnsweredSpan, Draw, FinishedAnswer
-from swarm.serving.session.known_servers import ConnectionLost
+from swarm.serving.session.connection_pool import ConnectionLost
 
 if TYPE_CHECKING:
     from swarm_protocol.session_frames import Frame
 
-    from swarm.serving.session.known_servers import ClientConnection
+    from swarm.serving.session.connection_pool import ClientConnection
     from swarm.serving.session.pipeline import Pipeline
     from swarm.serving.session.session_messages import SessionMessages
     from swarm.serving.session.stage import Stage

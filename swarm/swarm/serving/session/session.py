@@ -41,8 +41,10 @@ from swarm.serving.checking.spot_checks import SpotCheckOptions
 from swarm.serving.home.home_spans import ChainFinder, HomeChainFinder, HomeSpans
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.answered import ClosedAnswer, LastFrames
-from swarm.serving.session.known_servers import ClientConnection, ClientState, ConnectionLost, KnownServers, RouteFinder
+from swarm.serving.session.client_state import ClientState
+from swarm.serving.session.connection_pool import ClientConnection, ConnectionLost
 from swarm.serving.session.pipeline import Feed, TakeToken, UpdateLink
+from swarm.serving.session.route_finder import KnownServers, RouteFinder
 from swarm.serving.session.session_messages import SessionMessages
 from swarm.serving.session.session_state import (
     Action,

@@ -17,7 +17,7 @@ from swarm.serving.checking.span_check import CheckContext, _Comparison, check_s
 from swarm.serving.checking.spot_checks import SpotCheckOptions, SpotChecks, dtype_of
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.answered import COMMIT_S, LAST_S, ClosedAnswer, LastFrames
-from swarm.serving.session.known_servers import ConnectionLost
+from swarm.serving.session.connection_pool import ConnectionLost
 from swarm.serving.session.pipeline import Pipeline
 from swarm.serving.session.session_messages import SessionMessages
 from swarm.serving.session.stage import PrefixStore, Stage, StepTimer

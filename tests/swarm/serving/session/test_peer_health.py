@@ -5,7 +5,7 @@ from collections.abc import Callable
 from unittest.mock import AsyncMock, MagicMock
 
 import pytest
-from swarm.serving.session.known_servers import (
+from swarm.serving.session.peer_health import (
     FAILING_S,
     LEAVING_BACKOFF_S,
     LEAVING_REST_S,

@@ -1,0 +1,30 @@
+"""What all sessions of one client share.
+
+It has no task of its own; `close` ends those of its parts.
+"""
+
+from __future__ import annotations
+
+from swarm.network.interface import Network
+from swarm.network.membership import Membership
+from swarm.serving.checking.spot_checks import SpotCheckOptions, SpotChecks
+from swarm.serving.session.connection_pool import ConnectionPool
+from swarm.serving.session.peer_health import PeerHealth
+from swarm.serving.session.stage import PrefixStore
+
+
+class ClientState:
+    """What all sessions of one client share: connections to servers, their health, prefixes of earlier sessions, and
+    the spot checks of answers that have ended."""
+
+    def __init__(self, network: Network, membership: Membership, checks: SpotCheckOptions | None = None) -> None:
+        checks = checks or SpotCheckOptions(share=0.0)
+        self.connections = ConnectionPool(network)
+        self.health = PeerHealth(membership, checks.reputation)
+        self.prefixes = PrefixStore()
+        self.checks = SpotChecks(network, membership, self.health.reputation, checks)
+
+    async def close(self) -> None:
+        await self.checks.close()
+        await self.health.close()
+        await self.connections.close()

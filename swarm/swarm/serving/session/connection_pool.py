@@ -1,0 +1,164 @@
+"""One client's connections to servers, which its sessions share.
+
+A connection to a server, one for each model, opens when a first session needs it and closes a while after the last one.
+Each frame goes to the sequence that it is for, and the end of a connection to all its sequences.
+
+The pool is touched only from its client's event loop; `close` ends its tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from swarm_protocol.errors import PeerUnreachable, SwarmError
+from swarm_protocol.session_frames import Frame, OpenSequence, Push, PushRefused, ServerLeaving
+
+from swarm.network.interface import Stream, StreamOpener
+from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
+
+IDLE_S = 30.0
+"""Time for a person to read an answer and ask again, without another dial."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLost:
+    """The connection has ended, and with it the sequence."""
+
+    error: SwarmError
+
+
+OnMessage: TypeAlias = Callable[[Frame | ConnectionLost], None]
+
+
+class ClientConnection:
+    """A connection to one server, which gives each frame to the sequence that it is for."""
+
+    def __init__(self, stream: Stream, peer_id: str, idle_s: float) -> None:
+        self._connection = MultiplexedConnection(stream, peer_id)
+        self._sequences: dict[bytes, OnMessage] = {}
+        self._idle_s = idle_s
+        self._idle: asyncio.TimerHandle | None = None
+        self._close_when_idle()
+
+    @property
+    def is_over(self) -> bool:
+        return self._connection.is_over
+
+    def attach(self, sequence_id: bytes, on_message: OnMessage) -> None:
+        """Call `on_message` for what comes for the sequence, and when the connection ends. Raises what has ended it."""
+        if self._connection.error is not None:
+            raise self._connection.error.with_traceback(None)
+        self._sequences[sequence_id] = on_message
+        if self._idle is not None:
+            self._idle.cancel()
+
+    def detach(self, sequence_id: bytes) -> None:
+        self._sequences.pop(sequence_id, None)
+        if not self._sequences:
+            self._close_when_idle()
+
+    def send(self, frame: Frame) -> None:
+        """Send a frame. Nothing happens once the connection has ended, since its sequences are told of that."""
+        if self._connection.error is None:
+            self._connection.send(frame)
+
+    def fail(self, error: SwarmError) -> None:
+        """End the connection now; its sequences are told of `error`."""
+        self._connection.fail(error)
+
+    async def run(self) -> None:
+        """Send and receive until the connection ends."""
+        try:
+            await self._connection.run(self._on_frame)
+        finally:
+            if self._idle is not None:
+                self._idle.cancel()
+            error = self._connection.error or PeerUnreachable(
+                "the connection is closed", peer_id=self._connection.peer_id
+            )
+            self._notify_all(ConnectionLost(error))
+
+    def _on_frame(self, frame: Frame) -> None:
+        if isinstance(frame, ServerLeaving):
+            self._notify_all(frame)
+        elif not isinstance(frame, OpenSequence | Push | PushRefused) and (
+            on_message := self._sequences.get(frame.sequence_id)
+        ):
+            on_message(frame)
+
+    def _notify_all(self, news: ServerLeaving | ConnectionLost) -> None:
+        for on_message in list(self._sequences.values()):
+            on_message(news)
+
+    def _close_when_idle(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+        self._idle = asyncio.get_running_loop().call_later(self._idle_s, self._connection.end)
+
+
+class ConnectionPool:
+    """Keeps one open connection to each server and model that sessions use."""
+
+    def __init__(self, network: StreamOpener, *, idle_s: float = IDLE_S) -> None:
+        self._network = network
+        self._idle_s = idle_s
+        self._openings: dict[tuple[str, str], asyncio.Future[ClientConnection]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def get(self, peer_id: str, model: str) -> ClientConnection:
+        """Return the connection to a server of `model`. Raises PeerError, or what the server refuses it with."""
+        opening = self._openings.get((peer_id, model))
+        if opening is None or _is_over(opening):
+            opening = self._open(peer_id, model)
+        # several sessions may wait for it, and one of them may be cancelled
+        return await asyncio.shield(opening)
+
+    def drop(self, peer_id: str, error: SwarmError) -> None:
+        """End the connections to a peer, those that are being opened too; their sequences are told of `error`."""
+
+        def end(opening: asyncio.Future[ClientConnection]) -> None:
+            if not opening.cancelled() and opening.exception() is None:
+                opening.result().fail(error)
+
+        for (each, _), opening in list(self._openings.items()):
+            if each == peer_id:
+                opening.add_done_callback(end)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _open(self, peer_id: str, model: str) -> asyncio.Future[ClientConnection]:
+        loop = asyncio.get_running_loop()
+        connection: asyncio.Future[ClientConnection] = loop.create_future()
+        task = loop.create_task(self._keep_open(peer_id, model, connection), name=f"connection to {peer_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self._openings[peer_id, model] = connection
+        return connection
+
+    async def _keep_open(self, peer_id: str, model: str, opened: asyncio.Future[ClientConnection]) -> None:
+        try:
+            async with open_stream(self._network, peer_id, model) as stream:
+                connection = ClientConnection(stream, peer_id, self._idle_s)
+                opened.set_result(connection)
+                await connection.run()
+        except SwarmError as error:
+            if not opened.done():
+                opened.set_exception(error)
+                # the session that asked may have been cancelled meanwhile
+                opened.exception()
+        finally:
+            if not opened.done():
+                opened.cancel()
+            if self._openings.get((peer_id, model)) is opened:
+                del self._openings[peer_id, model]
+
+
+def _is_over(opening: asyncio.Future[ClientConnection]) -> bool:
+    return opening.done() and (opening.cancelled() or opening.exception() is not None or opening.result().is_over)

@@ -1,0 +1,218 @@
+"""What one client has seen of servers: failures and refusals, open sessions, and round trips.
+
+Round trips are the membership's: the time of a step says little about the client's own link, since activations go from
+server to server. Routing gets all of it as a `RoutingContext`.
+
+There is one for each client, shared by its sessions and touched only from its event loop; `close` ends its task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
+
+from swarm.network.membership import Membership
+from swarm.router.routing import RoutingContext
+from swarm.trust.reputation import Reputation
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+FIRST_BACKOFF_S = 1.0
+MAX_BACKOFF_S = 60.0
+VIOLATION_BACKOFF_S = 3600.0
+"""A server that broke the protocol is not asked again by this client while it matters."""
+
+UNPROVEN_S = 7200.0
+"""Longer than the time until a server that gives no proof is asked for one again."""
+
+LEAVING_BACKOFF_S = 60.0
+"""The life of a record: after that, a server that left is listed no more."""
+
+REST_S = 2.0
+"""Time without any request after a failure, or its backoff if shorter.
+
+Later the server is asked if no other can answer.
+"""
+
+LEAVING_REST_S = 10.0
+"""The same for a server that leaves. By then its record says so, or that it is back."""
+
+FAILING_S = 60.0
+"""How long a failure counts against a server that has not been asked since: the life of its record."""
+
+MEASURE_S = 5.0
+"""A peer that takes longer to answer counts as far."""
+
+MAX_PEERS = 1024
+
+
+@dataclass(slots=True)
+class _Failures:
+    """Failures in a row, the first at `first_s` and the last at `last_s`."""
+
+    first_s: float
+    last_s: float = 0.0
+    num_in_row: int = 0
+    avoid_until_s: float = 0.0
+    rest_until_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    num_tokens: int
+    until_s: float
+
+
+class PeerHealth:
+    """Remembers failures, refusals and open sessions of each server. `reputation` is what spot checks have shown."""
+
+    def __init__(self, membership: Membership, reputation: Reputation | None = None) -> None:
+        self.reputation = reputation or Reputation()
+        self._membership = membership
+        self._measuring: asyncio.Task[object] | None = None
+        self._failures: dict[str, _Failures] = {}
+        self._refusals: dict[str, _Refusal] = {}
+        self._load: Counter[str] = Counter()
+        self._distrusted_s: dict[str, float] = {}
+        self._unproven_s: dict[str, float] = {}
+
+    async def close(self) -> None:
+        if self._measuring is not None:
+            self._measuring.cancel()
+            await asyncio.wait({self._measuring})
+
+    def measure(self, peer_ids: Iterable[str]) -> None:
+        """Measure the round trips to these peers in the background, unless a measurement is under way."""
+        if self._measuring is None or self._measuring.done():
+            measuring = self._membership.rtts_ms(list(peer_ids), timeout_s=MEASURE_S)
+            self._measuring = asyncio.create_task(measuring, name="measure round trips")
+
+    @property
+    def avoid(self) -> set[str]:
+        """Peers that failed lately: asked only where no other can answer."""
+        now_s = asyncio.get_running_loop().time()
+        avoided = {peer_id for peer_id, failures in self._failures.items() if failures.avoid_until_s > now_s}
+        return avoided | self.distrusted
+
+    @property
+    def unproven(self) -> set[str]:
+        """Peers that give no proof of what they hold, and did not fail otherwise: asked only where no other can answer,
+        but then always."""
+        now_s = asyncio.get_running_loop().time()
+        return {peer_id for peer_id, until_s in self._unproven_s.items() if until_s > now_s} - self.avoid
+
+    @property
+    def barred(self) -> set[str]:
+        """Peers that failed just now, or broke the protocol: not asked at all."""
+        now_s = asyncio.get_running_loop().time()
+        resting = {peer_id for peer_id, failures in self._failures.items() if failures.rest_until_s > now_s}
+        return resting | self.distrusted
+
+    @property
+    def distrusted(self) -> set[str]:
+        """Peers that were found to serve something else than they announce: not asked, whatever they answer since."""
+        now_s = asyncio.get_running_loop().time()
+        return {peer_id for peer_id, until_s in self._distrusted_s.items() if until_s > now_s}
+
+    def distrust(self, peer_id: str) -> None:
+        """Do not ask the peer for VIOLATION_BACKOFF_S."""
+        until_s = asyncio.get_running_loop().time() + VIOLATION_BACKOFF_S
+        keep_newest(self._distrusted_s, peer_id, until_s, MAX_PEERS)
+
+    def doubt(self, peer_id: str) -> None:
+        """Count the peer as unproven until it has proven what it holds, or for UNPROVEN_S."""
+        until_s = asyncio.get_running_loop().time() + UNPROVEN_S
+        keep_newest(self._unproven_s, peer_id, until_s, MAX_PEERS)
+
+    def proven(self, peer_id: str) -> None:
+        """End the doubt about a peer."""
+        self._unproven_s.pop(peer_id, None)
+
+    def failing(self, for_s: float = 0.0) -> set[str]:
+        """Return the peers that have failed each time for so long, the last time within FAILING_S."""
+        since_s = asyncio.get_running_loop().time() - FAILING_S
+        return self.distrusted | {
+            peer_id
+            for peer_id, failures in self._failures.items()
+            if failures.last_s > since_s and failures.last_s - failures.first_s >= for_s
+        }
+
+    def full(self, max_tokens: int) -> set[str]:
+        """Return the peers that lately refused a session of no more tokens."""
+        now_s = asyncio.get_running_loop().time()
+        return {p for p, said in self._refusals.items() if said.until_s > now_s and said.num_tokens <= max_tokens}
+
+    @property
+    def load(self) -> Mapping[str, int]:
+        """The number of open sessions by peer."""
+        return self._load
+
+    def routing_context(
+        self, peer_ids: Iterable[str], max_tokens: int, salt: str, *, between: tuple[str, str] = ("", "")
+    ) -> RoutingContext:
+        """Return what is known of these servers, for blocks whose inputs and outputs the two peers `between` handle."""
+        peer_ids = list(peer_ids)
+        trust = self.reputation.for_routing(peer_ids, time.time(), salt)
+        return RoutingContext(
+            rtt_ms=self._membership.known_rtts_ms(peer_ids),
+            load=self._load,
+            avoid=self.avoid | self.unproven | trust.avoided | trust.barred,
+            barred=self.barred | trust.barred,
+            full=self.full(max_tokens),
+            max_tokens=max_tokens,
+            salt=salt,
+            previous_peer_id=between[0],
+            next_peer_id=between[1],
+            cost_factors=trust.cost_factors,
+        )
+
+    def opened(self, peer_id: str) -> None:
+        self._load[peer_id] += 1
+
+    def closed(self, peer_id: str) -> None:
+        self._load[peer_id] -= 1
+        if not self._load[peer_id]:
+            del self._load[peer_id]
+
+    def worked(self, peer_id: str) -> None:
+        """Forget the peer's failures and refusals, since it has answered."""
+        self._failures.pop(peer_id, None)
+        self._refusals.pop(peer_id, None)
+
+    def refused(self, peer_id: str, num_tokens: int, retry_after_s: float) -> None:
+        """Do not ask the peer for as many tokens or more until then. It is healthy and may have room for fewer."""
+        now_s = asyncio.get_running_loop().time()
+        known = self._refusals.pop(peer_id, None)
+        if known is not None and known.until_s > now_s:
+            num_tokens = min(num_tokens, known.num_tokens)
+        keep_newest(self._refusals, peer_id, _Refusal(num_tokens, now_s + retry_after_s), MAX_PEERS)
+
+    def failed(self, peer_id: str, error: SwarmError) -> None:
+        """Avoid the peer, each time twice as long as the last time, or until one that is leaving has left."""
+        now_s = asyncio.get_running_loop().time()
+        failures = self._failures.pop(peer_id, _Failures(now_s))
+        failures.num_in_row += 1
+        backoff_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (failures.num_in_row - 1))
+        rest_s = min(REST_S, backoff_s)
+        if isinstance(error, PeerViolation):
+            backoff_s = rest_s = VIOLATION_BACKOFF_S
+        elif isinstance(error, PeerRefused):
+            backoff_s, rest_s = LEAVING_BACKOFF_S, LEAVING_REST_S
+        failures.last_s = now_s
+        failures.avoid_until_s, failures.rest_until_s = now_s + backoff_s, now_s + rest_s
+        keep_newest(self._failures, peer_id, failures, MAX_PEERS)
+
+
+def keep_newest(cache: dict[K, T], key: K, value: T, most: int) -> None:
+    """Store a value as the newest one; drop the oldest one when there are too many."""
+    cache.pop(key, None)
+    if len(cache) >= most:
+        del cache[next(iter(cache))]
+    cache[key] = value

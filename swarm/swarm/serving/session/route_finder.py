@@ -1,0 +1,100 @@
+"""Find the servers of a model for a session, and look them up again when those that are known do not suffice.
+
+`swarm.router.routing` chooses the chain, and the session decides what to do with it. No tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+from swarm_protocol.errors import PeerTimeout
+from swarm_protocol.records import ServeRecord
+
+from swarm.network.membership import Membership
+from swarm.router.revisions import manifest_of, with_other_revisions
+from swarm.router.routing import Hop, NoChain, RoutingContext, find_chain
+from swarm.serving.session.peer_health import PeerHealth
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+"""Pause between two searches for a server that could take over."""
+
+
+class KnownServers:
+    """The servers of one revision of a model by peer id, at first those that the caller knows already."""
+
+    def __init__(
+        self, membership: Membership, servers: Mapping[str, ServeRecord], *, model: str, revision: str
+    ) -> None:
+        self.servers = servers
+        self.model = model
+        self._others: Mapping[str, ServeRecord] = {}
+        self._membership = membership
+        self._revision = revision
+        # all are of one manifest, if they announce any
+        self._manifest = next((manifest_of(record) for record in servers.values()), b"")
+
+    async def look_up(self) -> None:
+        """Look the servers up again; keep those that are known if nobody answers."""
+        try:
+            servers = await self._membership.servers(self.model)
+        except PeerTimeout as error:
+            logger.info("looking up servers of %s: %s", self.model, error)
+            return
+        self.servers = {
+            peer_id: record
+            for peer_id, record in servers.items()
+            if record.revision == self._revision and manifest_of(record) == self._manifest
+        }
+        self._others = {peer_id: record for peer_id, record in servers.items() if record.revision != self._revision}
+
+    def find_chain(self, start: int, end: int, context: RoutingContext) -> list[Hop]:
+        """Return the cheapest chain over `[start, end)`. Raises NoChain, naming other revisions that are served."""
+        try:
+            return list(find_chain(self.servers, start, end, context).hops)
+        except NoChain as error:
+            raise with_other_revisions(error, self._revision, self._others) from None
+
+
+class RouteFinder:
+    """Find chains for one session with room for `max_tokens`; give up `patience_s` after a server was lost."""
+
+    def __init__(
+        self, known: KnownServers, health: PeerHealth, *, max_tokens: int, salt: str, patience_s: float
+    ) -> None:
+        self._known = known
+        self._health = health
+        self._max_tokens = max_tokens
+        self._salt = salt
+        self._patience_s = patience_s
+        self._began_s: float | None = None
+
+    async def find(self, start: int, end: int, between: tuple[str, str], *, since_s: float | None) -> list[Hop]:
+        """Return the cheapest chain over `[start, end)` between two peers, the one before and the one after ("": none).
+
+        The search ends `patience_s` after `since_s`, or after two tries if that is None. Until then servers to avoid
+        are asked again where there are no others; without `since_s`, until `patience_s` after the session's first
+        search. Raises NoChain.
+        """
+        clock = asyncio.get_running_loop().time
+        self._began_s = clock() if self._began_s is None else self._began_s
+        give_up_at_s = 0.0 if since_s is None else since_s + self._patience_s
+        insist_until_s = self._began_s + self._patience_s if since_s is None else give_up_at_s
+        looked_up = False
+        while True:
+            context = self._health.routing_context(self._known.servers, self._max_tokens, self._salt, between=between)
+            if clock() >= insist_until_s:
+                context = replace(context, barred=set(context.avoid) - self._health.unproven)
+            try:
+                return self._known.find_chain(start, end, context)
+            except NoChain:
+                # what was known at the start of the session may be old
+                if looked_up and clock() >= give_up_at_s:
+                    raise
+                await asyncio.sleep(RETRY_S if looked_up else 0)
+                await self._known.look_up()
+                looked_up = True

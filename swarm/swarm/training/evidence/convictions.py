@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, TypeVar
 from swarm_protocol.envelope import issued_at
 from swarm_protocol.equivocation_messages import Equivocation
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation, SwarmError
-from swarm_protocol.proof_messages import WRONG_INTERVAL, Evidence, EvidenceRequest, WrongInterval
+from swarm_protocol.proof_messages import EQUIVOCATION, WRONG_INTERVAL, Evidence, EvidenceRequest, WrongInterval
 from swarm_protocol.training_messages import Certificate, Outcome
 
 from swarm.network.interface import Stream
@@ -82,7 +82,7 @@ class Convictions:
         self._checking = asyncio.Lock()
         self._sending: set[asyncio.Task[None]] = set()
         self._num_showing = 0
-        self._heard = EquivocationWatch(context.network.peer_id, self._convict_soon)
+        self._heard = EquivocationWatch(context.network.peer_id, self._convict_soon, self._is_heard)
         self._certificates = OrderedDict[bytes, None]()
 
     @property
@@ -140,13 +140,14 @@ class Convictions:
     def hear(self, certificate: bytes) -> None:
         """Note the votes of a certificate of this run, which has been checked."""
         context, digest = self._context, hashlib.sha256(certificate).digest()
-        read = Certificate.from_bytes(certificate)
-        if digest in self._certificates or not read.group:
+        if digest in self._certificates:
             return
         self._certificates[digest] = None
         if len(self._certificates) > MAX_CERTIFICATES:
             self._certificates.popitem(last=False)
-        self._heard.certificate(read, context.signatures.read_group(read.group, context.network.now()))
+        read = Certificate.from_bytes(certificate)
+        if read.group:
+            self._heard.certificate(read, context.signatures.read_group(read.group, context.network.now()))
 
     async def lapse(self) -> frozenset[str]:
         """Forget the bans that are over, and return whose they were."""
@@ -188,7 +189,9 @@ class Convictions:
             evidence = Evidence.from_bytes(data)
             peer, step = accused(evidence, context.signatures)
             is_news = self._bans.is_news(peer, step)
-            if not was_kept and sender != context.network.peer_id and not self._concerns(peer, step, len(data)):
+            # what others show can be of strangers, even where this member finds two statements in it that differ
+            is_own = sender == context.network.peer_id and evidence.kind != EQUIVOCATION
+            if not was_kept and not is_own and not self._concerns(peer, step, len(data)):
                 return
             if evidence.kind == WRONG_INTERVAL:
                 if not is_news and not self._has_new_finder(peer, step, evidence):
@@ -227,6 +230,11 @@ class Convictions:
             await self.take(found.evidence().to_bytes(), self._context.network.peer_id)
         except (PeerViolation, IntegrityError) as error:
             logger.warning("what %s has said of one attempt does not convict it: %s", short(found.peer), error)
+
+    def _is_heard(self, peer: str) -> bool:
+        """Return whether `peer` is of the state or of this member's group; before there is a first group, anyone."""
+        roster = self._context.replica.roster
+        return not roster or peer in roster or peer in self.in_group()
 
     def _accuse(self, case: IntervalCase, data: bytes, sender: str) -> None:
         """Pass an accusation on that is not enough yet: this member's own to all others, another's to this one."""

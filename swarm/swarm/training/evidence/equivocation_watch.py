@@ -1,8 +1,9 @@
 """What a member has heard others sign in the attempts of the last rounds, to find two statements that differ.
 
 Votes come one by one, and many of them in locks and certificates, so that members of both sides of a fork find out who
-was on both once they hear of each other. All that is noted has been verified, and is of members of the state or of the
-group that the caller is in. Bounded for each peer, so that nobody displaces what others have said.
+was on both once they hear of each other. All that is noted has been verified. Bounded for each peer, so that nobody
+displaces what others have said. Anyone can make a certificate or a group of keys of its own: what peers have said that
+`is_heard` does not name is not noted, unless something that they said before is.
 
 Used on the event loop, without I/O; `Convictions` owns it.
 """
@@ -40,12 +41,12 @@ MAX_GROUPS = 2
 class EquivocationWatch:
     """`found` is called with each two statements that differ, of others than `me`, once for a peer and a step."""
 
-    def __init__(self, me: str, found: Callable[[Equivocation], None]) -> None:
+    def __init__(self, me: str, found: Callable[[Equivocation], None], is_heard: Callable[[str], bool]) -> None:
         self._me = me
         self._found = found
-        self._votes = _Heard[StatedVote](MAX_PEERS, MAX_STATEMENTS)
-        self._reports = _Heard[StatedReport](MAX_PEERS, MAX_STATEMENTS)
-        self._groups = _Heard[SignedGroup](MAX_COORDINATORS, MAX_GROUPS)
+        self._votes = _Heard[StatedVote](MAX_PEERS, MAX_STATEMENTS, is_heard)
+        self._reports = _Heard[StatedReport](MAX_PEERS, MAX_STATEMENTS, is_heard)
+        self._groups = _Heard[SignedGroup](MAX_COORDINATORS, MAX_GROUPS, is_heard)
         self._told = OrderedDict[tuple[str, int], None]()
 
     def vote(self, peer: str, vote: Vote) -> None:
@@ -100,13 +101,16 @@ class EquivocationWatch:
 class _Heard(Generic[S]):
     """The last statements of the last peers, by what they are about."""
 
-    def __init__(self, max_peers: int, max_statements: int) -> None:
+    def __init__(self, max_peers: int, max_statements: int, is_heard: Callable[[str], bool]) -> None:
         self._max_peers = max_peers
         self._max_statements = max_statements
+        self._is_heard = is_heard
         self._of_peer = OrderedDict[str, OrderedDict[tuple[object, str], tuple[bytes, S]]]()
 
     def other(self, peer: str, statement: Statement, item: S) -> S | None:
         """Return what `peer` has said otherwise about the same attempt, or None; then `item` is remembered."""
+        if peer not in self._of_peer and not self._is_heard(peer):
+            return None
         known = self._of_peer.setdefault(peer, OrderedDict())
         self._of_peer.move_to_end(peer)
         if len(self._of_peer) > self._max_peers:

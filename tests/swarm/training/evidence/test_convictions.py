@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.made_up_interval import LIARS, VALIDATED, VICTIM, accusation
-from support.training_swarm import config
+from support.training_swarm import certificate_of, config
 from support.wrong_reduction import IDENTITIES, NOW, RUN, STRANGER, reduced, signatures, times_minus_ten
 from swarm.training.evidence import convictions as module
 from swarm.training.evidence import wrong_interval
@@ -18,6 +18,8 @@ from swarm.training.run.run_config import RunConfig
 from swarm.training.state.certificate import Proof
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerViolation
+from swarm_protocol.identity import Identity
+from swarm_protocol.training_messages import Contribution, Group, Outcome
 
 SENDER = LIARS[0].peer_id
 
@@ -55,7 +57,7 @@ def convictions(
     context = SimpleNamespace(
         replica=replica,
         signatures=signatures(),
-        network=SimpleNamespace(peer_id=STRANGER.peer_id),
+        network=SimpleNamespace(peer_id=STRANGER.peer_id, now=lambda: NOW),
         executor=ThreadPoolExecutor(1),
     )
     return Convictions(context, lambda _: None, store)  # type: ignore[arg-type]
@@ -144,3 +146,42 @@ def test_accusation_that_is_not_enough_yet_is_checked_once_however_many_pass_it_
         assert len(checked) == 1
         assert banned(member, two.evidence().to_bytes()) == {VICTIM.peer_id}
         assert len(checked) == 2
+
+
+def certificates_that_differ(strangers: list[Identity], step: int = 2) -> tuple[bytes, bytes]:
+    """Return two certificates of one made-up group, so that all who made it up have voted twice."""
+    signers = [signatures(each) for each in strangers]
+    group = Group(
+        run="run",
+        step=step,
+        attempt=0,
+        state_digest=bytes(32),
+        members=tuple(Contribution(peer_id=peer) for peer in sorted(each.peer_id for each in strangers)),
+        reduce_s=1.0,
+        vote_s=1.0,
+    )
+    signed = signers[0].sign_group(group, NOW)
+    one, other = (
+        Outcome(origin_digest=signed.digest, part_digests=(), state_digest=name * 32) for name in (b"o", b"p")
+    )
+    return certificate_of(signed, one, signers), certificate_of(signed, other, signers)
+
+
+def test_keys_that_convict_themselves_in_certificates_displace_no_bans(monkeypatch: pytest.MonkeyPatch) -> None:
+    strangers = [Identity(bytes([number]) * 32) for number in range(100, 108)]
+    monkeypatch.setattr(module, "MAX_STRANGERS", 3)
+
+    def convicted(roster: tuple[str, ...], step: int) -> frozenset[str]:
+        async def main() -> frozenset[str]:
+            member = convictions(run=config(min_group=2), roster=roster)
+            for certificate in certificates_that_differ(strangers, step):
+                signatures().check_certificate(certificate, NOW)
+                member.hear(certificate)
+            await asyncio.gather(*member._sending)
+            return member.peers
+
+        return asyncio.run(main())
+
+    assert convicted((strangers[0].peer_id,), step=2) == {strangers[0].peer_id}, "strangers are not heard"
+    assert len(convicted((), step=2)) == 3, "before there is a first group, few of them"
+    assert not convicted((), step=9), "none for a step to come, whose ban would outlast the others"

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from support.training_swarm import config, placed_votes
 from support.wrong_reduction import IDENTITIES, NOW, signatures
-from swarm.training.evidence.equivocation_watch import MAX_STATEMENTS, EquivocationWatch
+from swarm.training.evidence.equivocation_watch import MAX_PEERS, MAX_STATEMENTS, EquivocationWatch
 from swarm.training.evidence.evidence import accused, check
 from swarm_protocol.equivocation_messages import Equivocation, StatedReport, StatedVote
 from swarm_protocol.errors import IntegrityError, PeerViolation
@@ -118,7 +118,7 @@ def test_statements_of_another_run_or_network_and_runs_of_single_survivors_convi
 
 def watching(note: Callable[[EquivocationWatch], None], me: str = OTHERS[2].peer_id) -> list[Equivocation]:
     found = list[Equivocation]()
-    note(EquivocationWatch(me, found.append))
+    note(EquivocationWatch(me, found.append, lambda peer: peer in PEERS))
     for each in found:
         check(each.evidence(), signatures(), RUN)
     return found
@@ -178,3 +178,13 @@ def test_who_says_very_much_makes_only_what_it_has_said_itself_be_forgotten() ->
         watch.vote(OTHERS[0].peer_id, honest.sign_vote(GROUP.vote(outcome(b"p"), "prepare")))
 
     assert [each.peer for each in watching(flooded)] == [OTHERS[0].peer_id]
+
+
+def test_keys_of_strangers_make_nothing_be_forgotten_that_members_have_said() -> None:
+    def flooded(watch: EquivocationWatch) -> None:
+        watch.vote(LIAR.peer_id, cast(b"o"))  # type: ignore[arg-type]
+        for number in range(MAX_PEERS + 1):
+            watch.vote(f"stranger {number}", cast(b"o"))  # type: ignore[arg-type]
+        watch.vote(LIAR.peer_id, cast(b"p"))  # type: ignore[arg-type]
+
+    assert [each.peer for each in watching(flooded)] == [LIAR.peer_id]

@@ -47,7 +47,7 @@ MAX_PRIVATE_GREETING_BYTES = 12 * 2**10
 # --- signed envelopes ----------------------------------------------------------------------------------------------
 
 # The largest is a signed group that holds another one, see MAX_READY_BYTES.
-MAX_SIGNED_PAYLOAD_BYTES = 488 * 2**10
+MAX_SIGNED_PAYLOAD_BYTES = 528 * 2**10
 # Version, five length fields and three texts at their own bounds, key, times and signature come to 507 bytes.
 MAX_ENVELOPE_OVERHEAD_BYTES = 512
 # A run's configuration is signed for as long as the run may take.
@@ -278,6 +278,8 @@ MAX_REVOKED_INVITERS = 16
 MAX_RUN_REVOCATION_BYTES = 2 * 2**10
 # Newcomers that one group lets in by an invitation or by vouches; others wait for the next one.
 MAX_CREDENTIALS = 32
+# Members that the reports of one group demote, each report an equal share, with 54 bytes each; others the next ones.
+MAX_DEMOTED = 256
 # Members that vouch for one newcomer.
 MAX_VOUCHERS = 4
 # A certificate of an invitation to a run (some 320 bytes), its link, or a vouch.
@@ -289,13 +291,13 @@ MAX_SCORED = 4
 # In millionths of a nat: no loss of a model that is of any use moves by more in a step.
 MAX_EFFECT = 100_000_000
 # A signed group with the group whose outcome it resumes: 256 signed reports (79 KiB), MAX_TRAINERS (69 KiB),
-# MAX_NEWCOMERS, MAX_CREDENTIALS (40 KiB) and a resume order, twice, and one lock (27 KiB). In a run without clusters,
-# credentials and orders it is 185 KiB at most.
-MAX_READY_BYTES = 480 * 2**10
+# MAX_NEWCOMERS, MAX_CREDENTIALS (40 KiB), MAX_DEMOTED (14 KiB), effects (5 KiB) and a resume order, twice, and one lock
+# (27 KiB). In a run without clusters, credentials and orders it is 223 KiB at most.
+MAX_READY_BYTES = 520 * 2**10
 # 256 part digests and two more.
 MAX_VOTE_BYTES = 16 * 2**10
 # A signed group, an outcome, and a signature of each of 256 members; ids of members beside it.
-MAX_CERTIFICATE_BYTES = 560 * 2**10
+MAX_CERTIFICATE_BYTES = 600 * 2**10
 # A reason and the ids of a whole group.
 MAX_ABORT_BYTES = 32 * 2**10
 # Digests and indices.

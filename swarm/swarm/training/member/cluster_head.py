@@ -23,7 +23,6 @@ from functools import partial
 
 import torch
 from swarm_compression import CodecError
-from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError, SwarmError
 from swarm_protocol.follow_messages import FollowerWork, FollowReply
 from swarm_protocol.run_credentials import RunCredential
@@ -34,6 +33,7 @@ from swarm.network.interface import EndOfStream, Stream
 from swarm.training.allreduce.part_owner import PartReducer
 from swarm.training.allreduce.parts import ReductionScheme, check_frame, frames_of, leaf_values, num_values
 from swarm.training.member.interval_loop import IntervalOffer
+from swarm.training.round.group_checks import num_presentable
 from swarm.training.round.group_formation import grace_after
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.run.methods import short
@@ -165,7 +165,7 @@ class ClusterHead:
     def _credentials(self, newcomers: Sequence[str]) -> tuple[RunCredential, ...]:
         """Return the credentials of those `newcomers` for whose a group has room."""
         shown = [each for peer in newcomers if (each := self._seats[peer].credential) is not None]
-        return tuple(shown[: limits.MAX_CREDENTIALS // self._setup.max_group])
+        return tuple(shown[: num_presentable(self._setup.max_group)])
 
     def _newcomers(self) -> set[str]:
         return {peer for peer, seat in self._seats.items() if seat.is_here and peer not in self._places}

@@ -17,7 +17,7 @@ from swarm_protocol.training_messages import Abort, Ready, ReadyReply, SignedGro
 from swarm.network.interface import Stream
 from swarm.training.evidence.convictions import Convictions
 from swarm.training.member.round_driver import POLL_S, RoundDriver
-from swarm.training.round.group_checks import origin_complaint
+from swarm.training.round.group_checks import num_presentable, origin_complaint
 from swarm.training.round.round_events import AttemptLeft, Proven, Sighted, Voted
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.state.certificate import CREDENTIAL_MARGIN_S
@@ -97,6 +97,8 @@ class RoundService:
         ready = Ready.from_bytes(request)
         if ready.run != self._context.run:
             raise PeerViolation("this is about another run", peer_id=peer)
+        if len(ready.credentials) > 1 + num_presentable(self._context.replica.config.max_group):
+            raise PeerViolation("it shows more credentials than a group has room for", peer_id=peer)
         self._context.signatures.check_report(ready, peer)
         now = self._context.network.now()
         self._context.signatures.check_credentials(ready.credentials, now, margin_s=CREDENTIAL_MARGIN_S)

@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import TypeVar
 
 from swarm_compression import get_codec
-from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, PeerTimeout, PeerUnreachable, SwarmError, cause
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import RoundReport, TrainerRecord, TrainerState
@@ -43,6 +42,7 @@ from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.round_service import RoundService
 from swarm.training.member.watch_pace import FIRST_WATCH_S, NUM_WATCHED, WATCH_S, list_s, watch_s
 from swarm.training.round import state_machine
+from swarm.training.round.group_checks import num_demotable
 from swarm.training.round.promise import Promise, PromiseStore
 from swarm.training.round.round_events import Convicted, GiveUp, Proven
 from swarm.training.round.round_state import rest_after
@@ -420,7 +420,7 @@ class RunMember:
             self._accused.pop(peer, None)
         started, before = asyncio.get_running_loop().time(), context.replica.digest
         setup = setup_of(context)
-        setup = replace(setup, demoted=setup.standings.to_demote(convictions.peers)[: limits.MAX_GROUP_MEMBERS])
+        setup = replace(setup, demoted=setup.standings.to_demote(convictions.peers)[: num_demotable(setup.max_group)])
         start, begins_at = audits.begins_at(), effects.begins_at()
         driver = RoundDriver(
             context,

@@ -82,7 +82,8 @@ def _forbidden(setup: RoundSetup, group: Group) -> str:
             f"of a member, {NOT_INVITED}",
         ),
         (
-            len(grants) > limits.MAX_CREDENTIALS or bool(set(setup.standings.overused(grants)) & set(group.peer_ids)),
+            len(group.credentials) > limits.MAX_CREDENTIALS
+            or bool(set(setup.standings.overused(grants)) & set(group.peer_ids)),
             "it has more newcomers than their invitations or vouchers let in",
         ),
         (any(misstates_standing(setup, member) for member in group.members), f"of a member, {MISSTATED}"),
@@ -107,6 +108,16 @@ def num_seats(setup: RoundSetup, num_proven: int) -> int:
     return setup.standings.rule.num_seats(setup.max_group, num_proven)
 
 
+def num_presentable(max_group: int) -> int:
+    """Return how many credentials of newcomers one head may bring, so that those of a whole group have room."""
+    return limits.MAX_CREDENTIALS // max_group
+
+
+def num_demotable(max_group: int) -> int:
+    """Return how many members one report may demote, so that those of a whole group have room."""
+    return max(1, limits.MAX_DEMOTED // max_group)
+
+
 def misstates_standing(setup: RoundSetup, member: Contribution) -> bool:
     """Return whether `member` says otherwise than the state how many steps it or a follower has to prove itself."""
     own = grants_in(member.credentials).get(member.peer_id)
@@ -129,8 +140,10 @@ def cluster_overclaim(setup: RoundSetup, member: Contribution) -> str:
     if any(not setup.admits(peer) or setup.standings.refuses(peer, grants.get(peer)) for peer in member.newcomers):
         return "it brings a newcomer that the run does not admit"
     shown = [each.peer_id for each in member.credentials]
-    if len(set(shown) - {member.peer_id}) > limits.MAX_CREDENTIALS // setup.max_group:
+    if len(set(shown) - {member.peer_id}) > num_presentable(setup.max_group):
         return "it brings more newcomers with credentials than a group has room for"
+    if len(member.demoted) > num_demotable(setup.max_group):
+        return "it demotes more members than its share of a group's room"
     if len(shown) > len(set(shown)) or not {member.peer_id, *member.newcomers}.issuperset(shown):
         return "it shows a credential of another peer, or two of one"
     return overclaim(

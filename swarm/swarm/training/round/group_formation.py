@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from swarm_protocol import limits
-from swarm_protocol.run_credentials import Grant, revocation_in
+from swarm_protocol.run_credentials import revocation_in
 from swarm_protocol.training_messages import Contribution, Group, Ready, ReadyReply
 
 from swarm.training.allreduce.parts import part_sizes
@@ -357,15 +357,15 @@ def _news(setup: RoundSetup, ready: Mapping[str, Ready]) -> bytes:
 def _surplus_credentials(setup: RoundSetup, seated: Sequence[str], fit: Mapping[str, Contribution]) -> list[str]:
     """Return who of `seated` enters with a credential that does not hold beside those of the others, or for which the
     group has no room. `setup.me` goes first and then the state's members, which bring others'."""
-    taken, kept = dict[str, Grant](), set[str]()
-    surplus = []
+    kept, surplus = set[str](), []
     for peer in sorted(seated, key=lambda each: (each != setup.me, each not in setup.roster, each)):
-        both = taken | grants_in(fit[peer].credentials)
-        is_over = both != taken and bool(set(setup.standings.overused(both)) & {*kept, peer})
-        if peer != setup.me and (is_over or len(both) > limits.MAX_CREDENTIALS):
+        # in the order of the group, which decides where a head shows another credential of a peer than it does itself
+        shown = [each for member in sorted({*kept, peer}) for each in fit[member].credentials]
+        is_over = bool(fit[peer].credentials) and bool(set(setup.standings.overused(grants_in(shown))) & {*kept, peer})
+        if peer != setup.me and (is_over or len(shown) > limits.MAX_CREDENTIALS):
             surplus.append(peer)
         else:
-            taken, kept = both, {*kept, peer}
+            kept.add(peer)
     return surplus
 
 

@@ -174,9 +174,9 @@ class Standings:
         return not known or not set(revocation.inviters) <= set(self.revoked_inviters)
 
     def to_demote(self, convicted: Collection[str]) -> tuple[str, ...]:
-        """Return whom a member's report names: the vouchers of peers that evidence has `convicted`, and those whose
-        invitation is revoked."""
-        return tuple(sorted({*self.vouchers_of(convicted), *self.put_out}))
+        """Return whom a member's report names: those whose invitation is revoked, which all members know, and then the
+        vouchers of peers that evidence has `convicted`."""
+        return tuple(dict.fromkeys((*sorted(self.put_out), *self.vouchers_of(convicted))))
 
     def vouchers_of(self, convicted: Collection[str]) -> tuple[str, ...]:
         """Return the members that vouched for peers that evidence has convicted, and still stand for it."""

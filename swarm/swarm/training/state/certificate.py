@@ -274,6 +274,8 @@ class RunSignatures:
         envelope = unseal(data, purpose=GROUP_PURPOSE, network_id=self.network_id, now=now)
         group = _parsed_group(envelope.payload)
         self._check_subject(envelope, group)
+        if len(group.credentials) > limits.MAX_CREDENTIALS:  # each has signatures to check
+            raise PeerViolation("a group lets in more newcomers than it may", peer_id=envelope.peer_id)
         self.check_credentials(group.credentials, envelope.issued_at)
         self.check_revocation(group.revocation, now)
         origin = None

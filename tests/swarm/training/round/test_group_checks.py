@@ -6,13 +6,16 @@ from dataclasses import replace
 
 import pytest
 from swarm.training.round.clusters import draw_clusters
-from swarm.training.round.group_checks import complaint
-from swarm.training.round.group_formation import absent_members, awaited_peers, form_group, on_reported
+from swarm.training.round.group_checks import cluster_overclaim, complaint
+from swarm.training.round.group_formation import TOO_MANY_ENTER, absent_members, awaited_peers, form_group, on_reported
 from swarm.training.round.quorum import Succession
 from swarm.training.round.round_events import Reply
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.round.state_machine import begin
+from swarm.training.run.entrance import Entrance
+from swarm.training.run.standings import Standings
 from swarm_protocol.identity import Identity
+from swarm_protocol.run_credentials import RunCredential, RunInvitation, credential_of, invite_to_run
 from swarm_protocol.training_messages import Contribution, Follower, Ready, SignedGroup
 
 PEERS = tuple(sorted(Identity(bytes([number]) * 32).peer_id for number in range(14)))
@@ -158,3 +161,43 @@ def test_group_counts_members_and_followers_on_probation() -> None:
     late = (replace(head, followers=followers), replace(others[0], steps_left=1), *others[1:])
     late = tuple(sorted(late, key=lambda member: member.peer_id))
     assert (group.num_on_probation, replace(group, members=late).num_on_probation) == (0, 2)
+
+
+# --- who enters and who loses standing --------------------------------------------------------------------------------
+
+
+def credential(word: RunInvitation, peer: str) -> RunCredential:
+    shown = credential_of([word], peer, "run", network_id="test", now=1.0)
+    assert shown is not None
+    return shown
+
+
+def test_peer_that_shows_another_credential_through_a_head_than_itself_spoils_no_group() -> None:
+    """By the credential that its head shows it uses up what a third peer enters by, and by its own it does not."""
+    once, other = (
+        invite_to_run(Identity(b"a" * 32), "run", network_id="test", now=1.0, lifetime_s=100.0) for _ in range(2)
+    )
+    third, twice = PEERS[:2]
+    heads = PEERS[2:8]
+    clusters = draw_clusters(DIGEST, heads, heads, max_group=6, size=5)
+    standings = Standings(entrance=Entrance(welcomes=True), known=heads)
+    setup = replace(SETUP, me=heads[0], roster=heads, leased=heads, clusters=clusters, max_group=6, standings=standings)
+    reports = {
+        heads[0]: ready(heads[0]),
+        **{head: ready(head) for head in heads[1:3]},  # two are away, so that newcomers have seats
+        heads[3]: ready(heads[3], newcomers=(twice,), credentials=(credential(once, twice),)),
+        third: ready(third, num_tokens=0, num_samples=0, loss=0.0, credentials=(credential(once, third),)),
+        twice: ready(twice, num_tokens=0, num_samples=0, loss=0.0, credentials=(credential(other, twice),)),
+    }
+    group, left_out = form_group(setup, 0, reports)
+    made = SignedGroup(group=group, signer=heads[0], data=b"group", digest=DIGEST)
+    assert complaint(setup, 0, next(each for each in group.members if each.peer_id == heads[0]), made) == ""
+    assert left_out == {twice: TOO_MANY_ENTER}, "what its head shows of it counts"
+
+
+@pytest.mark.parametrize(("max_group", "most"), [(4, 64), (16, 16), (256, 1)])
+def test_report_that_demotes_more_members_than_its_share_is_left_out(max_group: int, most: int) -> None:
+    setup = replace(SETUP, max_group=max_group)
+    named = tuple(Identity(number.to_bytes(32, "big")).peer_id for number in range(1, most + 2))
+    assert not cluster_overclaim(setup, Contribution(peer_id=HEADS[1], demoted=named[:most]))
+    assert "demotes more" in cluster_overclaim(setup, Contribution(peer_id=HEADS[1], demoted=named))

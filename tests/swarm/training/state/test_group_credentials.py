@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from swarm.training.state.certificate import CREDENTIAL_MARGIN_S, RunSignatures
+from swarm_protocol import limits
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.run_credentials import RunCredential, RunInvitation, credential_of, invite_to_run
@@ -118,3 +119,13 @@ def test_more_than_a_third_of_the_deciding_members_demote_a_member_and_nobody_el
         group = replace(group_of(), members=tuple(sorted(members, key=lambda each: each.peer_id)))
         assert group.demoted == ((peers[6],) if is_demoted else ())
         assert (peers[6] in group.roster) != is_demoted
+
+
+def test_group_with_more_credentials_than_it_may_have_is_refused_before_their_signatures_are_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    many = Contribution(peer_id=OTHER.peer_id, credentials=(shown(invited()),) * limits.MAX_CREDENTIALS)
+    signed = signer(COORDINATOR).sign_group(group_of(many, report_of(shown(invited()))), NOW)
+    monkeypatch.setattr(RunSignatures, "check_credentials", None)
+    with pytest.raises(PeerViolation, match="more newcomers than it may"):
+        signer(OTHER).read_group(signed.data, NOW)

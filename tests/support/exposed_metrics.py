@@ -94,7 +94,7 @@ def whole_registry() -> Iterator[Registry]:
     network.dht_counts = DhtCounts(num_records=5, num_refused=6, num_peers=7, num_addresses=8)
     server = MagicMock(sessions=(1, 2), start_block=4, end_block=8)
     server.load = EngineLoad(num_running=1, num_waiting=2, cache_usage=0.5)
-    server.connections.num_refused = {"busy": 1, "never": 2, "violation": 3, "lanes": 4}
+    server.connections.num_refused = {"busy": 1, "never": 2, "violation": 3, "connections": 4}
     server.connections.num_connections, server.connections.backpressure.num_bytes = 9, 10
     _count(registry)
     scores = {"me": 0.5, "b": -0.25, "c": 0.75}

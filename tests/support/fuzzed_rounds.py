@@ -45,7 +45,7 @@ from swarm.training.round.round_events import (
 from swarm.training.round.round_state import MAX_HEARD, RoundState, own_report
 from swarm.training.round.state_machine import begin, step, wake_at
 from swarm.training.standing.probation import Probation
-from swarm.training.standing.standings import Standings
+from swarm.training.standing.standings import TrainerStandings
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Abort, Group, Outcome, Ready, SignedGroup, Vote
@@ -72,7 +72,7 @@ class RoundHistory:
             roster=chance.choice((PEERS, PEERS, PEERS, ())),
             admission=chance.choice(((), (), (*PEERS, *STRANGERS[:2]))),
             max_group=chance.choice((2, 8, 8)),
-            standings=Standings(rule=rule, known=PEERS, outer_step=STEP),
+            standings=TrainerStandings(rule=rule, known=PEERS, outer_step=STEP),
         )
         accused = {STRANGERS[0]: "it lied"} if chance.random() < 0.2 else {}
         self.state = begin(start, accused=accused, convicted=frozenset(accused))

@@ -39,7 +39,7 @@ from swarm.training.round.round_state import RoundSetup, RoundState
 from swarm.training.standing.entrance import Entrance
 from swarm.training.standing.held_out_scores import HeldOutRule, HeldOutScores
 from swarm.training.standing.probation import Probation
-from swarm.training.standing.standings import Standings
+from swarm.training.standing.standings import TrainerStandings
 from swarm_protocol import training_messages as messages
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import (
@@ -385,7 +385,7 @@ KINDS = {
     name: kind for module in (events, messages) for name, kind in vars(module).items() if isinstance(kind, type)
 } | {
     each.__name__: each
-    for each in (Clusters, Entrance, HeldOutRule, HeldOutScores, Probation, RoundSetup, Standings, Succession)
+    for each in (Clusters, Entrance, HeldOutRule, HeldOutScores, Probation, RoundSetup, TrainerStandings, Succession)
 }
 
 

@@ -114,7 +114,7 @@ def _check_work(config: Config) -> None:
             remedy=f"give --run the file that the run's author signed, such as run.toml, or {RUN_ID_FORM}",
         )
     _check_data(config)
-    check_model(config)
+    check_model_directories(config)
 
 
 def _check_data(config: Config) -> None:
@@ -136,7 +136,7 @@ def _keeps_tokens_of(config: Config) -> bool:
     return any(digest in text for digest in digests_in(shared_cache()))
 
 
-def check_model(config: Config) -> None:
+def check_model_directories(config: Config) -> None:
     """Refuse a directory that holds no model; a model on a hub is checked later. Raises ConfigError."""
     for option, place, other in (("--model", config.model, ", or OWNER/NAME on a hub"), ("--start", config.start, "")):
         if isinstance(place, Path):

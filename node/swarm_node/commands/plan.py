@@ -29,7 +29,7 @@ from swarm_protocol.errors import ConfigError, reason_of
 
 from swarm_node import diagnostics
 from swarm_node.commands.command_options import Flags
-from swarm_node.commands.daemons import check_model
+from swarm_node.commands.daemons import check_model_directories
 from swarm_node.events.emitter import Emitter
 from swarm_node.machine.hardware import PROCESS_BYTES, limit_for, share_of_limit
 from swarm_node.settings.config import UsageError
@@ -43,7 +43,7 @@ def run(flags: Flags) -> int:
     if model is None or path is None:
         missing = "--nodes FILE" if model else "--model MODEL"
         raise UsageError(f"{missing} is missing", remedy="see swarm-node plan --help")
-    check_model(config)
+    check_model_directories(config)
     if not path.is_file():
         raise ConfigError(
             f"cannot read {path}: it is not a file", remedy="give --nodes a TOML file with a [[nodes]] each"

@@ -151,7 +151,7 @@ def spot_check_status(checks: SpotChecks) -> SpotCheckStatus | None:
     if not checks.is_on:
         return None
     counts, now = checks.num_results, time.time()
-    barred = [peer_id for peer_id, known in checks.reputation.standings.items() if known.is_barred(now)]
+    barred = [peer_id for peer_id, known in checks.reputation.track_records.items() if known.is_barred(now)]
     return SpotCheckStatus(
         num_passed=counts["passed"],
         num_failed=counts["failed"],

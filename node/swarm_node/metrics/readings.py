@@ -117,7 +117,8 @@ def read_server(volunteer: SpanVolunteer) -> Iterator[Reading]:
     if server is None:
         return
     for reason, number in server.connections.num_refused.items():
-        yield Reading("swarm_server_refusals_total", number, {"reason": reason})
+        label = "lanes" if reason == "connections" else reason  # names of metrics and their labels stay
+        yield Reading("swarm_server_refusals_total", number, {"reason": label})
     yield Reading("swarm_server_num_sessions", len(server.sessions))
     yield Reading("swarm_server_num_lanes", server.connections.num_connections)
     yield Reading("swarm_server_backlog_bytes", server.connections.backpressure.num_bytes)

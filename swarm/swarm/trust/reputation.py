@@ -94,23 +94,23 @@ class RoutingTrust:
 
 
 class Reputation:
-    """The standings by peer id, of MAX_PEERS at most. Raises ValueError for values that are none."""
+    """What checks have shown of each peer, of MAX_PEERS at most. Raises ValueError for values that are none."""
 
-    def __init__(self, standings: Mapping[str, TrackRecord] | None = None) -> None:
-        self.standings = dict(standings or {})
+    def __init__(self, track_records: Mapping[str, TrackRecord] | None = None) -> None:
+        self.track_records = dict(track_records or {})
 
     def note(self, peer_id: str, outcome: Outcome, now: float) -> None:
         """Add a check's outcome."""
-        known = self.standings.pop(peer_id, TrackRecord(at=now))
-        self.standings[peer_id] = known.after(outcome, now)
-        while len(self.standings) > MAX_PEERS:
+        known = self.track_records.pop(peer_id, TrackRecord(at=now))
+        self.track_records[peer_id] = known.after(outcome, now)
+        while len(self.track_records) > MAX_PEERS:
             # who was proved to lie is forgotten last
-            first = next((peer for peer, each in self.standings.items() if not each.is_barred(now)), None)
-            del self.standings[first if first is not None else next(iter(self.standings))]
+            first = next((peer for peer, each in self.track_records.items() if not each.is_barred(now)), None)
+            del self.track_records[first if first is not None else next(iter(self.track_records))]
 
     def for_routing(self, peer_ids: Iterable[str], now: float, salt: str) -> RoutingTrust:
         """Return what is known of these peers, for a session with this `salt`."""
-        known = {peer_id: self.standings[peer_id] for peer_id in peer_ids if peer_id in self.standings}
+        known = {peer_id: self.track_records[peer_id] for peer_id in peer_ids if peer_id in self.track_records}
         explores = zlib.crc32(f"explore {salt}".encode()) % EXPLORE_EVERY == 0
         return RoutingTrust(
             cost_factors={} if explores else {peer_id: each.cost_factor(now) for peer_id, each in known.items()},
@@ -122,20 +122,20 @@ class Reputation:
         """Return plain values, for a file."""
         return {
             peer_id: (each.num_passed, each.num_disputed, each.failed_at, each.at)
-            for peer_id, each in self.standings.items()
+            for peer_id, each in self.track_records.items()
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Reputation:
         """Read what `to_dict` returned. Raises ValueError, TypeError."""
         if len(values) > MAX_PEERS:
-            raise ValueError(f"standings of {len(values)} peers, more than {MAX_PEERS}")
-        standings = {}
+            raise ValueError(f"track records of {len(values)} peers, more than {MAX_PEERS}")
+        track_records = {}
         for peer_id, numbers in values.items():
             num_passed, num_disputed, failed_at, at = (float(number) for number in numbers)
             if not all(0 <= number < 1e12 for number in (num_passed, num_disputed, failed_at, at)):
-                raise ValueError(f"a standing of {peer_id:.60} is out of bounds")
-            standings[check_peer_id(peer_id)] = TrackRecord(
+                raise ValueError(f"a track record of {peer_id:.60} is out of bounds")
+            track_records[check_peer_id(peer_id)] = TrackRecord(
                 num_passed=num_passed, num_disputed=num_disputed, failed_at=failed_at, at=at
             )
-        return cls(standings)
+        return cls(track_records)

@@ -28,8 +28,8 @@ def test_reputation_comes_back_in_its_own_network_alone(tmp_path: Path) -> None:
     known.note(PEER, "failed", NOW)
     keep(known.to_dict(), path, "swarm")
     assert reputation_in(path, "swarm").for_routing([PEER], NOW, "").barred == {PEER}
-    assert reputation_in(path, "other").standings == {}
-    assert reputation_in(tmp_path / "none.json", "swarm").standings == {}
+    assert reputation_in(path, "other").track_records == {}
+    assert reputation_in(tmp_path / "none.json", "swarm").track_records == {}
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_reputation_comes_back_in_its_own_network_alone(tmp_path: Path) -> None:
 def test_broken_file_costs_the_memory_only(tmp_path: Path, text: str) -> None:
     path = tmp_path / "reputation.json"
     path.write_text(text)
-    assert reputation_in(path, "swarm").standings == {}
+    assert reputation_in(path, "swarm").track_records == {}
 
 
 def test_wrong_answer_of_a_server_that_a_check_named_is_kept_with_what_is_known_of_it(tmp_path: Path) -> None:

@@ -337,7 +337,7 @@ def test_server_without_the_published_files_is_named_and_its_sessions_go_on_with
             assert [(each.peer_id, each.model) for each in failures] == [(liar, "tiny")]
             assert failures[0].answer, "what it signed is kept"
             assert box.client._state.health.distrusted == {liar}
-            standing = box.client.checks.reputation.standings[liar]
+            standing = box.client.checks.reputation.track_records[liar]
             assert standing.is_barred(standing.at), "for longer than the client lives"
             assert f"{liar} does not hold tiny as it was published" in lines(caplog)[-1]
             for _ in range(3):
@@ -362,7 +362,7 @@ def test_server_that_gives_no_proof_is_used_only_where_no_other_can_answer(
             assert health.unproven == {silent}
             told = [line for line in lines(caplog) if line.startswith(f"{silent} gave no proof of tiny 5 times")]
             assert len(told) == 1
-            standing = box.client.checks.reputation.standings[silent]
+            standing = box.client.checks.reputation.track_records[silent]
             assert (standing.num_disputed, standing.is_barred(standing.at)) == (1.0, False)
             for _ in range(3):
                 assert await box.tokens() == box.expected()

@@ -54,7 +54,7 @@ def test_server_that_was_proved_to_lie_is_not_asked_for_a_month_and_then_is_a_st
     assert known.for_routing(PEERS, NOW + BAR_S - 1, "").barred == {PEERS[0]}
     after = known.for_routing(PEERS, NOW + BAR_S + 1, "salt")
     assert after.barred == frozenset()
-    assert known.standings[PEERS[0]].cost_factor(NOW + BAR_S + 1) == 1.0
+    assert known.track_records[PEERS[0]].cost_factor(NOW + BAR_S + 1) == 1.0
 
 
 def test_disputes_lower_trust_in_both_and_ban_nobody_and_fade() -> None:
@@ -64,7 +64,7 @@ def test_disputes_lower_trust_in_both_and_ban_nobody_and_fade() -> None:
     trust = known.for_routing(PEERS, NOW, "salt")
     assert not trust.barred
     assert not trust.avoided
-    assert known.standings[PEERS[0]].cost_factor(NOW) > 1
+    assert known.track_records[PEERS[0]].cost_factor(NOW) > 1
     for _ in range(2):
         known.note(PEERS[0], "disputed", NOW)
     assert known.for_routing(PEERS, NOW, "").avoided == {PEERS[0]}
@@ -80,7 +80,7 @@ def test_file_keeps_all_and_refuses_what_is_none() -> None:
     known = Reputation()
     for peer_id, outcome in zip(PEERS, ("passed", "failed", "disputed"), strict=False):
         known.note(peer_id, outcome, NOW)  # type: ignore[arg-type]
-    assert Reputation.from_dict(known.to_dict()).standings == known.standings
+    assert Reputation.from_dict(known.to_dict()).track_records == known.track_records
     for bad in (
         {"x": (0, 0, 0, 0)},
         {PEERS[0]: (0, 0)},
@@ -97,4 +97,4 @@ def test_liars_are_forgotten_last(monkeypatch: pytest.MonkeyPatch) -> None:
     known.note(PEERS[0], "failed", NOW)
     for peer_id in PEERS[1:]:
         known.note(peer_id, "passed", NOW)
-    assert list(known.standings) == [PEERS[0], *PEERS[3:]]
+    assert list(known.track_records) == [PEERS[0], *PEERS[3:]]

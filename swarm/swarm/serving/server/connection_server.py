@@ -66,7 +66,7 @@ SWEEP_S = 1.0
 REQUEST_S = 10.0
 """Time for a stream for a hand-over to send its request."""
 
-Refusal = Literal["busy", "never", "violation", "lanes"]
+Refusal = Literal["busy", "never", "violation", "connections"]
 """Why a session was not opened: not now, not here at all, against the rules; or too many connections."""
 
 
@@ -145,7 +145,7 @@ class ConnectionServer:
         try:
             self._check_connections(peer_id)
         except PeerRefused:
-            self.num_refused["lanes"] += 1
+            self.num_refused["connections"] += 1
             raise
         connection = MultiplexedConnection(stream, peer_id)
         self._num_connections[peer_id] += 1

@@ -170,7 +170,7 @@ class Auditing:
                 with blamed(maker):
                     statement = await stream.receive()
                     self._check(maker, part, tree.root, statement)
-                    drawn = draw_leaves(magnitudes, num_draws, self._chance)
+                    drawn = draw_audited_leaves(magnitudes, num_draws, self._chance)
                     first = part_leaves(self._group, part).start
                     for index in drawn:
                         await self._streams.send(stream, AuditDraw(leaf=first + index).to_bytes())
@@ -230,7 +230,7 @@ def audit_plan(group: Group, me: str, codec: Codec, chance: random.Random) -> di
     return dict.fromkeys(others[:num_parts], num_draws)
 
 
-def draw_leaves(sizes: Sequence[float], num_draws: int, chance: random.Random) -> list[int]:
+def draw_audited_leaves(sizes: Sequence[float], num_draws: int, chance: random.Random) -> list[int]:
     """Return distinct indices of leaves whose results have these `sizes` (see `leaf_checks.hashed_part`).
 
     Draws are by the square of the size, since a lie that moves the model far has large results, or even, in turn. Which

@@ -37,8 +37,7 @@ from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, PeerCon
 T = TypeVar("T")
 
 INBOX_FRAMES = 16
-"""Frames received and not yet taken: more than members send ahead (see `butterfly.Exchange`), unless whole parts are
-surveyed."""
+"""Frames received and not yet taken: more than members send ahead (see `butterfly.Exchange`)."""
 
 
 class PartStreams:

@@ -1,7 +1,7 @@
 """Drives the state machine of one step: turns its actions into calls, and what comes back into events.
 
 A driver lives from one committed state to the next, the member's interval included. `run` owns its tasks. What peers
-ask meanwhile comes in through `round_service`, which calls `report`, `take_group`, `look_at` and `feed`.
+ask meanwhile comes in through `round_service`, which calls the public methods.
 """
 
 from __future__ import annotations

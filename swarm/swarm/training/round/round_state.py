@@ -18,7 +18,7 @@ from swarm.training.round.clusters import Clusters
 from swarm.training.round.quorum import Succession
 from swarm.training.round.round_events import Action, GiveUp, Reply
 from swarm.training.standing.held_out_scores import HeldOutScores
-from swarm.training.standing.standings import Standings, grants_in
+from swarm.training.standing.standings import TrainerStandings, grants_in
 
 Phase: TypeAlias = Literal["forming", "signing", "left_out", "reducing", "preparing", "voting", "resting", "done"]
 
@@ -70,7 +70,7 @@ class RoundSetup:
     reduce_s: float
     vote_s: float
     clusters: Clusters = field(default_factory=Clusters)
-    standings: Standings = field(default_factory=Standings)
+    standings: TrainerStandings = field(default_factory=TrainerStandings)
     held_out: HeldOutScores = field(default_factory=HeldOutScores)
     bytes_per_s: int = 0
     sequence: int = 0

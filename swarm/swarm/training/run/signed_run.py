@@ -8,8 +8,8 @@
     signature = "…"
 
 The signature is over a canonical form of every value in the file, so comments and spacing are free, while a changed,
-added or removed value is an IntegrityError. Pure. `run_file` reads and writes files, and checks that the model can be
-built, which needs torch; this module is also imported where torch is not.
+added or removed value is an IntegrityError. Pure. `run_file` reads and writes files. That the model can be built needs
+torch, and is checked elsewhere (`run_model.check_model`): this module is also imported where torch is not.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _SIGNATURE_KEYS = ("peer_id", "issued_at", "signature")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedRun:
-    """A run and its author. Only `run_file` and `read_run` make it, so its signature was checked. Only `run_file`
-    checks that its model can be built.
+    """A run and its author. Only `verify_mapping`, which has checked the signature, and `sign_mapping`, which has just
+    made it, make one. Neither builds the model: that is checked by whoever is about to train it.
 
     `text` is a run file, for `read_run`, with the values that were signed, as they were written, and no comments.
     """

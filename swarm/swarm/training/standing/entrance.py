@@ -6,7 +6,7 @@ no more newcomers lately than the run allows. So one that was vouched for vouche
 much itself, and keys that vouch for each other gain nothing. A member that vouched for a peer that is convicted later
 begins its own probation again.
 
-The state keeps an `Entry` of each peer that entered so. `Standings` applies the rule. Values only.
+The state keeps an `Entry` of each peer that entered so. `TrainerStandings` applies the rule. Values only.
 """
 
 from __future__ import annotations

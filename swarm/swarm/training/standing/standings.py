@@ -19,7 +19,7 @@ Grants = Mapping[str, Grant]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standings:
+class TrainerStandings:
     """Where the peers of a run stand after `outer_step` steps. Of the `known` ones, the trainers of the state, those in
     `left` are on probation, for so many more steps. Those with `credits` are remembered (see `register`), and count
     fully. Any other peer would begin now, at once where the `entrance` honours its grant. `entries` are of those that

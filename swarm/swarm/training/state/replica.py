@@ -37,7 +37,7 @@ from swarm.training.run.layout import fragment_of
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_tables import OuterConfig
 from swarm.training.standing.held_out_scores import HeldOutScores
-from swarm.training.standing.standings import Standings, grants_in
+from swarm.training.standing.standings import TrainerStandings, grants_in
 from swarm.training.state.certificate import CertificateHistory, Proof, Rank
 from swarm.training.state.lease import Lease, admitted, committed, index_of, lease_of, trainers_of
 from swarm.training.state.replica_state import Manifest, ReplicaState, StateHasher
@@ -145,12 +145,12 @@ class Replica:
         return self.proof.roster if self.proof and self.proof.is_order else self.current.state.roster
 
     @property
-    def standings(self) -> Standings:
+    def standings(self) -> TrainerStandings:
         """Who has proven itself. The members that the author's resume order names need not."""
         state = self.current.state
         known = {*self.roster, *trainers_of(state.stripes)}
         left = {peer: steps for peer, steps in state.probation if peer not in self.roster}
-        return Standings(
+        return TrainerStandings(
             rule=self.config.probation,
             left=left,
             known=known,

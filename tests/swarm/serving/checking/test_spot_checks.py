@@ -93,7 +93,7 @@ def test_honest_servers_pass_whatever_is_drawn_and_sent(
             reports = await checked(box, 2, num_tokens=24, **options)
             assert [report.result for report in reports] == ["passed"] * 4
             assert [report["result"] for report in box.client.trace()["checks"]] == ["passed"] * 2
-            standings = box.client.checks.reputation.standings
+            standings = box.client.checks.reputation.track_records
             assert sum(standing.num_passed for standing in standings.values()) == pytest.approx(4, abs=1e-3)
             await box.all_freed()
 

@@ -327,7 +327,7 @@ def test_open_what_is_not_served_is_refused_for_good(case: str) -> None:
         assert isinstance(error, PeerRefused)
         assert message in str(error)
         assert error.retry_after_s == 0
-        assert world.servers[0].connections.num_refused == {"busy": 0, "never": 1, "violation": 0, "lanes": 0}
+        assert world.servers[0].connections.num_refused == {"busy": 0, "never": 1, "violation": 0, "connections": 0}
         await talk.open()
         await talk.step(token_rows(1), 0)
 
@@ -341,7 +341,7 @@ def test_open_more_than_there_is_room_for_is_refused_until_a_session_is_closed()
         error = await talk.refused(2)
         assert isinstance(error, PeerRefused)
         assert error.retry_after_s > 0
-        assert world.servers[0].connections.num_refused == {"busy": 1, "never": 0, "violation": 0, "lanes": 0}
+        assert world.servers[0].connections.num_refused == {"busy": 1, "never": 0, "violation": 0, "connections": 0}
         talk.connection.send(CloseSequence(sequence_id=sequence_id(1)))
         await talk.open(2)
 
@@ -393,7 +393,7 @@ def test_connections_of_one_peer_and_of_all_are_bounded_and_silent_ones_end() ->
         # one was too many from the start, and four more have made room for others
         assert len(refused) == 1 + (MAX_CONNECTIONS_PER_PEER + 12 - 16)
         assert all(error.retry_after_s > 0 for error in refused)
-        assert server.num_refused["lanes"] == 1
+        assert server.num_refused["connections"] == 1
         assert not any(connection.error for connection, _ in others)
         await asyncio.sleep(SILENT_S + 2.0)
         assert server.num_connections == 0

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 import pytest
-from swarm.training.allreduce.audit import BYTES_SHARE, LEAST_BYTES, audit_plan, draw_leaves
+from swarm.training.allreduce.audit import BYTES_SHARE, LEAST_BYTES, audit_plan, draw_audited_leaves
 from swarm.training.allreduce.parts import leaf_values, num_leaves, part_leaves, part_values
 from swarm_compression import get_codec
 from swarm_protocol import limits
@@ -60,7 +60,7 @@ def test_plan_passes_over_parts_without_values() -> None:
 
 def share_drawn(sizes: list[float], leaf: int) -> float:
     chance = random.Random(0)
-    return sum(leaf in draw_leaves(sizes, 1, chance) for _ in range(4000)) / 4000
+    return sum(leaf in draw_audited_leaves(sizes, 1, chance) for _ in range(4000)) / 4000
 
 
 def test_draws_find_large_results_often_and_all_others_too() -> None:
@@ -75,7 +75,7 @@ def test_draws_find_large_results_often_and_all_others_too() -> None:
 @pytest.mark.parametrize("num_draws", [1, 2, 5, 8, 20])
 def test_draws_are_distinct_and_no_more_than_there_are_leaves(num_draws: int) -> None:
     for seed in range(50):
-        drawn = draw_leaves([0.0, 3.0, 0.0, 1.0, 0.0], num_draws, random.Random(seed))
+        drawn = draw_audited_leaves([0.0, 3.0, 0.0, 1.0, 0.0], num_draws, random.Random(seed))
         assert len(drawn) == len(set(drawn)) == min(num_draws, 5)
         assert set(drawn) <= set(range(5))
 

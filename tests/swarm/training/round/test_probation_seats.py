@@ -11,7 +11,7 @@ from swarm.training.round.group_formation import NO_SEAT, form_group
 from swarm.training.round.quorum import Succession
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.standing.probation import Probation
-from swarm.training.standing.standings import Standings
+from swarm.training.standing.standings import TrainerStandings
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Contribution, Group, Ready, SignedGroup
 
@@ -36,7 +36,7 @@ SETUP = RoundSetup(
     patience_s=11.0,
     reduce_s=20.0,
     vote_s=10.0,
-    standings=Standings(rule=Probation(steps=4), known=PEERS, left=dict.fromkeys(FRESH, 3), outer_step=4),
+    standings=TrainerStandings(rule=Probation(steps=4), known=PEERS, left=dict.fromkeys(FRESH, 3), outer_step=4),
 )
 
 

@@ -10,14 +10,14 @@ from swarm.training.run.settings import ImpossibleRun
 from swarm.training.standing.entrance import MAX_ALL_REVOKED, MAX_ENTRIES, Entrance, Entry
 from swarm.training.standing.probation import Probation
 from swarm.training.standing.register import Register
-from swarm.training.standing.standings import Standings
+from swarm.training.standing.standings import TrainerStandings
 from swarm_protocol.identity import Identity
 from swarm_protocol.run_credentials import Grant, RunRevocation
 
 PEERS = sorted(Identity(bytes([number]) * 32).peer_id for number in range(30))
 MEMBERS, NEW = PEERS[:6], PEERS[6:]
 RULE = Entrance(welcomes=True, vouchers=2, vouch_budget=1, vouch_steps=10, vouch_credits=4)
-STANDINGS = Standings(
+STANDINGS = TrainerStandings(
     rule=Probation(steps=4, absence_steps=100),
     entrance=RULE,
     known=MEMBERS,
@@ -34,7 +34,7 @@ def vouched(peer: str, *vouchers: str) -> Grant:
     return Grant(peer_id=peer, vouchers=tuple(sorted(vouchers)))
 
 
-def enter(standings: Standings, *grants: Grant, trainers: tuple[str, ...] = ()) -> Standings:
+def enter(standings: TrainerStandings, *grants: Grant, trainers: tuple[str, ...] = ()) -> TrainerStandings:
     """The standings after a step to which all known ones contribute, and with which the peers of `grants` enter."""
     shown = standings.honoured({each.peer_id: each for each in grants})
     here = {*standings.known, *shown, *trainers}
@@ -176,7 +176,7 @@ def test_settings_of_a_run_make_the_rule() -> None:
             RunConfig(name="x", **wrong)  # type: ignore[arg-type]
 
 
-def revoke(standings: Standings, revocation: RunRevocation) -> Standings:
+def revoke(standings: TrainerStandings, revocation: RunRevocation) -> TrainerStandings:
     """The standings after a step with whose group the state learns `revocation`."""
     here = set(standings.known)
     register = standings.register_after(here, here, num_steps=1, revocation=revocation)

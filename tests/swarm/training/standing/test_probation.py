@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm.training.run.run_config import RunConfig
 from swarm.training.standing.probation import Probation
-from swarm.training.standing.standings import Standings
+from swarm.training.standing.standings import TrainerStandings
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Contribution, Follower, Group
 
@@ -72,11 +72,13 @@ def test_members_on_probation_are_a_quarter_of_a_full_group_and_a_third_of_a_sma
 
 def test_newcomer_proves_as_many_steps_as_the_run_has_made_and_no_more_than_its_rule_says() -> None:
     new = PEERS[0]
-    assert [Standings(rule=RULE, outer_step=step).steps_left(new) for step in (0, 1, 3, 100)] == [0, 1, 3, 4]
-    known = Standings(rule=RULE, known=PEERS[:2], left={PEERS[1]: 2}, outer_step=100)
+    assert [TrainerStandings(rule=RULE, outer_step=step).steps_left(new) for step in (0, 1, 3, 100)] == [0, 1, 3, 4]
+    known = TrainerStandings(rule=RULE, known=PEERS[:2], left={PEERS[1]: 2}, outer_step=100)
     assert [known.steps_left(peer) for peer in PEERS[:3]] == [0, 2, 4]
     assert known.after(PEERS[:3], PEERS[1:2]) == ((PEERS[1], 1), (PEERS[2], 4))
-    assert Standings(rule=RULE, known=PEERS[:2], left={PEERS[1]: 1}, outer_step=9).after(PEERS[:2], PEERS[:2]) == ()
+    assert (
+        TrainerStandings(rule=RULE, known=PEERS[:2], left={PEERS[1]: 1}, outer_step=9).after(PEERS[:2], PEERS[:2]) == ()
+    )
 
 
 def test_roster_and_votes_of_a_group_are_those_of_its_proven_members() -> None:

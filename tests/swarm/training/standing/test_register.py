@@ -11,7 +11,7 @@ from swarm.training.round.quorum import Succession
 from swarm.training.standing import register
 from swarm.training.standing.probation import Probation
 from swarm.training.standing.register import Register, credits_after
-from swarm.training.standing.standings import Standings
+from swarm.training.standing.standings import TrainerStandings
 from swarm_protocol.identity import Identity
 
 PEERS = sorted(Identity(bytes([number]) * 32).peer_id for number in range(40))
@@ -19,10 +19,12 @@ MEMBERS = PEERS[:9]
 FORGETFUL, MINDFUL = Probation(steps=4), Probation(steps=4, absence_steps=10)
 
 
-def after(standings: Standings, here: Collection[str], contributors: Collection[str] | None = None) -> Standings:
+def after(
+    standings: TrainerStandings, here: Collection[str], contributors: Collection[str] | None = None
+) -> TrainerStandings:
     """The standings after an outer step behind which `here` are the trainers; all of them contribute by default."""
     used = here if contributors is None else contributors
-    return Standings(
+    return TrainerStandings(
         rule=standings.rule,
         left=dict(standings.after(here, used)),
         known=set(here),
@@ -31,7 +33,7 @@ def after(standings: Standings, here: Collection[str], contributors: Collection[
     )
 
 
-def after_steps(standings: Standings, num_steps: int, here: Collection[str]) -> Standings:
+def after_steps(standings: TrainerStandings, num_steps: int, here: Collection[str]) -> TrainerStandings:
     for _ in range(num_steps):
         standings = after(standings, here)
     return standings
@@ -39,14 +41,14 @@ def after_steps(standings: Standings, num_steps: int, here: Collection[str]) -> 
 
 @pytest.mark.parametrize("num_away", [1, 2, 7, 10])
 def test_member_that_is_away_counts_fully_when_it_comes_back(num_away: int) -> None:
-    standings = after_steps(Standings(rule=MINDFUL, known=MEMBERS), 20, MEMBERS)
+    standings = after_steps(TrainerStandings(rule=MINDFUL, known=MEMBERS), 20, MEMBERS)
     standings = after_steps(standings, num_away, MEMBERS[1:])
     assert standings.steps_left(MEMBERS[0]) == 0
     assert after(standings, MEMBERS).steps_left(MEMBERS[0]) == 0
 
 
 def test_member_is_remembered_for_as_many_steps_as_it_has_contributed_to_and_no_longer_than_the_run_says() -> None:
-    begun = Standings(rule=MINDFUL, known=MEMBERS)
+    begun = TrainerStandings(rule=MINDFUL, known=MEMBERS)
     for num_steps, num_away in ((3, 3), (10, 10), (30, 10)):
         standings = after_steps(after_steps(begun, num_steps, MEMBERS), num_away, MEMBERS[1:])
         assert standings.steps_left(MEMBERS[0]) == 0
@@ -57,7 +59,7 @@ def test_member_is_remembered_for_as_many_steps_as_it_has_contributed_to_and_no_
 
 def test_steps_away_are_paid_for_by_steps_of_work() -> None:
     """Otherwise few machines could prove many keys one after the other, and bring all of them at once."""
-    standings = after_steps(Standings(rule=MINDFUL, known=MEMBERS), 10, MEMBERS)
+    standings = after_steps(TrainerStandings(rule=MINDFUL, known=MEMBERS), 10, MEMBERS)
     standings = after_steps(standings, 6, MEMBERS[1:])
     standings = after_steps(standings, 1, MEMBERS)
     assert standings.credits[MEMBERS[0]] == 10 - 6 + 1
@@ -66,21 +68,21 @@ def test_steps_away_are_paid_for_by_steps_of_work() -> None:
 
 
 def test_round_that_makes_no_step_costs_nobody_anything() -> None:
-    standings = after_steps(Standings(rule=MINDFUL, known=MEMBERS), 3, MEMBERS)
+    standings = after_steps(TrainerStandings(rule=MINDFUL, known=MEMBERS), 3, MEMBERS)
     assert dict(standings.register_after(MEMBERS[1:], (), num_steps=0).credits) == standings.credits
 
 
 def test_run_that_remembers_nobody_keeps_no_register() -> None:
     for rule in (FORGETFUL, Probation(absence_steps=10)):
-        standings = after_steps(Standings(rule=rule, known=MEMBERS), 3, MEMBERS)
+        standings = after_steps(TrainerStandings(rule=rule, known=MEMBERS), 3, MEMBERS)
         assert standings.register_after(MEMBERS, MEMBERS, num_steps=1) == Register()
-    missed_one = after(after_steps(Standings(rule=FORGETFUL, known=MEMBERS), 9, MEMBERS), MEMBERS[1:])
+    missed_one = after(after_steps(TrainerStandings(rule=FORGETFUL, known=MEMBERS), 9, MEMBERS), MEMBERS[1:])
     assert missed_one.steps_left(MEMBERS[0]) == 4
     assert Register().to_json() == {}, "the names of states without it stay as they are"
 
 
 def test_strangers_are_not_remembered_before_they_have_proven_themselves() -> None:
-    standings = after_steps(Standings(rule=MINDFUL, known=MEMBERS), 5, MEMBERS)
+    standings = after_steps(TrainerStandings(rule=MINDFUL, known=MEMBERS), 5, MEMBERS)
     crowd = PEERS[9:]
     for num_steps in range(4):
         assert not standings.credits.keys() & set(crowd), num_steps
@@ -90,7 +92,7 @@ def test_strangers_are_not_remembered_before_they_have_proven_themselves() -> No
 
 def test_newly_proven_members_displace_nobody_who_has_done_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(register, "MAX_AWAY", 5)
-    standings = after_steps(Standings(rule=MINDFUL, known=MEMBERS), 8, MEMBERS)
+    standings = after_steps(TrainerStandings(rule=MINDFUL, known=MEMBERS), 8, MEMBERS)
     standings = after_steps(standings, 4, PEERS)
     standings = after(standings, MEMBERS[:4])  # 5 old members and 31 that have just proven themselves go away
     away = standings.credits.keys() - set(MEMBERS[:4])
@@ -135,7 +137,7 @@ def _voters_under_a_ratchet(rule: Probation, num_steps: int) -> list[int]:
     """The numbers of members that decide, step by step, while a liar coordinates each third step and then leaves out as
     many of those that decide as it may. Whoever was left out is ready again for the next step."""
     succession, numbers = Succession(min_group=2, majority_after_s=0.0), []
-    standings, roster = after_steps(Standings(rule=rule, known=MEMBERS), 6, MEMBERS), set(MEMBERS)
+    standings, roster = after_steps(TrainerStandings(rule=rule, known=MEMBERS), 6, MEMBERS), set(MEMBERS)
     for step in range(num_steps):
         needed = succession.num_usual(tuple(sorted(roster)))
         group = set(sorted(roster)[:needed] if step % 3 == 0 else roster) | (set(MEMBERS) - roster)

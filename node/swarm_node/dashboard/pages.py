@@ -148,6 +148,8 @@ class _Page:
 
 
 class _Pages:
+    """Renders the dashboard's pages from its views, and remembers each page for a second."""
+
     def __init__(self, source: ViewSource, *, has_chat: bool) -> None:
         self._source = source
         self._has_chat = has_chat

@@ -18,6 +18,8 @@ K = TypeVar("K", bound=Hashable)
 
 
 class PeerPlaces(Generic[K]):
+    """Counts the places that each peer holds, and says whether it may have one more."""
+
     def __init__(self, *, per_peer: Callable[[], int], in_all: int) -> None:
         """`per_peer` returns what holds now."""
         self._per_peer = per_peer

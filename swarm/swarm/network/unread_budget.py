@@ -36,6 +36,8 @@ class UnreadHolder(Protocol):
 
 
 class UnreadBudget:
+    """Counts the bytes that wait unread, for each peer and in all, and says which stream has to give way."""
+
     def __init__(self, *, max_peer_bytes: int = PEER_BYTES, max_host_bytes: int = HOST_BYTES) -> None:
         self._max_peer_bytes = max_peer_bytes
         self._max_host_bytes = max_host_bytes

@@ -87,6 +87,8 @@ def plan(needs: ModelNeeds, nodes: Sequence[PlannedNode]) -> PlacementPlan:
 
 
 class _Swarm:
+    """The nodes of a plan that have joined so far, and the blocks that each has taken."""
+
     def __init__(self, needs: ModelNeeds, nodes: Sequence[PlannedNode]) -> None:
         self._needs = needs
         self._nodes = nodes

@@ -19,6 +19,9 @@ MIN_ISSUE_STEP_S = 0.002
 
 
 class OwnRecords:
+    """Stores the records that this node has signed with other nodes, and notices copies that another holder of its key
+    signed."""
+
     def __init__(
         self, dht: RecordDht, identity: Identity, network_id: str, now: Callable[[], float], on_copy: Callable[[], None]
     ) -> None:

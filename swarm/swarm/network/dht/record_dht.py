@@ -153,6 +153,8 @@ class RecordTransport(Protocol):
 
 
 class RecordDht:
+    """Publishes and finds records in the network's Kademlia table, and answers other nodes that do so."""
+
     def __init__(self, host: RecordTransport, prefix: str, validator: RecordValidator) -> None:
         self._host = host
         self._prefix = prefix

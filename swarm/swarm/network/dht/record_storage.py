@@ -33,6 +33,8 @@ _MAX_CHECKED = 8192
 
 
 class RecordStorage:
+    """Holds other nodes' records, by key and signer: of each signer the newest one under a key."""
+
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._records: dict[bytes, dict[str, tuple[float, bytes]]] = {}  # when each was issued, and as it was sent

@@ -326,6 +326,8 @@ MAX_ADDRESSED = 1024
 
 
 class AddressBook:
+    """Remembers the addresses that peers of the table gave of themselves."""
+
     def __init__(self) -> None:
         self._contacts: OrderedDict[str, Contact] = OrderedDict()
         self._gone: set[str] = set()

@@ -64,6 +64,8 @@ class _Claim:
 
 
 class NearbyPeers:
+    """Remembers which peers were heard of in the local network, by the host that said so, within bounds."""
+
     def __init__(self) -> None:
         self._claims: OrderedDict[_Key, _Claim] = OrderedDict()  # by source and peer; the one heard last is last
 

@@ -51,6 +51,8 @@ logger = logging.getLogger(__name__)
 
 
 class Calls:
+    """Sends requests to peers and answers theirs, whatever their size."""
+
     def __init__(self, host: Host, open_stream: OpenStream) -> None:
         self._host = host
         self._open_stream = open_stream

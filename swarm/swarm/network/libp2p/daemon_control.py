@@ -64,6 +64,8 @@ def write_message(writer: asyncio.StreamWriter, message: Any) -> None:
 
 
 class Control:
+    """Sends requests to one daemon: to connect, to open streams, to list peers and addresses."""
+
     def __init__(self, socket_path: str) -> None:
         self._socket_path = socket_path
 

@@ -139,6 +139,11 @@ class SharedLook:
 
 
 class Host:
+    """One running libp2p daemon with what this process keeps of it: connections, traffic, budgets.
+
+    Its methods raise PeerUnreachable, PeerRefused or NotServed in place of the daemon's errors.
+    """
+
     def __init__(self, daemon: Daemon, control: Control, unary: UnaryConnection, peer_id: str) -> None:
         self.daemon = daemon
         self.control = control

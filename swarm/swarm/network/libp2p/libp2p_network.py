@@ -82,6 +82,8 @@ NEARBY_S = 3.0
 
 
 class Libp2pNetwork:
+    """A node's network over libp2p; it implements `Network`. Use it as a context, or `close` it."""
+
     def __init__(self, identity: Identity, host: Host, options: Libp2pOptions, given: GivenPeers) -> None:
         self._identity = identity
         self._host = host

@@ -40,6 +40,8 @@ LINGER_S = 5.0
 
 
 class Libp2pStream:
+    """One end of a stream of messages between two peers; it implements `Stream`. `pump` reads it."""
+
     def __init__(
         self,
         reader: asyncio.StreamReader,

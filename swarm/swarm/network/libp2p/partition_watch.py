@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 
 class PartitionWatch:
+    """Notices when this node has lost its seeds or all other nodes, and dials them again."""
+
     def __init__(
         self,
         host: Host,

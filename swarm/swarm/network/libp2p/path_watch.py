@@ -53,6 +53,8 @@ KEEP_ALIVE_S = 13.0
 
 
 class PathWatch:
+    """Asks peers that are in use and silent for an echo, and replaces the connections to those that give none."""
+
     def __init__(self, host: Host, reconnector: Reconnector, kept: Callable[[], Collection[str]]) -> None:
         """`kept` returns the peers whose connection is kept alive without being in use."""
         self.reconnector = reconnector

@@ -58,6 +58,8 @@ _NOT_TRIED = "dial backoff"
 
 
 class Reconnector:
+    """Closes the connections to a peer, dials it again, and says when it is clear that the peer is gone."""
+
     def __init__(self, host: Host) -> None:
         self._host = host
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()

@@ -107,6 +107,8 @@ async def _ask(host: Host, protocol: str, peer_id: str, request: bytes) -> Resum
 
 
 class ResumableStreams:
+    """Keeps the streams of one node that may go on over another connection, and hands new byte streams to them."""
+
     def __init__(self, host: Host, reconnector: Reconnector, protocol: str) -> None:
         """`protocol` is that of resuming."""
         self._host = host

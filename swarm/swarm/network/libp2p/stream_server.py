@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 
 class StreamServer:
+    """Accepts streams that peers open, and runs the handler of each in a task, so many for a peer and in all."""
+
     def __init__(self, host: Host, tasks: asyncio.TaskGroup, watch: PathWatch, resume_protocol: str) -> None:
         self._host = host
         self._tasks = tasks

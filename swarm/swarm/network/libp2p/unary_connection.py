@@ -44,6 +44,8 @@ class RemoteCallError(Exception):
 
 
 class UnaryConnection:
+    """Sends calls to the daemon over one connection, and runs a handler for each call that comes back over it."""
+
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer

@@ -75,6 +75,8 @@ class Surroundings:
 
 
 class Introductions:
+    """Asks relays to introduce this node to peers, acts on introductions, and makes them for others."""
+
     def __init__(self, host: Host, prefix: str, tasks: asyncio.TaskGroup, surroundings: Surroundings) -> None:
         self._host = host
         self._prefix = prefix

@@ -149,6 +149,8 @@ class DialBackLimit:
 
 
 class OwnAddresses:
+    """Finds out which of this node's addresses others can dial, and dials addresses of peers that ask the same."""
+
     def __init__(
         self,
         host: Host,

@@ -54,6 +54,8 @@ class _Relayed:
 
 
 class Upgrades:
+    """Tries to replace relayed connections by direct ones, seldom, and sooner when there is news of addresses."""
+
     def __init__(
         self,
         host: Host,

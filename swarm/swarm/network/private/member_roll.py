@@ -84,6 +84,8 @@ def may_publish(envelope: Envelope, rights: frozenset[str]) -> bool:
 
 
 class MemberRoll:
+    """The members of a private network that this node knows, and the serials that its owner has revoked."""
+
     def __init__(self, invitation: NetworkInvitation, peer_id: str, now: float, *, revocations: bytes = b"") -> None:
         """`revocations` is the signed list that this node kept. Raises ConfigError if the invitation makes this node no
         member now."""

@@ -50,6 +50,8 @@ logger = logging.getLogger(__name__)
 
 
 class PrivateGate:
+    """Greets the peers of a private network, and says which of them this node asks and answers."""
+
     def __init__(self, host: Host, invitation: NetworkInvitation, *, revocations: bytes = b"") -> None:
         """Raises ConfigError if the invitation makes this node no member."""
         self._host = host

@@ -105,6 +105,8 @@ class CircuitRefused(Exception):
 
 
 class Relay:
+    """Answers peers that reserve a place here or open a circuit to one that has, within `RelayLimits`."""
+
     def __init__(
         self,
         host: Host,

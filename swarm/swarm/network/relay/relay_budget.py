@@ -40,6 +40,8 @@ class _Piece:
 
 
 class RelayBudget:
+    """Shares a number of bytes a second fairly among the peers that a relay carries bytes for."""
+
     def __init__(self, bytes_per_s: float = math.inf, charge: Callable[[int], None] = lambda _num_bytes: None) -> None:
         """Infinite: no limit. `charge` is told of all bytes that pass."""
         self._rate = Rate(bytes_per_s, burst_s=BURST_S)

@@ -66,6 +66,8 @@ class _Pause:
 
 
 class Reservations:
+    """Keeps reservations at up to three relays while they are wanted."""
+
     def __init__(
         self,
         host: Host,

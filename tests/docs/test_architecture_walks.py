@@ -1,4 +1,6 @@
-"""The walks of the architecture page: each hop's functions are in its file, and no walk takes too many files."""
+"""The walks of the architecture page: what each hop names is in its file, and no walk takes too many files.
+
+Numbered files are those through which control passes; those that a walk is "decided in" are counted apart."""
 
 from __future__ import annotations
 
@@ -11,6 +13,8 @@ from support.site_pages import ROOT, written
 PAGE = written("explanation")["explanation/architecture.md"]
 WALKS = dict(re.findall(r"^### (.+)\n\n((?:(?!^##).*\n)+)", PAGE, flags=re.MULTILINE))
 HOP = re.compile(r"^ *(?:\d+\.|-) `([\w/]+\.py)`, (.*?)(?=^ *(?:\d+\.|-) `|\n\n|\Z)", flags=re.MULTILINE | re.DOTALL)
+DECIDED = re.compile(r"^Decided in: (.*?)\.$", flags=re.MULTILINE | re.DOTALL)
+PLACE = re.compile(r"`([\w/]+\.py)` \((.*?)\)", flags=re.DOTALL)
 LOST = {"A server dies in mid-answer", "An int8 slice is reduced", "A step is committed"}
 """The three behaviours in which readers lost the way: six files each; all others five."""
 
@@ -26,8 +30,21 @@ def file_of(path: str) -> Path:
     return found[0]
 
 
-def test_walks_are_those_of_the_eight_behaviours() -> None:
-    assert len(WALKS) == 8
+def deciders(walk: str) -> list[tuple[str, str]]:
+    return PLACE.findall(" ".join(DECIDED.findall(WALKS[walk])))
+
+
+def assert_is_in(name: str, path: str) -> None:
+    code = file_of(path).read_text("utf-8")
+    owner, _, method = name.rpartition(".")
+    assert re.search(rf"^ *(?:async def|def|class) {method}\b", code, flags=re.MULTILINE), f"{name} in {path}"
+    assert not owner or re.search(rf"^class {owner}\b", code, flags=re.MULTILINE), f"{owner} in {path}"
+
+
+def test_walks_are_as_many_as_the_headline_says() -> None:
+    assert len(WALKS) == 11
+    assert "## Eleven behaviours, hop by hop" in PAGE
+    assert "eleven behaviours followed" in written("explanation")["explanation/index.md"]
     assert set(WALKS) >= LOST
 
 
@@ -35,13 +52,21 @@ def test_walks_are_those_of_the_eight_behaviours() -> None:
 def test_walk_names_functions_that_are_in_its_files(walk: str) -> None:
     assert len(hops(walk)) >= 3
     for path, text in hops(walk):
-        code, (where, *_) = file_of(path).read_text("utf-8"), text.partition(": ")
+        where, *_ = text.partition(": ")
         names = re.findall(r"`(_?\w+(?:\.\w+)?)`", where)
         assert names, f"no function is named at {path}"
         for name in names:
-            owner, _, method = name.rpartition(".")
-            assert re.search(rf"^ *(?:async def|def|class) {method}\b", code, flags=re.MULTILINE), f"{name} in {path}"
-            assert not owner or re.search(rf"^class {owner}\b", code, flags=re.MULTILINE), f"{owner} in {path}"
+            assert_is_in(name, path)
+
+
+@pytest.mark.parametrize("walk", WALKS)
+def test_walk_names_what_decides_and_does_not_number_it(walk: str) -> None:
+    assert bool(deciders(walk)) == ("Decided in: " in WALKS[walk])
+    for path, names in deciders(walk):
+        assert path not in {each for each, _ in hops(walk)}
+        assert re.findall(r"`([\w.]+)`", names)
+        for name in re.findall(r"`([\w.]+)`", names):
+            assert_is_in(name, path)
 
 
 @pytest.mark.parametrize("walk", WALKS)

@@ -1,7 +1,8 @@
-"""A member of a training run, from joining to the last outer step: the thin owner of tasks.
+"""A member of a training run, from joining to the last outer step: the owner of its tasks and of its parts.
 
 One task drives one step at a time (`round_driver`). Beside it the intervals run in a thread of their own
-(`interval_loop`), and the membership is watched. The `replica` holds what is committed; `round_service` answers peers.
+(`interval_loop`), and the other members are watched (`members_watch`). The `replica` holds what is committed,
+`round_service` answers peers, and `member_reports` tells events.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from swarm_compression import get_codec
 from swarm_protocol.errors import ConfigError, PeerTimeout, PeerUnreachable, SwarmError, cause
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import RoundReport, TrainerRecord, TrainerState
-from swarm_protocol.run_credentials import Grant, RunCredential, RunInvitation, credential_of, grant_of
+from swarm_protocol.run_credentials import RunCredential, RunInvitation, credential_of, grant_of
 from swarm_protocol.training_messages import Endorsement
 
 from swarm.network.interface import FaultHook, Network, no_faults
@@ -36,24 +37,24 @@ from swarm.training.evidence.wrong_interval import IntervalCase
 from swarm.training.inner.interval import HeldOutLoss, Intervals, TrainingSetup
 from swarm.training.member.held_out_effects import HeldOutEffects
 from swarm.training.member.interval_loop import IntervalLoop
+from swarm.training.member.member_reports import MemberReports, scores_of
+from swarm.training.member.members_watch import MembersWatch
 from swarm.training.member.progress_reports import committed, trainer_record
 from swarm.training.member.reductions import settle
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.round_service import RoundService
-from swarm.training.member.watch_pace import FIRST_WATCH_S, NUM_WATCHED, WATCH_S, list_s, watch_s
+from swarm.training.member.watch_pace import WATCH_S
 from swarm.training.round import state_machine
 from swarm.training.round.group_checks import num_demotable
 from swarm.training.round.promise import Promise, PromiseStore
-from swarm.training.round.round_events import Convicted, GiveUp, Proven
+from swarm.training.round.round_events import Convicted, GiveUp
 from swarm.training.round.round_state import rest_after
 from swarm.training.run.methods import Methods, short
 from swarm.training.run.run_copy import serve_run
 from swarm.training.run.signed_run import SignedRun
-from swarm.training.standing.entrance import Entry
-from swarm.training.standing.held_out_scores import MICRO
 from swarm.training.state.ancestry import seek_endorsement
 from swarm.training.state.certificate import Proof, RunSignatures, whom_to_ask
-from swarm.training.state.endorsement import Endorsements, EndorsementStore, contradicts
+from swarm.training.state.endorsement import Endorsements, EndorsementStore
 from swarm.training.state.genesis import check_genesis
 from swarm.training.state.replica import HashedState, Replica
 from swarm.training.state.replica_state import ReplicaState
@@ -62,14 +63,7 @@ from swarm.training.state.state_download import ChunkStore
 from swarm.training.state.state_sync import SyncResult, claims_of, furthest, reach, trainers
 from swarm.training.state.state_transfer import Fetcher
 from swarm.training.trainer_events import (
-    ContributionLate,
     HeldOutMeasured,
-    HeldOutScored,
-    MemberConvicted,
-    OnProbation,
-    RoundAborted,
-    RunEntered,
-    StateEndorsed,
     StateFetched,
     TrainingEvent,
     Waiting,
@@ -153,16 +147,11 @@ class RunMember:
         self._accused: dict[str, str] = {}
         self._promise: Promise | None = None
         self._endorsements = Endorsements(options.endorsements)
-        self._told_endorsement: Endorsement | None = None
-        self._steps_left = 0
-        self._entry: Entry | None = None
-        self._grant: Grant | None = None
+        self._reports = MemberReports(network.peer_id, on_event)
         self._report: RoundReport | None = None
         self._stopping = False
         self._num_idle = 0
-        self._claims: dict[str, int] = {}
-        self._list_at_s = 0.0
-        self._chance = random.Random(network.peer_id)
+        self._watch = MembersWatch(membership, random.Random(network.peer_id), self._tell_endorsement)
 
     async def __aenter__(self) -> RunMember:
         return self
@@ -200,8 +189,7 @@ class RunMember:
     @property
     def held_out_scores(self) -> dict[str, float]:
         """The trainers' scores in the committed state, in nats, by peer."""
-        state = self.state
-        return {each.peer_id: each.value / MICRO for each in state.held_out} if state else {}
+        return scores_of(self._replica) if self._replica else {}
 
     @property
     def waiting(self) -> Waiting | None:
@@ -298,7 +286,7 @@ class RunMember:
             logger.warning("the invitation to %s has expired: going on without it", self._run.run_id)
         else:
             self._signatures.check_credentials((credential,), now)
-            self._grant = grant_of(credential)
+            self._reports.grant = grant_of(credential)
         return credential
 
     # --- joining -----------------------------------------------------------------------------------------------------
@@ -363,7 +351,7 @@ class RunMember:
             held = await asyncio.get_running_loop().run_in_executor(self._executor, HashedState.of, state)
             check_genesis(held.manifest, self._run.config)
             context.replica.begin(held)
-        self._tell_probation(context.replica)  # of one that is started anew, and finds nobody further
+        self._reports.probation(context.replica)  # of one that is started anew, and finds nobody further
         self._announce("training")
 
     async def _await_endorsed(
@@ -373,7 +361,7 @@ class RunMember:
         None if this member is told to stop."""
         reason = f"no member shows a state that follows from outer step {endorsement.outer_step}, which the run's "
         reason += "author endorses: waiting for one"
-        self._on_abort(GiveUp(step=endorsement.outer_step, attempt=0, reason=reason, missing=()))
+        self._reports.aborted(GiveUp(step=endorsement.outer_step, attempt=0, reason=reason, missing=()))
         while True:
             await asyncio.sleep(WATCH_S)
             records = await trainers(self._membership, self._run.run_id)
@@ -391,10 +379,10 @@ class RunMember:
         except SwarmError as error:
             silent = (error.peer_id,) if isinstance(error, PeerTimeout | PeerUnreachable) else ()
             reason = f"it was committed, but {error.message}; going on from outer step {context.replica.outer_step}"
-            self._on_abort(GiveUp(step=proof.origin.step, attempt=proof.attempt, reason=reason, missing=silent))
+            self._reports.aborted(GiveUp(step=proof.origin.step, attempt=proof.attempt, reason=reason, missing=silent))
             return None
         context.replica.adopt(reached.held, reached.proof)
-        self._tell_probation(context.replica)
+        self._reports.probation(context.replica)
         if (fetched := reached.fetched) is not None:
             self._on_event(
                 StateFetched(
@@ -436,13 +424,13 @@ class RunMember:
             convictions=convictions,
             promises=self._options.promises,
             background=background,
-            on_abort=self._on_abort,
+            on_abort=self._reports.aborted,
             # after an idle round, another one like it is all that is to be expected
             rest_s=rest_after(self._num_idle) if self._num_idle else 0.0,
         )
         proof = await context.check(await self._drive(driver, context))
         if (late := driver.lost(proof)) is not None:
-            self._on_late(late)
+            self._reports.late(late)
         if not proof.is_order and (proposal := context.replica.proposal(proof.outcome)) is not None:
             intervals.drop_offers(proposal.manifest.outer_step)  # before the new state takes memory
         reached = await self._reach(context, proof, {})
@@ -456,7 +444,7 @@ class RunMember:
             effects.measure_soon(begins_at, driver.measurable, background)
             if reached.fetched is None:
                 self._report_step(driver, reached.proof, started)
-            self._tell_scores(context.replica)
+            self._reports.scores(context.replica)
             if reached.proof.outer_step == setup.step and not self._stopping:
                 self._held_out.soon(reached.held.state, background)
             intervals.adopted(fetched=reached.fetched is not None)
@@ -470,11 +458,12 @@ class RunMember:
         assert self._service is not None
         if driver.abstains:
             setup = driver.setup
-            self._on_abort(GiveUp(step=setup.step, attempt=setup.first_attempt, reason=STATE_LOST, missing=()))
+            self._reports.aborted(GiveUp(step=setup.step, attempt=setup.first_attempt, reason=STATE_LOST, missing=()))
         async with asyncio.TaskGroup() as tasks:
             self._service.set_driver(driver)
             self._driver = driver
-            watch = tasks.create_task(self._watch(driver, context), name="watch")
+            interval_s = self._interval_loop.interval_s if self._interval_loop else 0.0
+            watch = tasks.create_task(self._watch.run(driver, context, interval_s), name="watch")
             try:
                 certificate = await driver.run()
                 await self._faults.reached("round.committed")
@@ -511,85 +500,18 @@ class RunMember:
         is_follower = me in self._replica.clusters().dealt
         return left or (me not in self._replica.roster and not is_follower)
 
-    async def _watch(self, driver: RoundDriver, context: RunContext) -> None:
-        """Ask other members of the run where they are: those that seem to be further, or else some drawn by chance.
-        While a first group forms, ask many."""
-        roster, me, now = driver.setup.roster, context.network.peer_id, asyncio.get_running_loop().time
-        began_s, interval_s = now(), self._interval_loop.interval_s if self._interval_loop else 0.0
-        while True:
-            if not roster or now() >= self._list_at_s:
-                await self._list(context, interval_s)
-            claims = dict.fromkeys(driver.known, 0) | self._claims
-            peers = whom_to_ask(claims, roster, me)
-            if roster:
-                further = [peer for peer in peers if claims[peer] > context.replica.outer_step]
-                peers = (further or self._chance.sample(peers, len(peers)))[:NUM_WATCHED]
-            for peer in peers:
-                driver.look_at(peer)
-            if context.replica.is_new:
-                proof = await furthest(context, claims)
-                if proof is not None and proof.rank > context.replica.rank:
-                    driver.feed(Proven(certificate=proof.certificate))
-            self._tell_endorsement(context)
-            passed_s = driver.waiting.seconds if driver.waiting else now() - began_s
-            # one that waits does nothing, and may wait because it missed something
-            pause_s = WATCH_S if driver.waiting else watch_s(interval_s)
-            await asyncio.sleep(pause_s if roster else min(WATCH_S, max(FIRST_WATCH_S, passed_s / 4)))
-
-    async def _list(self, context: RunContext, interval_s: float) -> None:
-        """Read what other members say of themselves; once more soon, if that fails."""
-        records = await trainers(self._membership, self._run.run_id)
-        self._claims = claims_of(context, {peer: each for peer, each in records.items() if each.state != "leaving"})
-        self._list_at_s = asyncio.get_running_loop().time() + (list_s(interval_s) if records else WATCH_S)
-
     # --- reports -----------------------------------------------------------------------------------------------------
-
-    def _on_abort(self, notice: GiveUp) -> None:
-        logger.warning("attempt %d at outer step %d: %s", notice.attempt, notice.step, notice.reason)
-        self._on_event(
-            RoundAborted(step=notice.step, attempt=notice.attempt, reason=notice.reason, missing=notice.missing)
-        )
 
     def _on_convicted(self, ban: Ban) -> None:
         verdict = ban.verdict
         self._accused = {**self._accused, verdict.peer_id: verdict.reason}
-        self._on_event(
-            MemberConvicted(
-                step=verdict.step, peer_id=verdict.peer_id, kind=verdict.kind, reason=verdict.reason, until=ban.until
-            )
-        )
+        self._reports.convicted(ban)
         if self._driver is not None:
             self._driver.feed(Convicted(peer=verdict.peer_id, reason=f"{short(verdict.peer_id)}: {verdict.reason}"))
 
-    def _tell_probation(self, replica: Replica) -> None:
-        """Report how many steps this member has to prove itself, and how it entered, whenever that changes."""
-        steps_left = replica.standings.steps_left(self._network.peer_id, self._grant)
-        if steps_left != self._steps_left:
-            self._steps_left = steps_left
-            self._on_event(OnProbation(step=replica.outer_step, steps_left=steps_left))
-        entry = next((e for e in replica.standings.entries if e.peer_id == self._network.peer_id), None)
-        if entry is not None and entry != self._entry:
-            self._entry = entry
-            self._on_event(RunEntered(step=entry.step, how=entry.how))
-
-    def _tell_scores(self, replica: Replica) -> None:
-        """Report the members' scores on held-out data, once there are any."""
-        if scores := self.held_out_scores:
-            own = scores.get(self._network.peer_id)
-            self._on_event(HeldOutScored(step=replica.outer_step, scores=scores, own=own))
-
     def _tell_endorsement(self, context: RunContext) -> None:
-        """Report the author's newest endorsement, once."""
-        endorsement = context.endorsements.newest
-        if endorsement is None or endorsement == self._told_endorsement:
-            return
-        self._told_endorsement = endorsement
-        digest, is_other = endorsement.state_digest.hex(), contradicts(endorsement, context.replica.history)
-        event = StateEndorsed(
-            step=endorsement.outer_step, digest=digest, sequence=endorsement.sequence, is_other=is_other
-        )
-        self._on_event(event)
-        self._announce("training")
+        if self._reports.endorsed(context):
+            self._announce("training")
 
     def _on_accusation(self, case: IntervalCase) -> None:
         if self._audits is not None:
@@ -598,11 +520,6 @@ class RunMember:
     async def _on_wrong_interval(self, evidence: bytes) -> None:
         if self._convictions is not None:
             await self._convictions.take(evidence, self._network.peer_id)
-
-    def _on_late(self, event: ContributionLate) -> None:
-        when = "its interval still ran" if event.late_s is None else f"it was ready {event.late_s:.1f} s later"
-        logger.warning("outer step %d was formed without this member's contribution: %s", event.step, when)
-        self._on_event(event)
 
     def _on_held_out(self, step: int, loss: float) -> None:
         self._on_event(HeldOutMeasured(step=step, loss=loss))

@@ -76,14 +76,17 @@ def test_member_on_the_slowest_supported_connection_does_not_count_as_silent() -
     SILENT_S."""
 
     async def main() -> None:
-        run = config(min_group=8, outer_steps=2, aggregator="centered_clip")
+        run = config(min_group=8, outer_steps=1, aggregator="centered_clip")
         async with Swarm(run) as swarm:
             for index in range(8):
                 rate = None if index else SLOWEST_BYTES_PER_S
                 await swarm.join(f"m{index}", inner=SyntheticInner(num_values=8 * FRAME_VALUES), bytes_per_s=rate)
             members = await swarm.finish()
-            assert_equal_steps(members, 2)
+            assert_equal_steps(members, 1)
             assert max(map(longest_step_s, members)) > 2 * SILENT_S
-            assert not any(member.of(RoundAborted) for member in members)
+            slow, *others = members
+            assert all(slow.peer_id in other.of(OuterStep)[-1].group for other in others)
+            # which may decide without its vote, while it still hands out its part and audits theirs
+            assert not any(other.of(RoundAborted) for other in others)
 
     virtual_time.run(main())

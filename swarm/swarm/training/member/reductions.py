@@ -112,6 +112,8 @@ class Reductions:
         except BaseException:
             self._entries.pop(signed.digest, None)
             raise
+        # the others may commit them before this member has audited them
+        context.replica.keep_parts(signed.digest, parts)
         # its entry stays: the backup of an owner that fails late may need this member's slices, and others audit it
         if not await self._is_right(auditing, group.attempt, parts):
             return

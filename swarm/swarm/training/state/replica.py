@@ -245,12 +245,16 @@ class Replica:
             raise RoundError("another state has been committed meanwhile")
         outcome = Outcome(origin_digest=origin_digest, part_digests=digests, state_digest=manifest.digest())
         self._proposals[outcome] = Proposal(manifest=manifest, origin=origin, parts=parts)
-        self._parts[origin_digest] = parts
+        self.keep_parts(origin_digest, parts)
         while len(self._proposals) > NUM_PROPOSALS:
             del self._proposals[next(iter(self._proposals))]
+        return outcome
+
+    def keep_parts(self, origin_digest: bytes, parts: tuple[Data, ...]) -> None:
+        """Keep the encoded result of that group's reduction, audited or not: who gets it compares digests."""
+        self._parts[origin_digest] = parts
         while len(self._parts) > NUM_PARTS:
             del self._parts[next(iter(self._parts))]
-        return outcome
 
     async def make(self, executor: Executor, proposal: Proposal) -> HashedState:
         """Return the state that `proposal`, which must follow from the committed one, leads to."""

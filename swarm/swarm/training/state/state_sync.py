@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from swarm_compression.codec import Data
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.records import TrainerRecord
 from swarm_protocol.state_messages import StandingRequest
@@ -138,16 +139,31 @@ async def _by_parts(context: RunContext, proof: Proof, donors: list[str]) -> Syn
 
 
 async def rebuild(context: RunContext, proof: Proof, holders: Sequence[str]) -> tuple[HashedState, int]:
-    """Apply the certified parts to this member's state, which they start from. Return the result and the parts' bytes.
+    """Apply the certified parts to this member's state, which they start from. Return the result and the bytes fetched.
 
-    Raises SwarmError if the parts cannot be had, or lead to another state.
+    A member that has reduced the parts itself, and was about to audit them, fetches nothing. Raises SwarmError if the
+    parts cannot be had, or lead to another state.
     """
-    parts = await context.fetcher.parts(proof.origin, proof.outcome, holders, context.codec)
+    parts, num_bytes = await _own_parts(context, proof), 0
+    if not parts:
+        parts = await context.fetcher.parts(proof.origin, proof.outcome, holders, context.codec)
+        num_bytes = sum(map(len, parts))
     mine = await context.replica.propose(context.executor, proof.outcome.origin_digest, proof.origin, parts)
     proposal = context.replica.proposal(proof.outcome)
     if proposal is None:
         raise SwarmError(f"they lead to {mine.state_digest.hex()[:12]} here")
-    return await context.replica.make(context.executor, proposal), sum(map(len, parts))
+    return await context.replica.make(context.executor, proposal), num_bytes
+
+
+async def _own_parts(context: RunContext, proof: Proof) -> tuple[Data, ...]:
+    """Return the certified parts, if this member has kept them; else nothing."""
+
+    def certified(parts: tuple[Data, ...]) -> bool:
+        return tuple(hashlib.sha256(part).digest() for part in parts) == proof.outcome.part_digests
+
+    parts = context.replica.parts_of(proof.outcome.origin_digest)
+    is_certified = await asyncio.get_running_loop().run_in_executor(context.executor, certified, parts)
+    return parts if is_certified else ()
 
 
 async def catch_up(context: RunContext, proof: Proof, holders: Sequence[str]) -> FetchedState | None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.training_swarm import AUTHOR, NUM_VALUES, Swarm, assert_equal_steps, config
+from support.training_swarm import AUTHOR, NUM_VALUES, Swarm, assert_equal_steps, config, identity_of
 from swarm.network.interface import Stream
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
+from swarm.training.allreduce.audit import Auditing
 from swarm.training.member import run_member
 from swarm.training.outside.resume import deliver, sign_order, survey
 from swarm.training.run.methods import Methods
@@ -21,7 +22,9 @@ from swarm.training.state.certificate import Proof
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S, ProofReader
 from swarm.training.state.run_context import RunContext
 from swarm.training.state.state_sync import MAX_CATCH_UP_LINKS, SyncResult, catch_up
+from swarm.training.state.state_transfer import Fetcher
 from swarm.training.trainer_events import OuterStep, StateFetched
+from swarm_compression.codec import Data
 from swarm_protocol.errors import RoundError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
@@ -77,6 +80,33 @@ def test_member_that_missed_a_few_steps_follows_by_their_parts(is_resumed: bool)
     num_bytes, num_steps = bytes_and_steps_of_a_member_that_was_away(is_resumed=is_resumed)
     assert 2 <= num_steps <= replica.NUM_PARTS
     assert num_steps * NUM_VALUES <= num_bytes < 1.1 * num_steps * NUM_VALUES
+
+
+def test_member_that_still_audits_what_the_others_commit_fetches_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    audit, fetched, late = Auditing.audit, list[str](), list[str]()
+
+    async def late_audit(self: Auditing, parts: Sequence[Data]) -> None:
+        if self._streams.me == identity_of("m3").peer_id:
+            late.append(self._streams.me)
+            await asyncio.sleep(1000.0)
+        await audit(self, parts)
+
+    async def parts(*_: object) -> tuple[Data, ...]:
+        fetched.append("parts")
+        raise RoundError("nobody has them")
+
+    monkeypatch.setattr(Auditing, "audit", late_audit)
+    monkeypatch.setattr(Fetcher, "parts", parts)
+
+    async def main() -> None:
+        async with Swarm(config(min_group=4, outer_steps=2, aggregator="centered_clip")) as swarm:
+            for number in range(4):
+                await swarm.join(f"m{number}")
+            assert_equal_steps(await swarm.finish(), 2)
+
+    virtual_time.run(main())
+    assert late
+    assert not fetched
 
 
 def test_member_that_comes_only_part_of_the_way_trains_on_from_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,9 @@ import torch
 from support.training_swarm import AUTHOR, Member, Swarm, SyntheticInner, config
 from swarm.training.evidence.interval_audits import Validation
 from swarm.training.inner.inner_loop import IntervalResult
+from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
+from swarm.training.round.round_events import CastVote
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_tables import InnerConfig
 from swarm.training.run.signed_run import SignedRun, sign_mapping
@@ -36,12 +39,8 @@ def validated(**changes: object) -> RunConfig:
 
 
 def run_of(settings: RunConfig) -> SignedRun:
-    """Return a run of which there is a file.
-
-    Its time of issue decides its id, and so which four of five votes a certificate has: an outsider believes an
-    accusation only where the accused's own vote is among them.
-    """
-    return sign_mapping(settings, settings.to_mapping(), AUTHOR, 1_750_000_002)
+    """Return a run of which there is a file."""
+    return sign_mapping(settings, settings.to_mapping(), AUTHOR, 1_750_000_000)
 
 
 @dataclass
@@ -107,6 +106,21 @@ class Slanderer(RunMember):
         return context
 
 
+class LateVoter(RunMember):
+    """Votes after all others. An outsider believes an accusation only where the accused's own vote is in the
+    certificate, which has no more votes than it needs: so this member's is the one that is not there."""
+
+    async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
+        cast = driver._cast
+
+        async def cast_late(action: CastVote) -> None:
+            await asyncio.sleep(0.5)
+            await cast(action)
+
+        driver._cast = cast_late  # type: ignore[method-assign]
+        return await super()._drive(driver, context)
+
+
 STATES: dict[bytes, ReplicaState] = {}
 
 
@@ -118,11 +132,15 @@ class Keeping(RunMember):
         await super()._take_step(context, background)  # type: ignore[arg-type]
 
 
+KINDS: dict[str, type[RunMember]] = {HONEST[0]: Keeping, HONEST[-1]: LateVoter}
+"""Of the honest members; others are RunMembers."""
+
+
 async def run_with_liar(change: Change, kind: type[RunMember] = Idle, **changes: object) -> tuple[list[Member], Member]:
     """Run four honest members with one whose contributions are changed."""
     async with Swarm(validated(**changes)) as swarm:
         swarm.run = run_of(swarm.run.config)
         for name in HONEST:
-            await swarm.join(name, inner=ChangedInner(), kind=Keeping if name == "m0" else RunMember)
+            await swarm.join(name, inner=ChangedInner(), kind=KINDS.get(name, RunMember))
         liar = await swarm.join("liar", inner=ChangedInner(change=change), kind=kind)
         return await swarm.finish(*HONEST), liar

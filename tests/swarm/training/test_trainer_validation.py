@@ -13,6 +13,7 @@ import pytest
 from support.training_swarm import Member, Swarm, assert_equal_steps
 from support.validated_runs import (
     HONEST,
+    KINDS,
     LIES,
     STATES,
     ChangedInner,
@@ -28,6 +29,7 @@ from swarm.training.evidence.evidence import check
 from swarm.training.evidence.evidence_folder import EvidenceFolder, check_file, files_in
 from swarm.training.evidence.interval_replay import replay_file
 from swarm.training.evidence.wrong_interval import read_case
+from swarm.training.member.run_member import RunMember
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.trainer_events import FalselyAccused, IntervalValidated, MemberConvicted, OuterStep
 from swarm_protocol.errors import IntegrityError, PeerViolation
@@ -85,7 +87,8 @@ def test_false_accuser_convicts_nobody_and_is_named_by_who_sees_for_itself() -> 
         assert {event.accuser for event in named} == {slanderer.peer_id}
         for member in members:
             assert not member.of(MemberConvicted)
-            assert len(member.of(FalselyAccused)) <= 1, "it is not listened to again"
+            # of one step it may be drawn to validate two
+            assert len({event.step for event in member.of(FalselyAccused)}) <= 1, "it is not listened to again"
             assert len(member.of(OuterStep)[-1].group) == 5, "a word leaves nobody out"
 
     virtual_time.run(main())
@@ -182,7 +185,7 @@ def test_newcomer_bans_by_the_findings_of_others() -> None:
         async with Swarm(validated(outer_steps=10)) as swarm:
             swarm.run = run_of(swarm.run.config)
             for name in HONEST:
-                await swarm.join(name, inner=ChangedInner())
+                await swarm.join(name, inner=ChangedInner(), kind=KINDS.get(name, RunMember))
             liar = await swarm.join("liar", inner=ChangedInner(change=LIES["noise"]), kind=Idle)
             first = swarm.members["m0"]
             while not first.of(MemberConvicted):

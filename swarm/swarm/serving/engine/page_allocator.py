@@ -10,11 +10,26 @@ This is bookkeeping only: `KVPool` has the memory. It has no clock and no tasks;
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from swarm.serving.model.kv_pool import PAGE_TOKENS
-from swarm.serving.wire.page_keys import PageKeyChain, root_key
+from swarm.serving.wire.page_keys import KEY_BYTES, PageKeyChain, root_key
+
+
+@dataclass(frozen=True, slots=True)
+class PageInputs:
+    """The inputs that a registered page was computed from: the digests of its own positions, and the digest `before` of
+    all positions before them."""
+
+    before: bytes
+    digests: bytes
+
+    @property
+    def after(self) -> bytes:
+        """Return the digest of all positions up to the end of the page."""
+        return hashlib.blake2b(self.before + self.digests, digest_size=KEY_BYTES).digest()
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +61,7 @@ class PageAllocator:
         self._num_promised = 0
         self._page_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
+        self._inputs_of: dict[int, PageInputs] = {}
         # held by none, the longest unused first
         self._kept: dict[int, None] = {}
 
@@ -114,12 +130,19 @@ class PageAllocator:
         self._num_promised += len(dropped)
         return True
 
-    def register(self, page_table: PageTable, index: int, key: bytes) -> None:
-        """Record that the table's page at `index` holds all that `key` names. The page is not written again."""
+    def register(self, page_table: PageTable, index: int, key: bytes, inputs: PageInputs | None = None) -> None:
+        """Record that the table's page at `index` holds all that `key` names, computed from `inputs` if these are
+        known. The page is not written again."""
         page = page_table.pages[index]
         if key not in self._page_of and page not in self._key_of:
             self._page_of[key] = page
             self._key_of[page] = key
+            if inputs is not None:
+                self._inputs_of[page] = inputs
+
+    def inputs_of(self, page_table: PageTable) -> list[PageInputs | None]:
+        """Return what the table's shared pages were computed from; None for a page of which that is not known."""
+        return [self._inputs_of.get(page) for page in page_table.pages[: page_table.num_shared]]
 
     def release(self, page_table: PageTable) -> None:
         """Free the table's pages and what it reserved; of an empty table, do nothing."""
@@ -146,6 +169,7 @@ class PageAllocator:
     def _forget(self, page: int) -> None:
         del self._kept[page]
         del self._page_of[self._key_of.pop(page)]
+        self._inputs_of.pop(page, None)
         self._blank.append(page)
 
 

@@ -16,7 +16,7 @@ from swarm_protocol.session_frames import SampledToken
 from torch import Tensor
 
 from swarm.serving.engine.compute import PieceResult
-from swarm.serving.engine.page_allocator import PageKeys, PageTable
+from swarm.serving.engine.page_allocator import PageInputs, PageKeys, PageTable
 from swarm.serving.engine.scheduler import SchedulableStep
 from swarm.serving.engine.sequence_shares import RETRY_AFTER_S
 from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, Want
@@ -65,7 +65,7 @@ class EngineSequence:
     """`length` positions are held, at most `max_tokens`. Once `ended`, every call raises that error.
 
     `on_ended` is called, if set, when the sequence is ended by anything but `close`: eviction, a failure, the engine's
-    end.
+    end. `inputs_of` returns what a page that has just been filled was computed from, None if that is not known.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class EngineSequence:
         self.idle_since_s = asyncio.get_running_loop().time()
         self.ended: SwarmError | None = None
         self.on_ended: Callable[[SwarmError], None] | None = None
+        self.inputs_of: Callable[[int], PageInputs | None] = lambda _index: None
         self._owner = owner
         self._names = names
         self._names.begin(len(page_table.pages))
@@ -95,6 +96,11 @@ class EngineSequence:
     @property
     def num_pages(self) -> int:
         return self.page_table.num_pages
+
+    @property
+    def shared_inputs(self) -> list[PageInputs | None]:
+        """Return what the pages that it shares with others were computed from, None where that is not known."""
+        return self._owner.pages.inputs_of(self.page_table)
 
     @property
     def is_idle(self) -> bool:
@@ -175,7 +181,7 @@ class EngineSequence:
         if computed.output is not None:
             step.outputs.append(computed.output)
         for index, name in self._names.filled(tokens, self.length):
-            self._owner.pages.register(self.page_table, index, name)
+            self._owner.pages.register(self.page_table, index, name, self.inputs_of(index))
 
     def end(self, error: SwarmError) -> None:
         """Fail what waits. Called by the engine, which takes back the pages."""

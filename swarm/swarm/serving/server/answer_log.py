@@ -6,7 +6,6 @@ lie in the others. Used in the server's loop.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -14,58 +13,43 @@ from swarm_protocol.answer_commitments import AnswerCommitment, PositionDigests
 from swarm_protocol.limits import PAGE_TOKENS
 from swarm_protocol.rows import Rows
 
-MAX_PAGES = 16384
-"""The pages of a quarter of a million positions, 256 bytes each."""
-
-PageName: TypeAlias = tuple[str, int, int, bytes]
-"""The client, the blocks `[start, end)`, and the page's key."""
+from swarm.serving.engine.page_allocator import PageInputs
 
 Signer: TypeAlias = Callable[[AnswerCommitment], bytes]
 """Return the commitment in an envelope of this server."""
 
 
-class PageInputs:
-    """The digests of the inputs of pages that may be in the cache, by the names that clients gave them.
-
-    So a server can sign all inputs of a session that began with cached pages. A name that came with two different
-    inputs stands for neither: another server pushed something else than it told the client.
-    """
-
-    def __init__(self) -> None:
-        self._digests: OrderedDict[PageName, bytes] = OrderedDict()
-
-    def note(self, name: PageName, digests: bytes) -> None:
-        known = self._digests.pop(name, digests)
-        self._digests[name] = digests if known == digests else b""
-        while len(self._digests) > MAX_PAGES:
-            self._digests.popitem(last=False)
-
-    def of(self, names: Sequence[PageName]) -> bytes:
-        """Return the digests of all positions of these pages, or no bytes if some are not known."""
-        found = [self._digests.get(name, b"") for name in names]
-        return b"".join(found) if all(found) else b""
-
-
 class AnswerLog:
     """`inputs` are rows as they came on the wire; `outputs` are rows as they were sent, or draws.
 
-    `names` are those of the first pages, `num_cached` positions of which are in the cache already.
+    The session began with cached pages that were computed from the inputs `cached`. These count only if they follow
+    each other: a client that names pages may put together what was never computed as one, and the server would sign
+    for what it did not do.
     """
 
-    def __init__(self, pages: PageInputs, names: Sequence[PageName] = (), num_cached: int = 0) -> None:
+    def __init__(self, cached: Sequence[PageInputs | None] = ()) -> None:
         self.inputs = PositionDigests()
         self.outputs = PositionDigests()
-        self._pages = pages
-        self._names = names
-        if num_cached and (known := pages.of(names[: num_cached // PAGE_TOKENS])):
-            self.inputs.add_digests(0, known)
+        self._after = b""
+        self._num_after = 0
+        if known := _consecutive(cached):
+            self.inputs.add_digests(0, b"".join(page.digests for page in known))
 
     def took(self, position: int, rows: Rows) -> None:
         self.inputs.add_rows(position, rows.payload, rows.row_bytes)
-        for page in range(position // PAGE_TOKENS, min(self.inputs.end // PAGE_TOKENS, len(self._names))):
-            start = page * PAGE_TOKENS
-            if start >= self.inputs.start:
-                self._pages.note(self._names[page], self.inputs.between(start, start + PAGE_TOKENS))
+
+    def page(self, index: int) -> PageInputs | None:
+        """Return what the page that was just computed is of; None if not all positions before it are known. Pages are
+        asked for in their order."""
+        if self.inputs.start or self.inputs.end < (index + 1) * PAGE_TOKENS:
+            return None
+        while self._num_after < index:
+            self._after = self._page(self._num_after).after
+            self._num_after += 1
+        return self._page(index)
+
+    def _page(self, index: int) -> PageInputs:
+        return PageInputs(self._after, self.inputs.between(index * PAGE_TOKENS, (index + 1) * PAGE_TOKENS))
 
     def gave(self, position: int, rows: Rows) -> None:
         self.outputs.add_rows(position, rows.payload, rows.row_bytes)
@@ -89,3 +73,14 @@ class AnswerLog:
             outputs_to=max(outputs.start, min(until, outputs.end)),
             outputs_digest=outputs.digest(until),
         )
+
+
+def _consecutive(pages: Sequence[PageInputs | None]) -> list[PageInputs]:
+    """Return the pages if each was computed after the one before it, else none."""
+    found, after = list[PageInputs](), b""
+    for page in pages:
+        if page is None or page.before != after:
+            return []
+        found.append(page)
+        after = page.after
+    return found

@@ -34,7 +34,6 @@ from swarm_protocol.session_frames import (
 )
 
 from swarm.network.interface import EndOfStream, Network, Stream
-from swarm.serving.server.answer_log import PageInputs
 from swarm.serving.server.forwarder import Forwarder
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.server_session import (
@@ -106,7 +105,6 @@ class ConnectionServer:
         self._services = SharedServices(
             model=model,
             signer=self._signed,
-            pages=PageInputs(),
             forwarder=self.forwarder,
             backpressure=self.backpressure,
             flush_timer=FlushTimer(),

@@ -46,7 +46,7 @@ from swarm.serving.engine.sequence import EngineSequence, StepOutput
 from swarm.serving.grammar.grammar_masks import GrammarPool
 from swarm.serving.model.kv_pool import Want
 from swarm.serving.sampling.sampling import Pick
-from swarm.serving.server.answer_log import AnswerLog, PageInputs, Signer
+from swarm.serving.server.answer_log import AnswerLog, Signer
 from swarm.serving.server.forwarder import Forwarder
 from swarm.serving.server.session_inbox import Backpressure, CheckedStep, SessionInbox
 from swarm.serving.server.session_outputs import FlushTimer, ResultBatcher, SessionLink
@@ -84,8 +84,6 @@ class SharedServices:
 
     model: str
     signer: Signer
-    pages: PageInputs
-
     forwarder: Forwarder
     backpressure: Backpressure
     flush_timer: FlushTimer
@@ -122,8 +120,8 @@ class ServerSession:
         self._codec = opened.codec
         self._served = served
         self._services = services
-        names = [(self.client, opened.start, opened.end, key) for key in opened.page_keys]
-        self._log = AnswerLog(services.pages, names, 0 if opened.take_over else sequence.length)
+        self._log = AnswerLog(sequence.shared_inputs)
+        sequence.inputs_of = self._log.page
         self._inbox = SessionInbox(
             self.client,
             sequence,

@@ -22,7 +22,7 @@ from swarm.serving.checking.recomputation import NUM_TOP, SpanInputs, largest_lo
 from swarm.serving.checking.spot_checks import MAX_WAITING, SpotCheckOptions
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span_loading import load_span
-from swarm.serving.server.answer_log import AnswerLog, PageInputs
+from swarm.serving.server.answer_log import AnswerLog
 from swarm.serving.server.connection_server import ConnectionServer
 from swarm.serving.server.server_session import ServerSession
 from swarm.serving.server.session_outputs import SessionLink
@@ -445,16 +445,6 @@ def test_answers_that_are_drawn_while_too_many_wait_are_skipped(boxes: Any, llam
             assert checks.num_skipped + sum(checks.num_results.values()) / 2 == MAX_WAITING + 3
 
     run(scenario)
-
-
-def test_name_of_a_page_that_came_with_two_inputs_stands_for_neither() -> None:
-    pages, name = PageInputs(), ("client", 3, 6, b"key")
-    pages.note(name, b"a" * 256)
-    assert pages.of([name]) == b"a" * 256
-    pages.note(name, b"b" * 256)
-    assert pages.of([name]) == b""
-    pages.note(name, b"a" * 256)
-    assert pages.of([name, ("client", 3, 6, b"other")]) == b""
 
 
 @pytest.mark.parametrize("damage", [bytes(127), bytes(128), b"\xff" * 128])

@@ -7,7 +7,7 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
-from swarm.serving.engine.page_allocator import PageAllocator, PageTable
+from swarm.serving.engine.page_allocator import PageAllocator, PageInputs, PageTable
 
 A, B, C = (letter * 16 for letter in (b"a", b"b", b"c"))
 
@@ -150,6 +150,8 @@ class Pages(RuleBasedStateMachine):
         assert page_table.num_pages == num_pages
         # whoever shares a page finds in it what the key says
         assert [self.content[page] for page in page_table.pages] == keys[: page_table.num_shared]
+        computed_from = self.pages.inputs_of(page_table)
+        assert [each.before for each in computed_from if each] == keys[: page_table.num_shared]
         self.held[page_table] = keys[: page_table.num_shared]
         return page_table
 
@@ -165,7 +167,7 @@ class Pages(RuleBasedStateMachine):
             assert all(page not in other.pages for other in self.held if other is not page_table)
             self.content[page] = keys[-1]
             if register:
-                self.pages.register(page_table, len(keys) - 1, keys[-1])
+                self.pages.register(page_table, len(keys) - 1, keys[-1], PageInputs(keys[-1], b""))
 
     @rule(page_table=holdings, num_pages=st.integers(0, 4))
     def shrink(self, page_table: PageTable, num_pages: int) -> None:

@@ -1,0 +1,100 @@
+"""A server signs only inputs that it has computed its cache from, however clients name the pages of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from support.arithmetic_span import NUM_BLOCKS, REVISION, prompt_of
+from support.served_chain import COLUMNS, Talk, World, hidden_rows, token_rows, with_servers
+from swarm.serving.checking.wrong_answer import stated_in
+from swarm.serving.model.kv_pool import PAGE_TOKENS
+from swarm.serving.wire.page_keys import page_keys
+from swarm_protocol.answer_commitments import AnswerCommitment, PositionDigests
+from swarm_protocol.rows import Rows
+from swarm_protocol.session_frames import CloseSequence, Commitment
+
+TRUE, FALSE = prompt_of(PAGE_TOKENS), prompt_of(PAGE_TOKENS)[::-1]
+KEYS = [bytes([number]) * 16 for number in range(1, 6)]
+
+
+def page(number: float) -> Rows:
+    """One page of hidden states, which are those of no other number."""
+    return hidden_rows(torch.full((PAGE_TOKENS, COLUMNS), float(number)))
+
+
+async def signed(world: World, talk: Talk, number: int) -> AnswerCommitment:
+    """Close a session, and return what its server has signed of it."""
+    talk.connection.send(CloseSequence(sequence_id=bytes([number]) * 16, commit_to=4 * PAGE_TOKENS))
+    return stated_in((await talk.next(Commitment)).signed, world.client.network_id)
+
+
+def digest(rows: Sequence[Rows]) -> bytes:
+    digests = PositionDigests()
+    for each in rows:
+        digests.add_rows(digests.end, each.payload, each.row_bytes)
+    return digests.digest(digests.end)
+
+
+def test_server_signs_the_inputs_of_its_cache_and_not_those_that_came_under_their_names() -> None:
+    """Who could have it sign others would have evidence against an honest server."""
+
+    async def work(world: World) -> None:
+        talk, names = await world.talk(), tuple(page_keys(REVISION, TRUE))
+        await talk.open(1, page_keys=names)
+        await talk.step(token_rows(*FALSE), 0, 1)
+        await signed(world, talk, 1)
+        await talk.open(2)
+        await talk.step(token_rows(*TRUE), 0, 2)
+        await signed(world, talk, 2)
+        assert (await talk.open(3, page_keys=names)).length == PAGE_TOKENS
+        await talk.step(token_rows(7), PAGE_TOKENS, 3)
+        stated = await signed(world, talk, 3)
+        assert (stated.inputs_from, stated.inputs_to) == (0, PAGE_TOKENS + 1)
+        assert stated.inputs_digest == digest([token_rows(*TRUE, 7)])
+
+    with_servers(work)
+
+
+def test_page_of_another_prefix_has_inputs_that_the_server_does_not_sign() -> None:
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        await talk.open(1, page_keys=tuple(KEYS[:2]))
+        await talk.step(page(1.0), 0, 1)
+        await talk.step(page(2.0), PAGE_TOKENS, 1)
+        await signed(world, talk, 1)
+        await talk.open(2, page_keys=(KEYS[2],))
+        await talk.step(page(3.0), 0, 2)
+        await signed(world, talk, 2)
+        for number, (names, inputs) in enumerate([(KEYS[:2], (1.0, 2.0)), (KEYS[2:0:-1], ())], start=3):
+            assert (await talk.open(number, page_keys=tuple(names))).length == 2 * PAGE_TOKENS
+            await talk.step(page(4.0), 2 * PAGE_TOKENS, number)
+            stated = await signed(world, talk, number)
+            assert stated.inputs_from == (0 if inputs else 2 * PAGE_TOKENS)
+            assert stated.inputs_digest == digest([page(each) for each in (*inputs, 4.0)])
+
+    with_servers(work, [(1, NUM_BLOCKS - 1)])
+
+
+@pytest.mark.parametrize("num_again", [0, 1])
+def test_pages_that_follow_cached_ones_are_signed_for_later_sessions(num_again: int) -> None:
+    """`num_again` of the cached pages are computed once more."""
+
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        await talk.open(1, page_keys=tuple(KEYS[:2]))
+        for index in range(2):
+            await talk.step(page(index), index * PAGE_TOKENS, 1)
+        await signed(world, talk, 1)
+        await talk.open(2, page_keys=tuple(KEYS[:3]))
+        for index in range(2 - num_again, 3):
+            await talk.step(page(index), index * PAGE_TOKENS, 2)
+        await signed(world, talk, 2)
+        assert (await talk.open(3, page_keys=tuple(KEYS[:3]))).length == 3 * PAGE_TOKENS
+        await talk.step(page(3), 3 * PAGE_TOKENS, 3)
+        stated = await signed(world, talk, 3)
+        assert stated.inputs_from == 0
+        assert stated.inputs_digest == digest([page(index) for index in range(4)])
+
+    with_servers(work, [(1, NUM_BLOCKS - 1)])

@@ -61,10 +61,13 @@ def test_ctrl_c_while_a_library_is_imported_ends_the_process_without_a_word(
         text=True,
     )
     with process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "importing\n"
-        process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=END_S) == ("", "")
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "importing\n"
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=END_S) == ("", "")
+        finally:
+            process.kill()  # the end of `with` waits for it, also where an assertion has failed
     assert 128 - process.returncode == interrupts.EXIT_INTERRUPTED  # as a shell tells the end by a signal
 
 

@@ -46,7 +46,7 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
         rights="list: some of join, serve, train, ask",
         rights_text="text: the same as one line",
         expires_at="number: Unix seconds",
-        until="text: the same in local time",
+        until="text: the same in UTC",
         file="text: the file that holds it; empty: none",
     ),
     "run_invited": event_spec(
@@ -59,7 +59,7 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
         node="text: the peer id that it is bound to; empty: none",
         whoever="text: who can enter with it, in words",
         expires_at="number: Unix seconds",
-        until="text: the same in local time",
+        until="text: the same in UTC",
         file="text: the file that holds it; empty: none",
     ),
     "run_revoked": event_spec(
@@ -80,7 +80,7 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
         needed="int: how many members have to vouch",
         credits="int: outer steps to which each has to have contributed",
         expires_at="number: Unix seconds",
-        until="text: the same in local time",
+        until="text: the same in UTC",
         file="text: the file that holds it; empty: none",
     ),
     "entered": event_spec(

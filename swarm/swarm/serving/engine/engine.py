@@ -276,6 +276,9 @@ class Engine:
             return
         if result.error is not None:
             self._scheduler.remove(step)
+            if sequence.blocks[0]:
+                # rows that nobody checks may be to blame, and then also what earlier ones have left in the cache
+                self.pages.unregister(sequence.page_table)
             self.end(sequence, result.error)
             return
         sequence.advance(step, num_tokens, result)

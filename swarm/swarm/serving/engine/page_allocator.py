@@ -140,6 +140,13 @@ class PageAllocator:
             if inputs is not None:
                 self._inputs_of[page] = inputs
 
+    def unregister(self, page_table: PageTable) -> None:
+        """Let nobody else find the table's pages: what they hold is in doubt."""
+        for page in page_table.pages:
+            if (key := self._key_of.pop(page, None)) is not None:
+                del self._page_of[key]
+                self._inputs_of.pop(page, None)
+
     def inputs_of(self, page_table: PageTable) -> list[PageInputs | None]:
         """Return what the table's shared pages were computed from; None for a page of which that is not known."""
         return [self._inputs_of.get(page) for page in page_table.pages[: page_table.num_shared]]

@@ -32,6 +32,9 @@ VIOLATION_BACKOFF_S = 3600.0
 UNPROVEN_S = 7200.0
 """Longer than the time until a server that gives no proof is asked for one again."""
 
+SUSPECTED_S = 60.0
+"""How long others are preferred to servers one of which gave bad rows: most of them are honest."""
+
 LEAVING_BACKOFF_S = 60.0
 """The life of a record: after that, a server that left is listed no more."""
 
@@ -103,8 +106,8 @@ class PeerHealth:
 
     @property
     def unproven(self) -> set[str]:
-        """Peers that give no proof of what they hold, and did not fail otherwise: asked only where no other can answer,
-        but then always."""
+        """Peers that give no proof of what they hold, or of which one gave rows that nobody can compute with, and did
+        not fail otherwise: asked only where no other can answer, but then always."""
         now_s = asyncio.get_running_loop().time()
         return {peer_id for peer_id, until_s in self._unproven_s.items() if until_s > now_s} - self.avoid
 
@@ -126,9 +129,9 @@ class PeerHealth:
         until_s = asyncio.get_running_loop().time() + VIOLATION_BACKOFF_S
         keep_newest(self._distrusted_s, peer_id, until_s, MAX_PEERS)
 
-    def doubt(self, peer_id: str) -> None:
-        """Count the peer as unproven until it has proven what it holds, or for UNPROVEN_S."""
-        until_s = asyncio.get_running_loop().time() + UNPROVEN_S
+    def doubt(self, peer_id: str, *, for_s: float = UNPROVEN_S) -> None:
+        """Count the peer as unproven until it has proven what it holds, or for `for_s` at least."""
+        until_s = max(asyncio.get_running_loop().time() + for_s, self._unproven_s.get(peer_id, 0.0))
         keep_newest(self._unproven_s, peer_id, until_s, MAX_PEERS)
 
     def proven(self, peer_id: str) -> None:

@@ -410,6 +410,12 @@ class Pipeline:
         self._chunk = min([self._max_step_tokens] + [s.opened.max_step_tokens for s in self.stages if s.opened])
         self._links_changed, self.request.is_timed = True, False
 
+    def forget_rows(self) -> None:
+        """Forget what servers gave: all rows are computed again, from the tokens."""
+        for block, buffer in self.buffers.items():
+            if block:
+                self.buffers[block] = ReplayBuffer(buffer.row_bytes)
+
     def remove(self, stage: Stage, now_s: float) -> list[UpdateLink]:
         """Take a stage out. What it was to push to the next one may not come any more."""
         self.stages.remove(stage)

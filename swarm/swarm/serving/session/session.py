@@ -43,6 +43,7 @@ from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.answered import ClosedAnswer, LastFrames
 from swarm.serving.session.client_state import ClientState
 from swarm.serving.session.connection_pool import ClientConnection, ConnectionLost
+from swarm.serving.session.peer_health import SUSPECTED_S
 from swarm.serving.session.pipeline import Feed, TakeToken, UpdateLink
 from swarm.serving.session.route_finder import KnownServers, RouteFinder
 from swarm.serving.session.session_messages import SessionMessages
@@ -52,6 +53,7 @@ from swarm.serving.session.session_state import (
     Fail,
     FailureCause,
     FindServers,
+    ForgetRows,
     GrantHandover,
     OpenStage,
     Repaired,
@@ -228,7 +230,7 @@ class Session:
             self._is_busy = False
         self._set_timer()
 
-    def _do(self, action: Action) -> None:  # noqa: C901 a case an action
+    def _do(self, action: Action) -> None:  # noqa: C901, PLR0912 a case an action
         match action:
             case Feed(stage):
                 self._send(stage, self._messages.step(action, self._state.pipeline.buffers[stage.start]))
@@ -248,6 +250,10 @@ class Session:
                 task.add_done_callback(self._tasks.discard)
             case ReportFailure():
                 self._report_failure(action)
+            case ForgetRows(peers):
+                self._messages.forget()
+                for peer_id in peers:
+                    self._health.doubt(peer_id, for_s=SUSPECTED_S)
             case Repaired():
                 self._note_repair(action)
             case Fail(error):

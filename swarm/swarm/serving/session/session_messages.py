@@ -91,6 +91,10 @@ class SessionMessages:
         if block:
             self._prefixes.keep(self._keys[1], block, buffer)
 
+    def forget(self) -> None:
+        """Forget the rows that earlier sessions left for this prefix."""
+        self._prefixes.forget(self._keys[1])
+
     def open(self, action: OpenStage) -> OpenSequence:
         stage, taken_over = action.stage, action.taken_over
         num_pages = 0 if taken_over else stage.max_length // PAGE_TOKENS

@@ -37,6 +37,9 @@ LEAVE_RETRY_S = 3.0
 MAX_FAILURES = 16
 """Maximum server failures per request or call. A request that exceeds it is assumed to be the cause."""
 
+BAD_ROWS_FAILURES = 4
+"""As many failures is it to run a session anew because some server gave bad rows: that is as much work."""
+
 
 class FailureCause(Enum):
     """The way a server was lost: it went silent, it said so itself, or the client saw it break the protocol."""
@@ -123,6 +126,13 @@ class ReportFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class ForgetRows:
+    """Forget what earlier sessions left of these rows, too, and prefer others to `peers`: one of them gave bad rows."""
+
+    peers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Repaired:
     """Others have taken over the blocks of a lost or leaving server; they run `num_tokens` positions again."""
 
@@ -145,6 +155,7 @@ Action: TypeAlias = (
     | UpdateLink
     | CloseStage
     | ReportFailure
+    | ForgetRows
     | Repaired
     | TakeToken
     | Fail
@@ -158,6 +169,7 @@ class SessionState:
         self.repairs = [Repair(start=0, end=num_blocks)]
         self.error: SwarmError | None = None
         self._num_failed = 0
+        self._failed_peer = ""
         self._has_opened = False
         self._actions: list[Action] = []
         self.pipeline = Pipeline(num_blocks, new_buffer, max_step_tokens=max_step_tokens)
@@ -177,7 +189,7 @@ class SessionState:
         The servers may draw `ahead` more, each of them the next input. `follow` reports each of these.
         """
         self.pipeline.ask(rows, ahead, now_s)
-        self._num_failed = 0
+        self._begin_token()
         for repair in self.repairs:
             if repair.is_idle:
                 repair.since_s = repair.begun_s = now_s
@@ -186,9 +198,12 @@ class SessionState:
 
     def follow(self, row: bytes, now_s: float) -> list[Action]:
         """Use the token that was answered as the next input."""
-        self._num_failed = 0
+        self._begin_token()
         self.pipeline.follow(row, now_s)
         return self._decide(now_s)
+
+    def _begin_token(self) -> None:
+        self._num_failed, self._failed_peer = 0, ""
 
     def on_found(self, repair: Repair, new: Sequence[Stage], now_s: float) -> list[Action]:
         if repair not in self.repairs:
@@ -292,7 +307,7 @@ class SessionState:
     def _decide(self, now_s: float) -> list[Action]:
         if self.error is None:
             if self.pipeline.lost_token.is_held:
-                self._start_anew(now_s)
+                self._start_anew(SessionError("a server was lost with a token that only others had got"), now_s)
             for stage in self.stages:
                 if stage.replace_from_s <= now_s and not self._is_replaced(stage):
                     self._leave(stage, now_s)
@@ -396,16 +411,33 @@ class SessionState:
         else:
             self._actions.append(ReportFailure(stage.peer_id, error, cause))
             self._replace(stage, error, now_s)
+            if cause is FailureCause.REPORTED and isinstance(error, SessionError) and stage.start:
+                self._failed_at_rows(stage, error, now_s)
         if self._num_failed > MAX_FAILURES:
             what = (
                 "servers keep failing at the same token" if self._has_opened else "servers in a row opened no session"
             )
             self._fail(SessionError(f"{what}: {error.message}", remedy="try again in a moment"))
 
-    def _start_anew(self, now_s: float) -> None:
-        """Replace all stages: some ran a token that the client does not know and another server may not draw again."""
+    def _failed_at_rows(self, stage: Stage, error: SwarmError, now_s: float) -> None:
+        """A stage could not compute what others gave. If it is at home, or is the second server to fail at this token,
+        the rows are to blame: they are forgotten, and all is run anew.
+
+        Any server before it may have made them, so none is accused: others are preferred for a while.
+        """
+        failed_before, self._failed_peer = self._failed_peer, stage.peer_id
+        if not stage.is_home and failed_before in {"", stage.peer_id}:
+            return
+        before = [other.peer_id for other in self.stages if other.end <= stage.start and not other.is_home]
+        self._actions.append(ForgetRows(tuple(before)))
+        self._num_failed += BAD_ROWS_FAILURES - 1
+        self.pipeline.forget_rows()
+        self._start_anew(error, now_s)
+
+    def _start_anew(self, error: SwarmError, now_s: float) -> None:
+        """Replace all stages, since of `error` another server may compute something else than they hold: such as a
+        token that only some have run, and that the client does not know."""
         self.pipeline.lost_token = LostToken()  # what the stages hold goes with them
-        error = SessionError("a server was lost with a token that only others had got")
         for stage in list(self.stages):
             self._replace(stage, error, now_s)
 

@@ -296,6 +296,12 @@ class PrefixStore:
         while self.num_bytes > self._max_bytes:
             self.num_bytes -= len(self._pages.popitem(last=False)[1])
 
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """Forget the inputs of all blocks for the pages with these keys."""
+        gone = set(keys)
+        for name in [name for name in self._pages if name[0] in gone]:
+            self.num_bytes -= len(self._pages.pop(name))
+
     def fill(self, keys: Sequence[bytes], block: int, buffer: ReplayBuffer) -> None:
         """Append to an empty buffer the pages that are known, without a gap."""
         assert not buffer.length

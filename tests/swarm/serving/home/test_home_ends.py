@@ -16,6 +16,7 @@ from unittest.mock import patch
 import numpy as np
 import psutil
 import pytest
+import torch
 from support.faults import Fault
 from support.leaks import no_leaks
 from support.local_hub import MODEL, local_hub
@@ -23,6 +24,7 @@ from support.published_models import flip_a_byte, published_copy
 from swarm.client import KeptModel
 from swarm.serving.checking.spot_checks import SpotCheckOptions
 from swarm.serving.engine.engine import Engine
+from swarm.serving.engine.page_allocator import PageAllocator
 from swarm.serving.home import home_files
 from swarm.serving.home.home_ends import HomeEnds
 from swarm.serving.server.server_session import ServerSession
@@ -167,6 +169,48 @@ def extra_rows(rows: Rows) -> Rows:
     return dataclasses.replace(rows, num_rows=rows.num_rows + 9, payload=bytes(rows.payload) * (rows.num_rows + 9))
 
 
+def test_rows_that_home_cannot_compute_with_are_forgotten_and_come_from_another_server(
+    boxes: Any, model_dirs: Callable[[str], Path]
+) -> None:
+    directory = model_dirs("gpt2")
+    prompt = "a prompt of more than two pages, of which the client keeps the rows for the next time that it asks"
+    honest, reserve, liars = ServerSession._compute, PageAllocator.reserve, set[str]()
+
+    def reserve_without_keys(self: PageAllocator, num_pages: int, _keys: Any = ()) -> Any:
+        return reserve(self, num_pages)
+
+    async def compute(self: ServerSession, step: Any) -> Any:
+        output, peer_id = await honest(self, step), self._link._forwarder.peer_id
+        if self.sequence.blocks == (1, 5) and output.output is not None and peer_id in (liars or {peer_id}):
+            liars.add(peer_id)
+            # finite, and nobody can compute with it
+            return dataclasses.replace(output, output=torch.full_like(output.output, 3e38))
+        return output
+
+    async def scenario() -> None:
+        in_pages = SessionOptions(max_step_tokens=16)  # so that home has kept pages of them before it fails
+        async with boxes(directory, [(0, 5)] * 3, session=in_pages, text_at_home={"tiny": directory}) as box:
+            with patch.object(ServerSession, "_compute", compute):
+                first, second = box.generate(prompt=prompt), box.generate(prompt=prompt)
+                tokens = [token.token_id async for token in first]
+                assert tokens == [token.token_id async for token in second]
+            (liar,) = liars
+            assert liar in {replay["lost_peer"] for replay in first.trace()["replays"]}
+            assert not second.trace()["replays"], "neither home nor the client has kept anything of it"
+            assert liar not in {hop["peer_id"] for hop in second.trace()["hops"]}
+            pages = box.client._state.prefixes._pages
+            pages.update({name: np.full(len(page) // 4, 3e38, "<f4").tobytes() for name, page in pages.items()})
+            with patch.object(PageAllocator, "reserve", reserve_without_keys):
+                assert tokens == await box.tokens(prompt=prompt), "also if an earlier session has left such rows"
+                assert box.client.trace()["replays"]
+                assert tokens == await box.tokens(prompt=prompt)
+                assert not box.client.trace()["replays"]
+        async with boxes(directory, [(0, 5)], text_at_home={"tiny": directory}) as box:
+            assert tokens == await box.tokens(prompt=prompt)
+
+    virtual_time.run(scenario(), compute_s=lambda function: 0.05)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [(nan_rows, "not all finite"), (narrow_rows, "16 columns"), (extra_rows, "")],
@@ -278,8 +322,6 @@ def test_what_would_give_a_text_to_servers_is_refused(boxes: Any, llama_dir: Pat
 
 def test_forward_from_the_first_block_is_refused_and_from_later_ones_is_not(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
-        import torch  # noqa: PLC0415
-
         async with boxes(llama_dir, HALVES, text_at_home={"tiny": llama_dir}) as box:
             with pytest.raises(ConfigError, match="first block"):
                 await box.client.forward(torch.ones(3, dtype=torch.int64), model="tiny")

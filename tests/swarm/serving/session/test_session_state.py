@@ -30,6 +30,7 @@ from swarm.serving.session.session_state import (
     FailureCause,
     Feed,
     FindServers,
+    ForgetRows,
     OpenStage,
     ReportFailure,
     SessionState,
@@ -331,6 +332,31 @@ def test_ran_without_the_rows_or_the_output_asked_for_is_a_violation() -> None:
         state.on_report(state.stages[0], StepReport(position=4, rows=bytes(3 * ROW_BYTES)), 1.0)
     with pytest.raises(PeerViolation, match="left out"):
         state.on_report(state.stages[1], StepReport(position=4), 1.0)
+
+
+@pytest.mark.parametrize("failing", [("s2", "s2"), ("s2", "other")])
+def test_rows_at_which_two_servers_failed_are_forgotten_and_nobody_is_accused_of_them(failing: tuple[str, str]) -> None:
+    state, world = opened(3, ((0, 1), (1, 2), (2, 3)))
+    state.on_report(state.stages[0], StepReport(position=4, rows=bytes(4 * ROW_BYTES)), 1.0)
+    state.on_report(state.stages[1], StepReport(position=4, rows=bytes(4 * ROW_BYTES)), 1.0)
+    error, last = SessionError("not finite"), state.stages[2]
+    actions = state.on_lost(last, error, FailureCause.REPORTED, 1.0)
+    (find,) = [action for action in actions if isinstance(action, FindServers)]
+    assert not [action for action in actions if isinstance(action, ForgetRows)], "the server itself may be to blame"
+    state.on_found(find.repair, [world.new_stage(failing[1], 2, 3)], 1.0)
+    (following,) = find.repair.new
+    state.on_opened(following, ready(0, 8), 1.0)
+    actions = state.on_lost(following, error, FailureCause.REPORTED, 1.0)
+    accused = [action.peer_id for action in actions if isinstance(action, ReportFailure)]
+    assert accused == [failing[1]], "it failed, whoever is to blame"
+    forgotten = [action.peers for action in actions if isinstance(action, ForgetRows)]
+    if failing[1] == failing[0]:
+        assert forgotten == []
+        assert state.pipeline.buffers[2].length == 4
+    else:
+        assert forgotten == [("s0", "s1")]
+        assert not state.stages
+        assert [state.pipeline.buffers[block].length for block in range(3)] == [4, 0, 0]
 
 
 def ring(ahead: int = 8) -> SessionState:

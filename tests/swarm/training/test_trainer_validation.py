@@ -87,8 +87,9 @@ def test_false_accuser_convicts_nobody_and_is_named_by_who_sees_for_itself() -> 
         assert {event.accuser for event in named} == {slanderer.peer_id}
         for member in members:
             assert not member.of(MemberConvicted)
-            # of one step it may be drawn to validate two
-            assert len({event.step for event in member.of(FalselyAccused)}) <= 1, "it is not listened to again"
+            # whatever it says before the first interval has been computed again
+            steps = {event.step for event in member.of(FalselyAccused)}
+            assert not steps or max(steps) <= min(steps) + 1, "it is not listened to again"
             assert len(member.of(OuterStep)[-1].group) == 5, "a word leaves nobody out"
 
     virtual_time.run(main())

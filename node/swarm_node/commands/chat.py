@@ -90,8 +90,6 @@ def run(flags: Flags) -> int:
         else KnownPublishers(config.publisher)
     )
     kept = kept_models(config, home, emitter)
-    if kept:
-        emitter.say("text stays here: servers get activations in place of tokens, from which it could be computed")
     interrupts.raise_in_command()
     with Client(
         peers=peers,

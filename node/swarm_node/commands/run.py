@@ -285,9 +285,12 @@ def signing_identity(flags: Flags) -> Identity:
         return Identity.load(given)
     home = Home(flags.resolve().home)
     if not home.identity.exists():
+        create = f"create one: swarm-node identity --new --home {home.path}"
         raise ConfigError(
             f"there is no identity in {home.path} to sign with",
-            remedy=f"create one: swarm-node identity --new --home {home.path}; or name a key with --identity",
+            remedy=f"{create}; or name a key with --identity"
+            if "identity" in flags.options
+            else f"{create}; or name the home that has one with --home",
         )
     return Identity.load(home.identity)
 

@@ -94,7 +94,8 @@ def _from_disk(
         folder, outer_step = checkpoints.parent, step_of(checkpoints)
     steps = steps_in(folder)
     if run is None or not steps:
-        raise ConfigError(f"{keeper} keeps no checkpoint of {run.run_id if run else which}", remedy=_ELSEWHERE)
+        run_id = run.run_id if run else str(which)
+        raise ConfigError(f"{keeper} keeps no checkpoint of {run_id}", remedy=_remedy(checkpoints, run_id))
     if outer_step is not None and outer_step not in steps:
         raise ConfigError(
             f"{keeper} keeps no checkpoint of outer step {outer_step}, only of {_listed(steps)}",
@@ -105,6 +106,16 @@ def _from_disk(
         raise ConfigError(f"every checkpoint in {folder} is damaged", remedy=_ELSEWHERE)
     _check_certificate(run, checkpoint, config, emitter)
     return run, checkpoint.state
+
+
+def _remedy(checkpoints: Path | None, run_id: str) -> str:
+    """Return what to do where `checkpoints`, or the home, keeps nothing of the run: a home, or its folder of all
+    runs, is easily taken for the folder of one run."""
+    if checkpoints is not None:
+        for folder in (checkpoints / run_id, checkpoints / "checkpoints" / run_id):
+            if steps_in(folder):
+                return f"name the folder of the run: --checkpoint {folder}"
+    return _ELSEWHERE
 
 
 def _check_certificate(run: SignedRun, checkpoint: Checkpoint, config: Config, emitter: Emitter) -> None:

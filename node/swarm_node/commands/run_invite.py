@@ -113,7 +113,7 @@ def revoke(path: Path, author: Identity, emitter: Emitter, config: Config, *, se
             taken = sorted(peer for peer, refusal in answers.items() if not refusal)
             for peer, refusal in answers.items():
                 if refusal:
-                    emitter.emit("warning", message=f"{short(peer)} refused the revocation: {refusal}", remedy="")
+                    emitter.emit("warning", message=f"{short(peer)} did not take the revocation: {refusal}", remedy="")
             if not taken:
                 raise PeerUnreachable("no member accepted the revocation", remedy="try again when a member is running")
             what = f"the invitation {serial}" if serial else f"the inviter {inviter}"

@@ -40,6 +40,8 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s?([a-z]*)")
 _DURATION_UNITS_S: Mapping[str, float] = MappingProxyType({"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0})
 MAX_DURATION_S = 366 * 86400.0
+_MAX_FILE_NAME_CHARS, _MAX_PATH_CHARS = 255, 4095
+"""More than these no file's name and no path has on Linux and macOS."""
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+(?:/s)?)", re.IGNORECASE)
 
 
@@ -76,8 +78,15 @@ def parse_invite(text: str) -> NetworkInvitation:
 
 def parse_run_word(text: str) -> RunInvitation:
     """Read an invitation to a run, a vouch, or a file that holds one. Raises ConfigError, which does not repeat it."""
+    text = text.strip()
     if text.startswith(RUN_INVITATION_PREFIX):
         return parse_run_invitation(text)
+    if len(text) > _MAX_PATH_CHARS or any(len(part) > _MAX_FILE_NAME_CHARS for part in text.split("/")):
+        # an invitation without its beginning, for whoever reads it, so no message shows it
+        raise ConfigError(
+            f"this is neither a file nor an invitation, which begins with {RUN_INVITATION_PREFIX}",
+            remedy="copy the whole line that swarm-node run invite or run vouch printed",
+        )
     path = parse_path(text.removeprefix("@"))
     try:
         return parse_run_invitation(_read_word(path, MAX_RUN_TEXT_CHARS))

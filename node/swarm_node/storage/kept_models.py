@@ -16,8 +16,10 @@ from swarm_node.storage.home import Home
 
 
 def kept_models(config: Config, home: Home, emitter: Emitter) -> Mapping[str, KeptModel]:
-    """Return what is kept of models, by name. Raises ConfigError for settings that contradict each other, and for a
-    directory that is not there."""
+    """Return what is kept of models, by name, and tell the user so.
+
+    Raises ConfigError for settings that contradict each other, and for a directory that is not there.
+    """
     for each in config.text_at_home:
         if isinstance(each.source, Path) and not each.source.is_dir():
             raise ConfigError(
@@ -42,6 +44,7 @@ def kept_models(config: Config, home: Home, emitter: Emitter) -> Mapping[str, Ke
             remedy="give --text-at-home [MODEL=]SOURCE, too",
         )
     if kept:
+        emitter.say("text stays here: servers get activations in place of tokens, from which it could be computed")
         # torch's threads would otherwise spin for milliseconds after each step, on cores that others need
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     return kept

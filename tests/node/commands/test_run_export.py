@@ -163,6 +163,17 @@ def test_export_without_any_checkpoint_says_where_to_look(run: SignedRun, capsys
         assert "--peers" in str(error["remedy"])
 
 
+def test_export_from_a_home_or_from_its_folder_of_runs_names_the_folder_of_the_run(
+    run: SignedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(run, [Committed(ReplicaState.initial(torch.zeros(NUM_VALUES)), b"")])
+    for given in ("home", "home/checkpoints"):
+        assert cli.run(["run", "export", "--checkpoint", given, "--json"]) == 1
+        [error] = events(capsys)
+        assert error["message"] == f"{given} keeps no checkpoint of {run.run_id}"
+        assert error["remedy"] == f"name the folder of the run: --checkpoint home/checkpoints/{run.run_id}"
+
+
 def test_export_of_a_checkpoint_directory_needs_no_home_and_no_run_file(
     run: SignedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,6 +40,7 @@ def test_invitation_is_printed_alone_and_is_in_no_event(
     code, out, err = call(capsys, *words, "--uses", 3, "--expires", "2h")
     assert code == 0
     word = parse_run_word(out.strip())
+    assert parse_run_word(f" {out}") == word
     assert word.terms is not None
     assert (word.run, word.terms.max_uses) == (run.run_id, 3)
     assert word.envelope.expires_at - word.envelope.issued_at == 7200
@@ -128,10 +129,25 @@ def test_vouch_that_would_be_of_no_use_is_not_signed(tmp_path: Path, capsys: pyt
 def test_word_that_cannot_be_read_is_refused_without_being_repeated(tmp_path: Path) -> None:
     (tmp_path / "bad").write_bytes(b"\xff\xfe")
     (tmp_path / "long").write_text("swarmrun1-" + "A" * 5000)
-    for text in ("swarmrun1-AAAA", str(tmp_path / "none"), str(tmp_path / "bad"), str(tmp_path / "long")):
+    # a word without its beginning, as of a line that was not copied whole, is no file's name either
+    cut_off = ("A" * 300, "un1-" + "A" * 300, "A/" * 3000)
+    for text in ("swarmrun1-AAAA", str(tmp_path / "none"), str(tmp_path / "bad"), str(tmp_path / "long"), *cut_off):
         with pytest.raises(ConfigError) as caught:
             parse_run_word(text)
         assert "AAAA" not in str(caught.value)
+        assert len(str(caught.value)) < 500
+    with pytest.raises(ConfigError, match=r"neither a file nor an invitation.*copy the whole line"):
+        parse_run_word(cut_off[0])
+
+
+def test_who_has_no_key_is_told_only_what_the_command_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "run.toml", config(vouchers=1), AUTHOR)
+    for command, takes_identity in (("invite", True), ("vouch", False)):
+        code, _, err = call(capsys, "run", command, tmp_path / "run.toml", "--home", tmp_path / "none")
+        assert code == 1
+        assert "identity --new" in err
+        assert ("name a key with --identity" in err) is takes_identity
+        assert ("name the home that has one with --home" in err) is not takes_identity
 
 
 def test_revoke_wants_the_author_and_something_to_revoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

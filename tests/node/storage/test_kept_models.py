@@ -39,10 +39,13 @@ def test_settings_become_kept_models_by_name(tmp_path: Path) -> None:
     assert {each.cache for each in found.values()} == {config.home / "cache" / "models"}
     found["b"].on_progress(2**20, 2**21)
     assert "1 MiB of 2 MiB of b, to keep at home" in err.getvalue()
+    assert "text stays here: servers get activations in place of tokens" in err.getvalue()
 
 
 def test_contradicting_settings_are_refused(tmp_path: Path) -> None:
-    assert kept(resolve({"home": str(tmp_path)})) == {}
+    err = io.StringIO()
+    assert kept(resolve({"home": str(tmp_path)}), err) == {}
+    assert not err.getvalue()
     with pytest.raises(ConfigError, match=r"nothing is kept at home, so --blocks-at-home has no effect"):
         kept(resolve({"home": str(tmp_path), "blocks_at_home": "2"}))
     with pytest.raises(ConfigError, match=r"there is no directory .*nowhere to keep story from"):

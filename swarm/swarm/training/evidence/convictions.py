@@ -5,6 +5,12 @@ members that form a group with the liar, to members that join, and to observers.
 member and votes in none, for as long as the run's `ban_steps` say. Nothing follows from one peer's word: a peer whose
 evidence proves nothing is not listened to again.
 
+The path of a byte: it comes in by `take` (from a peer over `RoundService`, or found by this member), `recall` (from the
+disk), `ask` (from members, on joining) or `heard` (two statements that differ). `_take` reads whom it is against,
+has it checked (`evidence.check`; findings of an interval are gathered in `interval_accusations` until they are enough),
+and adds the ban (`bans`). `_keep` writes it to the disk (`evidence_folder`), `_send` passes it on, and `show` and
+`answer` give it to who needs it later.
+
 `RunMember` owns it; checks and the disk are in the executor.
 """
 
@@ -16,20 +22,20 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import aclosing
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
-from swarm_protocol.envelope import issued_at
 from swarm_protocol.equivocation_messages import Equivocation
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation, SwarmError
-from swarm_protocol.proof_messages import EQUIVOCATION, WRONG_INTERVAL, Evidence, EvidenceRequest, WrongInterval
-from swarm_protocol.training_messages import Certificate, Outcome
+from swarm_protocol.proof_messages import EQUIVOCATION, WRONG_INTERVAL, Evidence, EvidenceRequest
+from swarm_protocol.training_messages import Certificate
 
 from swarm.network.interface import Stream
 from swarm.training.evidence.bans import Ban, Bans
 from swarm.training.evidence.equivocation_watch import EquivocationWatch
 from swarm.training.evidence.evidence import accused, check
 from swarm.training.evidence.evidence_folder import EvidenceStore
-from swarm.training.evidence.wrong_interval import IntervalCase, read_case
+from swarm.training.evidence.interval_accusations import IntervalAccusations
+from swarm.training.evidence.wrong_interval import IntervalCase
 from swarm.training.run.methods import short
 from swarm.training.state.lease import trainers_of
 from swarm.training.state.run_context import RunContext
@@ -37,14 +43,10 @@ from swarm.training.state.run_context import RunContext
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-AccusationKey: TypeAlias = tuple[str, int, Outcome]
-"""A member, the step, and the outcome that draws its interval: a made-up outcome is in nobody's way."""
 
 SEND_TIMEOUT_S = 10.0
 """For a megabyte of evidence over a slow line; others that get it pass it on."""
 SHOW_TIMEOUT_S = 60.0
-MAX_ACCUSATIONS = 16
-"""Accusations of intervals whose findings are gathered: each step draws few."""
 MAX_STRANGERS = 32
 """Bans of peers that are of no state, group or lease that this member knows."""
 MAX_STRANGE_BYTES = 1 << 20
@@ -72,8 +74,7 @@ class Convictions:
         self._on_new = on_new
         self._store = store
         self._on_accusation = on_accusation
-        self._accusations = OrderedDict[AccusationKey, IntervalCase]()
-        self._key_of = OrderedDict[bytes, AccusationKey]()  # what was checked, by its digest
+        self._accusations = IntervalAccusations(context)
         self._bans = Bans(context.replica.config)
         self._on_disk: set[str] = set()
         self.in_group: Callable[[], Collection[str]] = tuple
@@ -258,55 +259,20 @@ class Convictions:
 
     def _has_new_finder(self, peer: str, step: int, evidence: Evidence) -> bool:
         """Return whether evidence of an interval for which `peer` is banned already names a member that has not been
-        known to find it wrong. Raises PeerViolation or
-        IntegrityError."""
+        known to find it wrong. Raises PeerViolation or IntegrityError."""
         ban = next((each for each in self.bans if each.verdict.peer_id == peer), None)
         if ban is None or (ban.verdict.step, ban.verdict.kind) != (step, WRONG_INTERVAL):
             return False
-        known = {name for key, case in self._accusations.items() if key[:2] == (peer, step) for name in case.finders}
-        findings = WrongInterval.from_bytes(evidence.body).findings
-        read = self._context.signatures.read_finding
-        return bool(known) and any(read(each, issued_at(each))[0] not in known for each in findings)
-
-    def _is_of_this_run(self, case: IntervalCase) -> bool:
-        """Return whether the step of an accusation is one that the run has taken, not one that its makers made up; see
-        `wrong_interval`. Raises PeerViolation if this member knows that it is not."""
-        links = self._context.replica.history.since(case.step)
-        outcomes = {link.outcome for link in links if link.outer_step == case.step and not link.is_order}
-        if not outcomes:
-            return case.is_voted
-        if case.proof.outcome not in outcomes:
-            raise PeerViolation("evidence has another outcome of the step than this member's history")
-        return True
+        return self._accusations.has_new_finder(peer, step, evidence)
 
     async def _case(self, evidence: Evidence, *, is_news: bool, was_kept: bool) -> IntervalCase | None:
-        """Return the accusation with all findings that came so far, which others are shown from now on; None if this
-        member cannot tell whether it is of the run. Raises PeerViolation or IntegrityError."""
-        case = await self._read_case(evidence)
-        if not was_kept and not self._is_of_this_run(case):
+        """Return the accusation as `IntervalAccusations.gather` does; others are shown all its findings from now on."""
+        gathered = await self._accusations.gather(evidence, was_kept=was_kept)
+        if gathered is None:
             return None
-        key = (case.member.peer_id, case.step, case.proof.outcome)
-        known = self._accusations.get(key)
-        if known is not None and known is not case:
-            case = known.with_findings_of(case)
-        self._accusations[key] = case
-        self._accusations.move_to_end(key)
-        while len(self._accusations) > MAX_ACCUSATIONS:
-            self._accusations.popitem(last=False)
-        if not is_news and known is not None and len(case.finders) > len(known.finders):
+        case, has_grown = gathered
+        if has_grown and not is_news:
             await self._show_instead(case)
-        return case
-
-    async def _read_case(self, evidence: Evidence) -> IntervalCase:
-        """Return the accusation in `evidence`, with the findings that came before. Its finder sends it to all members,
-        and each of these passes it on: it is checked once. Raises PeerViolation or IntegrityError."""
-        digest, context = hashlib.sha256(evidence.body).digest(), self._context
-        if (known := self._key_of.get(digest)) is not None and known in self._accusations:
-            return self._accusations[known]
-        case = await self._off_loop(read_case, evidence.body, context.signatures, context.replica.config)
-        self._key_of[digest] = (case.member.peer_id, case.step, case.proof.outcome)
-        while len(self._key_of) > MAX_ACCUSATIONS:
-            self._key_of.popitem(last=False)
         return case
 
     async def _show_instead(self, case: IntervalCase) -> None:

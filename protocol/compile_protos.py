@@ -19,7 +19,7 @@ FOLDER = Path("swarm_protocol", "proto")
 
 
 def sources() -> list[str]:
-    """Paths relative to ROOT, so that generated imports read `from swarm_protocol.proto import x_pb2`.
+    """Return paths relative to ROOT, so that generated imports read `from swarm_protocol.proto import x_pb2`.
 
     The path is also the file's name in protobuf's process-wide pool, where another library may hold a `dht.proto`.
     """
@@ -37,7 +37,7 @@ def generated(root: Path) -> dict[str, bytes]:
 
 
 def differences() -> dict[str, bytes | None]:
-    """Generated files that are missing or stale with their right contents; None for one whose .proto is gone."""
+    """Return generated files that are missing or stale with their right contents; None for one whose .proto is gone."""
     with tempfile.TemporaryDirectory() as folder:
         compile_into(Path(folder))
         fresh = generated(Path(folder))

@@ -65,7 +65,8 @@ class Codec(ABC):
         return False
 
     def encode(self, x_N: Tensor) -> bytes:
-        """`x_N` is fp32, one-dimensional, on any device. Raises CodecError if it is not, or not finite."""
+        """Encode `x_N`, which is fp32, one-dimensional, on any device. Raises CodecError if it is not, or not
+        finite."""
         wire = np.empty(self.encoded_bytes(x_N.numel()), dtype=np.uint8)
         self._write(check_vector(x_N), wire)
         return wire.tobytes()
@@ -99,8 +100,8 @@ class Codec(ABC):
         return self._read(np.frombuffer(view, dtype=np.uint8), x_N)
 
     def accumulate(self, data: Data, weight: float, acc_N: Tensor) -> None:
-        """acc_N += weight * decode(data): one rounding to fp32 after the product and one after the sum, `weight` being
-        rounded to fp32 before. `acc_N` is a contiguous fp32 CPU vector; a CodecError leaves it as it was.
+        """Add weight * decode(data) to `acc_N`: one rounding to fp32 after the product and one after the sum, `weight`
+        being rounded to fp32 before. `acc_N` is a contiguous fp32 CPU vector; a CodecError leaves it as it was.
 
         That the sum is finite is up to the caller. Under `torch.set_flush_denormal` sums below 2^-126 may differ.
         """
@@ -126,17 +127,18 @@ class Codec(ABC):
 
     @abstractmethod
     def _write(self, x_N: Tensor, wire: NDArray[np.uint8]) -> None:
-        """`x_N` is contiguous fp32 on any device, `wire` has `encoded_bytes`. Raises CodecError if not finite."""
+        """Write `x_N` to `wire`. `x_N` is contiguous fp32 on any device, `wire` has `encoded_bytes`. Raises CodecError
+        if not finite."""
 
     @abstractmethod
     def _check(self, wire: NDArray[np.uint8], num_values: int) -> float:
-        """`wire` has `encoded_bytes` from anyone, aligned to nothing. The bound of `check`. Raises CodecError for what
-        no encoder writes."""
+        """Check `wire`, which has `encoded_bytes` from anyone, aligned to nothing. The bound of `check`. Raises
+        CodecError for what no encoder writes."""
 
     @abstractmethod
     def _read(self, wire: NDArray[np.uint8], x_N: Tensor) -> float:
-        """`wire` has `encoded_bytes` from anyone, aligned to nothing; `x_N` is contiguous fp32 on the CPU. The bound of
-        `check`."""
+        """Read `wire` into `x_N`. `wire` has `encoded_bytes` from anyone, aligned to nothing; `x_N` is contiguous fp32
+        on the CPU. The bound of `check`."""
 
     def _accumulate(self, wire: NDArray[np.uint8], weight: np.float32, acc_N: Tensor) -> None:
         x_N = torch.empty(acc_N.numel())
@@ -148,7 +150,7 @@ class Codec(ABC):
 
 
 def check_vector(x_N: Tensor) -> Tensor:
-    """`x_N`, contiguous and without its autograd history."""
+    """Return `x_N`, contiguous and without its autograd history."""
     if x_N.dtype != torch.float32 or x_N.dim() != 1:
         raise CodecError(f"expected a flat float32 vector, got {tuple(x_N.shape)} of {x_N.dtype}")
     return x_N.detach().contiguous()
@@ -169,7 +171,7 @@ def check_finite(x_N: Tensor, message: str) -> float:
 
 
 def check_size(data: Data, num_values: int, expected_bytes: int) -> memoryview:
-    """`data` as a flat view of bytes, once its size is what `num_values` values need."""
+    """Return `data` as a flat view of bytes, once its size is what `num_values` values need."""
     if num_values < 0:
         raise CodecError(f"a vector cannot have {num_values} values")
     view = memoryview(data)

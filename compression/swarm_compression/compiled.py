@@ -6,9 +6,9 @@ from typing import Any
 
 
 def compiled(function: Any, signature: Any, **options: Any) -> Any:
-    """`function` for `signature`, run without the GIL; compiled, or taken from numba's cache: beside the function's
-    file, or the user's where that cannot be written. ImportError where numba is missing or does not support this Python
-    or numpy."""
+    """Return `function` for `signature`, run without the GIL; compiled, or taken from numba's cache: beside the
+    function's file, or the user's where that cannot be written. ImportError where numba is missing or does not support
+    this Python or numpy."""
     import numba  # noqa: PLC0415 (a third of a second)
 
     options |= {"nogil": True, "error_model": "numpy"}

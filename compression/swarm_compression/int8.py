@@ -124,8 +124,8 @@ def _split(wire: NDArray[np.uint8], num_values: int) -> tuple[NDArray[np.int32],
 
 
 def _checked(wire: NDArray[np.uint8], num_values: int) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
-    """Scales [K] and codes [N]. Refuses all that no encoder writes before a value is touched: scales that are negative,
-    not finite, under the least or with over 16 significant bits, and the code -128."""
+    """Return scales [K] and codes [N]. Refuse all that no encoder writes before a value is touched: scales that are
+    negative, not finite, under the least or with over 16 significant bits, and the code -128."""
     bits_K, code_N = _split(wire, num_values)
     scales_are_sound, codes_are_sound = chosen().check(bits_K, code_N)
     if not scales_are_sound:
@@ -165,7 +165,7 @@ def _accumulate(code_N: Codes, scale_K: Floats, weight: np.float32, acc_N: Float
 
 
 def _on_cores(cut: Callable[[slice, slice], T], num_values: int) -> list[T]:
-    """`cut(values, blocks)` over all of `num_values`, the last piece on the calling thread."""
+    """Run `cut(values, blocks)` over all of `num_values`, the last piece on the calling thread."""
     num_pieces = min(torch.get_num_threads(), num_values // CORE_VALUES)
     if num_pieces <= 1:
         return [cut(slice(None), slice(None))]

@@ -57,7 +57,8 @@ def quantize_on_gpu(x_N: Tensor, wire: NDArray[np.uint8]) -> tuple[Floats, bool]
 
 
 def _launch(x_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales [K], infinite for a block with a value that is not finite, and codes [N], on the device of `x_N`."""
+    """Return scales [K], infinite for a block with a value that is not finite, and codes [N], on the device of
+    `x_N`."""
     num_blocks = -(-x_N.numel() // BLOCK_VALUES)
     scale_K = torch.empty(num_blocks, dtype=torch.float32, device=x_N.device)
     code_N = torch.empty(x_N.numel(), dtype=torch.int8, device=x_N.device)

@@ -71,7 +71,7 @@ class Kernels:
 def _fused_quantize(
     x_N: Floats, bits_N: NDArray[np.int32], scale_K: Floats, scale_bits_K: NDArray[np.int32], code_N: Codes
 ) -> bool:
-    """`bits_N` and `scale_bits_K` are the memory of `x_N` and `scale_K`."""
+    """Quantize in one pass. `bits_N` and `scale_bits_K` are the memory of `x_N` and `scale_K`."""
     largest_bits = np.int32(0)
     for k in range(scale_K.size):
         x_C = x_N[k * _B : k * _B + _B]

@@ -40,7 +40,7 @@ class RowCodec(Protocol):
         """Return the exact size of each row."""
 
     def encode(self, x_RC: Tensor) -> bytes:
-        """`x_RC` is fp32, on any device. Raises CodecError if it is not, or not finite."""
+        """Encode `x_RC`, which is fp32, on any device. Raises CodecError if it is not, or not finite."""
 
     def decode(self, data: Data, num_rows: int, num_columns: int) -> Tensor:
         """Return a new fp32 CPU tensor [num_rows, num_columns], all finite. Raises CodecError, before anything is

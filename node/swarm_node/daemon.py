@@ -210,7 +210,7 @@ async def _machine(config: Config, home: Home, role: NodeRole) -> Hardware:
 
 
 def _examine(config: Config, home: Home, role: NodeRole) -> Hardware:
-    """Blocks, for seconds where the role computes. Raises ConfigError."""
+    """Examine the machine. Blocks, for seconds where the role computes. Raises ConfigError."""
     if not role.computes:
         return hardware.describe_machine()
     # this imports torch: seconds of CPU time and 250 MB that only a node that computes should spend

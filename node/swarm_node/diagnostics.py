@@ -119,7 +119,7 @@ EXIT_BUG = 70
 
 
 def as_swarm_error(error: Exception) -> SwarmError:
-    """`error` as something a person can act on; the traceback of a bug is kept in a file that the line names."""
+    """Return `error` as something a person can act on; the traceback of a bug is kept in a file that the line names."""
     if isinstance(error, SwarmError):
         return error
     readable = explain(error, "use", option="") if isinstance(error, OSError) else None

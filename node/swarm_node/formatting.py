@@ -26,7 +26,7 @@ def rate(tokens_per_s: float | None) -> str:
 
 
 def count(number: float | None) -> str:
-    """Two or three digits that matter: `4.1`, `41`, `3.1k`, `2.4M`."""
+    """Return two or three digits that matter: `4.1`, `41`, `3.1k`, `2.4M`."""
     if number is None or _is_unknown(number):
         return UNKNOWN
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -37,7 +37,7 @@ def count(number: float | None) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """`512 B`, `4.8 GiB`, in powers of 1024."""
+    """Return `512 B`, `4.8 GiB`, in powers of 1024."""
     power = min(int(math.log2(num_bytes) // 10), len(BYTE_UNITS) - 1) if num_bytes >= 1 else 0
     return f"{digits(num_bytes / 2 ** (10 * power))} {BYTE_UNITS[power]}"
 
@@ -48,7 +48,7 @@ def whole_mebibytes(num_bytes: int) -> str:
 
 
 def decimal_size(num_bytes: float) -> str:
-    """`412 GB`, in powers of 1000, as providers of traffic count."""
+    """Return `412 GB`, in powers of 1000, as providers of traffic count."""
     for unit_bytes, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
         if num_bytes >= unit_bytes * 0.9995:
             return f"{digits(num_bytes / unit_bytes)} {unit}"
@@ -56,7 +56,7 @@ def decimal_size(num_bytes: float) -> str:
 
 
 def bit_rate(bytes_per_s: float) -> str:
-    """`18.4 Mbit/s`, in powers of 1000."""
+    """Return `18.4 Mbit/s`, in powers of 1000."""
     for unit_bits, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s")):
         if bytes_per_s * 8 >= unit_bits * 0.9995:
             return f"{digits(bytes_per_s * 8 / unit_bits)} {unit}"
@@ -68,7 +68,7 @@ PAUSES = {"hours": "outside its hours", "budget": "its monthly traffic is nearly
 
 
 def lends_again(at: float | None, now: float) -> str:
-    """`lends again at 22:00`, with the day where that is not within a day; in this machine's local time."""
+    """Return `lends again at 22:00`, with the day where that is not within a day; in this machine's local time."""
     if at is None:
         return "lends again later"
     try:
@@ -85,15 +85,15 @@ def round_trip(rtt_ms: float | None) -> str:
 
 
 def progress(num_bytes: float, total_bytes: float, cells: int = 20) -> str:
-    """`[█████·····] 50 %, 1.2 GiB of 2.4 GiB`."""
+    """Return `[█████·····] 50 %, 1.2 GiB of 2.4 GiB`."""
     share = min(1.0, max(0.0, num_bytes / total_bytes)) if total_bytes > 0 else 1.0
     full = int(share * cells)
     return f"[{'█' * full}{'·' * (cells - full)}] {int(share * 100)} %, {size(num_bytes)} of {size(total_bytes)}"
 
 
 def duration(seconds: float | None) -> str:
-    """`320 ms`, `4.2 s`, `12 s`, `3 min 31 s`, `25 min`, `3 h 12 min`, `4 days`; what is negative, as between two
-    clocks, is no time at all."""
+    """Return `320 ms`, `4.2 s`, `12 s`, `3 min 31 s`, `25 min`, `3 h 12 min`, `4 days`; what is negative, as between
+    two clocks, is no time at all."""
     if seconds is None or _is_unknown(seconds):
         return UNKNOWN
     if seconds < 99.5:
@@ -122,7 +122,7 @@ def _two(value: int, large: str, small: str) -> str:
 
 
 def digits(value: float) -> str:
-    """Three that matter: `0.41`, `3.2`, `58`."""
+    """Return the three digits that matter: `0.41`, `3.2`, `58`."""
     decimals = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
     written = f"{value:.{decimals}f}"
     return written.rstrip("0").rstrip(".") if "." in written else written
@@ -181,13 +181,13 @@ MAX_SPANS = 4
 
 
 def shown(text: str, *, max_chars: int = MAX_SHOWN_CHARS) -> str:
-    """`text` made `plain`; "—" if that shows nothing."""
+    """Return `text` made `plain`; "—" if that shows nothing."""
     return plain(text, max_chars) or NOTHING
 
 
 def plain(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:
-    """`text` in one line of at most `max_chars`, cut with "…": controls, bidirectional overrides and what cannot be
-    seen are blanks, piles of combining marks are cut.
+    """Return `text` in one line of at most `max_chars`, cut with "…": controls, bidirectional overrides and what cannot
+    be seen are blanks, piles of combining marks are cut.
 
     `str.isprintable` is false for all of Unicode's "other" and "separator" categories but the space.
     """

@@ -244,7 +244,8 @@ class _Reader:
 def seal_record(
     identity: Identity, *, network_id: str, key: str, payload: bytes, issued_at: float, lifetime_s: float
 ) -> Envelope:
-    """`payload` as this identity's record under `key`. Raises ValueError if payload or lifetime is over `limits`."""
+    """Return `payload` as this identity's record under `key`. Raises ValueError if payload or lifetime is over
+    `limits`."""
     if len(payload) > limits.MAX_RECORD_BYTES:
         raise ValueError(f"record has {len(payload)} bytes, more than {limits.MAX_RECORD_BYTES}")
     if not 0.0 < lifetime_s <= limits.MAX_RECORD_LIFETIME_S:

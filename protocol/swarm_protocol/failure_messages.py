@@ -96,7 +96,7 @@ def _build(sent: failure_pb2.Failure, sender: str) -> SwarmError:
 
 
 def _line(text: str) -> str:
-    """`text` as one printable line: each run of other characters and spaces becomes one space."""
+    """Return `text` as one printable line: each run of other characters and spaces becomes one space."""
     printable = "".join(character if character.isprintable() else " " for character in text)
     return " ".join(printable.split())[: limits.MAX_FAILURE_TEXT_CHARS]
 

@@ -93,7 +93,8 @@ class Identity:
         return self._key.private_bytes_raw()
 
     def sign(self, message: bytes) -> bytes:
-        """64 bytes, deterministic. What is signed must start with its purpose: see `swarm_protocol.envelope`."""
+        """Return a signature of 64 bytes, deterministic. What is signed must start with its purpose: see
+        `swarm_protocol.envelope`."""
         return self._key.sign(message)
 
     def _file_bytes(self) -> bytes:
@@ -144,7 +145,7 @@ def public_key_of(peer_id: str) -> bytes:
 
 
 def check_peer_id(text: object, _field: str = "") -> str:
-    """`text` if it is an Ed25519 peer id, 12D3KooW…. Raises ValueError."""
+    """Return `text` if it is an Ed25519 peer id, 12D3KooW…. Raises ValueError."""
     if not isinstance(text, str) or len(text) != _PEER_ID_CHARS:
         raise ValueError(_not_a_peer_id(str(text)))
     public_key_of(text)

@@ -276,7 +276,7 @@ class _Handed(bytes):
 
 @contextmanager
 def handing_over(sizes: Mapping[type[WireMessage], Callable[[Any], int]]) -> Iterator[None]:
-    """While this context lasts, do not encode messages of these types, whose bytes on the wire `sizes` count, but hand
+    """Do not encode, while this context lasts, messages of these types, whose bytes on the wire `sizes` count, but hand
     the messages themselves to their receivers. For simulations, whose nodes are in one process."""
     for message_type, size_of in sizes.items():
         message_type._size_of = staticmethod(size_of)

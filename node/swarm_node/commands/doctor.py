@@ -175,7 +175,8 @@ def check_gpu(_config: Config) -> Iterable[Finding]:
 
 
 def _port_finding(addr: str) -> Finding:
-    """`addr` is /ip4|ip6/<host>/tcp|udp/<port>…, as its setting's parser made sure."""
+    """Return what was found of a port. `addr` is /ip4|ip6/<host>/tcp|udp/<port>…, as its setting's parser made
+    sure."""
     _, version, host, transport, port, *_ = addr.split("/")
     family = socket.AF_INET if version == "ip4" else socket.AF_INET6
     kind = socket.SOCK_STREAM if transport == "tcp" else socket.SOCK_DGRAM

@@ -202,7 +202,8 @@ def watch(flags: Flags) -> int:
 
 
 def _starting_from(config: RunConfig, checkpoint: str, home: Path) -> RunConfig:
-    """`config` for the model of a checkpoint, with its weights and tokenizer. Raises ConfigError, IntegrityError."""
+    """Return `config` for the model of a checkpoint, with its weights and tokenizer. Raises ConfigError,
+    IntegrityError."""
     from swarm.serving.model.model_files import open_model  # noqa: PLC0415
     from swarm.start_checkpoint import model_settings  # noqa: PLC0415
     from swarm.training.data.tokenizer import TOKENIZER_FILE  # noqa: PLC0415

@@ -162,7 +162,7 @@ def node_view(peer_id: str, record: NodeRecord) -> NodeView:
 def node_views(
     snapshot: NetworkSnapshot, names: Mapping[str, str], memo: RecordMemo[NodeRecord, NodeView]
 ) -> dict[str, NodeView]:
-    """`memo` keeps the `node_view` of each record."""
+    """Return the views of all nodes. `memo` keeps the `node_view` of each record."""
     return {
         peer_id: view.model_copy(
             update={

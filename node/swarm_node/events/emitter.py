@@ -53,7 +53,7 @@ class Emitter:
 
     @contextmanager
     def notifying(self, listener: Listener) -> Iterator[None]:
-        """While the context lasts, call `listener` with each event."""
+        """Call `listener` with each event while the context lasts."""
         self._listeners.append(listener)
         try:
             yield
@@ -127,7 +127,7 @@ def _write(stream: TextIO, text: str) -> None:
 
 
 def _plain(value: object) -> object:
-    """`value` as JSON can hold it: tuples become lists, non-finite numbers null."""
+    """Return `value` as JSON can hold it: tuples become lists, non-finite numbers null."""
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     if isinstance(value, Mapping):

@@ -45,7 +45,7 @@ SCALARS: Mapping[str, Mapping[str, str]] = {
 
 @contextmanager
 def recorded(emitter: Emitter, folder: Path | None, run_id: str, name: str) -> Iterator[None]:
-    """While the context lasts, write the events of `emitter` below `folder`, if that is given.
+    """Write the events of `emitter` below `folder`, if that is given, while the context lasts.
 
     Raises ConfigError if the files cannot be written.
     """

@@ -240,7 +240,7 @@ class Answerer:
 
 
 def _usage(of_prompts: Sequence[Generation], choices: Sequence[Choice]) -> CompletionUsage:
-    """Each prompt is counted once, however many choices answer it."""
+    """Return the usage. Each prompt is counted once, however many choices answer it."""
     return usage_of(
         prompt_tokens=sum(generation.num_prompt_tokens for generation in of_prompts),
         completion_tokens=sum(choice.num_tokens for choice in choices),

@@ -43,7 +43,7 @@ class GatewayOptions:
 
 
 def create_app(client: AsyncClient, options: GatewayOptions | None = None) -> FastAPI:
-    """The ASGI application. `client` is used, never closed."""
+    """Return the ASGI application. `client` is used, never closed."""
     options = options or GatewayOptions()
     gateway = Gateway(client, options)
     app = FastAPI(title="Swarm gateway", docs_url=None, redoc_url=None)

@@ -31,14 +31,14 @@ class MonthlyTraffic:
         self._metered_bytes = 0
 
     def update(self, total_bytes: int, at: float) -> None:
-        """The meter shows `total_bytes` at the time `at`. With a new month counting begins anew."""
+        """Note that the meter shows `total_bytes` at the time `at`. With a new month counting begins anew."""
         if (month := _month_of(at)) != self._month:
             self._month, self.num_bytes = month, 0
         self.num_bytes += total_bytes - self._metered_bytes
         self._metered_bytes = total_bytes
 
     def save(self) -> None:
-        """Blocks. A disk that refuses is only a warning."""
+        """Write the count to disk. Blocks. A disk that refuses is only a warning."""
         try:
             replace_json(self._path, {"month": self._month, "num_bytes": self.num_bytes})
         except OSError as error:

@@ -121,7 +121,7 @@ class MemoryShare:
 
 
 def resident_bytes() -> int:
-    """Resident bytes of this process and its children (the libp2p daemon)."""
+    """Return the resident bytes of this process and its children (the libp2p daemon)."""
     process = psutil.Process()
     total = 0
     for part in (process, *process.children(recursive=True)):

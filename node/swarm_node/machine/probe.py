@@ -77,7 +77,8 @@ def measure(device: str) -> Speeds:
 
 
 def _best_s(run: Callable[[], None], finished: Callable[[], None]) -> float:
-    """Seconds of the fastest `run` within BUDGET_S, after one to warm up: the slower ones shared the machine."""
+    """Return the seconds of the fastest `run` within BUDGET_S, after one to warm up: the slower ones shared the
+    machine."""
     run()
     finished()
     best_s = float("inf")
@@ -111,7 +112,8 @@ def examine(device: str, cache: Path, *, probe: str, threads: int) -> Hardware:
 
 
 def choose_device(wanted: str) -> str:
-    """`auto` is the first of CUDA (which ROCm builds also answer to), MPS and CPU that is there."""
+    """Return the device to use. `auto` is the first of CUDA (which ROCm builds also answer to), MPS and CPU that is
+    there."""
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if wanted == "auto":
         return next(name for name, is_there in there.items() if is_there)
@@ -152,7 +154,7 @@ def measure_again(device: str, cache: Path, threads: int) -> Speeds:
 
 
 def main() -> None:
-    """`measure_again` as a process of its own: device, cache and threads are its arguments, JSON is its answer."""
+    """Run `measure_again` as a process of its own: device, cache and threads are its arguments, JSON is its answer."""
     device, cache, threads = sys.argv[1:]
     sys.stdout.write(json.dumps(asdict(measure_again(device, Path(cache), int(threads)))))
 

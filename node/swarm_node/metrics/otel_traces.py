@@ -50,7 +50,8 @@ class Traces:
         choices: Sequence[Mapping[str, Any]],
         error: BaseException | None,
     ) -> None:
-        """`choices` are the SDK's traces of the request's generations (`swarm.serving.session.trace.Trace.to_dict`)."""
+        """Export the trace of a request. `choices` are the SDK's traces of the request's generations
+        (`swarm.serving.session.trace.Trace.to_dict`)."""
         if self._tracer is None:
             return
         root = self._start("request", began_at, None, {"swarm.request": request_id, "gen_ai.request.model": model})
@@ -75,7 +76,7 @@ class Traces:
             self._aborted = [*self._aborted, (at, event)][-MAX_ABORTED:]
 
     def outer_step(self, run: str, event: OuterStep, phases_s: Mapping[str, float], at: float) -> None:
-        """`phases_s` in their order, as far as they are known."""
+        """Export the trace of an outer step. `phases_s` are in their order, as far as they are known."""
         if self._tracer is None:
             return
         began_at = at - max(event.seconds, sum(phases_s.values()))
@@ -145,7 +146,7 @@ def traces_to(processor: SpanProcessor, about: Mapping[str, str]) -> Traces:
 
 
 def _endpoint(url: str) -> str:
-    """A collector is named by its address alone as a rule."""
+    """Return where to send traces. A collector is named by its address alone as a rule."""
     return url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1/traces"
 
 

@@ -184,7 +184,7 @@ class ModelServing:
 
 
 def serving_line(status: ServingStatus, num_blocks: int) -> str:
-    """`SERVING blocks 12:20 of 32, 41 tok/s`."""
+    """Return `SERVING blocks 12:20 of 32, 41 tok/s`."""
     blocks = f"blocks {status.start}:{status.end} of {num_blocks}"
     sessions = f", {status.num_sessions} sessions" if status.num_sessions > 1 else ""
     return f"SERVING {blocks}, {rate(status.tokens_per_s)}{sessions}"

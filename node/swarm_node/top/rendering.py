@@ -50,7 +50,7 @@ def cell_spans(num_blocks: int, width: int) -> list[tuple[int, int]]:
 
 
 def span_row(start: int, end: int, num_blocks: int, width: int) -> str:
-    """A server's blocks `[start, end)`: a full cell is served in whole, a grey one in part."""
+    """Return a server's blocks `[start, end)`: a full cell is served in whole, a grey one in part."""
     row = ""
     for first, last in cell_spans(num_blocks, width):
         covered = min(end, last) - max(start, first)
@@ -65,7 +65,7 @@ def replica_row(replicas: Sequence[int], width: int) -> str:
 
 
 def missing_row(missing: Sequence[tuple[int, int]], num_blocks: int, width: int) -> str:
-    """A model's blocks where only the gaps are known: full where each block has a server."""
+    """Return a model's blocks where only the gaps are known: full where each block has a server."""
     return "".join(
         NONE if any(start < cell[1] and cell[0] < end for start, end in missing) else FULL
         for cell in cell_spans(num_blocks, width)

@@ -89,7 +89,7 @@ def pieces(message: bytes) -> Iterator[tuple[Kind, memoryview]]:
 
 
 def parse_header(header: bytes | memoryview) -> tuple[Kind, int]:
-    """Kind and length, the length checked before anything is read or allocated. Raises PeerViolation."""
+    """Return the kind and length, the length checked before anything is read or allocated. Raises PeerViolation."""
     number, length = HEADER.unpack(header)
     try:
         kind = Kind(number)

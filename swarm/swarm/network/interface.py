@@ -47,7 +47,7 @@ class Stream(Protocol):
         """
 
     async def receive(self) -> bytes:
-        """The next message. Raises EndOfStream, PeerUnreachable, PeerTimeout, or the other side's SwarmError."""
+        """Return the next message. Raises EndOfStream, PeerUnreachable, PeerTimeout, or the other side's SwarmError."""
 
     async def finish(self) -> None:
         """Say that no more messages follow from this side. Receiving goes on."""
@@ -82,7 +82,7 @@ class Network(StreamOpener, Protocol):
         """Return what this node's traffic has shown of its links."""
 
     def now(self) -> float:
-        """Unix time in seconds, the clock that records are issued and expire by."""
+        """Return the Unix time in seconds, the clock that records are issued and expire by."""
 
     async def call(
         self,
@@ -118,7 +118,7 @@ class Network(StreamOpener, Protocol):
         """
 
     async def lookup(self, keys: Sequence[str], *, timeout_s: float, max_records: int = 0) -> list[Envelope]:
-        """All valid, unexpired records under `keys`, at most one a key and signer, own ones included.
+        """Return all valid, unexpired records under `keys`, at most one a key and signer, own ones included.
 
         With `max_records`, of a key that has more a sample of about so many, drawn by chance, from few nodes: a record
         may be missing for once, and it costs less.
@@ -129,7 +129,7 @@ class Network(StreamOpener, Protocol):
         """Return `payload` in an envelope of this peer, for this purpose and network, about `subject`, from now on."""
 
     async def addrs(self) -> tuple[str, ...]:
-        """Multiaddrs, each ending in /p2p/<peer_id>, under which this peer can be reached now."""
+        """Return multiaddrs, each ending in /p2p/<peer_id>, under which this peer can be reached now."""
 
     async def close(self) -> None:
         """Stop serving and end every task, socket and child process. Idempotent."""
@@ -158,7 +158,7 @@ class FaultHook(Protocol):
 
 class _NoFaults:
     async def reached(self, phase: str) -> None:
-        """Nothing happens, and nothing else gets to run: no task switch."""
+        """Do nothing, and let nothing else run: no task switch."""
 
 
 no_faults: FaultHook = _NoFaults()

@@ -69,12 +69,12 @@ class LinkMeter:
         self._links: dict[str, _Link] = {}
 
     def came(self, peer_id: str, num_bytes: int, since_s: float) -> None:
-        """A message of `num_bytes` came from `peer_id`, whose first bytes were here at `since_s`."""
+        """Note that a message of `num_bytes` came from `peer_id`, whose first bytes were here at `since_s`."""
         if num_bytes >= MIN_MESSAGE_BYTES:
             _add(self._link(peer_id), num_bytes, since_s, asyncio.get_running_loop().time())
 
     def answered(self, peer_id: str, seconds: float) -> None:
-        """`peer_id` answered a small call, to which it answers at once, after `seconds`."""
+        """Note that `peer_id` answered a small call, to which it answers at once, after `seconds`."""
         self._link(peer_id).answers.append((asyncio.get_running_loop().time(), seconds))
 
     def rate_from(self, peer_id: str) -> float | None:

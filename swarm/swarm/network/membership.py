@@ -175,7 +175,8 @@ class Membership:
     # --- what others say --------------------------------------------------------------------------------------------
 
     async def nodes(self, *, timeout_s: float = LOOKUP_TIMEOUT_S) -> dict[str, NodeRecord]:
-        """The newest record of every node by peer id, this one's included. Raises PeerTimeout, as the next three do."""
+        """Return the newest record of every node by peer id, this one's included. Raises PeerTimeout, as the next three
+        do."""
         return await self._look_up(NodeRecord, "nodes", "", timeout_s)
 
     async def servers(self, model: str, *, timeout_s: float = LOOKUP_TIMEOUT_S) -> dict[str, ServeRecord]:
@@ -205,7 +206,8 @@ class Membership:
         }
 
     async def _find_some(self, key: str, timeout_s: float) -> list[Envelope]:
-        """The records under `key` and, where these are many, under a key below that is drawn by chance, and so on."""
+        """Return the records under `key` and, where these are many, under a key below that is drawn by chance, and so
+        on."""
         until = asyncio.get_running_loop().time() + timeout_s
         found = level = await self._network.lookup([key], timeout_s=timeout_s, max_records=NUM_SAMPLED)
         for _ in range(limits.MAX_KEY_DEPTH):
@@ -231,7 +233,8 @@ class Membership:
         return {peer_id: max(0.0, now - seen.envelope.issued_at) for peer_id, seen in view.items()}
 
     async def models(self, *, timeout_s: float = LOOKUP_TIMEOUT_S) -> tuple[str, ...]:
-        """The models that live nodes say they serve a span of, sorted; of very many those that most nodes name."""
+        """Return the models that live nodes say they serve a span of, sorted; of very many those that most nodes
+        name."""
         nodes = await self.nodes(timeout_s=timeout_s)
         num_nodes = Counter(model for node in nodes.values() for model in node.models)
         likeliest = sorted(num_nodes, key=lambda model: (-num_nodes[model], model))
@@ -245,7 +248,7 @@ class Membership:
         return {peer_id: seen.record for peer_id, seen in sorted(view.items()) if isinstance(seen.record, record_type)}
 
     async def _find_all(self, root: str, timeout_s: float) -> list[Envelope]:
-        """The records under `root` and under the keys below those that are full, level by level.
+        """Return the records under `root` and under the keys below those that are full, level by level.
 
         Raises PeerTimeout if nobody answered for `root`; records below may be missing when time is up.
         """
@@ -296,7 +299,8 @@ class Membership:
     # --- how far they are -------------------------------------------------------------------------------------------
 
     async def rtt_s(self, peer_id: str, *, timeout_s: float = LOOKUP_TIMEOUT_S) -> float:
-        """Seconds of a round trip, measured with real calls and remembered for a minute. Raises PeerError."""
+        """Return the seconds of a round trip, measured with real calls and remembered for a minute. Raises
+        PeerError."""
         return await self._round_trips.measure_s(peer_id, timeout_s=timeout_s)
 
     async def rtts_ms(
@@ -306,7 +310,8 @@ class Membership:
         max_peers: int = limits.MAX_RTT_PEERS,
         timeout_s: float = LOOKUP_TIMEOUT_S,
     ) -> dict[str, float]:
-        """Milliseconds of a round trip to those of `peer_ids` that answer within `timeout_s`, the nearest first.
+        """Return the milliseconds of a round trip to those of `peer_ids` that answer within `timeout_s`, the nearest
+        first.
 
         For a record's `rtt_ms`. At most `max_peers`, this node left out. Of those not measured within the last minute
         a few, drawn by chance, are measured now, all at once: called again and again it comes to know all of them.
@@ -316,13 +321,14 @@ class Membership:
         return dict(list(self.known_rtts_ms(others).items())[:max_peers])
 
     def known_rtts_ms(self, peer_ids: Iterable[str]) -> dict[str, float]:
-        """Milliseconds of a round trip to those of `peer_ids` whose is known, the nearest first. Asks nobody."""
+        """Return the milliseconds of a round trip to those of `peer_ids` whose is known, the nearest first. Asks
+        nobody."""
         known = {peer_id: self._round_trips.known_s(peer_id) for peer_id in peer_ids}
         found = [(rtt_s * 1e3, peer_id) for peer_id, rtt_s in known.items() if rtt_s is not None]
         return {peer_id: rtt_ms for rtt_ms, peer_id in sorted(found)}
 
     def all_known_rtts_s(self) -> list[float]:
-        """Seconds of a round trip to every peer whose is known. Asks nobody."""
+        """Return the seconds of a round trip to every peer whose is known. Asks nobody."""
         return self._round_trips.all_known_s()
 
 
@@ -389,7 +395,7 @@ class Announcer:
         self._changed.set()
 
     def _with_holdings(self, record: Record) -> Record:
-        """The node record as given, naming the models and runs that are announced beside it."""
+        """Return the node record as given, naming the models and runs that are announced beside it."""
         assert isinstance(record, NodeRecord)
         held: dict[Kind, list[str]] = {"serve": [], "train": []}
         for (kind, name), announced in sorted(self._announced.items()):
@@ -470,7 +476,8 @@ def _kind_and_name(record: Record) -> tuple[Kind, str]:
 
 
 def _last_record(record: Record) -> Record:
-    """The record that takes the place of a living one. A finished trainer stays finished: others wait for no more."""
+    """Return the record that takes the place of a living one. A finished trainer stays finished: others wait for no
+    more."""
     match record:
         case NodeRecord():
             return replace(record, state="leaving")

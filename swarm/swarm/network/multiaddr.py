@@ -50,7 +50,7 @@ def parse_peer_addr(text: str) -> PeerAddr:
 
 
 def check_listen_addr(text: str) -> str:
-    """`text` if a host can listen there. Raises ConfigError."""
+    """Return `text` if a host can listen there. Raises ConfigError."""
     parts = _parts(text, _LISTEN_EXAMPLE)
     if any(name in ("p2p", "p2p-circuit") for name, _ in parts):
         raise _fault(text, "a listen address names no peer", _LISTEN_EXAMPLE)
@@ -60,14 +60,14 @@ def check_listen_addr(text: str) -> str:
 
 
 def check_announce_addr(text: str) -> str:
-    """`text` if it can be told to others. Raises ConfigError."""
+    """Return `text` if it can be told to others. Raises ConfigError."""
     if any(name in _PORTS and value == "0" for name, value in _parts(text, _EXAMPLE)):
         raise _fault(text, "others cannot dial port 0; name the port they reach", _EXAMPLE)
     return text
 
 
 def dialable(addrs: Iterable[str]) -> tuple[str, ...]:
-    """Those of `addrs` that a host can dial, each without its final /p2p: what a peer names may be anything."""
+    """Return those of `addrs` that a host can dial, each without its final /p2p: what a peer names may be anything."""
     return tuple(addr for addr in addrs if _is_dialable(addr))
 
 
@@ -146,7 +146,7 @@ def _parts(text: str, example: str) -> list[tuple[str, str]]:
 
 
 def _split(text: str) -> list[tuple[str, str]]:
-    """Names and values, of which the first two are a host and a port. Raises ValueError with the fault."""
+    """Return the names and values, of which the first two are a host and a port. Raises ValueError with the fault."""
     if len(text) > limits.MAX_ADDR_BYTES:
         raise ValueError("it is too long")
     if not text.startswith("/"):
@@ -198,7 +198,8 @@ _number = partial(decode_varint, max_bytes=5)
 
 @lru_cache(maxsize=4096)
 def peer_id_bytes(peer_id: str) -> bytes:
-    """base58 is slow in pure Python and the same few peers come again and again. Raises ValueError."""
+    """Return the bytes of a peer id. base58 is slow in pure Python and the same few peers come again and again. Raises
+    ValueError."""
     return base58_decode(peer_id)
 
 

@@ -34,7 +34,8 @@ class Turns:
         self._upload.charge(num_bytes)
 
     def enter(self, writer: PacedWriter) -> None:
-        """`writer` has something to send. One that has dropped what it had keeps its place, and has no second one."""
+        """Note that `writer` has something to send. One that has dropped what it had keeps its place, and has no second
+        one."""
         self._waiting[writer] = None
         if self._timer is None:
             self._take_turns()

@@ -50,7 +50,7 @@ class RoundTrips:
         await self._network.serve(PING_METHOD, _pong)
 
     async def measure_s(self, peer_id: str, *, timeout_s: float) -> float:
-        """Seconds there and back, at most LIFETIME_S old; 0 to ourselves. Raises PeerError."""
+        """Return the seconds there and back, at most LIFETIME_S old; 0 to ourselves. Raises PeerError."""
         if peer_id == self._network.peer_id:
             return 0.0
         if not self._is_fresh(peer_id):
@@ -75,7 +75,7 @@ class RoundTrips:
                 pings.create_task(self._try_to_measure(peer_id, timeout_s))
 
     def known_s(self, peer_id: str) -> float | None:
-        """Seconds there and back, at most KEPT_S old; 0 to ourselves. Asks nobody."""
+        """Return the seconds there and back, at most KEPT_S old; 0 to ourselves. Asks nobody."""
         if peer_id == self._network.peer_id:
             return 0.0
         rtt_s, measured_at_s = self._known.get(peer_id, (0.0, -KEPT_S))

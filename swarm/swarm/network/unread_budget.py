@@ -62,7 +62,7 @@ class UnreadBudget:
         self._add(holder, -min(num_bytes, self._held[holder]))
 
     def drop(self, holder: UnreadHolder) -> None:
-        """The stream has ended. Idempotent."""
+        """Forget a stream that has ended; a second time does nothing."""
         self._add(holder, -self._held[holder])
 
     def _give_way(self, holder: UnreadHolder, why: str) -> None:

@@ -33,7 +33,7 @@ class Measurements:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Mean, median, 99th percentile and extremes; empty if there are no values."""
+    """Return the mean, the median, 99th percentile and extremes; empty if there are no values."""
     if not values:
         return {}
     ordered = sorted(values)

@@ -71,7 +71,7 @@ class Report:
 
 
 def report_of(scenario: Scenario, measured: Measurements, sent_a_minute: Sequence[tuple[float, float]]) -> Report:
-    """`sent_a_minute` are messages and bytes of each node that was there at both ends."""
+    """Return the report. `sent_a_minute` are messages and bytes of each node that was there at both ends."""
     counts, last = measured.counts, measured.samples[-1] if measured.samples else {}
     num_lookups = counts["lookups"]
     sections: dict[str, Figures] = {

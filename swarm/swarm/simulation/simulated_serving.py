@@ -180,7 +180,7 @@ class SimulatedGateway:
             await asyncio.sleep(LIST_S)
 
     async def _request(self) -> None:
-        """One answer. Its time is what the router expects, and what waiting for lost servers adds."""
+        """Give one answer. Its time is what the router expects, and what waiting for lost servers adds."""
         began, tokens = asyncio.get_running_loop().time(), self._model.answer_tokens
         self._measured.count("requests")
         for _ in range(MAX_TRIES):

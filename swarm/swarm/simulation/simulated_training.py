@@ -75,7 +75,7 @@ class _Run:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def begin(self) -> None:
-        """The first step is taken."""
+        """Note that the first step is taken."""
         self.has_begun = True
         self._changed.set()
 
@@ -98,7 +98,7 @@ class _Run:
 
 
 def _runs_of(training: Training, num_trainers: float) -> list[_Run]:
-    """As many runs as these trainers need."""
+    """Return as many runs as these trainers need."""
     num_runs = max(1, round(num_trainers / max(1.0, ROOM * training.members * training.cluster_size)))
     return [_Run(signed=_signed_run(f"run-{number}", training)) for number in range(num_runs)]
 

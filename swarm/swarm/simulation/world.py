@@ -369,7 +369,7 @@ class World:
 
 
 async def _refresh(network: SimulatedNetwork) -> None:
-    """As `partition_watch.PartitionWatch` does while all is well."""
+    """Do as `partition_watch.PartitionWatch` does while all is well."""
     while True:
         await asyncio.sleep(REFRESH_S)
         await network.dht.make_room()

@@ -383,7 +383,7 @@ def _innermost(func: Callable[..., object], args: tuple[Any, ...]) -> Callable[.
 
 
 def _describe(tasks: Iterable[asyncio.Task[Any]]) -> str:
-    """Each task's name and the line it waits at, sorted so that the message is the same on every run."""
+    """Return each task's name and the line it waits at, sorted so that the message is the same on every run."""
     return "; ".join(sorted(f"{task.get_name()} at {_where(task)}" for task in tasks)) or "no task"
 
 

@@ -35,7 +35,7 @@ class OwnRecords:
         self._published: dict[str, Envelope] = {}  # by key
 
     async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
-        """As `Network.publish`."""
+        """Publish as `Network.publish` does."""
         previous = self._published.get(key)
         issued_at = max(self._now(), previous.issued_at + MIN_ISSUE_STEP_S if previous else 0.0)
         envelope = seal_record(
@@ -57,7 +57,7 @@ class OwnRecords:
         await asyncio.gather(*(self._dht.store(envelope) for envelope in self._published.values()))
 
     async def lookup(self, keys: Sequence[str], *, timeout_s: float, max_records: int = 0) -> list[Envelope]:
-        """As `Network.lookup`."""
+        """Look up as `Network.lookup` does."""
         found, answered = await self._dht.find(keys, timeout_s=timeout_s, max_records=max_records)
         if not answered:
             raise PeerTimeout(f"no peer answered a lookup within {timeout_s:g} s")

@@ -190,11 +190,11 @@ class RecordDht:
         return dht
 
     def peers(self) -> tuple[str, ...]:
-        """Everyone in the routing table."""
+        """Return everyone in the routing table."""
         return self._table.peers
 
     def contacts(self) -> tuple[Contact, ...]:
-        """Everyone in the routing table who said where to dial it."""
+        """Return everyone in the routing table who said where to dial it."""
         found = map(self._book.contact, self._table.peers)
         return tuple(contact for contact in found if contact.addrs)
 
@@ -314,7 +314,8 @@ class RecordDht:
             del self._holders[next(iter(self._holders))]
 
     async def find(self, keys: Sequence[str], *, timeout_s: float, max_records: int = 0) -> tuple[list[Envelope], bool]:
-        """The newest record of each key and signer, expired ones included, and whether any node was there to ask.
+        """Return the newest record of each key and signer, expired ones included, and whether any node was there to
+        ask.
 
         With `max_records`, a sample of each key that has more: SAMPLE_WIDTH nodes are asked, and others only if these
         hold none.
@@ -350,7 +351,7 @@ class RecordDht:
                 return
 
     def _sought_now(self, peer_id: str) -> _Sought:
-        """One search for all who want to reach `peer_id` within SOUGHT_S."""
+        """Share one search among all who want to reach `peer_id` within SOUGHT_S."""
         now = asyncio.get_running_loop().time()
         self._sought = {each: sought for each, sought in self._sought.items() if sought.until > now}
         if peer_id not in self._sought:
@@ -457,7 +458,7 @@ class RecordDht:
         search.left_out(peer_id, keys[len(found) :])
 
     async def _take_in(self, search: NodeLookup, place: bytes, records: Sequence[bytes]) -> None:
-        """Those of `records` that are valid and belong to `place`. The rest is no harm to what else is there."""
+        """Return those of `records` that are valid and belong to `place`. The rest is no harm to what else is there."""
         for index, data in enumerate(records, 1):
             envelope = self._validator.envelope(data)
             if envelope is not None and place_of(envelope.subject) == place:
@@ -486,7 +487,8 @@ class RecordDht:
     async def _call(
         self, peer_id: str, method: str, request: bytes, decode: Callable[[bytes], T], hints: Sequence[str] = ()
     ) -> T | None:
-        """None: no answer, or one that is none. The peer is then out of the table, and suspected."""
+        """Call a peer. Return None if there is no answer, or one that is none. The peer is then out of the table, and
+        suspected."""
         addrs = tuple(dict.fromkeys((*self._book.of(peer_id), *hints)))
         try:
             async with self._calls, asyncio.timeout(RPC_TIMEOUT_S):

@@ -66,7 +66,7 @@ class RecordStorage:
         return envelope.peer_id in self._records.get(place, {})
 
     def get(self, place: bytes) -> tuple[bytes, ...]:
-        """The records of the key whose place this is."""
+        """Return the records of the key whose place this is."""
         self._drop_due([place])
         return tuple(data for _, data in self._records.get(place, {}).values())
 
@@ -91,7 +91,7 @@ class RecordStorage:
                 self._first_due[place] = min(drop_at(issued_at) for issued_at, _ in self._records[place].values())
 
     def _make_room(self) -> None:
-        """The keys whose last record is due first go, with all their records."""
+        """Drop the keys whose last record is due first, with all their records."""
         if len(self._records) <= MAX_KEYS and self._num_bytes <= MAX_BYTES:
             return
         self.clear_due()

@@ -56,7 +56,7 @@ MAX_CROWDED_S = 320.0
 
 @lru_cache(maxsize=32768)
 def node_id_of(peer_id: str) -> int:
-    """A peer's one place."""
+    """Return a peer's one place among all keys."""
     return to_id(place_of(peer_id))
 
 
@@ -106,7 +106,8 @@ class RoutingTable:
         return sum(len(bucket.members) for bucket in self._buckets.values())
 
     def heard_of(self, peer_id: str, now_s: float = 0.0) -> None:
-        """`peer_id` has called or answered just now. It becomes a member, or waits where all places are taken."""
+        """Note that `peer_id` has called or answered just now. It becomes a member, or waits where all places are
+        taken."""
         node_id = node_id_of(peer_id)
         distance = node_id ^ self._own_id
         if not distance:
@@ -167,7 +168,7 @@ class RoutingTable:
         return tuple(found)
 
     def nearest(self, key: int, count: int) -> list[str]:
-        """The `count` members nearest to `key`, nearest first; fewer if there are not as many.
+        """Return the `count` members nearest to `key`, nearest first; fewer if there are not as many.
 
         Every member of the bucket in which `key` itself would be is nearer to it than all others, then come all nearer
         buckets together, then the farther ones, one by one.
@@ -200,7 +201,7 @@ class Suspects:
         self._left_out: dict[str, tuple[float, float]] = {}  # until when, and for how long
 
     def add(self, peer_id: str, now_s: float) -> None:
-        """It did not answer."""
+        """Note a peer that did not answer."""
         _, before_s = self._left_out.pop(peer_id, (0.0, SUSPECT_S / 2))
         hold_s = min(MAX_SUSPECT_S, 2 * before_s)
         self._left_out[peer_id] = (now_s + hold_s, hold_s)
@@ -208,11 +209,12 @@ class Suspects:
             del self._left_out[next(iter(self._left_out))]
 
     def clear(self, peer_id: str) -> None:
-        """It has answered."""
+        """Note a peer that has answered."""
         self._left_out.pop(peer_id, None)
 
     def has_called(self, peer_id: str, now_s: float) -> None:
-        """It is there, and may still not be reached from here: it is tried again in SUSPECT_S at the latest."""
+        """Note a peer that has called: it is there, and may still not be reached from here: it is tried again in
+        SUSPECT_S at the latest."""
         if peer_id in self._left_out:
             until_s, _ = self._left_out[peer_id]
             self._left_out[peer_id] = (min(until_s, now_s + SUSPECT_S), SUSPECT_S)
@@ -250,7 +252,8 @@ class NodeLookup:
         return tuple(self._ranked)
 
     def meet(self, peers: Iterable[str], suspects: Container[str], *, named_by: str = "") -> None:
-        """All but this node, those that were dropped, and `suspects`. Without `named_by` they were known before."""
+        """Take in peers: all but this node, those that were dropped, and `suspects`. Without `named_by` they were known
+        before."""
         num_hops = self.num_hops.get(named_by, 0) + 1
         for peer_id in peers:
             if peer_id in self.peers or peer_id == self._own_peer_id:
@@ -262,7 +265,8 @@ class NodeLookup:
                     insort(ranked, _placed(peer_id, key))
 
     def hear(self, named: Sequence[Contact], suspects: Container[str], *, named_by: str) -> None:
-        """A node names these peers: `meet` them. Their addresses are tried beside those that others named."""
+        """Take in the peers that a node names: `meet` them. Their addresses are tried beside those that others
+        named."""
         for contact in named:
             known = self._addrs.get(contact.peer_id, ())
             if contact.addrs != known:
@@ -274,7 +278,7 @@ class NodeLookup:
         return self._addrs.get(peer_id, ())
 
     def drop(self, peer_id: str) -> None:
-        """It did not answer."""
+        """Drop a peer that did not answer."""
         self._dropped.add(peer_id)
         if peer_id in self.peers:
             self.peers.remove(peer_id)
@@ -282,7 +286,7 @@ class NodeLookup:
                 del ranked[bisect_left(ranked, _placed(peer_id, key))]
 
     def left_out(self, peer_id: str, keys: Iterable[bytes]) -> None:
-        """It had no room for these in its answer, and is to be asked again."""
+        """Note that a node had no room for these in its answer, and is to be asked again."""
         self._asked.difference_update((peer_id, key) for key in keys)
 
     def take_in(self, envelope: Envelope) -> None:
@@ -305,7 +309,8 @@ class NodeLookup:
         return max((self.num_hops[peer_id] for key in self._ranked for peer_id in self.nearest(key, 1)), default=0)
 
     def next_calls(self) -> list[tuple[str, list[bytes]]]:
-        """Peers that are among the nearest of keys they have not been asked for, with as many as a request takes."""
+        """Return the peers that are among the nearest of keys they have not been asked for, with as many as a request
+        takes."""
         calls: dict[str, list[bytes]] = {}
         for key, ranked in self._ranked.items():
             for _, peer_id in ranked[: self.width]:
@@ -355,7 +360,7 @@ class AddressBook:
         return len(self._contacts)
 
     def of(self, peer_id: str) -> tuple[str, ...]:
-        """The addresses that `peer_id` gave last; none if it is not known."""
+        """Return the addresses that `peer_id` gave last; none if it is not known."""
         known = self._contacts.get(peer_id)
         return known.addrs if known is not None else ()
 

@@ -93,7 +93,7 @@ class NearbyPeers:
             self._claims[key] = _Claim(contact, now)
 
     def reached(self, contact: Contact) -> None:
-        """The peer has proved that it is there."""
+        """Note that the peer has proved that it is there."""
         for claim in self._claims.values():
             claim.was_reached |= claim.contact == contact
 

@@ -63,7 +63,8 @@ class Calls:
         self._num_bulk: Counter[str] = Counter()
 
     async def call(self, peer_id: str, names: tuple[str, str, str], request: bytes, max_bytes: int) -> bytes:
-        """`names` are the protocols of small requests, large requests and parcels. The caller sets deadlines."""
+        """Call a method. `names` are the protocols of small requests, large requests and parcels. The caller sets
+        deadlines."""
         unary_name, bulk_name, parcel_name = names
         if len(request) > self._max_unary_bytes:
             return await self._exchange(peer_id, bulk_name, request, max_bytes)
@@ -113,7 +114,7 @@ class Calls:
         return handle
 
     async def _receive(self, peer_id: str, stream: Stream) -> bytes:
-        """A request in its turn. Raises PeerTimeout."""
+        """Receive a request in its turn. Raises PeerTimeout."""
         turn = self._turns.setdefault(peer_id, asyncio.Semaphore(MAX_BULK_PER_PEER))
         self._num_bulk[peer_id] += 1
         try:
@@ -151,6 +152,6 @@ class Calls:
         return token
 
     def _drop(self, token: bytes) -> None:
-        """Idempotent."""
+        """Drop a parcel; a second time does nothing."""
         _, response = self._parcels.pop(token, ("", b""))
         self._num_parcel_bytes -= len(response)

@@ -43,7 +43,7 @@ async def read_message(reader: asyncio.StreamReader, message_type: type[MessageT
 
 
 async def read_delimited(reader: asyncio.StreamReader, max_bytes: int) -> bytes:
-    """The bytes behind a varint with their number. Raises likewise."""
+    """Return the bytes behind a varint with their number. Raises likewise."""
     size = shift = 0
     while True:
         byte = (await reader.readexactly(1))[0]
@@ -73,7 +73,7 @@ class Control:
         return await asyncio.open_unix_connection(self._socket_path, limit=buffer_bytes)
 
     async def identify(self) -> tuple[str, tuple[str, ...]]:
-        """Our own peer id and the addresses that the daemon currently has, without /p2p."""
+        """Return our own peer id and the addresses that the daemon currently has, without /p2p."""
         response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY))
         return peer_id_text(response.identify.id), _known(response.identify.addrs)
 
@@ -89,7 +89,7 @@ class Control:
         await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.DISCONNECT, disconnect=request))
 
     async def connected_peers(self) -> dict[str, tuple[str, ...]]:
-        """The peers with an open connection, and the remote addresses of all connections to each."""
+        """Return the peers with an open connection, and the remote addresses of all connections to each."""
         response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
         found: dict[str, tuple[str, ...]] = {}
         for peer in response.peers:  # one entry a connection
@@ -106,7 +106,7 @@ class Control:
     async def open_stream(
         self, peer_id: str, protocol: str, buffer_bytes: int = STREAM_BUFFER_BYTES
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """The caller closes the writer."""
+        """Open a stream, whose writer the caller closes."""
         reader, writer = await self.open(buffer_bytes)
         try:
             request = p2pd_pb2.StreamOpenRequest(peer=peer_id_bytes(peer_id), proto=[protocol])

@@ -187,7 +187,7 @@ class Host:
         await self.daemon.stop()
 
     async def addrs(self) -> tuple[str, ...]:
-        """Our own addresses now, without /p2p. Raises PeerUnreachable if the daemon cannot be asked."""
+        """Return our own addresses now, without /p2p. Raises PeerUnreachable if the daemon cannot be asked."""
         try:
             _, addrs = await self.control.identify()
         except CONTROL_FAILURES as error:
@@ -195,15 +195,15 @@ class Host:
         return addrs
 
     async def connected_peers(self) -> dict[str, tuple[str, ...]]:
-        """The peers with an open connection, and where it leads; shared with all who ask at the same time, so not to be
-        changed. Raises PeerUnreachable likewise."""
+        """Return the peers with an open connection, and where it leads; shared with all who ask at the same time, so
+        not to be changed. Raises PeerUnreachable likewise."""
         try:
             return await self._connections.look()
         except CONTROL_FAILURES as error:
             raise translate(error, self.peer_id) from None
 
     async def look(self) -> dict[str, tuple[str, ...]]:
-        """As `connected_peers`, and keep it as `connected`."""
+        """Do as `connected_peers`, and keep its answer as `connected`."""
         self.connected = await self.connected_peers()
         self.introduced = {peer_id: kind for peer_id, kind in self.introduced.items() if peer_id in self.connected}
         self._connected_at = {peer_id: self._connected_at.get(peer_id, 0.0) for peer_id in self.introduced}
@@ -240,7 +240,7 @@ class Host:
         return response
 
     def called_peers(self) -> Collection[str]:
-        """The peers whose answer to a call is waited for."""
+        """Return the peers whose answer to a call is waited for."""
         return self._num_calls.keys()
 
     def num_calls(self, peer_id: str) -> int:
@@ -297,7 +297,7 @@ class Host:
             raise translate(error, peer_id) from None
 
     async def _dialling(self, peer_id: str, addrs: Sequence[str] | None, act: Callable[[], Awaitable[T]]) -> T:
-        """`act`, and once more after a dial if the daemon could not reach the peer."""
+        """Do `act`, and once more after a dial if the daemon could not reach the peer."""
         if not await self._may_dial(peer_id):
             await self._dial(peer_id, addrs)
         try:
@@ -361,7 +361,7 @@ def translate(error: Exception, peer_id: str) -> PeerUnreachable | PeerRefused |
 
 
 def dial_failure(text: str) -> str:
-    """The daemon's account of a failed dial, as one reason in words."""
+    """Return the daemon's account of a failed dial, as one reason in words."""
     if "remote key matches " in text:
         return f"another peer answers there: {text.partition('remote key matches ')[2].split(maxsplit=1)[0]}"
     for sign, reason in _REASONS:

@@ -318,7 +318,7 @@ class Libp2pNetwork:
             raise PeerTimeout(f"no new path within {timeout_s:g} s", peer_id=peer_id) from None
 
     def _kept_peers(self) -> set[str]:
-        """The peers that keep this node reachable, and those through which others find it."""
+        """Return the peers that keep this node reachable, and those through which others find it."""
         return {*self._reservations.held, *(seed.peer_id for seed in self._given.addrs)}
 
     async def serve(self, method: str, handler: UnaryHandler) -> None:
@@ -384,7 +384,7 @@ class Libp2pNetwork:
             await asyncio.wait((self._main,))
 
     async def _run(self) -> None:
-        """Owns the host and every task. Ends by being cancelled, or when the start or the daemon fails."""
+        """Own the host and every task. It ends by being cancelled, or when the start or the daemon fails."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._run_unary())
@@ -478,7 +478,7 @@ class Libp2pNetwork:
         await connect(self._host, contact.peer_id, contact.addrs, self._network_id)
 
     def _askable(self) -> list[str]:
-        """The peers to ask about this node's own addresses: those through which it joined, and then any."""
+        """Return the peers to ask about this node's own addresses: those through which it joined, and then any."""
         others = [peer_id for peer_id in self._dht.peers() if peer_id not in self._entry.peer_ids]
         return [*self._entry.peer_ids, *random.sample(others, len(others))]
 

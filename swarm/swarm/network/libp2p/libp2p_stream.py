@@ -374,7 +374,8 @@ class Libp2pStream:
             await self._attached.wait()
 
     def _take_message(self) -> bytes | None:
-        """The next one, or None if it is not there yet. Raises what `receive` does, once there is nothing more."""
+        """Return the next message, or None if it is not there yet. Raises what `receive` does, once there is nothing
+        more."""
         while self._received:
             message = self._take_piece()
             if message is not None:
@@ -386,7 +387,7 @@ class Libp2pStream:
         return None
 
     def _take_piece(self) -> bytes | None:
-        """The message that the next piece completes, else None."""
+        """Return the message that the next piece completes, else None."""
         kind, body = self._received.popleft()
         self._grant(framing.cost(len(body)))
         self._num_partial_bytes += len(body)

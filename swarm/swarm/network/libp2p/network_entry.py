@@ -99,7 +99,7 @@ async def check_member(host: Host, peer_id: str, network_id: str) -> None:
 
 
 async def explain_refusal(host: Host, peer_id: str, network_id: str, method: str) -> PeerError:
-    """Why `peer_id` does not know a method of ours."""
+    """Return why `peer_id` does not know a method of ours."""
     try:
         greeting = await greet(host, peer_id, network_id)
         check_hello(hello_of(network_id), greeting.hello, peer_id)
@@ -293,7 +293,7 @@ def _check_clock(skews_s: Sequence[float]) -> None:
 
 
 async def start_host(options: Libp2pOptions, given: GivenPeers, policy: DialPolicy) -> Host:
-    """Our host, if nobody else has our identity; the check runs beside the start, before we connect to anyone."""
+    """Start our host, if nobody else has our identity; the check runs beside the start, before we connect to anyone."""
     peer_id = given.own_peer_id
     daemon_options = options.for_daemon()
     asked: tuple[PeerAddr | Contact, ...] = (*given.addrs, *options.remembered[:NUM_COPY_DIALS])

@@ -174,7 +174,8 @@ class Daemon:
         await asyncio.wait((self._reader,), timeout=STOP_TIMEOUT_S)
 
     async def stop(self) -> None:
-        """Goes on to its end also when it is cancelled, and passes that on then: a child must not be left."""
+        """Stop the daemon. It goes on to its end also when it is cancelled, and passes that on then: a child must not
+        be left."""
         stopping = asyncio.create_task(self._stop())
         cancelled = False
         while not stopping.done():
@@ -236,7 +237,8 @@ class Daemon:
 
 
 def _refuse_taken_ports(listen: Sequence[str]) -> None:
-    """libp2p shares TCP ports (SO_REUSEPORT): beside another host of its kind it would start, and get half the calls.
+    """Refuse TCP ports that are taken. libp2p shares TCP ports (SO_REUSEPORT): beside another host of its kind it would
+    start, and get half the calls.
 
     Whatever else is wrong with an address, the daemon itself says.
     """
@@ -306,7 +308,7 @@ def _spawn(args: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def _start_error(output: str, failure: StartError) -> StartError:
-    """The daemon ended before it was ready: say which of the causes that we know it was."""
+    """Say which of the causes that we know ended the daemon before it was ready."""
     lowered = output.lower()
     if "address already in use" in lowered:
         return _occupied(_inside_brackets(output))

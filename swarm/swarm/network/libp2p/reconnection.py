@@ -98,7 +98,7 @@ class Reconnector:
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     async def reach_patiently(self, peer_id: str) -> None:
-        """As `reach`, but a peer that may return is looked for until the caller's deadline."""
+        """Do as `reach`, but a peer that may return is looked for until the caller's deadline."""
         pause_s = MIN_PAUSE_S
         while True:
             try:
@@ -201,7 +201,8 @@ def _is_recent(times: dict[str, float], peer_id: str) -> bool:
 
 
 async def _refuses(place: tuple[str, int] | None) -> bool:
-    """None: a place behind a relay or a name, of which TCP alone tells nothing."""
+    """Return whether the peer refuses connections. None: a place behind a relay or a name, of which TCP alone tells
+    nothing."""
     if place is None:
         return False
     try:

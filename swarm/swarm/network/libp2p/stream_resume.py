@@ -208,7 +208,7 @@ class AcceptedStream:
             self._offer = asyncio.get_running_loop().create_future()
 
     async def reconnect(self, num_received: int) -> Resumed:
-        """The acceptor's `Reconnect`: wait until the opener resumes the stream. Raises PeerError."""
+        """Wait, as the acceptor's `Reconnect`, until the opener resumes the stream. Raises PeerError."""
         with self._streams.held(self._peer_id):
             resumed = await self._offered()
         resumed.writer.write(ANSWER.pack(_ACCEPTED, num_received))

@@ -139,7 +139,7 @@ class Pipe:
         return left_s
 
     def _arrival_s(self, num_bytes: int, left_s: float) -> float:
-        """Never before what was sent earlier, as on one TCP connection."""
+        """Return when it arrives: never before what was sent earlier, as on one TCP connection."""
         delay_s = self.link.latency_s + self._rng.uniform(0, self.link.jitter_s)
         chance = 1 - (1 - self.link.loss) ** math.ceil(num_bytes / PACKET_BYTES)
         while self._rng.random() < chance:
@@ -157,4 +157,4 @@ class Pipe:
 
 
 def _nothing() -> None:
-    """Takes the place of what was lost under way."""
+    """Take the place of what was lost under way."""

@@ -97,8 +97,8 @@ class MemoryInternet:
         clock_offset_s: float = 0.0,
         invitation: NetworkInvitation | None = None,
     ) -> MemoryNetwork:
-        """A new node, reachable at once. Without `identity` it gets one that the seed and the order of calls decide.
-        With an `invitation` it is in that private network.
+        """Return a new node, reachable at once. Without `identity` it gets one that the seed and the order of calls
+        decide. With an `invitation` it is in that private network.
 
         All links of a node share its uplink and its downlink. Raises ValueError if the identity is live already.
         """
@@ -131,7 +131,7 @@ class MemoryInternet:
         asyncio.get_running_loop().call_later(self._detection_s, self._break_separated, self._num_partitions)
 
     def heal(self) -> None:
-        """All routes work again; what was held arrives."""
+        """Let all routes work again; what was held arrives."""
         self._islands = {}
         self._num_partitions += 1
         for pipe in self._pipes.values():
@@ -153,7 +153,7 @@ class MemoryInternet:
                 loop.call_later(NUM_ROUND_TRIPS_TO_RESUME * self._round_trip_s(a, b), pipe.release)
 
     def crash(self, peer_id: str, *, detection_s: float | None = None) -> None:
-        """The node ends without a word: its handlers are cancelled, everything it holds is lost.
+        """End the node without a word: its handlers are cancelled, everything it holds is lost.
 
         At its own side all calls and streams break at once, at the other after the detection time (0 is like a killed
         process, whose kernel resets its connections). Its object stays dead: `restart` makes a new one.
@@ -172,7 +172,8 @@ class MemoryInternet:
             self._pipes.pop(pair).close()
 
     def restart(self, peer_id: str) -> MemoryNetwork:
-        """A new node with the identity, links and access of a crashed or closed one, serving and storing nothing."""
+        """Return a new node with the identity, links and access of a crashed or closed one, serving and storing
+        nothing."""
         node = self._nodes[peer_id]
         if node.is_up:
             raise ValueError(f"{peer_id} is live already")
@@ -202,7 +203,7 @@ class MemoryInternet:
         return self._is_up(b) and not self._separated(a, b)
 
     def _neighbours(self, node: MemoryNetwork) -> list[MemoryNetwork]:
-        """The other nodes of its network that it can reach now."""
+        """Return the other nodes of its network that it can reach now."""
         return [
             other
             for peer_id, other in self._nodes.items()
@@ -231,7 +232,7 @@ class MemoryInternet:
         return self._pipes[pair]
 
     def _connect(self, caller: str, server: str, timeout_s: float) -> StreamEnd:
-        """The caller's end of a new conversation."""
+        """Return the caller's end of a new conversation."""
         meters = [self._nodes[each].links for each in (caller, server)]
         end = StreamEnd(server, self._pipe(caller, server), meters[0], timeout_s=timeout_s)
         end.other = StreamEnd(caller, self._pipe(server, caller), meters[1], timeout_s=None)
@@ -470,7 +471,7 @@ class MemoryNetwork:
         return Hello(network_id=self.network_id, software_version=software_version(), sent_at=self.now())
 
     def _accept(self, peer_id: str, method: str, end: StreamEnd) -> None:
-        """A conversation has arrived here."""
+        """Take a conversation that has arrived here."""
         if not self.is_up:
             return  # the caller hears of it when the crash is noticed
         serve = self._handlers.get(method)
@@ -510,7 +511,7 @@ class MemoryNetwork:
             end.complete()
 
     def _usual_round_trip_s(self, neighbours: Sequence[MemoryNetwork]) -> float:
-        """The median: a store asks several peers at once and does not wait for the slowest."""
+        """Return the median: a store asks several peers at once and does not wait for the slowest."""
         if not neighbours:
             return 0.0
         return statistics.median(self._internet._round_trip_s(self.peer_id, node.peer_id) for node in neighbours)
@@ -546,7 +547,7 @@ class RecordStore:
         return [envelope for envelope in self._records.get(key, {}).values() if envelope.expires_at > now]
 
     def issue_time(self, key: str, peer_id: str) -> float:
-        """Now, or if need be a little after the record that this one will replace."""
+        """Return the present time, or if need be a little after the record that this one will replace."""
         earlier = self._records.get(key, {}).get(peer_id)
         return max(self._now(), earlier.issued_at + MIN_ISSUE_STEP_S if earlier else 0.0)
 

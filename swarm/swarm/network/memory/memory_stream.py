@@ -109,7 +109,8 @@ class StreamEnd:
             raise self._timed_out("did not accept the stream") from None
 
     def complete(self) -> None:
-        """The handler has returned: the other side reads what was sent, then the end; sending more is its error."""
+        """End the stream, since its handler has returned: the other side reads what was sent, then the end; sending
+        more is its error."""
         self._finished = True
         gone = PeerUnreachable("the peer has ended the stream", peer_id=self.other.peer_id)
         self._put(0, lambda: self.other._close(gone, EndOfStream()))

@@ -252,7 +252,7 @@ class Introductions:
         return _direct((await self._host.connected_peers()).get(peer_id, ()))
 
     def _shared_addrs(self) -> Addrs:
-        """This node's own addresses, for a peer that shares its network, or its IP with a forwarded port."""
+        """Return this node's own addresses, for a peer that shares its network, or its IP with a forwarded port."""
         return _direct(self._here.own_addrs())[:MAX_ADDRS]
 
     def _usable(self, addrs: Iterable[str]) -> tuple[str, ...]:

@@ -65,7 +65,7 @@ def candidates(
 
 
 def _best(addrs: Iterable[str]) -> tuple[str, ...]:
-    """Public addresses before others, and of each IP version one before a second one."""
+    """Return public addresses before others, and of each IP version one before a second one."""
     num_before: Counter[str] = Counter()
     ranked = []
     for addr in dict.fromkeys(addrs):

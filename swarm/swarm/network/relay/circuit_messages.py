@@ -54,12 +54,12 @@ def hop_status(status: CircuitStatus) -> bytes:
 
 
 def stop_request(source: bytes) -> bytes:
-    """`source`: the binary peer id of who wants to connect."""
+    """Return the request to a target. `source`: the binary peer id of who wants to connect."""
     return _message({_TYPE: StopMessage.CONNECT, _PEER: _fields_bytes({_PEER_ID: source})})
 
 
 def parse_hop_request(body: bytes) -> bytes | None:
-    """The binary peer id to connect to; None: a reservation is asked for. Raises ValueError."""
+    """Return the binary peer id to connect to; None: a reservation is asked for. Raises ValueError."""
     fields = _parse(body)
     match fields.get(_TYPE):
         case HopMessage.RESERVE:
@@ -105,7 +105,8 @@ def _fields_bytes(fields: dict[int, int | bytes]) -> bytes:
 
 
 def _parse(body: bytes) -> dict[int, int | bytes]:
-    """Protobuf's varints and byte strings by field number, the last of each; no other kind occurs in these messages."""
+    """Return Protobuf's varints and byte strings by field number, the last of each; no other kind occurs in these
+    messages."""
     fields: dict[int, int | bytes] = {}
     at = 0
     while at < len(body):

@@ -183,7 +183,7 @@ class Relay:
             _uncount(self._num_requests, peer_id)
 
     async def _read_request(self, peer_id: str, addr: bytes, reader: asyncio.StreamReader) -> str | None:
-        """The peer to connect with, or None for a reservation. Raises CircuitRefused."""
+        """Return the peer to connect with, or None for a reservation. Raises CircuitRefused."""
         if self._num_requests[peer_id] > self._limits.circuits_per_peer + 1:
             raise CircuitRefused(CircuitStatus.RESOURCE_LIMIT_EXCEEDED)
         try:
@@ -248,7 +248,7 @@ class Relay:
             raise CircuitRefused(CircuitStatus.RESOURCE_LIMIT_EXCEEDED)
 
     async def _open(self, source: str, target: str) -> RawStream:
-        """A stream to `target`, which has agreed that it be a connection from `source`."""
+        """Return a stream to `target`, which has agreed that it be a connection from `source`."""
         try:
             async with asyncio.timeout(OPENING_TIMEOUT_S):
                 reader, writer = await self._host.control.open_stream(target, STOP, SPLICE_BYTES)

@@ -205,7 +205,7 @@ class Reservations:
         self._pauses[relay.peer_id] = _Pause(pause_s, asyncio.get_running_loop().time() + pause_s)
 
     async def _reserve(self, relay: RelayCandidate) -> RawStream:
-        """The stream that stands for our place at `relay`. Raises PeerError."""
+        """Return the stream that stands for our place at `relay`. Raises PeerError."""
         peer_id = relay.peer_id
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
@@ -250,7 +250,8 @@ class Reservations:
             writer.transport.abort()
 
     def _release_surplus(self) -> None:
-        """More than NUM_RELAYS are held where relays of other networks were added: give up those that share theirs."""
+        """Give up, where more than NUM_RELAYS are held since relays of other networks were added, those that share
+        theirs."""
         relays = [place.relay for place in self._held.values()]
         redundant = _redundant(relays)
         for each in sorted(relays, key=lambda each: each in redundant)[NUM_RELAYS:]:

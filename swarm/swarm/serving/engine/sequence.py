@@ -173,7 +173,7 @@ class EngineSequence:
                 step.future.exception()  # seen, also where a cancellation was faster
 
     def advance(self, step: SequenceStep, num_tokens: int, computed: PieceResult) -> None:
-        """`num_tokens` more of the step's rows are in the cache. Called by the engine."""
+        """Note that `num_tokens` more of the step's rows are in the cache. Called by the engine."""
         tokens = step.tokens[step.num_run : step.num_run + num_tokens]
         self.length += num_tokens
         step.num_run += num_tokens

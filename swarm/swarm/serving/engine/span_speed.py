@@ -88,7 +88,8 @@ def measure(span: Span) -> SpanSpeed:
 
 
 def step_again_ms(span: Span, num_tokens: int) -> float:
-    """Milliseconds of one block for each of `num_tokens`, the best of a few steps, of a span that was measured before.
+    """Return the milliseconds of one block for each of `num_tokens`, the best of a few steps, of a span that was
+    measured before.
 
     Several are a prompt; one comes after a prompt, of zeros.
     """

@@ -54,8 +54,8 @@ def tree_of(path: Path) -> PackedHashTree:
 
 @lru_cache(maxsize=256)
 def _tree_at(path: Path, _inode: int, num_bytes: int, _changed_ns: int) -> PackedHashTree:
-    """Blocks for a second for each gigabyte: a server that moves to other blocks of the same file need not wait
-    again."""
+    """Return the file's hash tree. Blocks for a second for each gigabyte: a server that moves to other blocks of the
+    same file need not wait again."""
     starts = range(0, num_bytes, SEGMENT_BYTES)
     with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="swarm-hash") as threads:
         return _tree(path, list(threads.map(lambda start: _leaves(_read(path, start)), starts)))

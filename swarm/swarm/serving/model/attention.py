@@ -168,7 +168,7 @@ def _seen(part: AttentionCall, tensor_SKD: Tensor) -> Tensor:
 def _dot_product(
     query: Tensor, keys: Tensor, values: Tensor, part: AttentionCall, how: AttentionSettings, sinks: Tensor | None
 ) -> Tensor:
-    """[B, heads, T, D] of queries over [B, K, L, D]."""
+    """Return [B, heads, T, D] of queries over [B, K, L, D]."""
     num_shared = query.shape[1] // keys.shape[1]
     if not how.cap and sinks is None:
         return scaled_dot_product_attention(
@@ -229,7 +229,7 @@ class PoolCache(Cache):  # type: ignore[misc]
         return torch.cat(rows)[None].to(self._device)
 
     def _write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """`keys` and `values` are [1, K, N, D]."""
+        """Write `keys` and `values` to the cache. `keys` and `values` are [1, K, N, D]."""
         self._pool.keys_SKD[layer].index_copy_(0, self._slots_N, keys[0].transpose(0, 1))
         self._pool.values_SKD[layer].index_copy_(0, self._slots_N, values[0].transpose(0, 1))
         if len(self._unused_S):
@@ -297,7 +297,7 @@ class RaggedCache(PoolCache):
         return key_states, value_states
 
     def attend(self, query: Tensor, keys: Tensor, how: AttentionSettings) -> Tensor:
-        """`query` [1, Q, N, D] over what `update` has just written. Returns [1, N, Q, D].
+        """Attend by `query` [1, Q, N, D] over what `update` has just written. Returns [1, N, Q, D].
 
         Raises NotImplementedError if the block has changed its keys since.
         """
@@ -328,7 +328,7 @@ def ragged_attention(
     s_aux: Tensor | None = None,
     **others: Any,  # transformers passes on whatever a model was called with
 ) -> tuple[Tensor, None]:
-    """transformers' attention function for modules that run within a RaggedCache."""
+    """Run as transformers' attention function for modules that run within a RaggedCache."""
     cache = _current.get()
     assert cache is not None, "ragged attention outside of a pass"
     if others.get("position_bias") is not None:

@@ -89,7 +89,7 @@ class FusedBlocks:
         self._table: Pair | None = None
 
     def run(self, x_NH: Tensor, slices: Sequence[Slice], pool: KVPool, first: int, end: int) -> Tensor:
-        """Through blocks `first` to `end`, counted from the span's. `x_NH` float32; every slice is one row."""
+        """Run through blocks `first` to `end`, counted from the span's. `x_NH` float32; every slice is one row."""
         rotation = self._rotation(x_NH, [piece.position for piece in slices])
         places: dict[int, Ints] = {}
         hidden_NH, delta_NH = x_NH.numpy().copy(), np.zeros(x_NH.shape, np.float32)
@@ -101,7 +101,8 @@ class FusedBlocks:
         return torch.from_numpy(hidden_NH + delta_NH)
 
     def _rotation(self, x_NH: Tensor, positions: Sequence[int]) -> Pair:
-        """The model's embedding is a dozen small operations, so that those of the first positions are kept."""
+        """Return the rotation of each row. The model's embedding is a dozen small operations, so that those of the
+        first positions are kept."""
         if max(positions) >= _TABLE_TOKENS:
             return self._rotations(x_NH, torch.tensor(positions))
         if self._table is None:
@@ -145,7 +146,7 @@ class _FusedBlock:
         return self._feed(self._norm(hidden_NH, attended_NH, self._between))
 
     def _heads(self, x_NH: Floats, num_keys: int) -> Floats:
-        """Queries, keys and values of each row, one head after another."""
+        """Return the queries, keys and values of each row, one head after another."""
         if self._joined_projection is not None:
             heads_NAD = _apply(self._joined_projection, x_NH).reshape(len(x_NH), -1, self._width)
         else:
@@ -158,7 +159,7 @@ class _FusedBlock:
         return heads_NAD
 
     def _feed(self, x_NH: Floats) -> Floats:
-        """Through the MLP, or the experts."""
+        """Run through the MLP, or the experts."""
         if self._joined_gate is None:
             return _apply(self._mlp, x_NH[None]).reshape(x_NH.shape)
         gate_NI, up_NI = torch.from_numpy(_apply(self._joined_gate, x_NH)).chunk(2, 1)
@@ -370,7 +371,7 @@ def _weigh(weight_QL: Floats, values_SKD: Floats, slot_L: Ints, out_QD: Floats) 
 
 
 def _attend(heads_NAD: Floats, rotation: Pair, cache: Pair, places: Ints, scale: np.float32, out_NQD: Floats) -> None:
-    """softmax(scale q k) v of each row's queries, rotated here, over what its pages hold."""
+    """Compute softmax(scale q k) v of each row's queries, rotated here, over what its pages hold."""
     num_heads, width = out_NQD.shape[1:]
     longest = places[:, 1].max() + 1
     query_QD = np.empty((num_heads, width), np.float32)

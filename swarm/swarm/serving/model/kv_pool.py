@@ -111,7 +111,7 @@ class KVPool:
         return self.bytes_of_page(0, len(self._shapes))
 
     def bytes_of_page(self, start: int, end: int) -> int:
-        """Bytes of one page on the span's blocks `start` to `end` (counted from the span's first one)."""
+        """Return the bytes of one page on the span's blocks `start` to `end` (counted from the span's first one)."""
         return sum(self._page_values[start:end]) * self.dtype.itemsize
 
     @property
@@ -186,7 +186,7 @@ def _zeros(num_slots: int, num_heads: int, width: int, dtype: torch.dtype, devic
 
 
 def _by_page(tensor_SKD: Tensor) -> Tensor:
-    """[number of pages, values in a page], sharing memory."""
+    """Return [number of pages, values in a page], sharing memory."""
     return tensor_SKD.view(tensor_SKD.shape[0] // PAGE_TOKENS, -1)
 
 

@@ -240,7 +240,7 @@ class ModelAssets:
         return self._texts(texts, len(sequences))
 
     async def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
-        """Each token's own bytes; those of half a character too, where the tokenizer writes bytes."""
+        """Return each token's own bytes; those of half a character too, where the tokenizer writes bytes."""
         if self.table is not None:
             return [self.table.token_bytes(token_id) for token_id in token_ids]
         reply = await self.queue.ask("token_bytes", token_ids=[int(token_id) for token_id in token_ids])

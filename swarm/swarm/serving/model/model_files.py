@@ -109,7 +109,7 @@ class ModelFiles:
 
 
 def hub_revision(commit: str, dtype: str) -> str:
-    """`ModelFiles.revision` of that commit of a model on a hub, if it is not published."""
+    """Return `ModelFiles.revision` of that commit of a model on a hub, if it is not published."""
     return hashlib.blake2b(f"hub\0{commit}\0{dtype}".encode(), digest_size=16).hexdigest()
 
 
@@ -215,7 +215,7 @@ def _read_download(directory: Path) -> dict[str, Any] | None:
 
 
 def weight_sizes(files: ModelFiles) -> dict[str, int]:
-    """Number of values of each weight, from the files' headers. Raises IntegrityError."""
+    """Return the number of values of each weight, from the files' headers. Raises IntegrityError."""
     sizes = _tensor_sizes(files)
     found = {
         name: {ending: sizes[part] for ending, part in parts.items() if part in sizes}
@@ -225,7 +225,7 @@ def weight_sizes(files: ModelFiles) -> dict[str, int]:
 
 
 def _tensor_sizes(files: ModelFiles) -> dict[str, int]:
-    """Number of values of each tensor of the checkpoint."""
+    """Return the number of values of each tensor of the checkpoint."""
     if (download := _read_download(files.directory)) is not None:
         return {name: int(num) for name, num in download["tensors"].items()}
     sizes: dict[str, int] = {}

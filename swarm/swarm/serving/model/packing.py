@@ -78,7 +78,7 @@ class _Together:
         self._num_taken = 0
 
     def product(self, x: Tensor) -> Tensor:
-        """[..., all of out]. Kept until every layer has had it."""
+        """Return the product [..., all of out]. Kept until every layer has had it."""
         if x is not self._x or self._out is None:
             self._x, self._out, self._num_taken = x, self.packed(x), 0
         out = self._out

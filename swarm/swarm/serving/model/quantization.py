@@ -107,7 +107,7 @@ def _product(x: Tensor, codes_OI: Tensor, scales_O: Tensor) -> Tensor:
 
 
 def _quantized(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes and scales. The scales are rounded to the weight's type before they are used."""
+    """Return the codes and scales. The scales are rounded to the weight's type before they are used."""
     codes_OI = torch.empty(weight_OI.shape, dtype=torch.int8)
     scales_O = torch.empty(len(weight_OI), dtype=weight_OI.dtype)
     for weights, codes, scales in zip(

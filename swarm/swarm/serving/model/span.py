@@ -220,7 +220,7 @@ class Span:
 
     @torch.inference_mode()
     def embed(self, tokens_T: Tensor) -> Tensor:
-        """Input embeddings [T, H] of token ids, as `forward` takes them. For the first span only."""
+        """Return the input embeddings [T, H] of token ids, as `forward` takes them. For the first span only."""
         assert self.is_first
         embedding: Tensor = self._model.get_input_embeddings()(tokens_T.to(self.device))
         return embedding
@@ -285,7 +285,7 @@ def _num_kept(piece: Slice) -> int:
 
 
 def _split(rows: Tensor, slices: Sequence[Slice], *, is_kept: bool = False) -> list[Tensor | None]:
-    """Each slice's part of `rows`: of all rows of the batch, or (`is_kept`) of those that are wanted."""
+    """Return each slice's part of `rows`: of all rows of the batch, or (`is_kept`) of those that are wanted."""
     outputs: list[Tensor | None] = []
     after = 0
     for piece in slices:

@@ -119,8 +119,8 @@ def _window(config: Any) -> int:
 
 
 def _slices(config: Any, window: int) -> list[Slice]:
-    """A start, a middle, decodes near and far. Far ones see the same few pages again and again, and others behind the
-    window."""
+    """Return a start, a middle, decodes near and far. Far ones see the same few pages again and again, and others
+    behind the window."""
     far = window + _FAR_TOKENS - 1
     far = min(far, context_tokens(config) - 4)
     num_behind = max(0, far + 1 - window) // PAGE_TOKENS if window else 0

@@ -242,7 +242,8 @@ def read_quantized(
 
 
 def _ends(model: Any) -> dict[str, torch.Tensor]:
-    """Tensors that were read with an earlier block, outside of the blocks: tied ones are the last block's, too."""
+    """Return the tensors that were read with an earlier block, outside of the blocks: tied ones are the last block's,
+    too."""
     pattern = block_pattern(model)
     return {name: t for name, t in model.state_dict().items() if not t.is_meta and not pattern.match(name)}
 
@@ -277,7 +278,7 @@ def causal_lm_class(config: Any) -> Any:
 
 
 def block_list(model: Any) -> tuple[str, nn.Module, nn.ModuleList]:
-    """Path within the base model, parent and list of the blocks."""
+    """Return the path within the base model, parent and list of the blocks."""
     base = model.base_model
     if base is model:
         raise ConfigError(

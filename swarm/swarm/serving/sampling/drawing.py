@@ -76,7 +76,7 @@ def _with_logprobs(logits_V: Tensor, token_id: int, num_logprobs: int | None) ->
 
 
 def _bounded(logprob: float) -> float:
-    """The wire carries no infinity."""
+    """Return a finite value: the wire carries no infinity."""
     return max(logprob, -limits.MAX_LOGPROB)
 
 

@@ -44,7 +44,7 @@ class SessionSampler:
             await asyncio.shield(self._mask)
 
     def recall(self, token_ids: bytes) -> None:
-        """The answer's tokens so far, before the first draw. Raises PeerViolation."""
+        """Return the answer's tokens so far, before the first draw. Raises PeerViolation."""
         drawn = np.frombuffer(token_ids, dtype="<i4")
         _check(drawn, self._vocab_size)
         if self._drawn:
@@ -92,7 +92,7 @@ class SessionSampler:
             self._mask.add_done_callback(_seen)
 
     def _with_ends(self, mask: TokenMask) -> bytes:
-        """The end tokens may come where the grammar is fulfilled, and only there."""
+        """Return the mask with the end tokens: they may come where the grammar is fulfilled, and only there."""
         allowed = bytearray(mask.allowed.ljust(-(-self._vocab_size // 8), b"\0"))
         for token_id in self._sampler.end_ids:
             byte, bit = divmod(token_id, 8)
@@ -108,7 +108,7 @@ def _check(ids: np.ndarray, vocab_size: int) -> None:
 
 
 def _no_token(*, blocked: bool) -> ConfigError:
-    """`blocked`: the grammar needs an end token as text."""
+    """Return the error for a grammar that allows no token. `blocked`: the grammar needs an end token as text."""
     if blocked:
         return ConfigError(
             "the model's end token stands in the way: the grammar allows no other token here, and must go on",

@@ -191,7 +191,7 @@ class SpanVolunteer:
         return {peer_id: record for peer_id, record in servers.items() if record.revision == revision}
 
     def _announce_joining(self, decision: PlacementDecision, able: SpanCapability, *, is_settled: bool = False) -> None:
-        """A proposal has no cache room yet (see `placement.is_proposal`)."""
+        """Announce the blocks that are to be served. A proposal has no cache room yet (see `placement.is_proposal`)."""
         record = ServeRecord(
             model=self._name,
             revision=able.revision,

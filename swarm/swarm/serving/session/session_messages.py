@@ -205,7 +205,7 @@ def are_finite(rows: Rows) -> bool:
 
 
 def _are_finite_bf16(bits: np.ndarray) -> bool:
-    """An exponent of all ones is infinity or not a number."""
+    """Return whether all values are finite. An exponent of all ones is infinity or not a number."""
     return bool(((bits & 0x7F80) != 0x7F80).all())
 
 

@@ -274,7 +274,7 @@ class SessionState:
         return self._decide(now_s)
 
     def give_up(self, error: SwarmError, now_s: float) -> list[Action]:
-        """No server can do what was asked."""
+        """Give up, as no server can do what was asked."""
         if self.error is None:
             self._fail(error)
         return self._decide(now_s)

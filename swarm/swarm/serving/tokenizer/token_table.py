@@ -157,7 +157,7 @@ def _ids(values: Any, limit: int) -> list[int]:
 
 
 def _characters(run: bytes) -> str:
-    """Bytes that are no text are shown as U+FFFD, each of them."""
+    """Return the characters. Bytes that are no text are shown as U+FFFD, each of them."""
     try:
         return run.decode()
     except UnicodeDecodeError:

@@ -295,7 +295,8 @@ def one_line(error: BaseException) -> str:
 
 
 def _without_paths(settings: bytes) -> bytes:
-    """Tokenizer settings without the files that they name, which transformers would read wherever they are."""
+    """Return the tokenizer settings without the files that they name, which transformers would read wherever they
+    are."""
     kept = {key: value for key, value in json.loads(settings).items() if not key.endswith(("_file", "_files"))}
     return json.dumps(kept).encode()
 

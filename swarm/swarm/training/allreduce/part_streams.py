@@ -244,7 +244,7 @@ class FrameInbox:
             self.is_filling = False
 
     def fail(self, error: SwarmError) -> None:
-        """No more frames arrive, because of `error`."""
+        """Note that no more frames arrive, because of `error`."""
         self._frames.put_nowait(error)
 
     async def take(self) -> bytes:

@@ -114,7 +114,7 @@ class Corpus:
         return _num_windows(self.tokens.header.num_validation, self.window_tokens)
 
     def batch(self, sample_ids: Sequence[int]) -> Tensor:
-        """int64 [B, T+1]: of each row, the first T are inputs and the last T targets.
+        """Return int64 [B, T+1]: of each row, the first T are inputs and the last T targets.
 
         Raises ValueError for a negative id, IntegrityError if the data is no longer what it was.
         """
@@ -122,7 +122,8 @@ class Corpus:
         return self._windows([int(window) * self.window_tokens for window in window_B])
 
     def validation_batch(self, start: int, num_windows: int) -> Tensor:
-        """int64 [B, T+1]: held-out windows from `start` on, in order. There are fewer, perhaps none, at their end."""
+        """Return int64 [B, T+1]: held-out windows from `start` on, in order. There are fewer, perhaps none, at their
+        end."""
         header = self.tokens.header
         windows = range(start, min(start + num_windows, self.num_validation_windows))
         return self._windows([header.num_train + window * self.window_tokens for window in windows])
@@ -140,7 +141,7 @@ def _num_windows(num_tokens: int, window_tokens: int) -> int:
 
 
 def windows_of(sample_ids: Sequence[int], num_samples: int, seed: int) -> NDArray[np.int64]:
-    """[B]: the window that each sample is. Raises ValueError for a negative id."""
+    """Return [B]: the window that each sample is. Raises ValueError for a negative id."""
     id_B = np.asarray(sample_ids, dtype=np.int64)
     if id_B.size and id_B.min() < 0:
         raise ValueError("a sample id cannot be negative")

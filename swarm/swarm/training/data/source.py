@@ -106,7 +106,8 @@ class PythonSource:
 
 
 def read_python(root: Path) -> list[tuple[str, bytes]]:
-    """Names and contents of the Python files under `root`, sorted by name. Raises ConfigError, IntegrityError."""
+    """Return names and contents of the Python files under `root`, sorted by name. Raises ConfigError,
+    IntegrityError."""
     files, total = [], 0
     for name, path in sorted(_find(root)):
         data = _read_whole(path)

@@ -158,7 +158,7 @@ class _Split:
 
 
 def _batches(passages: Iterator[Passage]) -> Iterator[list[Passage]]:
-    """Batches of passages, without empty documents."""
+    """Yield batches of passages, without empty documents."""
     batch: list[Passage] = []
     size = 0
     continues = False

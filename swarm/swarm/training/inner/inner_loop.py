@@ -85,7 +85,7 @@ class InnerLoop:
         self._device.take_in(where, theta_F, mixing)
 
     def flat(self, where: slice = slice(None)) -> Tensor:
-        """fp32 CPU [F]: a copy of that slice of the parameters."""
+        """Return fp32 CPU [F]: a copy of that slice of the parameters."""
         return self._device.flat(where)
 
     def train(
@@ -124,14 +124,15 @@ class InnerLoop:
         )
 
     def validate(self, theta_N: Tensor, num_batches: int) -> float:
-        """Mean loss of `theta_N` on the first windows of the held-out files. The trained parameters do not change."""
+        """Return the mean loss of `theta_N` on the first windows of the held-out files. The trained parameters do not
+        change."""
         starts = range(0, num_batches * VALIDATION_WINDOWS, VALIDATION_WINDOWS)
         x_VT = torch.cat([self._corpus.validation_batch(start, VALIDATION_WINDOWS) for start in starts])
         return self._device.loss(theta_N, x_VT) / len(x_VT)
 
     def held_out_loss(self, theta_N: Tensor, num_windows: int, draw: int) -> float:
-        """Mean loss of `theta_N` on `num_windows` windows that follow each other in the held-out files, or all if there
-        are fewer. Any number `draw` says where they begin. The trained parameters do not change."""
+        """Return the mean loss of `theta_N` on `num_windows` windows that follow each other in the held-out files, or
+        all if there are fewer. Any number `draw` says where they begin. The trained parameters do not change."""
         start = draw % max(1, self._corpus.num_validation_windows - num_windows + 1)
         x_VT = self._corpus.validation_batch(start, num_windows)
         return self._device.loss(theta_N, x_VT) / len(x_VT)

@@ -149,7 +149,7 @@ class OneDevice:
         local_F.copy_(torch.lerp(theta_F, local_F, mixing) if mixing else theta_F)
 
     def flat(self, where: slice = slice(None)) -> Tensor:
-        """fp32 CPU [F]: a copy of the slice."""
+        """Return fp32 CPU [F]: a copy of the slice."""
         return self._theta_N[where].to("cpu", copy=True)
 
     def step(self, x_BT: Tensor, factor: float, num_windows: int = 0) -> float:
@@ -203,7 +203,7 @@ class OneDevice:
         self._optimizer.load_state(state)
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing, as there is nothing to end."""
 
     def _point_at(self, theta_N: Tensor) -> None:
         """Make the model's parameters views of `theta_N`."""

@@ -138,7 +138,7 @@ class ModuleInner:
         return {}
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing, as there is nothing to end."""
 
     def _gradients(self) -> Iterator[Tensor]:
         for parameter in self._own.module.parameters():

@@ -142,7 +142,7 @@ class ClusterHead:
         return result
 
     def finish(self, certificate: bytes) -> None:
-        """The step is over: tell the followers. Without a `certificate` this member stops."""
+        """Tell the followers that the step is over. Without a `certificate` this member stops."""
         self._is_closed = True
         gone = PeerRefused("this member does not train any more")
         self._last = FollowReply(kind="committed", certificate=certificate) if certificate else gone

@@ -64,11 +64,11 @@ class StepFollower:
         self._has_brought = False
 
     def bring(self, offer: IntervalOffer) -> None:
-        """This trainer's interval has ended: bring `offer` to the head."""
+        """Bring `offer` to the head, as this trainer's interval has ended."""
         self._offer.set_result(offer)
 
     def drop(self) -> None:
-        """The step is over: let go of the pseudo-gradient."""
+        """Let go of the pseudo-gradient, as the step is over."""
         self._offer = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
@@ -141,7 +141,7 @@ class StepFollower:
         self.bytes_sent += len(data)
 
     def _encoded(self, offer: IntervalOffer, frame: slice) -> bytes:
-        """Blocks."""
+        """Encode the contribution. Blocks."""
         context, delta_F = self._context, offer.delta_F
         assert delta_F is not None
         try:

@@ -124,8 +124,8 @@ class IntervalLoop:
         self._task = self._tasks.create_task(self._run(), name="intervals")
 
     def adopted(self, *, fetched: bool) -> None:
-        """There is a new committed state. It is `fetched` if it does not follow from the former one by a round's
-        result."""
+        """Note that there is a new committed state. It is `fetched` if it does not follow from the former one by a
+        round's result."""
         self.drop_offers(self._context.replica.outer_step)
         if self._awaited == self._context.replica.outer_step and not fetched:
             self._awaited = None

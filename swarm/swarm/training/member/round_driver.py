@@ -238,7 +238,7 @@ class RoundDriver:
             self.measurable = await self.reductions.to_measure(proof, drawn)
 
     def _close(self) -> None:
-        """The step is over: end what belongs to it, and answer those that wait."""
+        """End what belongs to the step, which is over, and answer those that wait."""
         self._group = None  # the next step looks at peers that records name from now on
         for task in self._tasks:
             task.cancel()

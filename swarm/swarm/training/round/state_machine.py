@@ -521,8 +521,8 @@ def _on_deadline(state: RoundState, now: float) -> Step:
 def _fail(
     state: RoundState, reason: str, accused: tuple[str, ...], now: float, *, missing: tuple[str, ...] | None = None
 ) -> Step:
-    """This member cannot reduce. If another member could, recover its outcome; else abort the attempt. Other members
-    are told of `accused`; this member's user is told of `missing`, or of `accused` too."""
+    """Go on where this member cannot reduce. If another member could, recover its outcome; else abort the attempt.
+    Other members are told of `accused`; this member's user is told of `missing`, or of `accused` too."""
     signed = state.signed
     assert signed is not None
     # members that voted have all parts, and would have given them

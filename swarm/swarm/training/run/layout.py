@@ -65,7 +65,7 @@ class Layout:
         return len(self.bounds) - 1
 
     def slice(self, fragment: int) -> slice:
-        """That fragment's slice of the flat vector."""
+        """Return that fragment's slice of the flat vector."""
         return slice(self.bounds[fragment], self.bounds[fragment + 1])
 
     def parameters(self, model: nn.Module) -> list[nn.Parameter]:
@@ -79,7 +79,7 @@ class Layout:
             raise ValueError(f"the model has {self.num_values} parameters, and these are {tuple(theta_N.shape)}")
 
     def flatten(self, model: nn.Module) -> Tensor:
-        """fp32 CPU [N]: a copy of the parameters."""
+        """Return fp32 CPU [N]: a copy of the parameters."""
         return torch.cat([each.detach().reshape(-1).float().cpu() for each in self.parameters(model)])
 
     def join(self, pieces: Mapping[str, Tensor]) -> Tensor:
@@ -87,7 +87,8 @@ class Layout:
         return torch.cat([pieces[name].reshape(-1) for name in self.names])
 
     def unflatten(self, theta_N: Tensor) -> dict[str, Tensor]:
-        """Views of the pieces of `theta_N`, shaped, by the names of the parameters. Raises ValueError if N differs."""
+        """Return views of the pieces of `theta_N`, shaped, by the names of the parameters. Raises ValueError if N
+        differs."""
         self.require(theta_N)
         pieces = torch.split(theta_N, [shape.numel() for shape in self.shapes])
         return {name: piece.view(shape) for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)}

@@ -438,8 +438,8 @@ class RunConfig:
         return self._usual(self.fallback) if falls_back else aggregator
 
     def cluster_aggregator(self, num_contributors: int) -> Aggregator:
-        """The aggregator of a cluster in which so many trainers contribute. A cluster does not wait for more, so one
-        that is too small for the run's aggregator uses the default one if the run has no fallback."""
+        """Return the aggregator of a cluster in which so many trainers contribute. A cluster does not wait for more, so
+        one that is too small for the run's aggregator uses the default one if the run has no fallback."""
         aggregator = self.make_aggregator()
         is_enough = num_contributors >= aggregator.fewest_members()
         return aggregator if is_enough else self._usual(self.fallback or DEFAULT_AGGREGATOR)
@@ -508,7 +508,7 @@ class RunConfig:
         checks.require(bool(self.fallback) or self.min_group >= fewest, "min_group", self.min_group, remedy)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Plain values, as they stand in a run file. `from_mapping` returns an equal config."""
+        """Return plain values, as they stand in a run file. `from_mapping` returns an equal config."""
         plain = {each.name: getattr(self, each.name) for each in fields(self)}
         plain["model"] = dict(self.model)
         plain["admission"] = list(self.admission)

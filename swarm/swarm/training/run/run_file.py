@@ -116,7 +116,7 @@ def sign_file(
 
 
 def _completed(written: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
-    """`written`, with the values of `config` for all settings that it lacks."""
+    """Return `written`, with the values of `config` for all settings that it lacks."""
     full = {**config.to_mapping(), **written}
     for key, table in config.to_mapping().items():
         if isinstance(table, Mapping):
@@ -210,7 +210,7 @@ def _parsed_or_none(text: str, path: Path) -> dict[str, Any] | None:
 
 
 def template(config: RunConfig, path: str) -> str:
-    """`config` as a file to edit, unsigned, for `path`."""
+    """Return `config` as a file to edit, unsigned, for `path`."""
     mapping, defaults = config.to_mapping(), RunConfig(name=config.name).to_mapping()
     # otherwise an author who chooses another aggregator would have to remove the parameters of this one
     usual = parameters_of(get_aggregator(config.aggregator, {}))
@@ -227,7 +227,7 @@ def template(config: RunConfig, path: str) -> str:
 
 
 def with_signature(text: str, values: Mapping[str, Any]) -> str:
-    """`text` with the table [signature] at its end, in place of an earlier one. Comments stay."""
+    """Return `text` with the table [signature] at its end, in place of an earlier one. Comments stay."""
     kept, inside = list[str](), False
     for line in text.splitlines():
         if header := _table_of(line):
@@ -239,7 +239,8 @@ def with_signature(text: str, values: Mapping[str, Any]) -> str:
 
 
 def with_value(text: str, table: str, key: str, value: object) -> str:
-    """`text` with `key = value` in [table], in place of the line that is there; at the end of `text` without one."""
+    """Return `text` with `key = value` in [table], in place of the line that is there; at the end of `text` without
+    one."""
     lines, at, inside = text.splitlines(), None, False
     for index, line in enumerate(lines):
         if header := _table_of(line):
@@ -257,8 +258,8 @@ def with_value(text: str, table: str, key: str, value: object) -> str:
 
 
 def with_missing(text: str, written: Mapping[str, Any], full: Mapping[str, Any]) -> str:
-    """`text`, whose contents are `written`, with the settings that only `full` has: values at the end of their table,
-    tables at the end of `text`."""
+    """Return `text`, whose contents are `written`, with the settings that only `full` has: values at the end of their
+    table, tables at the end of `text`."""
     for key, value in full.items():
         if isinstance(value, Mapping):
             given = written.get(key, {})
@@ -272,7 +273,7 @@ def with_missing(text: str, written: Mapping[str, Any], full: Mapping[str, Any])
 
 
 def _with_lines(text: str, table: str, values: Mapping[str, Any]) -> str:
-    """`text` with `values` at the end of [table], or before the first table if `table` is empty."""
+    """Return `text` with `values` at the end of [table], or before the first table if `table` is empty."""
     lines, at, inside = text.splitlines(), 0, not table
     for index, line in enumerate(lines):
         if header := _table_of(line):

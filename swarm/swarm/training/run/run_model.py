@@ -113,7 +113,7 @@ def check_weights(config: RunConfig, module: nn.Module) -> None:
 
 
 def weights_digest(module: nn.Module) -> str:
-    """SHA-256 of the names, shapes and values (as fp32) of all parameters, in the names' order."""
+    """Return the SHA-256 of the names, shapes and values (as fp32) of all parameters, in the names' order."""
     digest = hashlib.sha256()
     for name, parameter in sorted(module.named_parameters()):
         digest.update(f"{name}{tuple(parameter.shape)}\n".encode())

@@ -25,14 +25,15 @@ def permute(place_B: NDArray[np.int64], num_items: int, *, seed: int, epoch: int
 
 
 def stream(seed: int, index: int, num_values: int) -> NDArray[np.uint64]:
-    """Pseudo-random numbers that depend only on the arguments: the start of stream `index` of `seed`."""
+    """Return pseudo-random numbers that depend only on the arguments: the start of stream `index` of `seed`."""
     seed_1, index_1 = np.array([[seed], [index]], dtype=np.uint64)
     counter_N = np.arange(num_values, dtype=np.uint64)
     return _mix(_mix(_mix(seed_1) + index_1) + counter_N)
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """splitmix64's output function (Steele, Lea and Flood 2014): a bijection that scatters. uint64 arithmetic wraps."""
+    """Compute splitmix64's output function (Steele, Lea and Flood 2014): a bijection that scatters. uint64 arithmetic
+    wraps."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

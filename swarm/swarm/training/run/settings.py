@@ -179,7 +179,7 @@ def table_of(kind: type[Any], key: str, mapping: object) -> Any:
 
 
 def with_floats(kind: type[Any], mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """`mapping` with whole numbers as floats where `kind` has floats, so that equal runs have equal bytes."""
+    """Return `mapping` with whole numbers as floats where `kind` has floats, so that equal runs have equal bytes."""
     fractional = {each.name for each in fields(kind) if each.type == "float"}
     return {
         key: float(value) if key in fractional and type(value) is int and abs(value) < 1 << 53 else value

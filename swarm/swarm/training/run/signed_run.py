@@ -163,7 +163,7 @@ def _signed_bytes(mapping: Mapping[str, Any], peer_id: str, issued_at: int) -> b
 
 
 def to_toml(mapping: Mapping[str, Any]) -> str:
-    """`mapping` as TOML: values first, then a table for each mapping, with deeper mappings inline. Keys are bare
+    """Return `mapping` as TOML: values first, then a table for each mapping, with deeper mappings inline. Keys are bare
     words."""
     lines = [f"{key} = {toml_value(value)}" for key, value in mapping.items() if not isinstance(value, Mapping)]
     for key, table in mapping.items():
@@ -173,7 +173,7 @@ def to_toml(mapping: Mapping[str, Any]) -> str:
 
 
 def toml_value(value: object) -> str:
-    """`value` as TOML. Raises ConfigError for a type that a run cannot hold."""
+    """Return `value` as TOML. Raises ConfigError for a type that a run cannot hold."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_text(str(key))} = {toml_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):

@@ -54,7 +54,7 @@ class Cursor:
 
 
 def leases(cursor: Cursor, members: Sequence[str], samples_per_member: int) -> dict[str, Lease]:
-    """`samples_per_member` samples for each member, disjoint, holes first, in the order of `members`.
+    """Return `samples_per_member` samples for each member, disjoint, holes first, in the order of `members`.
 
     Another member at the end changes nothing for those before it.
     """

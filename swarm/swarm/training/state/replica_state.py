@@ -241,7 +241,7 @@ class StateHasher:
         self._momentum.add(momentum[num_missing:])
 
     def chunk_digests(self) -> tuple[bytes, ...]:
-        """Those of `ReplicaState.manifest`, once all values are there."""
+        """Return those of `ReplicaState.manifest`, once all values are there."""
         self._theta.add(memoryview(self._shared))
         return (*self._theta.finish(), *self._momentum.finish())
 

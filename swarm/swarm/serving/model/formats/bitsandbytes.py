@@ -147,7 +147,7 @@ class FourBitWeight:
 
 
 def _spread(values_N: Tensor, scales_B: Tensor, block: int) -> Tensor:
-    """`values_N`, each times the scale of its block."""
+    """Return `values_N`, each times the scale of its block."""
     return values_N * scales_B.repeat_interleave(block)[: len(values_N)]
 
 

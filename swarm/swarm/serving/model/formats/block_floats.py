@@ -112,7 +112,7 @@ class Mxfp4:
         return num_experts, num_groups * 2 * _GROUP_BYTES, num_out
 
     def weight(self, parts: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype) -> Tensor:
-        """One expert after another: the library makes copies of what it is given."""
+        """Return the weight, made one expert after another: the library makes copies of what it is given."""
         from transformers.integrations.mxfp4 import convert_moe_packed_tensors  # noqa: PLC0415 (over two seconds)
 
         weight_EIO = torch.empty(shape, dtype=dtype)

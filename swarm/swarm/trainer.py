@@ -15,7 +15,7 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -62,7 +62,7 @@ class MemberOptions:
 
     `identity` is the file with the key that names this member to others; it is created if it does not exist. What this
     member has promised and voted for in each run is kept in the folder `FILE.votes` beside it, so that a restart does
-    not vote a second time: keep the two together, and use them in one process at a time. None makes a key for this
+    not vote a second time: keep the two together; a second process that uses them is refused. None makes a key for this
     session, which does not work where the run admits only certain peers.
 
     `invite` is the invitation to a private network, or its text. The default of `network_id` is the invitation's, or
@@ -244,6 +244,10 @@ class Trainer:
 
         Raises SwarmError, or what the author's code raises.
         """
+        with self._promises() as promises:
+            await self._take_part_with(promises)
+
+    async def _take_part_with(self, promises: PromiseStore | None) -> None:
         setup = await asyncio.to_thread(self._prepare)
         try:
             async with self._on_network() as (network, identity), Membership(network) as membership:
@@ -253,7 +257,7 @@ class Trainer:
                     identity,
                     self._run,
                     on_event=self._on_event,
-                    options=RunMemberOptions(setup=setup, promises=self._promises()),
+                    options=RunMemberOptions(setup=setup, promises=promises),
                 )
                 async with member:
                     self._addrs = await network.addrs()
@@ -278,11 +282,17 @@ class Trainer:
         warm_up()
         return TrainingSetup(inner=self._inner, theta_N=self._inner.flat(), bounds=self._inner.layout.bounds)
 
-    def _promises(self) -> PromiseStore | None:
-        """Return what keeps this member's votes; None for a key that ends with the session, under which nothing can be
-        voted twice."""
+    @contextmanager
+    def _promises(self) -> Iterator[PromiseStore | None]:
+        """Hold what keeps this member's votes; None for a key that ends with the session, under which nothing can be
+        voted twice. Raises ConfigError while another process holds it."""
         key = self._options.identity
-        return PromiseFile(key.with_name(f"{key.name}.votes") / self._run.run_id) if key else None
+        if key is None:
+            yield None
+            return
+        kept = PromiseFile(key.with_name(f"{key.name}.votes") / self._run.run_id)
+        with kept.locked():
+            yield kept
 
     @asynccontextmanager
     async def _on_network(self) -> AsyncIterator[tuple[Libp2pNetwork, Identity]]:

@@ -189,6 +189,17 @@ def test_leaving_before_anyone_else_is_there_takes_no_time_and_keeps_the_first_w
         trainer.__enter__()
 
 
+def test_second_process_with_the_same_identity_and_run_is_refused(run_path: Path, tmp_path: Path) -> None:
+    """Both would sign for one member, and be banned for what they say."""
+    trainer = own_trainer(run_path, (), make_module(), MemberOptions(identity=tmp_path / "my.key"))
+    with (
+        PromiseFile(tmp_path / "my.key.votes" / trainer.run.run_id).locked(),
+        pytest.raises(ConfigError, match="another process trains this run"),
+        trainer,
+    ):
+        raise AssertionError("it has joined")
+
+
 def test_peers_that_are_not_there_are_one_error(run_path: Path) -> None:
     nobody = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer_id}"
     with pytest.raises(StartError), own_trainer(run_path, (nobody,), make_module()):

@@ -9,11 +9,12 @@ follows from this, and what a run does when the parts are lost.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -85,6 +86,31 @@ class PromiseFile:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._path = folder / "promise.bin"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for this process: two that sign with one key are banned for what they say. Raises
+        ConfigError."""
+        descriptor = None
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel's, so a killed process leaves none
+        except OSError as error:
+            if descriptor is not None:
+                os.close(descriptor)
+            if isinstance(error, BlockingIOError):
+                raise ConfigError(
+                    "another process trains this run with this identity",
+                    remedy="give each process an identity of its own",
+                ) from None
+            raise ConfigError(
+                f"{self._folder} cannot be locked: {reason_of(error)}", remedy="make it writable for this user"
+            ) from error
+        try:
+            yield
+        finally:
+            os.close(descriptor)
 
     def read(self) -> Promise | None:
         """Raises IntegrityError if the promise cannot be read: without it this member could vote twice."""

@@ -33,8 +33,9 @@ from swarm.training.state.lease import MAX_STRIPES, Cursor, LeaseStripe, first_s
 CHUNK_BYTES = 1 << 20
 """Small enough that a lying donor costs little, large enough that requests for chunks cost less than chunks."""
 MAX_HEAD_BYTES = 2 << 20
-"""4,096 trainers take 220 KiB in each of two stripes and 240 KiB in the register or on probation, and the members that
-are away 60 KiB. The rest is for holes, of which there are at most a few for each member."""
+"""4,096 trainers take 220 KiB in each of two stripes, 240 KiB in the register or on probation, and 300 KiB with scores;
+the members that are away take 60 KiB, and who entered by invitations or vouches 190 KiB. The rest is for holes, of
+which there are at most a few for each member."""
 MAX_MANIFEST_BYTES = MAX_HEAD_BYTES + 8 * MAX_STATE_VALUES // CHUNK_BYTES * limits.DIGEST_BYTES + 4
 _MAX_SAMPLES = 1 << 62
 

@@ -40,6 +40,17 @@ def test_promise_file_gives_back_what_was_written_last(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "votes").iterdir()] == ["promise.bin"], "parts go with their vote"
 
 
+def test_promise_file_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
+    one, other = (PromiseFile(tmp_path / "votes") for _ in range(2))
+    with one.locked(), pytest.raises(ConfigError, match="another process"), other.locked():
+        pass
+    with other.locked():
+        other.write(PROMISE)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be locked"), PromiseFile(tmp_path / "file").locked():
+        pass
+
+
 @pytest.mark.parametrize("cut", [0, 10, 40, -1])
 def test_promise_file_that_is_damaged_is_refused(tmp_path: Path, cut: int) -> None:
     PromiseFile(tmp_path).write(PROMISE)

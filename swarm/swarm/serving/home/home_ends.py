@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -73,14 +74,17 @@ class HomeEnds:
 
     @classmethod
     async def open(cls, network: Network, kept: KeptModel, wanted: WantedModel) -> HomeEnds:
-        """Find, check and load both ends. Raises ConfigError, IntegrityError; then nothing is left behind."""
+        """Find, check and load both ends. Raises ConfigError, IntegrityError; then nothing is left behind, and after a
+        cancellation a download ends, since a program cannot end before its threads."""
         deployments: list[Deployment] = []
+        is_over = threading.Event()
         try:
-            parts = await asyncio.to_thread(find_parts, kept, wanted)
+            parts = await asyncio.to_thread(find_parts, kept, wanted, is_over.is_set)
             for part in parts:
                 deployments.append(await Deployment.load(part.directory, part.start, part.end, part.options))
             return cls(network, wanted, parts[0].directory, deployments)
         except BaseException:
+            is_over.set()
             for deployment in deployments:
                 await deployment.close()
             raise

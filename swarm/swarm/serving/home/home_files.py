@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,9 +32,10 @@ class HomePart:
     options: ServerOptions
 
 
-def find_parts(kept: KeptModel, wanted: WantedModel) -> Sequence[HomePart]:
+def find_parts(kept: KeptModel, wanted: WantedModel, is_over: Callable[[], bool] = lambda: False) -> Sequence[HomePart]:
     """Return the two spans at the ends of the model, whose weights are there afterwards.
 
+    A download ends soon after `is_over` returns True, which it is asked in this thread; what came is kept.
     Raises ConfigError for files that cannot be found, are of another revision, leave no block for servers, or do not
     fit into memory; IntegrityError for damaged ones.
     """
@@ -49,9 +50,15 @@ def find_parts(kept: KeptModel, wanted: WantedModel) -> Sequence[HomePart]:
     dtype = _served_dtype(files, kept, wanted)
     spans = _spans(files.num_blocks, kept.num_first_blocks, wanted.name)
     _check_memory(files, spans, dtype, wanted.name)
+
+    def note(num_bytes: int, total_bytes: int) -> None:
+        if is_over():
+            raise InterruptedError("nobody waits for the model any more")
+        kept.on_progress(num_bytes, total_bytes)
+
     for start, end in spans:
         if hub is not None:
-            download_blocks(hub, start, end, kept.on_progress)
+            download_blocks(hub, start, end, note)
     return [
         HomePart(
             directory=directory,

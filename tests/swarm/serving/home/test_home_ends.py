@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import numpy as np
@@ -22,6 +23,7 @@ from support.leaks import no_leaks
 from support.local_hub import MODEL, local_hub
 from support.published_models import flip_a_byte, published_copy
 from swarm.client import KeptModel
+from swarm.network.interface import Network
 from swarm.serving.checking.spot_checks import SpotCheckOptions
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.page_allocator import PageAllocator
@@ -403,6 +405,33 @@ def test_only_the_shards_of_both_ends_come_from_a_hub(llama_dir: Path, tmp_path:
         ]
         came = {path.name for path in served.glob("*.safetensors")}
         assert 0 < len(came) < len(list(llama_dir.glob("*.safetensors")))
+
+
+def test_download_for_home_ends_with_its_client(llama_dir: Path, tmp_path: Path) -> None:
+    began, goes_on, calls = threading.Event(), threading.Event(), list[int]()
+
+    def hold(num_bytes: int, _total_bytes: int) -> None:
+        calls.append(num_bytes)
+        began.set()
+        goes_on.wait(60)
+
+    async def scenario(kept: KeptModel, wanted: home_files.WantedModel) -> None:
+        opening = asyncio.create_task(HomeEnds.open(cast("Network", None), kept, wanted))
+        await asyncio.to_thread(began.wait, 60)
+        opening.cancel()
+        await asyncio.wait({opening})
+        assert opening.cancelled()
+        goes_on.set()
+
+    with local_hub(llama_dir, tmp_path / "hub") as hub:
+        kept = KeptModel(source=MODEL, cache=tmp_path / "cache", endpoint=hub.endpoint, on_progress=hold)
+        wanted = home_files.WantedModel(name="tiny", revision="none", published=None)
+        with pytest.raises(ConfigError, match="not of the revision"):
+            home_files.find_parts(kept, wanted)
+        revision = home_files.open_model(next((tmp_path / "cache").glob("*/*/"))).revision("bfloat16")
+        asyncio.run(scenario(kept, dataclasses.replace(wanted, revision=revision)))  # it waits for its threads
+        assert len(calls) == 1
+        assert len(list((tmp_path / "cache").rglob("*.safetensors"))) <= 1
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,10 @@ MARGIN = 2.0
 STEADINESS = 16.0
 """An honest server rounds after each product, and not the inputs alone: some times as much."""
 
+MAX_INPUT = 1e9
+"""Far above any activation. The squares of much larger inputs overflow in one implementation of a norm and not in
+another, and then honest servers differ in everything."""
+
 ROUNDING: dict[str, float] = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-9}
 """The largest relative error of rounding to a dtype."""
 
@@ -140,7 +144,10 @@ def _inputs(shown: ShownAnswer, span: Span) -> Tensor:
     """Return the inputs as hidden states or embeddings [T, H], float32."""
     answer, asked = shown.answer, shown.span
     if asked.start:
-        return torch.from_numpy(decoded_rows(asked.inputs, answer.codec, answer.model.hidden_size)).float()
+        rows = decoded_rows(asked.inputs, answer.codec, answer.model.hidden_size)
+        if not np.abs(rows).max() <= MAX_INPUT:
+            raise PeerViolation("evidence has inputs that no model computes with", peer_id=asked.peer_id)
+        return torch.from_numpy(rows).float()
     tokens_T = torch.from_numpy(np.frombuffer(asked.inputs, dtype="<i4").astype(np.int64))
     if int(tokens_T.min()) < 0 or int(tokens_T.max()) >= answer.model.vocab_size:
         raise PeerViolation("evidence has tokens that the model does not have", peer_id=asked.peer_id)

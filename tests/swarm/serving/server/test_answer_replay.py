@@ -129,6 +129,27 @@ def test_outputs_that_move_as_far_by_rounding_alone_prove_nothing(
         replay_answer(ServedEvidence.from_bytes(found.wrong), NETWORK, found.directory)
 
 
+@pytest.mark.parametrize("number", [1e20, float("inf"), float("nan")])
+def test_inputs_that_no_model_computes_with_prove_nothing(
+    found: Found, number: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The squares of large numbers overflow in one implementation of a norm and not in another."""
+    decode = answer_replay.decoded_rows
+
+    def large(rows: bytes, codec: str, num_columns: int) -> Any:
+        decoded = decode(rows, codec, num_columns).copy()
+        decoded[0, 0] = number
+        return decoded
+
+    evidence = ServedEvidence.from_bytes(found.wrong)
+    _, stated = answer_replay.signer_of(evidence, NETWORK)
+    if not stated.start:
+        pytest.skip("the first blocks take tokens")
+    monkeypatch.setattr(answer_replay, "decoded_rows", large)
+    with pytest.raises(PeerViolation, match="inputs that no model computes with"):
+        replay_answer(evidence, NETWORK, found.directory)
+
+
 def test_files_that_are_not_the_published_ones_judge_nobody(found: Found, llama_dir: Path, tmp_path: Path) -> None:
     evidence = ServedEvidence.from_bytes(found.wrong)
     with pytest.raises(ConfigError, match="no signed manifest"):

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from swarm_protocol import limits
 from swarm_protocol.errors import RoundError
 from torch import Tensor
@@ -85,7 +86,7 @@ class HeldOutEffects:
     async def _keep(self, digest: bytes, drawn: tuple[str, ...], measuring: asyncio.Future[dict[str, int]]) -> None:
         try:
             found = await measuring
-        except RoundError as error:
+        except (RoundError, torch.OutOfMemoryError) as error:  # the device may have just enough memory for training
             logger.warning("contributions could not be measured: %s", error)
             return
         # nobody measures its own contribution, and nobody counts what is in its place

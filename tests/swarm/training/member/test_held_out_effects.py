@@ -1,0 +1,71 @@
+"""What a member measures of drawn contributions, and that a device which cannot measure trains on."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from support.training_swarm import config
+from swarm.training.member.held_out_effects import DrawnSlices, HeldOutEffects
+from swarm_protocol.errors import RoundError
+from torch import Tensor
+
+DIGEST = b"d" * 32
+
+
+class SummingInner:
+    """Its loss is the sum of the weights; it may fail."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+
+    def held_out_loss(self, theta_N: Tensor, num_windows: int, draw: int) -> float:
+        if self._error is not None:
+            raise self._error
+        return float(theta_N.sum())
+
+    def between(self, function: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(function())
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
+def measured(inner: SummingInner) -> HeldOutEffects:
+    """Return the effects after a step of which the member holds one slice of a half of the vector."""
+    replica = SimpleNamespace(
+        current=SimpleNamespace(state=SimpleNamespace(drawn=("me", "other"))),
+        config=config(),
+        outer_step=1,
+        digest=DIGEST,
+        fragment=lambda _: slice(0, 4),
+    )
+    context = SimpleNamespace(replica=replica, network=SimpleNamespace(peer_id="me"))
+    intervals = SimpleNamespace(inner=inner, between=inner.between)
+
+    async def main() -> HeldOutEffects:
+        effects = HeldOutEffects(cast(Any, context), cast(Any, intervals))
+        held = DrawnSlices(place=slice(2, 4), slices={"other": torch.tensor([1e-3, 0.0])})
+        async with asyncio.TaskGroup() as tasks:
+            effects.measure_soon(torch.zeros(4), held, tasks)
+        return effects
+
+    return asyncio.run(main())
+
+
+def test_effect_is_the_fall_of_the_loss_scaled_to_the_whole_vector_and_of_one_state() -> None:
+    step = config().outer.learning_rate
+    effects = measured(SummingInner())
+    assert effects.of(DIGEST) == (0, pytest.approx(2 * step * 1e-3 * 1e6, abs=1.0)), "none of its own"
+    assert effects.of(bytes(32)) == ()
+
+
+@pytest.mark.parametrize("error", [RoundError("no"), torch.OutOfMemoryError("no memory")], ids=["fails", "no memory"])
+def test_member_whose_device_cannot_measure_reports_nothing_and_goes_on(error: Exception) -> None:
+    assert measured(SummingInner(error)).of(DIGEST) == ()

@@ -95,7 +95,10 @@ class MadePart:
         self._trees[peer] = tree
 
     def keep(self, peer: str, data: bytes) -> None:
-        """Keep the next frame of `peer`'s slices."""
+        """Keep the next frame of `peer`'s slices. Raises RoundError after `drop`: a slice may arrive when the step is
+        over."""
+        if not self._slices:
+            raise RoundError("the step is over")
         self._slices[peer].append(data)
 
     def drop(self) -> None:

@@ -420,8 +420,8 @@ class SessionState:
             self._fail(SessionError(f"{what}: {error.message}", remedy="try again in a moment"))
 
     def _failed_at_rows(self, stage: Stage, error: SwarmError, now_s: float) -> None:
-        """A stage could not compute what others gave. If it is at home, or is the second server to fail at this token,
-        the rows are to blame: they are forgotten, and all is run anew.
+        """Judge a stage that could not compute what others gave. If it is at home, or is the second server to fail at
+        this token, the rows are to blame: they are forgotten, and all is run anew.
 
         Any server before it may have made them, so none is accused: others are preferred for a while.
         """

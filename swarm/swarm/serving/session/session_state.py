@@ -412,18 +412,19 @@ class SessionState:
             self._actions.append(ReportFailure(stage.peer_id, error, cause))
             self._replace(stage, error, now_s)
             if cause is FailureCause.REPORTED and isinstance(error, SessionError) and stage.start:
-                self._failed_at_rows(stage, error, now_s)
+                self._doubt_rows(stage, error, now_s)
         if self._num_failed > MAX_FAILURES:
             what = (
                 "servers keep failing at the same token" if self._has_opened else "servers in a row opened no session"
             )
             self._fail(SessionError(f"{what}: {error.message}", remedy="try again in a moment"))
 
-    def _failed_at_rows(self, stage: Stage, error: SwarmError, now_s: float) -> None:
-        """Judge a stage that could not compute what others gave. If it is at home, or is the second server to fail at
-        this token, the rows are to blame: they are forgotten, and all is run anew.
+    def _doubt_rows(self, stage: Stage, error: SwarmError, now_s: float) -> None:
+        """Run all anew if rows are to blame for what a stage reports: it is at home, or the second server to fail at
+        this token.
 
-        Any server before it may have made them, so none is accused: others are preferred for a while.
+        Any server before it may have made them, so they are all forgotten and nobody is accused: others are preferred
+        for a while.
         """
         failed_before, self._failed_peer = self._failed_peer, stage.peer_id
         if not stage.is_home and failed_before in {"", stage.peer_id}:

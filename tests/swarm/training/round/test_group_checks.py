@@ -12,8 +12,8 @@ from swarm.training.round.quorum import Succession
 from swarm.training.round.round_events import Reply
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.round.state_machine import begin
-from swarm.training.run.entrance import Entrance
-from swarm.training.run.standings import Standings
+from swarm.training.standing.entrance import Entrance
+from swarm.training.standing.standings import Standings
 from swarm_protocol.identity import Identity
 from swarm_protocol.run_credentials import RunCredential, RunInvitation, credential_of, invite_to_run
 from swarm_protocol.training_messages import Contribution, Follower, Ready, SignedGroup

@@ -24,6 +24,7 @@ from swarm.serving.session.session_state import (
     CloseStage,
     FailureCause,
     FindServers,
+    ForgetRows,
     GrantHandover,
     OpenStage,
     Repaired,
@@ -147,6 +148,7 @@ class SessionHistory:
             timer=StepTimer(RECORD, end - start),
             row_bytes=self.messages.row_bytes(start),
             trace=HopTrace(peer_id=peer_id, start=start, end=end),
+            is_home=start > 0 and self.chance.random() < 0.2,
         )
 
     def carry_out(self, actions: Sequence[Action]) -> None:
@@ -179,6 +181,8 @@ class SessionHistory:
                 self._send(self.messages.close(stage, 0))
                 if stage in self._attached:
                     self._attached.remove(stage)
+            case ForgetRows():
+                self.messages.forget()
             case Repaired(repair):
                 self.messages.answer_tokens(repair.new)
             case TakeToken(token, goes_on):
@@ -227,7 +231,8 @@ class SessionHistory:
             case 1:
                 return SequenceReady(sequence_id=stage.sequence_id, max_step_tokens=1, length=position)
             case 2 if chance.random() < 0.2:
-                failure = encode_failure(PeerRefused("full", retry_after_s=chance.choice((0.0, 2.5))))
+                refused = PeerRefused("full", retry_after_s=chance.choice((0.0, 2.5)))
+                failure = encode_failure(chance.choice((refused, SessionError("not finite"))))
                 return SequenceEnded(sequence_id=stage.sequence_id, failure=failure)
             case 3 if chance.random() < 0.3:
                 return ServerLeaving(within_s=30.0)

@@ -13,7 +13,7 @@ from swarm.training.round.round_events import Reply
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.round.state_machine import begin
 from swarm.training.standing.entrance import Entrance
-from swarm.training.standing.standings import Standings
+from swarm.training.standing.standings import TrainerStandings
 from swarm_protocol.identity import Identity
 from swarm_protocol.run_credentials import RunCredential, RunInvitation, credential_of, invite_to_run
 from swarm_protocol.training_messages import Contribution, Follower, Ready, SignedGroup
@@ -180,7 +180,7 @@ def test_peer_that_shows_another_credential_through_a_head_than_itself_spoils_no
     third, twice = PEERS[:2]
     heads = PEERS[2:8]
     clusters = draw_clusters(DIGEST, heads, heads, max_group=6, size=5)
-    standings = Standings(entrance=Entrance(welcomes=True), known=heads)
+    standings = TrainerStandings(entrance=Entrance(welcomes=True), known=heads)
     setup = replace(SETUP, me=heads[0], roster=heads, leased=heads, clusters=clusters, max_group=6, standings=standings)
     reports = {
         heads[0]: ready(heads[0]),

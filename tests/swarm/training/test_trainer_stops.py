@@ -71,6 +71,17 @@ def test_member_that_is_silent_at_any_phase_holds_up_the_others_for_seconds_and_
     virtual_time.run(main())
 
 
+@pytest.mark.parametrize("phase", ["round.reducing", "round.reduced", "round.deliver"])
+def test_owner_that_falls_silent_in_a_reduction_is_waited_for_once_and_its_backup_is_audited(phase: str) -> None:
+    async def main() -> None:
+        run = config(min_group=2, outer_steps=NUM_STEPS, quorum_grace_s=GRACE_S)
+        _, others = await run_with_silence(run, Fault(who="*", phase=phase, what="stall", nth=9), 5)
+        assert not any(member.of(RoundAborted) for member in others)
+        assert max(map(longest_step_s, others)) < INTERVAL_S + FOUND_S + ROUND_S
+
+    virtual_time.run(main())
+
+
 def test_member_on_the_slowest_supported_connection_does_not_count_as_silent() -> None:
     """Its frames to all others share the connection, and its answers to their calls wait behind them, for longer than
     SILENT_S."""

@@ -148,7 +148,9 @@ class Auditing:
     async def _audited(self, part: int, data: Data, num_draws: int) -> PeerError | None:
         """Return what is wrong with `part`, or why it could not be audited; None if it was and is right."""
         owner, backup, failure = self._group.peer_ids[part], backup_peer(self._group, part), ""
-        for maker in filter(None, (owner, backup)):
+        # if the owner has failed already, nobody waits for it again
+        makers = (backup, owner) if self._butterfly.is_from_backup(part) else (owner, backup)
+        for maker in filter(None, makers):
             try:
                 if maker == self._streams.me:
                     await self._butterfly.made(part)  # this reduces the part once more

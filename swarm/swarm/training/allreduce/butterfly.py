@@ -41,7 +41,7 @@ from swarm.training.allreduce.parts import (
     ReductionScheme,
     backup_peer,
 )
-from swarm.training.allreduce.peer_connections import QUIET_S, PeerConnections
+from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, PeerConnections
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +85,7 @@ class Butterfly:
         self._backing_up: asyncio.Task[None] | None = None
         self._backup: BackupOwner | None = None
         self._num_backups = 0  # begun
+        self._from_backup: set[int] = set()
         self._making_backup = asyncio.Lock()
         self._tasks: asyncio.TaskGroup | None = None
         self._failed = False
@@ -113,6 +114,11 @@ class Butterfly:
     def data_of(self, part: int) -> Data:
         """Return the encoded result of `part`, as far as it is there."""
         return self._parts[part].data
+
+    def is_from_backup(self, part: int) -> bool:
+        """Return whether the backup of `part` has given its result, or is this member and has made it."""
+        is_made_here = self._backup is not None and backup_peer(self._group, part) == self.streams.me
+        return part in self._from_backup or is_made_here
 
     async def made(self, part: int) -> MadePart:
         """Return the slices of `part`, from which this member has made it, as its owner or backup, once the part is
@@ -225,6 +231,7 @@ class Butterfly:
     async def _exchange(self, part: PartResult) -> None:
         is_owners = await Exchange(self, part).run()
         if not is_owners:
+            self._from_backup.add(part.index)
             self.own.stop_delivery(part.owner)
         if is_owners and self._backing_up and backup_peer(self._group, part.index) == self.streams.me:
             self._backing_up.cancel()
@@ -278,43 +285,44 @@ class Exchange:
 
     async def run(self) -> bool:
         """Return once the part is complete: whether its owner has given it."""
-        # results wait for the slowest member's slices, and a part may have a single frame
-        patience_s = self._group.reduce_s / 2
+        # results wait for the slowest member's slices, and a part may have a single frame; a silent owner is found first
+        patience_s = max(self._group.reduce_s / 2, QUIET_S + SILENT_S + QUIET_S / 2)
         async with asyncio.TaskGroup() as tasks:
             failed: asyncio.Future[SwarmError] = asyncio.get_running_loop().create_future()
             talk = tasks.create_task(self._converse(failed), name="converse")
-            while (error := await self._trouble(talk, failed, patience_s)) is not None:
-                if await self._had_from_backup(error):
+            # also while the backup is asked, which cannot help if the owner fell silent before its slices were there
+            silent = tasks.create_task(self._streams.until_silent(self._part.owner), name="until silent")
+            has_asked = False
+            while (error := await self._trouble(talk, failed, silent, patience_s)) is not None:
+                if not has_asked and await self._had_from_backup(error):
                     break
+                has_asked = True
                 if failed.done() or not isinstance(error, _Withheld):
                     await self._butterfly.fail(failed.result() if failed.done() else error)
-                # the owner is there, and sends nothing: the round's deadline ends that
+                # the owner is there, and sends nothing: it falls silent, or the round's deadline ends that
                 patience_s = math.inf
             talk.cancel()
+            silent.cancel()
         return error is None
 
     async def _trouble(
-        self, talk: asyncio.Task[None], failed: asyncio.Future[SwarmError], patience_s: float
+        self, talk: asyncio.Task[None], failed: asyncio.Future[SwarmError], silent: asyncio.Task[None], patience_s: float
     ) -> SwarmError | None:
         """Wait for the part, and return None, or for what is wrong with the owner. The owner may send nothing for
         `patience_s`, and only while it answers calls."""
         part, loop = self._part, asyncio.get_running_loop()
         have, since = part.have, loop.time()
-        silent = asyncio.create_task(self._streams.until_silent(part.owner))
-        either: set[asyncio.Future[Any]] = {talk, failed, silent}
-        try:
-            while not part.complete or not talk.done():
-                await asyncio.wait(either, timeout=min(QUIET_S, patience_s), return_when=asyncio.FIRST_COMPLETED)
-                if failed.done():
-                    return failed.result()
-                if silent.done():
-                    return silence_of(part.owner)
-                if part.have > have or talk.done():
-                    have, since = part.have, loop.time()
-                elif loop.time() - since >= patience_s:
-                    return _Withheld(f"it has sent nothing for {patience_s:.0f} s", peer_id=part.owner)
-        finally:
-            silent.cancel()
+        while not part.complete or not talk.done():
+            either = {each for each in (talk, failed, silent) if not each.done()}
+            await asyncio.wait(either, timeout=min(QUIET_S, patience_s), return_when=asyncio.FIRST_COMPLETED)
+            if failed.done():
+                return failed.result()
+            if silent.done():
+                return silence_of(part.owner)
+            if part.have > have or talk.done():
+                have, since = part.have, loop.time()
+            elif loop.time() - max(since, self._streams.heard_at(part.owner)) >= patience_s:
+                return _Withheld(f"it has sent nothing for {patience_s:.0f} s", peer_id=part.owner)
         return None
 
     async def _converse(self, failed: asyncio.Future[SwarmError]) -> None:

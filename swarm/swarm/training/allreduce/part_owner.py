@@ -381,7 +381,7 @@ class BackupOwner:
             async with asyncio.timeout(self._limit_s):
                 if peer != self._part.owner:
                     return await self._streams.expect(peer, self._inboxes[peer].take)
-                await self._part.keeps(index + 1)
+                await self._streams.while_not_silent(peer, self._part.keeps(index + 1))
         except TimeoutError:
             raise PeerUnreachable("its slices are not all there", peer_id=peer) from None
         return self._part.kept[index]

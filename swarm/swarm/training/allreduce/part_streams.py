@@ -66,6 +66,7 @@ class PartStreams:
         self.bytes_sent = 0
         self._connections = connections
         self._heard_at = dict.fromkeys(signed.group.peer_ids, -math.inf)
+        self._is_silent = {peer: asyncio.Event() for peer in signed.group.peer_ids}
         self._signed = signed
         self._delta_N = delta_N
         self._executor = executor
@@ -133,6 +134,11 @@ class PartStreams:
     def heard(self, peer: str) -> None:
         """Record that a frame of `peer` has arrived."""
         self._heard_at[peer] = asyncio.get_running_loop().time()
+        self._is_silent[peer].clear()
+
+    def heard_at(self, peer: str) -> float:
+        """Return when the latest frame of `peer` arrived, in the loop's time; -inf if none has."""
+        return self._heard_at[peer]
 
     async def until_silent(self, peer: str) -> None:
         """Return once `peer` has sent nothing for QUIET_S, and leaves a call unanswered for longer than the bytes
@@ -146,6 +152,7 @@ class PartStreams:
                 continue
             queued_s = min(self._connections.meter.transfer_s(peer, queued_bytes), self.group.reduce_s / 4)
             if not await self._connections.answers(peer, SILENT_S + queued_s) and self._heard_at[peer] < asked_at:
+                self._is_silent[peer].set()
                 return
 
     async def expect(self, peer: str, receive: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -159,7 +166,15 @@ class PartStreams:
 
     async def while_there(self, peer: str, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of `work`, which needs `peer`. Raises PeerTimeout if `peer` falls silent before."""
-        working, watching = asyncio.create_task(work), asyncio.create_task(self.until_silent(peer))
+        return await self._before_silence(peer, work, self.until_silent(peer))
+
+    async def while_not_silent(self, peer: str, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `work`, which needs what `peer` has sent. Raises PeerTimeout as soon as another of this
+        member's tasks has found that `peer` is silent."""
+        return await self._before_silence(peer, work, self._is_silent[peer].wait())
+
+    async def _before_silence(self, peer: str, work: Coroutine[Any, Any, T], silence: Coroutine[Any, Any, Any]) -> T:
+        working, watching = asyncio.create_task(work), asyncio.create_task(silence)
         try:
             await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
             if not working.done():

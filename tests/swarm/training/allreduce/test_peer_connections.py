@@ -17,8 +17,8 @@ from swarm.training.trainer_events import OuterStep
 from swarm_protocol.training_messages import MAX_BYTES_PER_S
 
 BANDWIDTH_BYTES_PER_S = 4e6
-NUM_STEPS = 5
-LAST_STEPS = (3, 4, 5)
+NUM_STEPS = 8
+LAST_STEPS = (6, 7, 8)
 NUM_VALUES = 1_000_000
 
 
@@ -119,7 +119,7 @@ def test_member_with_a_quarter_of_the_bandwidth_gets_a_quarter_of_a_part_and_rou
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (*others, slow), seconds = run_with_a_slower_member(4.0)
-    assert slow == pytest.approx(sum(others) / 3 / 4, rel=0.25)
+    assert slow == pytest.approx(sum(others) / 3 / 4, rel=0.4)  # what it audits counts as its traffic, too
     monkeypatch.setattr(part_sizing, "NOISE", math.inf)
     equal, equal_seconds = run_with_a_slower_member(4.0)
     assert max(equal) - min(equal) <= leaf_values(NUM_VALUES)

@@ -285,7 +285,7 @@ class Exchange:
 
     async def run(self) -> bool:
         """Return once the part is complete: whether its owner has given it."""
-        # results wait for the slowest member's slices, and a part may have a single frame; a silent owner is found first
+        # results wait for the slowest member's slices, and a part may have a single frame; silence is found first
         patience_s = max(self._group.reduce_s / 2, QUIET_S + SILENT_S + QUIET_S / 2)
         async with asyncio.TaskGroup() as tasks:
             failed: asyncio.Future[SwarmError] = asyncio.get_running_loop().create_future()
@@ -306,7 +306,11 @@ class Exchange:
         return error is None
 
     async def _trouble(
-        self, talk: asyncio.Task[None], failed: asyncio.Future[SwarmError], silent: asyncio.Task[None], patience_s: float
+        self,
+        talk: asyncio.Task[None],
+        failed: asyncio.Future[SwarmError],
+        silent: asyncio.Task[None],
+        patience_s: float,
     ) -> SwarmError | None:
         """Wait for the part, and return None, or for what is wrong with the owner. The owner may send nothing for
         `patience_s`, and only while it answers calls."""

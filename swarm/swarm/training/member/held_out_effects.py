@@ -71,7 +71,8 @@ class HeldOutEffects:
         later requests to the thread that trains."""
         replica = self._context.replica
         drawn, config = replica.current.state.drawn, replica.config
-        if theta_N is None or held is None or not {*held.slices} <= {*drawn}:
+        is_last = replica.outer_step == config.outer_steps  # no report follows, and the run's end would wait
+        if is_last or theta_N is None or held is None or not {*held.slices} <= {*drawn}:
             return
         fragment, digest = replica.fragment(replica.outer_step), replica.digest
         place = slice(fragment.start + held.place.start, fragment.start + held.place.stop)

@@ -71,6 +71,12 @@ TRAINING = (
 )
 ADDR = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…"
 
+# options of several commands
+RUN_FILE = {"PATH": "The signed run file (default: run.toml)."}
+SIGNER = {"--identity FILE": "Sign with this key instead of the one in the home."}
+EXPIRES = {"--expires TIME": "When it ends: 30d, 12h or 90m from now, at most 366d (default: 30d)."}
+NEW_FILE = {"--out FILE": "Write it to a new file that only you can read, instead of to the terminal."}
+FOR_NODE = {"--for-node NODE": "Bind it to the node with this peer id, as swarm-node identity shows it there."}
 COMMANDS = (
     Command(
         name="seed",
@@ -105,7 +111,7 @@ COMMANDS = (
         example="swarm-node run sign story.toml",
         options={
             "PATH": "The run file (default: run.toml).",
-            "--identity FILE": "Sign with this key instead of the one in the home.",
+            **SIGNER,
             "--pin": "Pin a data set of the hub by its tokens as well as its commit: download and tokenize it now.",
             "--unpinned": "Do not pin the data: members may then train on different data.",
         },
@@ -147,8 +153,8 @@ COMMANDS = (
         settings=(*HERE, "peers", "network_id", "invite"),
         example=f"swarm-node run resume story.toml --peers {ADDR} --yes",
         options={
-            "PATH": "The signed run file (default: run.toml).",
-            "--identity FILE": "Sign with this key instead of the one in the home.",
+            **RUN_FILE,
+            **SIGNER,
             "--members FILE": "Continue with these peers, one peer id a line (default: the last members that answer).",
             "--yes": "Sign and deliver the order; without this, only show what would be signed.",
         },
@@ -160,8 +166,8 @@ COMMANDS = (
         settings=(*HERE, "peers", "network_id", "invite"),
         example=f"swarm-node run endorse story.toml --peers {ADDR} --every 1h --yes",
         options={
-            "PATH": "The signed run file (default: run.toml).",
-            "--identity FILE": "Sign with this key instead of the one in the home.",
+            **RUN_FILE,
+            **SIGNER,
             "--members FILE": "Ask only these peers where the run is, one peer id a line (default: all that train it).",
             "--every TIME": "Endorse again and again, after this time, such as 30m or 1h, until the run is finished.",
             "--yes": "Sign the endorsement and give it to the members; without this, only show what would be signed.",
@@ -174,12 +180,12 @@ COMMANDS = (
         settings=(*HERE, "network_id"),
         example="swarm-node run invite story.toml --expires 7d --out alice.invitation",
         options={
-            "PATH": "The signed run file (default: run.toml).",
-            "--identity FILE": "Sign with this key instead of the one in the home.",
-            "--expires TIME": "When it ends: 30d, 12h or 90m from now, at most 366d (default: 30d).",
+            **RUN_FILE,
+            **SIGNER,
+            **EXPIRES,
             "--uses NUMBER": "How many nodes may enter with it (default: 1).",
-            "--for-node NODE": "Bind it to the node with this peer id, as swarm-node identity shows it there.",
-            "--out FILE": "Write it to a new file that only you can read, instead of to the terminal.",
+            **FOR_NODE,
+            **NEW_FILE,
         },
     ),
     Command(
@@ -189,8 +195,8 @@ COMMANDS = (
         settings=(*HERE, "peers", "network_id", "invite"),
         example=f"swarm-node run revoke story.toml --serial 4f0c2d9a51b37e86 --peers {ADDR}",
         options={
-            "PATH": "The signed run file (default: run.toml).",
-            "--identity FILE": "Sign with this key instead of the one in the home.",
+            **RUN_FILE,
+            **SIGNER,
             "--serial SERIAL": "The invitation's serial, as run invite and status show it.",
             "--inviter NODE": "The peer id of an inviter whose invitations let in nobody any more.",
         },
@@ -202,10 +208,10 @@ COMMANDS = (
         settings=(*HERE, "network_id"),
         example="swarm-node run vouch story.toml --for-node 12D3KooW… --out bob.vouch",
         options={
-            "PATH": "The signed run file (default: run.toml).",
+            **RUN_FILE,
             "--for-node NODE": "The newcomer's peer id, as swarm-node identity shows it there.",
-            "--expires TIME": "When it ends: 30d, 12h or 90m from now, at most 366d (default: 30d).",
-            "--out FILE": "Write it to a new file that only you can read, instead of to the terminal.",
+            **EXPIRES,
+            **NEW_FILE,
         },
     ),
     Command(
@@ -252,7 +258,7 @@ COMMANDS = (
         options={
             "MODEL": "A directory, or OWNER/NAME[@REVISION] on a hub, which is downloaded.",
             "--name NAME": "The name to publish it under (default: the directory's name, or NAME on the hub).",
-            "--identity FILE": "Sign with this key instead of the one in the home.",
+            **SIGNER,
             "--out FILE": "Write the manifest to a new file as well as beside the model, as swarm-model.manifest.",
         },
     ),
@@ -324,10 +330,10 @@ COMMANDS = (
         options={
             "--new-network": "Make a new private network, which this home owns. Its key is never overwritten.",
             "--rights RIGHTS": "What its node may do: some of join, serve, train, ask (default: all).",
-            "--expires TIME": "When it ends: 30d, 12h or 90m from now, at most 366d (default: 30d).",
-            "--for-node NODE": "Bind it to the node with this peer id, as swarm-node identity shows it there.",
+            **EXPIRES,
+            **FOR_NODE,
             "--note NOTE": "A word for your own list, such as whom it is for.",
-            "--out FILE": "Write it to a new file that only you can read, instead of to the terminal.",
+            **NEW_FILE,
         },
     ),
     Command(

@@ -313,7 +313,8 @@ MAX_DRAWS = 8
 MAX_EVIDENCE_BYTES = 48 * 2**20
 # Two signed groups.
 MAX_EQUIVOCATION_BYTES = 2 * (MAX_READY_BYTES + MAX_ENVELOPE_OVERHEAD_BYTES) + 2**10
-# Of a server: inputs and outputs of 500 positions of a model with 4,096 columns, as fp32; longer answers are not kept.
+# Evidence about a server has inputs and outputs of 500 positions of a model with 4,096 columns, as fp32; longer answers
+# are not kept.
 MAX_SERVED_EVIDENCE_BYTES = 16 * 2**20
 MAX_SHOWN_DRAWS = 4096
 # Leaves of one member's slice that its validator shows.

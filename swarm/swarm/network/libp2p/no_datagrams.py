@@ -34,9 +34,9 @@ _LOAD, _AND, _IF_EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EACCES
 _AT_NUMBER, _AT_ARCHITECTURE = 0, 4
 _AT_DOMAIN, _AT_TYPE = 16, 24
-"""Where the arguments of `socket` are."""
+"""The places of the arguments of `socket`."""
 _AT_LEVEL, _AT_OPTION = 24, 32
-"""Where those of `setsockopt` are."""
+"""The places of the arguments of `setsockopt`."""
 _AF_INET, _AF_INET6, _SOCK_DGRAM, _TYPE_MASK = 2, 10, 2, 0xF
 _IPPROTO_IP, _IP_RECVTOS, _IPPROTO_IPV6, _IPV6_RECVTCLASS = 0, 13, 41, 66
 

@@ -1,4 +1,4 @@
-"""Which model a client keeps both ends of, where its files are, and how many blocks stay. A value, without torch."""
+"""A setting without torch: the model whose ends a client keeps, where its files are, and how many blocks stay."""
 
 from __future__ import annotations
 

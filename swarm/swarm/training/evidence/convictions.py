@@ -260,10 +260,13 @@ class Convictions:
     def _has_new_finder(self, peer: str, step: int, evidence: Evidence) -> bool:
         """Return whether evidence of an interval for which `peer` is banned already names a member that has not been
         known to find it wrong. Raises PeerViolation or IntegrityError."""
-        ban = next((each for each in self.bans if each.verdict.peer_id == peer), None)
-        if ban is None or (ban.verdict.step, ban.verdict.kind) != (step, WRONG_INTERVAL):
-            return False
-        return self._accusations.has_new_finder(peer, step, evidence)
+        return self._interval_ban(peer, step) is not None and self._accusations.has_new_finder(peer, step, evidence)
+
+    def _interval_ban(self, peer: str, step: int) -> Ban | None:
+        """Return the ban of `peer` for its interval of this step."""
+        about = (peer, step, WRONG_INTERVAL)
+        bans = (each for each in self.bans if (each.verdict.peer_id, each.verdict.step, each.verdict.kind) == about)
+        return next(bans, None)
 
     async def _case(self, evidence: Evidence, *, is_news: bool, was_kept: bool) -> IntervalCase | None:
         """Return the accusation as `IntervalAccusations.gather` does; others are shown all its findings from now on."""
@@ -278,8 +281,8 @@ class Convictions:
     async def _show_instead(self, case: IntervalCase) -> None:
         """Show others this evidence, which has more findings, in place of the earlier one."""
         peer = case.member.peer_id
-        ban = next((each for each in self.bans if each.verdict.peer_id == peer), None)
-        if ban is not None and (ban.verdict.step, ban.verdict.kind) == (case.step, WRONG_INTERVAL):
+        ban = self._interval_ban(peer, case.step)
+        if ban is not None:
             data = case.evidence.evidence().to_bytes()
             self._bans.add(ban.verdict, data)
             await self._keep(peer, data)

@@ -30,8 +30,8 @@ from swarm.training.run.run_config import RunConfig
 from swarm.training.state.certificate import RunSignatures
 
 Attempted: TypeAlias = tuple[int, int, bytes, bytes | int]
-"""Which attempt a statement is about: step, attempt, the state that it starts from, and the resume order or its number.
-An honest member makes one statement of each kind about it."""
+"""The attempt that a statement is about: step, attempt, the state that it starts from, and the resume order or its
+number. An honest member makes one statement of each kind about it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,8 @@ A member holds every contribution's slice of its own part, which it has checked 
 nobody's whole contribution. So it measures what its own part of a contribution does, without a byte more on the wire:
 the loss of the state that the step began from, minus the loss of that state with the slice applied as the outer step
 would, had this been all members' mean. Effects of unlike parts are scaled to the whole vector; the middle of several
-members' effects counts (`run.held_out_scores`). Each member draws held-out samples of its own, which nobody knew when
-contributions were made.
+members' effects counts (`standing.held_out_scores`). Each member draws held-out samples of its own, which nobody knew
+when contributions were made.
 
 The thread that trains measures, before its next interval: the time is some percent of an interval's. `RunMember`
 owns it; `round_driver` puts the effects into the next report. Shapes: N values of the flat vector, F of a part.

@@ -1,4 +1,4 @@
-"""Where each trainer of a run stands: who may enter, and how much of a step its work counts for.
+"""The standing of each trainer of a run decides whether it may enter, and how much of a step its work counts for.
 
 A newcomer is counted so. Its credential (an invitation, or the vouches of members) is read into a grant
 (`swarm_protocol.run_credentials`). `entrance` is the run's rule for grants, and the `Entry` that the state keeps of

@@ -1,4 +1,4 @@
-"""Who enters a run at once: a run's rule for invitations and vouches, and what its state keeps of those who did.
+"""This rule says who enters a run at once, by invitations and vouches, and what its state keeps of those who did.
 
 An invitation counts until it has let in as many peers as its terms say. Vouches count if enough members signed: each of
 full standing, which has contributed to as many outer steps as a stranger would have to prove, and that has vouched for

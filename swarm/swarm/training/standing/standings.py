@@ -1,4 +1,4 @@
-"""Where each peer of a run stands after a committed state: whether it counts fully, and what the next state remembers.
+"""Standings say after a committed state whether each peer counts fully, and what the next state remembers of it.
 
 It follows from the state, the run's rules and the credentials in a signed group alone, so that every replica computes
 the same. Pure functions.
@@ -20,7 +20,7 @@ Grants = Mapping[str, Grant]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerStandings:
-    """Where the peers of a run stand after `outer_step` steps. Of the `known` ones, the trainers of the state, those in
+    """Says where peers stand after `outer_step` steps. Of the `known` ones, the trainers of the state, those in
     `left` are on probation, for so many more steps. Those with `credits` are remembered (see `register`), and count
     fully. Any other peer would begin now, at once where the `entrance` honours its grant. `entries` are of those that
     entered so. The author has taken back the invitations with the serials in `revoked`, and the right of the

@@ -75,7 +75,9 @@ ADDR = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…"
 RUN_FILE = {"PATH": "The signed run file (default: run.toml)."}
 SIGNER = {"--identity FILE": "Sign with this key instead of the one in the home."}
 EXPIRES = {"--expires TIME": "When it ends: 30d, 12h or 90m from now, at most 366d (default: 30d)."}
-NEW_FILE = {"--out FILE": "Write it to a new file that only you can read, instead of to the terminal."}
+NEW_FILE = {
+    "--out FILE": "Write it to a new file that only you can read, instead of to stdout (with --json: to stderr)."
+}
 FOR_NODE = {"--for-node NODE": "Bind it to the node with this peer id, as swarm-node identity shows it there."}
 COMMANDS = (
     Command(
@@ -176,7 +178,7 @@ COMMANDS = (
     Command(
         name="run invite",
         purpose="Print an invitation to a run: who has it skips probation. For the run's author and its inviters.",
-        code="swarm_node.commands.run:invite",
+        code="swarm_node.commands.run_invite:invite",
         settings=(*HERE, "network_id"),
         example="swarm-node run invite story.toml --expires 7d --out alice.invitation",
         options={
@@ -191,20 +193,20 @@ COMMANDS = (
     Command(
         name="run revoke",
         purpose="Revoke invitations to a run, or a key that may invite. Only the run's author can do it.",
-        code="swarm_node.commands.run:revoke",
+        code="swarm_node.commands.run_invite:revoke",
         settings=(*HERE, "peers", "network_id", "invite"),
         example=f"swarm-node run revoke story.toml --serial 4f0c2d9a51b37e86 --peers {ADDR}",
         options={
             **RUN_FILE,
             **SIGNER,
-            "--serial SERIAL": "The invitation's serial, as run invite and status show it.",
+            "--serial SERIAL…": "The invitation's serial, as run invite and status show it; repeat it for several.",
             "--inviter NODE": "The peer id of an inviter whose invitations let in nobody any more.",
         },
     ),
     Command(
         name="run vouch",
         purpose="Sign for a newcomer to a run as one of its members, so that it skips probation.",
-        code="swarm_node.commands.run:vouch",
+        code="swarm_node.commands.run_invite:vouch",
         settings=(*HERE, "network_id"),
         example="swarm-node run vouch story.toml --for-node 12D3KooW… --out bob.vouch",
         options={

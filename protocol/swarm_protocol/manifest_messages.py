@@ -306,10 +306,11 @@ def readable_manifest(data: bytes, where: str) -> PublishedManifest:
         return open_manifest(data)
     except PeerViolation as error:
         raise IntegrityError(
-            f"{where} is not a signed manifest, as swarm-node models publish writes one",
-            remedy="name the publisher's swarm-model.manifest, or get it again",
+            f"{where} is not a signed manifest of a model",
+            remedy="name a file that swarm-node models publish has written, such as swarm-model.manifest",
         ) from error
     except IntegrityError as error:
         raise IntegrityError(
-            f"{where} is not what its publisher signed", remedy="get the file again, or publish the model anew"
+            f"the manifest {where} is damaged: its publisher's signature is not valid",
+            remedy="get the file from the publisher again",
         ) from error

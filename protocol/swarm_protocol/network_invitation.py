@@ -36,7 +36,7 @@ LINK_PURPOSE = "network-member"
 LIST_PURPOSE = "network-revocations"
 _LIST_SUBJECT = "revocations"
 
-_TEXT = "swarm1-"
+TEXT_PREFIX = "swarm1-"
 _COPY_IT = "copy the whole line that swarm-node invite printed"
 MAX_TEXT_CHARS = 8192
 """Eight seeds with the longest addresses, as base64."""
@@ -183,7 +183,7 @@ class NetworkInvitation(WireMessage):
 
     def text(self) -> str:
         """Return the invitation as one word, which `parse_invitation` reads."""
-        return to_word(_TEXT, self.to_bytes())
+        return to_word(TEXT_PREFIX, self.to_bytes())
 
     def _opened(self) -> tuple[Envelope, InvitationTerms]:
         """Raises ValueError."""
@@ -226,7 +226,7 @@ def invite(
 
 def parse_invitation(text: str) -> NetworkInvitation:
     """Read an invitation's text. Raises ConfigError, of which no word repeats the text."""
-    content = from_word(_TEXT, text, max_chars=MAX_TEXT_CHARS, remedy=_COPY_IT)
+    content = from_word(TEXT_PREFIX, text, max_chars=MAX_TEXT_CHARS, remedy=_COPY_IT)
     try:
         return NetworkInvitation.from_bytes(content)
     except PeerViolation as violation:

@@ -200,29 +200,41 @@ def parse_run_invitation(text: str) -> RunInvitation:
         raise ConfigError(f"this invitation is damaged: {reason}", remedy=_COPY_IT) from None
 
 
-def credential_of(
-    given: Sequence[RunInvitation], peer_id: str, run: str, *, network_id: str, now: float
-) -> RunCredential | None:
-    """Return what the node `peer_id` shows of what it was given for `run`: an invitation if there is one, else its
-    vouches; None if all have expired at `now`. Raises ConfigError if one is for another run, network or node."""
-    usable: list[RunInvitation] = []
+def check_given(given: Sequence[RunInvitation], peer_id: str, run: str, *, network_id: str) -> None:
+    """Raises ConfigError if one of the invitations and vouches is to another run, or for another network or node than
+    `peer_id`, which is empty for a node that has no key yet."""
     for each in given:
         envelope, terms = each.envelope, each.terms
+        what = "vouch" if each.vouch else "invitation"
         is_others = (
             envelope.subject != _vouch_subject(run, peer_id)
             if each.vouch
             else bool(terms and terms.is_bound) and envelope.subject != peer_id
         )
         if each.run != run:
-            raise ConfigError(f"this invitation is to the run {each.run}, not to {run}", remedy="check --run")
+            raise ConfigError(
+                f"this {what} is to the run {each.run}, not to {run}",
+                remedy=f"give --invitation one to {run}, or --run the run {each.run}",
+            )
         if envelope.network_id != network_id:
-            raise ConfigError(f"this invitation is for the network {envelope.network_id}", remedy="check --network-id")
+            raise ConfigError(
+                f"this {what} is for the network {envelope.network_id}, not for {network_id}",
+                remedy=f"give --invitation one for {network_id}, or --network-id {envelope.network_id}",
+            )
         if is_others:
             raise ConfigError(
-                "this invitation is for another node", remedy="ask for one for the peer id that identity shows here"
+                f"this {what} is for another node",
+                remedy="give --invitation one for this node's peer id, which swarm-node identity shows",
             )
-        if envelope.expires_at > now:
-            usable.append(each)
+
+
+def credential_of(
+    given: Sequence[RunInvitation], peer_id: str, run: str, *, network_id: str, now: float
+) -> RunCredential | None:
+    """Return what the node `peer_id` shows of what it was given for `run`: an invitation if there is one, else its
+    vouches; None if all have expired at `now`. Raises ConfigError if one is for another run, network or node."""
+    check_given(given, peer_id, run, network_id=network_id)
+    usable = [each for each in given if each.envelope.expires_at > now]
     if not usable:
         return None
     invitations = [each for each in usable if each.certificate]

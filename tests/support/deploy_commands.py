@@ -43,7 +43,7 @@ def config_of(words: Sequence[str], environment: Mapping[str, str] | None = None
     context = command.make_context(command.name, list(words))
     options = {each.name for each in command.params if each.param_type_name == "option" and each.name in SETTINGS}
     given = {name: value for name in options if (value := context.params[name]) not in (None, [], ())}
-    if given.get("invite", "").startswith("@"):  # a file that the reader has
+    if "invite" in given:  # a file that the reader has
         given["invite"] = Owner().invite().text()
     given.pop("invitation", None)  # a file or a word that the reader has
     return resolve({"home": str(NO_HOME)} | given, env=environment or {})

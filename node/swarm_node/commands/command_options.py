@@ -77,8 +77,8 @@ class Command:
     """One command: its line in the help, its code (`module:function`, imported when it runs) and its options.
 
     `settings` names the settings that it takes. `options` maps its other options to their help: `--yes` is a switch,
-    `--out DIR` and `--identity FILE` are paths, `--step STEP` is a text; `PATH`, `DIR` and `MODEL` need no name of an
-    option. A command of two words is in the group that the first names.
+    `--out DIR` and `--identity FILE` are paths, `--step STEP` is a text, `--serial SERIAL…` may be repeated; `PATH`,
+    `DIR` and `MODEL` need no name of an option. A command of two words is in the group that the first names.
     """
 
     name: str
@@ -160,6 +160,8 @@ def _other_option(spec: str, about: str) -> inspect.Parameter:
     flag, _, metavar = spec.partition(" ")
     name = flag.lstrip("-").replace("-", "_").lower()
     kind: Any = Path | None if metavar in {"FILE", "DIR"} or flag in {"PATH", "DIR"} else str | None
+    if metavar.endswith("…"):
+        kind = list[str] | None
     if flag.startswith("--"):
         return _option(
             name, kind if metavar else bool, flag, about, default=None if metavar else False, metavar=metavar

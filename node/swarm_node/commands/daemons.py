@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from swarm.heap import absent, uncollected
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
+from swarm_protocol.run_credentials import check_given
 
 from swarm_node import diagnostics
 from swarm_node.commands.command_options import Flags, imported
@@ -50,13 +51,30 @@ def join(flags: Flags) -> int:
         # a file that is no run, or not what was signed, is refused before torch is imported to try the run's model
         from swarm.training.run.run_file import read_signed  # noqa: PLC0415
 
-        read_signed(config.run)
+        run_id = read_signed(config.run).run_id
+    else:
+        run_id = config.run.run_id if config.run else ""
+    _check_invitations(config, run_id)
     if config.model:
         # torch's threads would otherwise spin for milliseconds after each decoding step, on cores that others need
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     idle = "helper:StandbyRole" if config.take == "nothing" else "helper:HelperRole"
     role = "volunteer:VolunteerRole" if config.run or config.model else idle
     return live(flags, config, f"swarm_node.roles.{role}", joins=True)
+
+
+def _check_invitations(config: Config, run_id: str) -> None:
+    """Refuse at once an invitation that lets this node into no run, or not into the run `run_id`. Raises
+    ConfigError."""
+    if config.invitation and not run_id:
+        raise UsageError(
+            f"no run is named, so {config.origin('invitation')} has no effect",
+            remedy="give --run the run's file or its id, too",
+        )
+    if config.invitation:
+        key = Home(config.home).identity
+        peer_id = Identity.load(key).peer_id if key.exists() else ""
+        check_given(config.invitation, peer_id, run_id, network_id=config.network_id)
 
 
 def gateway(flags: Flags) -> int:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarm.serving.manifest.manifest_file import keep_beside, load_manifest, manifest_beside
+from swarm.serving.manifest.manifest_file import MANIFEST_FILE, keep_beside, load_manifest, manifest_beside
+from swarm_protocol import limits
+from swarm_protocol.checks import check_name
 from swarm_protocol.errors import ConfigError, reason_of
 from swarm_protocol.identity import Identity
 from swarm_protocol.manifest_messages import PublishedManifest
@@ -30,14 +32,14 @@ REPORTED_BYTES = 10**9
 
 
 def publish(flags: Flags) -> int:
-    model, identity, home = named_model(flags), signing_identity(flags), Home(flags.home())
-    emitter, out = Emitter(json=flags.json), flags.options["out"]
+    model, emitter, out = named_model(flags), Emitter(json=flags.json), flags.options["out"]
+    name = _name(flags.options["name"] or model.name)
     if out is not None:
-        check_new_file(out)
+        _check_copy(out, model)
+    identity, home = signing_identity(flags), Home(flags.home())
     diagnostics.quieten_libraries()
     interrupts.raise_in_command()
     directory, origin = (model, "") if isinstance(model, Path) else _downloaded(model, home, emitter)
-    name = flags.options["name"] or model.name
     publish_directory(directory, name, identity, origin=origin, emitter=emitter, copy=out)
     return 0
 
@@ -46,14 +48,16 @@ def publish_directory(
     directory: Path, name: str, identity: Identity, *, origin: str, emitter: Emitter, copy: Path | None = None
 ) -> PublishedManifest:
     """Sign the manifest of a model and keep it beside the model, and before that at `copy`: if that cannot be written,
-    the manifest beside the model stays as it was. Raises ConfigError, IntegrityError."""
+    the manifest beside the model stays as it was. It also stays if it says the same already. Raises ConfigError,
+    IntegrityError."""
     # torch and transformers take seconds to import: what is refused before is refused at once
     from swarm.serving.manifest.publishing import publish as signed  # noqa: PLC0415
 
     found = manifest_beside(directory)
     if found is not None and found.publisher != identity.peer_id:
         raise ConfigError(
-            f"{directory} has a manifest of {found.publisher} already", remedy="remove it, or sign with that key"
+            f"{directory} already has a manifest, which {found.publisher} signed",
+            remedy=f"sign with that key, or remove {MANIFEST_FILE} from the directory first",
         )
     published = signed(
         directory,
@@ -62,19 +66,52 @@ def publish_directory(
         published_at=int(time.time()),
         origin=origin,
         on_bytes=_hashing(name, directory, emitter),
+        earlier=found,
     )
     if copy is not None:
         _write(copy, published)
-    path = keep_beside(published, directory)
-    emitter.emit("published", model=name, publisher=published.publisher, digest=published.digest.hex(), path=str(path))
+    is_kept = published is found
+    path = directory / MANIFEST_FILE if is_kept else keep_beside(published, directory)
+    emitter.emit(
+        "published",
+        model=name,
+        publisher=published.publisher,
+        digest=published.digest.hex(),
+        path=str(path),
+        is_kept=is_kept,
+        how="is already published, with the same files," if is_kept else "is published",
+    )
     return published
+
+
+def _name(name: str) -> str:
+    """Return the name to publish under. Raises UsageError for one that no model can have."""
+    try:
+        return check_name(name, "")
+    except ValueError:
+        raise UsageError(
+            f"--name: a model cannot be published as {name!r:.80}",
+            remedy=f"give --name at most {limits.MAX_NAME_BYTES} letters, digits and ._:@+-, such as --name story",
+        ) from None
+
+
+def _check_copy(out: Path, model: Path | HubId) -> None:
+    """Raises ConfigError or UsageError if no copy of the manifest can be written to `out`."""
+    if isinstance(model, Path) and out.absolute().resolve() == (model / MANIFEST_FILE).resolve():
+        raise UsageError(
+            f"--out: {MANIFEST_FILE} in the model's directory is written in any case",
+            remedy="leave --out out, or name a file elsewhere for a copy",
+        )
+    check_new_file(out)
 
 
 def verify(flags: Flags) -> int:
     directory, given, emitter = _directory(flags), flags.resolve().manifest, Emitter(json=flags.json)
     published = load_manifest(given) if given else manifest_beside(directory)
     if published is None:
-        raise ConfigError(f"{directory} has no manifest of its own", remedy="name one with --manifest FILE")
+        raise ConfigError(
+            f"there is no {MANIFEST_FILE} in {directory}", remedy="name the publisher's manifest with --manifest FILE"
+        )
     from swarm.serving.manifest.verification import check_directory  # noqa: PLC0415
 
     interrupts.raise_in_command()

@@ -69,8 +69,8 @@ def init(flags: Flags) -> int:
 
 
 def sign(flags: Flags) -> int:
+    path, settings = run_file(flags), flags.resolve()
     identity = signing_identity(flags)
-    path, settings = _existing(flags), flags.resolve()
     emitter = Emitter(json=flags.json)
     # torch and transformers take seconds to import: what is refused above is refused at once
     from swarm.training.run.run_cost import warnings_of  # noqa: PLC0415
@@ -100,7 +100,7 @@ def sign(flags: Flags) -> int:
 
 
 def show(flags: Flags) -> int:
-    path = _existing(flags)
+    path = run_file(flags)
     from swarm.training.run.run_file import inspect_run  # noqa: PLC0415
 
     diagnostics.quieten_libraries()
@@ -111,8 +111,8 @@ def show(flags: Flags) -> int:
 
 
 def resume(flags: Flags) -> int:
-    config = _with_peers(flags)
-    path, author = _existing(flags), signing_identity(flags)
+    config = with_peers(flags)
+    path, author = run_file(flags), signing_identity(flags)
     from swarm_node.commands.run_resume import resume_run  # noqa: PLC0415
 
     members, emitter = flags.options["members"], Emitter(json=flags.json)
@@ -120,58 +120,16 @@ def resume(flags: Flags) -> int:
 
 
 def endorse(flags: Flags) -> int:
-    config, text = _with_peers(flags), flags.options["every"]
-    path, author = _existing(flags), signing_identity(flags)
+    text = flags.options["every"]
     try:
         every_s = None if text is None else _EVERY(text)
     except ValueError as error:
-        raise UsageError(f"--every: {text!r} {error}", remedy="write --every 1h") from error
+        raise UsageError(f"--every: {text!r:.40} {error}", remedy="write --every 1h") from error
+    config, path, author = with_peers(flags), run_file(flags), signing_identity(flags)
     from swarm_node.commands.run_endorse import endorse_run  # noqa: PLC0415
 
     members, is_certain, emitter = flags.options["members"], flags.options["yes"], Emitter(json=flags.json)
     return endorse_run(path, author, members, config, emitter, every_s=every_s, is_certain=is_certain)
-
-
-def invite(flags: Flags) -> int:
-    path, inviter, options = _existing(flags), signing_identity(flags), flags.options
-    from swarm_node.commands import run_invite  # noqa: PLC0415
-
-    return run_invite.invite(
-        path,
-        inviter,
-        Emitter(json=flags.json),
-        network_id=flags.member().network_id,
-        expires=options["expires"],
-        uses=options["uses"],
-        node=options["for_node"] or "",
-        out=options["out"],
-    )
-
-
-def revoke(flags: Flags) -> int:
-    config = _with_peers(flags)
-    path, author, options = _existing(flags), signing_identity(flags), flags.options
-    from swarm_node.commands import run_invite  # noqa: PLC0415
-
-    emitter = Emitter(json=flags.json)
-    return run_invite.revoke(
-        path, author, emitter, config, serial=options["serial"] or "", inviter=options["inviter"] or ""
-    )
-
-
-def vouch(flags: Flags) -> int:
-    path, member, options = _existing(flags), signing_identity(flags), flags.options
-    from swarm_node.commands import run_invite  # noqa: PLC0415
-
-    return run_invite.vouch(
-        path,
-        member,
-        Emitter(json=flags.json),
-        network_id=flags.member().network_id,
-        expires=options["expires"],
-        node=options["for_node"] or "",
-        out=options["out"],
-    )
 
 
 def export(flags: Flags) -> int:
@@ -195,7 +153,7 @@ def export(flags: Flags) -> int:
 
 
 def watch(flags: Flags) -> int:
-    config, which = _with_peers(flags), _file_or_id(flags)
+    config, which = with_peers(flags), _file_or_id(flags)
     from swarm_node.commands.run_watch import watch_run  # noqa: PLC0415
 
     return watch_run(which, config, Emitter(json=flags.json))
@@ -231,7 +189,7 @@ def _starting_from(config: RunConfig, checkpoint: str, home: Path) -> RunConfig:
     )
 
 
-def _with_peers(flags: Flags) -> Config:
+def with_peers(flags: Flags) -> Config:
     """Return the settings, which have to name a peer. Raises ConfigError."""
     config = flags.member()
     if not config.peers:
@@ -239,8 +197,8 @@ def _with_peers(flags: Flags) -> Config:
     return config
 
 
-def _existing(flags: Flags) -> Path:
-    """Return the run file's path; it is checked before torch is imported. Raises ConfigError."""
+def run_file(flags: Flags) -> Path:
+    """Return the path in PATH; that a file is there is checked before torch is imported. Raises ConfigError."""
     path = flags.options["path"] or DEFAULT_PATH
     if not path.exists():
         if isinstance(parse_run(str(path)), RunId):
@@ -258,7 +216,7 @@ def _file_or_id(flags: Flags) -> Path | RunId:
     which = parse_run(str(named)) if named else None
     if isinstance(which, Path) and not which.exists():
         raise ConfigError(f"{named} cannot be read: it does not exist", remedy=f"name the run's file, or {RUN_ID_FORM}")
-    return which if isinstance(which, RunId) else _existing(flags)
+    return which if isinstance(which, RunId) else run_file(flags)
 
 
 def _exported_run(flags: Flags, checkpoints: Path | None) -> Path | RunId:

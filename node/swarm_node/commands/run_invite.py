@@ -1,13 +1,17 @@
 """`swarm-node run invite`, `run vouch` and `run revoke`: who enters a training run at once, and who does no more.
 
-An invitation or a vouch is one word, printed alone on stdout, to be kept with `> FILE`. It is in no event and log, and
-is sent to nobody: the newcomer shows it to the members itself. A revocation is given to the members that are there.
+An invitation or a vouch is one word, printed alone on stdout, to be kept with `> FILE`; with `--json` events have
+stdout, and the word is on stderr. It is in no event and log, and is sent to nobody: the newcomer shows it to the
+members itself. A revocation is given to the members that are there. Each command looks at its options first, then at
+the files that they name, then at the key, and at last at the run: a mistyped option costs no reading.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from swarm.network.membership import Membership
@@ -15,8 +19,9 @@ from swarm.training.outside.resume import deliver
 from swarm.training.run.methods import Methods, short
 from swarm.training.run.run_file import read_signed
 from swarm.training.run.signed_run import SignedRun
+from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, PeerUnreachable
-from swarm_protocol.identity import Identity, check_peer_id
+from swarm_protocol.identity import check_peer_id
 from swarm_protocol.run_credentials import (
     MAX_USES,
     RunInvitation,
@@ -27,32 +32,29 @@ from swarm_protocol.run_credentials import (
 )
 
 from swarm_node import diagnostics, interrupts
+from swarm_node.commands.command_options import Flags
 from swarm_node.commands.invite import parse_lifetime, utc
+from swarm_node.commands.run import run_file, signing_identity, with_peers
 from swarm_node.events.emitter import Emitter
 from swarm_node.network_visit import retried, visiting
-from swarm_node.settings.config import Config, UsageError
+from swarm_node.settings.config import UsageError
 from swarm_node.settings.parsers import whole_number
 from swarm_node.storage.home import explained
 from swarm_node.storage.kept_invitation import write_private
 from swarm_node.storage.new_file import check_new_file
 
+_SERIAL = re.compile(r"[0-9a-fA-F]{1,16}")
 
-def invite(
-    path: Path,
-    inviter: Identity,
-    emitter: Emitter,
-    *,
-    network_id: str,
-    expires: str | None,
-    uses: str | None,
-    node: str,
-    out: Path | None,
-) -> int:
-    """Sign an invitation to the run of the file `path`. Raises ConfigError or UsageError, also if `inviter` may not
-    invite to it."""
-    run, lifetime_s, max_uses = read_signed(path), parse_lifetime(expires), _uses(uses)
-    if out is not None:
-        check_new_file(out)
+
+def invite(flags: Flags) -> int:
+    """Sign an invitation to the run of a file. Raises ConfigError or UsageError, also if the key may not invite."""
+    options, emitter = flags.options, Emitter(json=flags.json)
+    lifetime_s, max_uses, node = parse_lifetime(options["expires"]), _uses(options["uses"]), _node(options["for_node"])
+    if node and max_uses > 1:
+        raise UsageError("--uses and --for-node do not go together", remedy="leave one of them out")
+    path, out = run_file(flags), _new_file(options["out"])
+    inviter, network_id = signing_identity(flags), flags.member().network_id
+    run = read_signed(path)
     if not run.config.entrance.welcomes:
         raise ConfigError(
             f"{run.run_id} lets nobody in by invitation", remedy='sign a run with invitations = "welcome" or "required"'
@@ -62,9 +64,6 @@ def invite(
             f"{inviter.peer_id} may not invite to {run.run_id}",
             remedy="sign with its author's key, or with one that its file names in inviters; give --identity",
         )
-    node = _node(node)
-    if node and max_uses > 1:
-        raise UsageError("--uses and --for-node do not go together", remedy="leave one of them out")
     invitation = invite_to_run(
         inviter,
         run.run_id,
@@ -90,20 +89,23 @@ def invite(
     return _give(invitation, out, emitter)
 
 
-def revoke(path: Path, author: Identity, emitter: Emitter, config: Config, *, serial: str, inviter: str) -> int:
-    """Sign that an invitation, or an inviter, of the run of the file `path` counts no more, and give that to the
-    members. Raises ConfigError, UsageError, StartError, and PeerUnreachable if no member took it."""
+def revoke(flags: Flags) -> int:
+    """Sign that invitations, or an inviter, of the run of a file count no more, and give that to the members.
+
+    Raises ConfigError, UsageError, StartError, and PeerUnreachable if no member took it.
+    """
+    options, emitter = flags.options, Emitter(json=flags.json)
+    serials, inviter = _serials(options["serial"] or ()), _node(options["inviter"], option="--inviter")
+    if not serials and not inviter:
+        raise UsageError("neither --serial nor --inviter is given", remedy="say which invitation, or whose right")
+    path, config, author = run_file(flags), with_peers(flags), signing_identity(flags)
     run = read_signed(path)
     if author.peer_id != run.peer_id:
         raise ConfigError(
             f"{run.run_id} is signed by {run.peer_id}, and only that key can revoke its invitations",
             remedy="sign with the author's key: give --identity, or the home that holds it",
         )
-    if not serial and not inviter:
-        raise UsageError("neither --serial nor --inviter is given", remedy="say which invitation, or whose right")
-    revocation = RunRevocation(
-        run=run.run_id, serials=_serials(serial), inviters=tuple(filter(None, (_node(inviter, option="--inviter"),)))
-    )
+    revocation = RunRevocation(run=run.run_id, serials=serials, inviters=(inviter,) if inviter else ())
 
     async def give() -> None:
         async with visiting(config) as (network, membership):
@@ -116,8 +118,7 @@ def revoke(path: Path, author: Identity, emitter: Emitter, config: Config, *, se
                     emitter.emit("warning", message=f"{short(peer)} did not take the revocation: {refusal}", remedy="")
             if not taken:
                 raise PeerUnreachable("no member accepted the revocation", remedy="try again when a member is running")
-            what = f"the invitation {serial}" if serial else f"the inviter {inviter}"
-            emitter.emit("run_revoked", run=run.run_id, what=what, peers=taken)
+            emitter.emit("run_revoked", run=run.run_id, what=_named(revocation), peers=taken)
 
     diagnostics.quieten_libraries()
     interrupts.raise_in_command()
@@ -133,27 +134,42 @@ async def _trainers(membership: Membership, run: str) -> tuple[str, ...]:
     return peers
 
 
-def _serials(text: str) -> tuple[int, ...]:
-    try:
-        serials = (int(text, 16),) if text else ()
-    except ValueError:
-        serials = (0,)
-    if not all(0 < serial < 2**64 for serial in serials):
-        raise UsageError(f"--serial: {text!r:.40} is not a serial", remedy="give 16 hexadecimal digits")
+def _serials(texts: Sequence[str]) -> tuple[int, ...]:
+    """Read serials, each once; several may stand in one text, with commas between. Raises UsageError."""
+    words = [word for text in texts for word in text.replace(",", " ").split()]
+    for word in words:
+        if not _SERIAL.fullmatch(word) or not int(word, 16):
+            raise UsageError(
+                f"--serial: {word!r:.40} is not the serial of an invitation",
+                remedy="give the 16 hexadecimal digits that run invite, and status on a member, show",
+            )
+    serials = tuple(dict.fromkeys(int(word, 16) for word in words))
+    if len(serials) > limits.MAX_RUN_REVOKED:
+        raise UsageError(
+            f"--serial: {len(serials)} serials are too many for one order",
+            remedy=f"give at most {limits.MAX_RUN_REVOKED} at a time",
+        )
     return serials
 
 
-def vouch(
-    path: Path, member: Identity, emitter: Emitter, *, network_id: str, expires: str | None, node: str, out: Path | None
-) -> int:
-    """Sign for the newcomer `node` as a member of the run of the file `path`. Raises ConfigError or UsageError."""
-    run, lifetime_s, newcomer = read_signed(path), parse_lifetime(expires), _node(node)
-    if out is not None:
-        check_new_file(out)
+def _named(revocation: RunRevocation) -> str:
+    """Return in words what is revoked."""
+    serials = ", ".join(f"{serial:016x}" for serial in revocation.serials)
+    invitations = f"the {'invitation' if len(revocation.serials) == 1 else 'invitations'} {serials}" if serials else ""
+    return " and ".join(filter(None, (invitations, *(f"the inviter {each}" for each in revocation.inviters))))
+
+
+def vouch(flags: Flags) -> int:
+    """Sign for a newcomer as a member of the run of a file. Raises ConfigError or UsageError."""
+    options, emitter = flags.options, Emitter(json=flags.json)
+    lifetime_s, newcomer = parse_lifetime(options["expires"]), _node(options["for_node"])
     if not newcomer:
         raise UsageError("--for-node is missing", remedy="give the peer id that swarm-node identity shows there")
+    path, out = run_file(flags), _new_file(options["out"])
+    member, network_id = signing_identity(flags), flags.member().network_id
     if newcomer == member.peer_id:
         raise UsageError("--for-node names this node itself", remedy="a member vouches for another node")
+    run = read_signed(path)
     _check_vouching(run)
     word = vouch_for(member, run.run_id, newcomer, network_id=network_id, now=time.time(), lifetime_s=lifetime_s)
     emitter.emit(
@@ -172,6 +188,12 @@ def vouch(
 def _check_vouching(run: SignedRun) -> None:
     if not run.config.vouchers:
         raise ConfigError(f"in {run.run_id} members cannot vouch", remedy="sign a run with vouchers above 0")
+
+
+def _new_file(out: Path | None) -> Path | None:
+    if out is not None:
+        check_new_file(out)
+    return out
 
 
 def _give(word: RunInvitation, out: Path | None, emitter: Emitter) -> int:
@@ -198,7 +220,7 @@ def _uses(text: str | None) -> int:
         raise UsageError(f"--uses: {text!r} {error}", remedy="write --uses 5") from error
 
 
-def _node(text: str, *, option: str = "--for-node") -> str:
+def _node(text: str | None, *, option: str = "--for-node") -> str:
     try:
         return check_peer_id(text) if text else ""
     except ValueError as error:

@@ -108,8 +108,9 @@ def doing(node: NodeView) -> str:
     if node.pause and node.state == "alive":
         return "lends again later" if node.lends_again_at is None else f"lends again on {clock(node.lends_again_at)}"
     work = [word for word, has in (("serves", node.models), ("trains", node.runs)) if has]
-    idle = {"seed": "seed", "gateway": "gateway", "volunteer": "stands by"}
-    return " and ".join(work) or idle.get(node.role, UNKNOWN)
+    # a dashboard, such as the one that shows this, says no role in its record
+    idle = {"seed": "seed", "gateway": "gateway", "volunteer": "stands by"}.get(node.role, "watches")
+    return " and ".join(work) or idle
 
 
 def verdict(overview: Overview) -> tuple[str, str]:

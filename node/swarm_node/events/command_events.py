@@ -239,12 +239,14 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
         answer="text: what it sent, in hex, with its signature",
     ),
     "published": event_spec(
-        "`models publish` has signed a model's manifest.",
-        "{model} is published by {publisher}: manifest {digest:.12} in {path}",
+        "`models publish` has signed a model's manifest, or has found that the one which is there says the same.",
+        "{model} {how} by {publisher}: manifest {digest:.12} in {path}",
         model="text: the model's name",
         publisher="text: peer id of the key that signed",
         digest="text: digest of the manifest",
         path="text: the manifest's file",
+        is_kept="bool: whether the manifest was there already; the model's revision stays the same then",
+        how="text: whether it was there already, in words",
     ),
     "verified": event_spec(
         "`models verify` has found that every file of a directory is the one in a manifest; `error` names another.",

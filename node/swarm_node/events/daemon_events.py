@@ -65,7 +65,7 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
     "run_revoked": event_spec(
         "The author of a run has revoked an invitation or an inviter, and members have taken the revocation. The run's "
         "state learns it with one of the next steps.",
-        "{what} of {run} is revoked",
+        "revoked in {run}: {what}",
         run="text: the run's id",
         what="text: what is revoked, in words",
         peers="list: peer ids of the members that took it",

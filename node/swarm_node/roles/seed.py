@@ -36,7 +36,7 @@ def join_command(addrs: tuple[str, ...], network_id: str) -> str:
     Into a private network only an invitation leads, which the command does not contain.
     """
     if owner_of(network_id) is not None:
-        return "swarm-node join --invite @FILE"
+        return "swarm-node join --invite FILE"
     best = sorted(addrs, key=lambda addr: (is_loopback(addr), is_private(addr)))[:1]
     words = ["swarm-node", "join", *(("--peers", *best) if best else ())]
     if network_id != DEFAULT_NETWORK:

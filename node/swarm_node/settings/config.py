@@ -31,7 +31,7 @@ from swarm_protocol.network_invitation import NetworkInvitation
 from swarm_protocol.run_credentials import RunInvitation
 
 from swarm_node.lending.hours import Window, parse_window
-from swarm_node.settings import parsers
+from swarm_node.settings import invitation_words, parsers
 
 ENV_PREFIX = "SWARM_"
 CONFIG_FILE = "SWARM_CONFIG"
@@ -128,9 +128,9 @@ class Config(BaseModel):
     """Address of a peer to join through, as `seed` prints it, or a DNS name that leads to peers, such as
     swarm.example.org. Not needed if the node remembers peers or finds some by mdns."""
     invite: InstanceOf[NetworkInvitation] | None = _setting(
-        None, parsers.parse_invite, "STRING|@FILE", example="@invitation"
+        None, invitation_words.parse_invite, "STRING|FILE", example="invitation"
     )
-    """Invitation to a private network, as its owner's `swarm-node invite` printed it, or @ and the file that holds it.
+    """Invitation to a private network, as its owner's `swarm-node invite` printed it, or the file that holds it.
     A node that has joined keeps it in its home."""
     url: str = _setting("", parsers.parse_url, "URL", example="http://127.0.0.1:8000")
     """Read from the dashboard at this address, instead of from peers."""
@@ -153,7 +153,7 @@ class Config(BaseModel):
     run: Path | parsers.RunId | None = _setting(None, parsers.parse_run, "RUN", example="run.toml")
     """Train this run: its signed file, or its id, in which case a member of the run sends the file."""
     invitation: tuple[InstanceOf[RunInvitation], ...] = _setting(
-        (), parsers.parse_run_word, "STRING|FILE", many=True, example="alice.invitation"
+        (), invitation_words.parse_run_word, "STRING|FILE", many=True, example="alice.invitation"
     )
     """Invitation to the run, as `run invite` printed it, or the file that holds it. Or a member's vouch, as `run vouch`
     printed it; if the run wants several, give the option for each."""

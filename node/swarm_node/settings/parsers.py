@@ -1,12 +1,14 @@
 """Turns the text of a flag, a line of TOML or an environment variable into a typed value.
 
-Each parser takes text and returns a value, or raises ValueError with the end of a sentence ("is not …").
+Each parser takes text and returns a value, or raises ValueError with the end of a sentence ("is not …"). Digits are
+those of ASCII: others could be taken for something else by who reads them.
 `swarm_node.settings.config` lists the settings.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,11 +18,6 @@ from urllib.parse import urlsplit
 
 from swarm.network.discovery.peer_names import check_peer
 from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError
-from swarm_protocol.network_invitation import MAX_TEXT_CHARS, NetworkInvitation, parse_invitation
-from swarm_protocol.run_credentials import MAX_TEXT_CHARS as MAX_RUN_TEXT_CHARS
-from swarm_protocol.run_credentials import TEXT_PREFIX as RUN_INVITATION_PREFIX
-from swarm_protocol.run_credentials import RunInvitation, parse_run_invitation
 from swarm_protocol.version import check_network_id
 
 _SIZE_UNITS = {"": 1, "B": 1}
@@ -36,13 +33,11 @@ MIN_BYTES_PER_S, MAX_BYTES_PER_S = 12_500, 10**12 // 8
 MIN_MONTHLY_BYTES, MAX_MONTHLY_BYTES = 10**9, 10**18
 """A node that is only there takes some of the least for its records; nobody has a link for the most."""
 _MAX_SIZE_CHARS = 20
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
-_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s?([a-z]*)")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s?([a-z]*)", re.ASCII)
 _DURATION_UNITS_S: Mapping[str, float] = MappingProxyType({"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0})
 MAX_DURATION_S = 366 * 86400.0
-_MAX_FILE_NAME_CHARS, _MAX_PATH_CHARS = 255, 4095
-"""More than these no file's name and no path has on Linux and macOS."""
-_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+(?:/s)?)", re.IGNORECASE)
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+(?:/s)?)", re.IGNORECASE | re.ASCII)
 
 
 def parse_node_name(text: str) -> str:
@@ -57,51 +52,6 @@ def parse_network_id(text: str) -> str:
         return check_network_id(text)
     except ValueError as error:
         raise ValueError("is not a network id: letters, digits and ._:@+-") from error
-
-
-def parse_invite(text: str) -> NetworkInvitation:
-    """Read an invitation, or @ and the file that holds it. Raises ConfigError, which does not repeat it."""
-    if not text.startswith("@"):
-        return parse_invitation(text)
-    path = parse_path(text[1:])
-    try:
-        with path.open("rb") as file:
-            found = file.read(MAX_TEXT_CHARS + 1).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else "it is not text"
-        raise ConfigError(f"{path} cannot be read: {why.lower()}", remedy="give @ and the invitation's file") from None
-    try:
-        return parse_invitation(found)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error.message}", remedy=error.remedy) from None
-
-
-def parse_run_word(text: str) -> RunInvitation:
-    """Read an invitation to a run, a vouch, or a file that holds one. Raises ConfigError, which does not repeat it."""
-    text = text.strip()
-    if text.startswith(RUN_INVITATION_PREFIX):
-        return parse_run_invitation(text)
-    if len(text) > _MAX_PATH_CHARS or any(len(part) > _MAX_FILE_NAME_CHARS for part in text.split("/")):
-        # an invitation without its beginning, for whoever reads it, so no message shows it
-        raise ConfigError(
-            f"this is neither a file nor an invitation, which begins with {RUN_INVITATION_PREFIX}",
-            remedy="copy the whole line that swarm-node run invite or run vouch printed",
-        )
-    path = parse_path(text.removeprefix("@"))
-    try:
-        return parse_run_invitation(_read_word(path, MAX_RUN_TEXT_CHARS))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error.message}", remedy=error.remedy) from None
-
-
-def _read_word(path: Path, max_chars: int) -> str:
-    """Raises ConfigError."""
-    try:
-        with path.open("rb") as file:
-            return file.read(max_chars + 1).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else "it is not text"
-        raise ConfigError(f"it cannot be read: {why.lower()}", remedy="give the invitation or its file") from None
 
 
 def parse_path(text: str) -> Path:
@@ -213,7 +163,7 @@ def parse_publisher_pin(text: str) -> str:
 
 def parse_device(text: str) -> str:
     """Parse a torch device; whether it exists is checked where training begins."""
-    if not re.fullmatch(r"cpu|mps|cuda(?::\d{1,3})?", text):
+    if not re.fullmatch(r"cpu|mps|cuda(?::\d{1,3})?", text, re.ASCII):
         raise ValueError("is not cpu, mps, cuda or cuda:N")
     return text
 
@@ -289,7 +239,7 @@ def written_time(seconds: float) -> str:
 
 def parse_span(text: str) -> tuple[int, int]:
     """Parse `A:B`, the half-open span of blocks from A up to but not including B."""
-    match = re.fullmatch(r"(\d{1,6}):(\d{1,6})", text.strip())
+    match = re.fullmatch(r"(\d{1,6}):(\d{1,6})", text.strip(), re.ASCII)
     if match is None or int(match[1]) >= int(match[2]):
         raise ValueError("is not a span START:END with START below END, such as 0:8")
     return int(match[1]), int(match[2])
@@ -299,7 +249,7 @@ def whole_number(low: int, high: int) -> Callable[[str], int]:
     """Return a parser of integers in `[low, high]`."""
 
     def parse(text: str) -> int:
-        if not re.fullmatch(r"-?\d{1,12}", text.strip()) or not low <= int(text) <= high:
+        if not re.fullmatch(r"-?\d{1,12}", text.strip(), re.ASCII) or not low <= int(text) <= high:
             raise ValueError(f"is not a whole number from {low} to {high}")
         return int(text)
 
@@ -311,9 +261,9 @@ def number(low: float, high: float, what: str = "a number") -> Callable[[str], f
 
     def parse(text: str) -> float:
         try:
-            value = float(text)
+            value = float(text) if text.isascii() and "_" not in text else math.nan
         except ValueError:
-            value = float("nan")
+            value = math.nan
         if not low <= value <= high:
             raise ValueError(f"is not {what} from {low:g} to {high:g}")
         return value
@@ -375,7 +325,7 @@ class Endpoint:
     port: int
 
 
-_ENDPOINT = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([A-Za-z0-9.-]+)):(\d{1,5})")
+_ENDPOINT = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([A-Za-z0-9.-]+)):(\d{1,5})", re.ASCII)
 
 
 def parse_endpoint(text: str) -> Endpoint:

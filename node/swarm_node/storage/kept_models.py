@@ -11,7 +11,7 @@ from swarm_protocol.errors import ConfigError
 
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import size
-from swarm_node.settings.config import Config
+from swarm_node.settings.config import Config, UsageError
 from swarm_node.storage.home import Home
 
 
@@ -37,9 +37,9 @@ def kept_models(config: Config, home: Home, emitter: Emitter) -> Mapping[str, Ke
         for each in config.text_at_home
     }
     if len(kept) < len(config.text_at_home):
-        raise ConfigError("a model is kept at home twice", remedy="give --text-at-home once for each model")
+        raise UsageError("a model is kept at home twice", remedy="give --text-at-home once for each model")
     if "blocks_at_home" in config.origins and not kept:
-        raise ConfigError(
+        raise UsageError(
             f"nothing is kept at home, so {config.origin('blocks_at_home')} has no effect",
             remedy="give --text-at-home [MODEL=]SOURCE, too",
         )

@@ -57,7 +57,10 @@ def test_publish_without_a_key_or_over_another_s_manifest_is_refused(
     assert run(capsys, "publish", story, "--home", home)[0] == 0
     Identity.generate().save(tmp_path / "other.key")
     code, err = run(capsys, "publish", story, "--home", home, "--identity", tmp_path / "other.key")
-    assert (code, f"has a manifest of {Identity.load(home / 'identity.key').peer_id} already" in err) == (1, True)
+    assert (code, f"already has a manifest, which {Identity.load(home / 'identity.key').peer_id} signed" in err) == (
+        1,
+        True,
+    )
     assert run(capsys, "publish", story, "--home", home, "--name", "again")[0] == 0
 
 
@@ -75,13 +78,40 @@ def test_publish_that_cannot_write_its_copy_leaves_the_manifest_as_it_was(
     assert (story / MANIFEST_FILE).read_bytes() == kept
 
 
+def test_publishing_the_same_files_again_keeps_the_manifest_and_says_so(
+    home: Path, story: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "story is published by 12D3KooW" in run(capsys, "publish", story, "--home", home)[1]
+    kept = (story / MANIFEST_FILE).read_bytes()
+    monkeypatch.setattr(models_publish.time, "time", lambda: 4e9)
+    copy = story.parent / "copy"
+    code, err = run(capsys, "publish", story, "--home", home, "--out", copy)
+    assert (code, "story is already published, with the same files, by 12D3KooW" in err) == (0, True)
+    assert (story / MANIFEST_FILE).read_bytes() == copy.read_bytes() == kept
+    assert "is published by" in run(capsys, "publish", story, "--home", home, "--name", "other")[1]
+    renamed = (story / MANIFEST_FILE).read_bytes()
+    (story / "chat_template.jinja").write_text("{{ messages }}")
+    assert "is published by" in run(capsys, "publish", story, "--home", home, "--name", "other")[1]
+    assert len({kept, renamed, (story / MANIFEST_FILE).read_bytes()}) == 3
+
+
+def test_name_and_place_that_cannot_be_are_refused_before_anything_is_read(
+    home: Path, story: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, err = run(capsys, "publish", story, "--home", home, "--name", "long " * 10_000)
+    assert (code, "--name: a model cannot be published as" in err, len(err) < 500) == (2, True, True)
+    code, err = run(capsys, "publish", story, "--home", home, "--out", story / ".." / "story" / MANIFEST_FILE)
+    assert (code, f"{MANIFEST_FILE} in the model's directory is written in any case" in err) == (2, True)
+    assert not (story / MANIFEST_FILE).exists()
+
+
 def test_verify_without_a_manifest_or_a_model_says_what_is_missing(
     story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for arguments, message in (
         ((), "DIR is missing"),
         ((tmp_path / "none",), "is not a Hugging Face model directory"),
-        ((story,), "has no manifest of its own"),
+        ((story,), f"there is no {MANIFEST_FILE} in {story}"),
         ((story, "--manifest", tmp_path / "none"), "cannot be read"),
         ((story, "--manifest", story / "config.json"), "is not a signed manifest"),
     ):

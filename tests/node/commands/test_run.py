@@ -220,6 +220,7 @@ def test_sign_of_what_is_no_run_is_one_line_and_a_remedy(
 
 
 def test_sign_without_an_identity_says_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["run", "init"]) == 0
     assert cli.run(["run", "sign"]) == 1
     assert "swarm-node identity --new --home" in capsys.readouterr().err
 

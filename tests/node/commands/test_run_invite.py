@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.training_swarm import AUTHOR, config
 from swarm.training.run.run_file import write_run
 from swarm_node import cli
-from swarm_node.settings.parsers import parse_run_word
+from swarm_node.settings.invitation_words import parse_invite, parse_run_word
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
-from swarm_protocol.run_credentials import MAX_USES
+from swarm_protocol.network_invitation import TEXT_PREFIX as NETWORK_PREFIX
+from swarm_protocol.run_credentials import MAX_USES, invite_to_run, vouch_for
 
 FRIEND, INVITER = Identity(b"f" * 32), Identity(b"i" * 32)
+SHORTLY: dict[str, Any] = {"network_id": "swarm", "now": time.time(), "lifetime_s": 3600.0}
+ADDR = f"/ip4/127.0.0.1/tcp/9/p2p/{FRIEND.peer_id}"
 
 
 def keys(folder: Path) -> None:
@@ -140,10 +145,65 @@ def test_word_that_cannot_be_read_is_refused_without_being_repeated(tmp_path: Pa
         parse_run_word(cut_off[0])
 
 
+def test_invitation_of_the_other_kind_is_told_its_option(tmp_path: Path) -> None:
+    keys(tmp_path)
+    run = write_run(tmp_path / "run.toml", config(), AUTHOR)
+    (tmp_path / "word").write_text(vouch_for(AUTHOR, run.run_id, FRIEND.peer_id, **SHORTLY).text())
+    with pytest.raises(ConfigError, match=r"word: this is an invitation to a run, or a vouch: .* --invitation"):
+        parse_invite(str(tmp_path / "word"))
+    with pytest.raises(ConfigError, match="this is an invitation to a private network: give it with --invite"):
+        parse_run_word(NETWORK_PREFIX + "AAAA")
+
+
+@pytest.mark.parametrize(
+    ("run", "network_id", "node", "said"),
+    [
+        ("other", "swarm", "", r"to the run {other}, not to {run}\n.*give --invitation one to {run}"),
+        ("run", "else", "", r"for the network else, not for swarm\n.*--invitation"),
+        ("run", "swarm", FRIEND.peer_id, r"is for another node\n.*--invitation"),
+    ],
+)
+def test_join_refuses_an_invitation_that_is_not_for_it_before_it_takes_its_home(
+    run: str, network_id: str, node: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = {name: write_run(tmp_path / f"{name}.toml", config(name=name), AUTHOR).run_id for name in ("run", "other")}
+    word = invite_to_run(AUTHOR, runs[run], **{**SHORTLY, "network_id": network_id}, node=node)
+    words = ("join", "--home", tmp_path / "home", "--invitation", word.text(), "--peers", ADDR, "--run")
+    for which in (tmp_path / "run.toml", runs["run"]):
+        code, out, err = call(capsys, *words, which)
+        assert (code, out) == (1, "")
+        assert re.search(said.format(**runs), err), err
+        assert not (tmp_path / "home").exists()
+    code, _, err = call(capsys, *words[:-1])
+    assert (code, "no run is named, so --invitation has no effect" in err) == (2, True)
+
+
+def test_mistyped_option_is_told_before_the_file_and_the_key_are_looked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nothing = ("--home", tmp_path / "none")
+    for words, said in (
+        (("invite", "--expires", "soon"), "--expires"),
+        (("invite", "--expires", "\u0663d"), "--expires"),  # 3 in Arabic digits
+        (("invite", "--uses", "many"), "--uses"),
+        (("vouch",), "--for-node is missing"),
+        (("revoke", "--serial", "0" * 16), "is not the serial of an invitation"),
+        (("revoke", "--serial", "\u0663"), "is not the serial of an invitation"),
+        (("revoke", "--serial", ",".join(map(str, range(1, 34)))), "33 serials are too many"),
+        (("revoke",), "neither --serial nor --inviter"),
+    ):
+        code, _, err = call(capsys, "run", words[0], tmp_path / "none.toml", *words[1:], *nothing)
+        assert (code, said in err) == (2, True), err
+    (tmp_path / "story").mkdir()
+    code, _, err = call(capsys, "run", "invite", tmp_path / "story", *nothing)
+    assert (code, "it is a directory" in err) == (1, True)
+
+
 def test_who_has_no_key_is_told_only_what_the_command_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "run.toml", config(vouchers=1), AUTHOR)
     for command, takes_identity in (("invite", True), ("vouch", False)):
-        code, _, err = call(capsys, "run", command, tmp_path / "run.toml", "--home", tmp_path / "none")
+        words = () if takes_identity else ("--for-node", FRIEND.peer_id)
+        code, _, err = call(capsys, "run", command, tmp_path / "run.toml", "--home", tmp_path / "none", *words)
         assert code == 1
         assert "identity --new" in err
         assert ("name a key with --identity" in err) is takes_identity
@@ -157,8 +217,7 @@ def test_revoke_wants_the_author_and_something_to_revoke(tmp_path: Path, capsys:
     for key, words, reason in (
         ("friend", ("--serial", "5"), "only that key can revoke"),
         ("author", (), "neither --serial nor --inviter"),
-        ("author", ("--serial", "xyz"), "is not a serial"),
-        ("author", ("--serial", "0"), "is not a serial"),
+        ("author", ("--serial", "xyz"), "is not the serial"),
         ("author", ("--inviter", "nobody"), "--inviter"),
     ):
         path = tmp_path / f"{key}.key"

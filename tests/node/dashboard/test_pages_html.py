@@ -410,6 +410,7 @@ def test_node_that_has_a_break_says_when_it_lends_again(source: ExampleSource, c
     assert wording.doing(paused) == "lends again on 24 Nov 22:00 UTC"
     assert wording.doing(paused.model_copy(update={"lends_again_at": 1e300})).startswith("lends again on ")
     assert wording.doing(paused.model_copy(update={"lends_again_at": None})) == "lends again later"
+    assert wording.doing(paused.model_copy(update={"pause": "", "role": "", "models": (), "runs": ()})) == "watches"
     breaks = source.overview().model_copy(update={"num_paused": 2, "lends_again_at": 1795557600.0})
     assert wording.situation(breaks).endswith("2 lend nothing now; the first lends again on 24 Nov 22:00 UTC.")
     detail = source.node_details[some.peer_id]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.node_settings import resolve
 from swarm_node.events.emitter import Emitter
-from swarm_node.settings.config import Config
+from swarm_node.settings.config import Config, UsageError
 from swarm_node.settings.parsers import HubId, KeptSource, parse_kept
 from swarm_node.storage.home import Home
 from swarm_node.storage.kept_models import kept_models
@@ -46,7 +46,7 @@ def test_contradicting_settings_are_refused(tmp_path: Path) -> None:
     err = io.StringIO()
     assert kept(resolve({"home": str(tmp_path)}), err) == {}
     assert not err.getvalue()
-    with pytest.raises(ConfigError, match=r"nothing is kept at home, so --blocks-at-home has no effect"):
+    with pytest.raises(UsageError, match=r"nothing is kept at home, so --blocks-at-home has no effect"):
         kept(resolve({"home": str(tmp_path), "blocks_at_home": "2"}))
     with pytest.raises(ConfigError, match=r"there is no directory .*nowhere to keep story from"):
         kept(resolve({"home": str(tmp_path), "text_at_home": [f"story={tmp_path}/nowhere"]}))

@@ -17,14 +17,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm_protocol.errors import SessionError, SwarmError
+from swarm_protocol.errors import IntegrityError, SessionError, SwarmError
 from swarm_protocol.records import ServeRecord
 from swarm_protocol.serving_messages import FilesResponse
 
 from swarm.network.interface import Network
 from swarm.router.routing import Hop
 from swarm.serving.grammar.grammar_masks import GrammarPool
-from swarm.serving.home.home_files import find_parts
+from swarm.serving.home.home_files import HomePart, find_parts
 from swarm.serving.home.kept_model import KeptModel, WantedModel
 from swarm.serving.home.stream_pair import LocalStream
 from swarm.serving.server.connection_server import ConnectionServer
@@ -81,7 +81,7 @@ class HomeEnds:
         try:
             parts = await asyncio.to_thread(find_parts, kept, wanted, is_over.is_set)
             for part in parts:
-                deployments.append(await Deployment.load(part.directory, part.start, part.end, part.options))
+                deployments.append(await _loaded(part, wanted.name))
             return cls(network, wanted, parts[0].directory, deployments)
         except BaseException:
             is_over.set()
@@ -144,6 +144,16 @@ class HomeEnds:
             grammars=self._grammars,
         )
         return ConnectionServer(network, self._name, deployment.options, offer=lambda: served, on_changed=lambda: None)
+
+
+async def _loaded(part: HomePart, name: str) -> Deployment:
+    """Load one end of the model `name`. Raises ConfigError, IntegrityError."""
+    try:
+        return await Deployment.load(part.directory, part.start, part.end, part.options)
+    except IntegrityError as error:
+        # the manifest is the one that is served: to do without a file of its own, as a server may, is no way out here
+        remedy = f"keep the files of {name} that are served: get them from its publisher again"
+        raise IntegrityError(error.message, remedy=remedy) from error
 
 
 def _hop(deployment: Deployment, wanted: WantedModel) -> Hop:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, reason_of
 from swarm_protocol.manifest_messages import PublishedManifest, SignedManifest, readable_manifest
 
 MANIFEST_FILE = "swarm-model.manifest"
@@ -22,7 +22,7 @@ def load_manifest(path: Path) -> PublishedManifest:
         with path.open("rb") as file:
             data = file.read(SignedManifest.MAX_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"the manifest {path} cannot be read: {error.strerror}", remedy="check its name") from error
+        raise ConfigError(f"the manifest {path} cannot be read: {reason_of(error)}", remedy="check its path") from error
     return readable_manifest(data, str(path))
 
 
@@ -35,6 +35,7 @@ def keep_beside(published: PublishedManifest, directory: Path) -> Path:
         partial.replace(path)
     except OSError as error:
         raise ConfigError(
-            f"the manifest cannot be written to {path}: {error.strerror}", remedy="make the directory writable"
+            f"the manifest cannot be written to {path}: {reason_of(error)}",
+            remedy="make the directory writable, with room on its disk",
         ) from error
     return path

@@ -6,6 +6,7 @@ Blocking: every byte of the model is read once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from swarm_protocol import limits
@@ -29,11 +30,20 @@ from swarm.serving.model.weights import block_of_tensors, needed_tensors
 
 
 def publish(
-    directory: Path, name: str, identity: Identity, *, published_at: int, origin: str, on_bytes: OnBytes
+    directory: Path,
+    name: str,
+    identity: Identity,
+    *,
+    published_at: int,
+    origin: str,
+    on_bytes: OnBytes,
+    earlier: PublishedManifest | None = None,
 ) -> PublishedManifest:
     """Sign the manifest of the model in `directory`, under `name`, as `identity`.
 
-    Raises ConfigError for a model that cannot be served or a name that none can have, IntegrityError for damaged files.
+    Returns the `earlier` one if all but the time is the same: with another digest the model would be another revision,
+    whose servers answer together with none of the servers that have it. Raises ConfigError for a model that cannot be
+    served or a name that none can have, IntegrityError for damaged files.
     """
     files = open_model(directory)
     small = [directory / name for name in (*SMALL_FILES, INDEX) if (directory / name).is_file()]
@@ -53,10 +63,12 @@ def publish(
             after=after,
             origin=origin,
         )
+        if earlier is not None and replace(manifest, published_at=earlier.manifest.published_at) == earlier.manifest:
+            return earlier
         return sign_manifest(manifest, identity)
     except ValueError as error:
         raise ConfigError(
-            f"{directory} cannot be published as {name!r}: {error}",
+            f"{directory} cannot be published as {name!r:.80}: {error}",
             remedy="choose another --name, or write the model again with save_pretrained",
         ) from error
 

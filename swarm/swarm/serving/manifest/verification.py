@@ -45,13 +45,13 @@ def check_small_files(directory: Path, published: PublishedManifest) -> None:
     for name in sorted(listed.keys() | {*SMALL_FILES, INDEX}):
         path = directory / name
         if name not in listed and path.is_file():
-            raise _differs(published, path, "is not in")
+            raise _differs(published, path, "is not listed in")
         if name in listed and (
             not path.is_file()
             or path.stat().st_size != listed[name].num_bytes
             or sha256_of(path) != listed[name].sha256
         ):
-            raise _differs(published, path, "is not the file in" if path.is_file() else "is missing, and is in")
+            raise _differs(published, path, "is not the file in" if path.is_file() else "is missing, but is listed in")
 
 
 def held_files(directory: Path, published: PublishedManifest, names: Collection[str]) -> dict[int, HeldFile]:
@@ -62,7 +62,7 @@ def held_files(directory: Path, published: PublishedManifest, names: Collection[
         if each.name in names
     }
     for name in sorted(set(names) - {each.path.name for each in held.values()}):
-        raise _differs(published, directory / name, "is not in")
+        raise _differs(published, directory / name, "is not listed in")
     return held
 
 
@@ -73,7 +73,7 @@ def check_directory(directory: Path, published: PublishedManifest, on_bytes: OnB
     for each in published.manifest.weights:
         path = directory / each.name
         if not path.is_file():
-            raise _differs(published, path, "is missing, and is in")
+            raise _differs(published, path, "is missing, but is listed in")
         tree, sha256 = tree_and_sha256(path, on_bytes)
         if path.stat().st_size != each.num_bytes or (tree.root, sha256) != (each.root, each.sha256):
             raise _differs(published, path, "is not the file in")

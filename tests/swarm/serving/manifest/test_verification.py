@@ -53,11 +53,11 @@ def test_small_file_that_differs_is_refused_by_name(place: Path, name: str) -> N
 
 def test_file_that_was_added_or_is_missing_is_refused_by_name(place: Path) -> None:
     (place / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    with pytest.raises(IntegrityError, match=r"chat_template.jinja is not in the manifest of tiny"):
+    with pytest.raises(IntegrityError, match=r"chat_template.jinja is not listed in the manifest of tiny"):
         load(place, 0, 2, ServerOptions())
     (place / "chat_template.jinja").unlink()
     (place / "tokenizer_config.json").unlink()
-    with pytest.raises(IntegrityError, match=r"tokenizer_config.json is missing, and is in the manifest of tiny"):
+    with pytest.raises(IntegrityError, match=r"tokenizer_config.json is missing, but is listed in the manifest of"):
         check(place)
 
 

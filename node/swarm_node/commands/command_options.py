@@ -12,13 +12,20 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.identity import Identity
 
 from swarm_node.settings import config
 from swarm_node.settings.config import SETTINGS, Config, UsageError, Value
+from swarm_node.storage.home import Home
+
+if TYPE_CHECKING:
+    from swarm_node.settings.config import Config
+
 
 MAX_OFFERED = 200
 
@@ -186,3 +193,21 @@ def _option(
     )
     annotation = Annotated[kind, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def signing_identity(flags: Flags) -> Identity:
+    """Return the key to sign with. Raises ConfigError if there is none: an author has to know which key signs."""
+    if given := flags.options.get("identity"):
+        if not given.exists():
+            raise ConfigError(f"there is no identity file {given}", remedy="check --identity")
+        return Identity.load(given)
+    home = Home(flags.resolve().home)
+    if not home.identity.exists():
+        create = f"create one: swarm-node identity --new --home {home.path}"
+        raise ConfigError(
+            f"there is no identity in {home.path} to sign with",
+            remedy=f"{create}; or name a key with --identity"
+            if "identity" in flags.options
+            else f"{create}; or name the home that has one with --home",
+        )
+    return Identity.load(home.identity)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarm.serving.manifest.manifest_file import MANIFEST_FILE, keep_beside, load_manifest, manifest_beside
+from swarm.serving.model.manifest_file import MANIFEST_FILE, keep_beside, load_manifest, manifest_beside
 from swarm_protocol import limits
 from swarm_protocol.checks import check_name
 from swarm_protocol.errors import ConfigError, reason_of
@@ -15,10 +15,9 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.manifest_messages import PublishedManifest
 
 from swarm_node import diagnostics, interrupts
-from swarm_node.commands.command_options import Flags
+from swarm_node.commands.command_options import Flags, signing_identity
 from swarm_node.commands.daemons import check_model_directory
 from swarm_node.commands.models import named_model
-from swarm_node.commands.run import signing_identity
 from swarm_node.events.emitter import Emitter
 from swarm_node.settings.config import UsageError
 from swarm_node.storage.home import Home

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING
 
 from swarm.heap import uncollected
 from swarm_protocol.errors import ConfigError
-from swarm_protocol.identity import Identity
 from swarm_protocol.limits import MAX_OUTER_STEP
 
 from swarm_node import diagnostics, interrupts
-from swarm_node.commands.command_options import Flags
+from swarm_node.commands.command_options import Flags, signing_identity
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import size
 from swarm_node.settings.config import UsageError
@@ -234,24 +233,6 @@ def _exported_run(flags: Flags, checkpoints: Path | None) -> Path | RunId:
     beside = (checkpoints / DEFAULT_PATH.name, checkpoints.absolute().parent / DEFAULT_PATH.name)
     kept = next((path for path in beside if path.is_file()), None)
     return kept if kept is not None and not flags.options["path"] else _file_or_id(flags)
-
-
-def signing_identity(flags: Flags) -> Identity:
-    """Return the key to sign with. Raises ConfigError if there is none: an author has to know which key signs."""
-    if given := flags.options.get("identity"):
-        if not given.exists():
-            raise ConfigError(f"there is no identity file {given}", remedy="check --identity")
-        return Identity.load(given)
-    home = Home(flags.resolve().home)
-    if not home.identity.exists():
-        create = f"create one: swarm-node identity --new --home {home.path}"
-        raise ConfigError(
-            f"there is no identity in {home.path} to sign with",
-            remedy=f"{create}; or name a key with --identity"
-            if "identity" in flags.options
-            else f"{create}; or name the home that has one with --home",
-        )
-    return Identity.load(home.identity)
 
 
 def _print_run(emitter: Emitter, path: Path, found: InspectedRun) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from swarm.start_checkpoint import CheckpointSource, check_source, pin_of
+from swarm.start_checkpoint import check_source, pin_of
 from swarm.training.data.corpus import load_corpus
 from swarm.training.data.hub import commit_of_data_set, commit_of_tokenizer
 from swarm.training.data.local_data import LocalData
@@ -17,9 +17,8 @@ from swarm.training.state.genesis import MAX_DRAWN_VALUES, genesis_digest
 from swarm_protocol.errors import ConfigError
 
 from swarm_node.events.emitter import Emitter
-from swarm_node.roles.sources import ProgressReports
+from swarm_node.roles.sources import checkpoint_source
 from swarm_node.settings.config import Config, UsageError
-from swarm_node.storage.home import Home
 
 PinnedValues = Mapping[tuple[str, str], str]
 """Values to write into a run file, by table and key."""
@@ -144,17 +143,6 @@ def _drawn_genesis(run: RunConfig, emitter: Emitter) -> str:
 
 def _lacks_start(run: RunConfig, config: Config) -> bool:
     return run.start.checkpoint == LOCAL and config.start is None
-
-
-def checkpoint_source(run: RunConfig, config: Config, emitter: Emitter) -> CheckpointSource:
-    """Return the source of the run's checkpoint on this node; downloads are reported as events."""
-
-    def downloading(num_bytes: int, total_bytes: int) -> None:
-        emitter.emit("downloading", model=run.start.checkpoint, num_bytes=num_bytes, total_bytes=total_bytes)
-
-    return CheckpointSource(
-        place=config.start, cache=Home(config.home).cache / "models", on_progress=ProgressReports(downloading)
-    )
 
 
 def described_data(run: RunConfig) -> str:

@@ -7,13 +7,14 @@ belongs to the gateway's event loop.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from openai.types import CompletionUsage
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from swarm.client.possession_checks import PossessionChecks
+from swarm.newest_items import NewestItems
 from swarm.serving.checking.check_report import CheckReport
 
 from swarm_node.gateway import http_limits
@@ -175,14 +176,11 @@ class TraceStore:
     """
 
     def __init__(self, capacity: int = http_limits.MAX_KEPT_TRACES) -> None:
-        self._capacity = capacity
-        self._read: OrderedDict[str, Callable[[], Trace]] = OrderedDict()
+        self._read = NewestItems[str, Callable[[], Trace]](capacity)
 
     def begin(self, trace_id: str, read: Callable[[], Trace]) -> None:
         """Keep `read`, forgetting the oldest trace beyond the capacity."""
         self._read[trace_id] = read
-        while len(self._read) > self._capacity:
-            self._read.popitem(last=False)
 
     def finish(self, trace_id: str) -> None:
         """Keep the trace's last value instead of the request it came from."""

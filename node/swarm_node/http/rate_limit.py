@@ -6,9 +6,10 @@ A bucket holds a minute's worth. A caller may use that at once and then goes on 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from swarm.newest_items import NewestItems
 
 from swarm_node.http.http_error import HttpError
 
@@ -96,16 +97,14 @@ class RateLimiters:
 
     def __init__(self, now_s: Clock) -> None:
         self._now_s = now_s
-        self._known: OrderedDict[str, RateLimiter] = OrderedDict()
+        self._known = NewestItems[str, RateLimiter](MAX_CALLERS)
 
     def get(self, caller: str, rates: Rates) -> RateLimiter:
         """Return the limiter of `caller`; a new one if its rates have changed."""
         known = self._known.get(caller)
         if known is None or known.rates != rates:
-            known = self._known[caller] = RateLimiter(rates, self._now_s)
-        self._known.move_to_end(caller)
-        if len(self._known) > MAX_CALLERS:
-            self._known.popitem(last=False)
+            known = RateLimiter(rates, self._now_s)
+        self._known[caller] = known
         return known
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from swarm.router.placement import PlacementDecision
-from swarm.serving.manifest.manifest_file import manifest_beside
 from swarm.serving.model import fused_decode
+from swarm.serving.model.manifest_file import manifest_beside
 from swarm.serving.server.capability import VolunteerOptions
 from swarm.serving.server.server_options import DTYPES, Dtype, ServerOptions
 from swarm.serving.server.span_volunteer import SpanVolunteer

@@ -22,12 +22,16 @@ from typing import TYPE_CHECKING
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.serving.model.hub_download import OnProgress, download_blocks, find_config, find_model
+from swarm.start_checkpoint import CheckpointSource
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_copy import find_run
 from swarm.training.run.run_file import load_run
 from swarm.training.run.run_model import check_model
 from swarm.training.run.signed_run import SignedRun
 from swarm_protocol.errors import ConfigError, IntegrityError
 
+from swarm_node.events.emitter import Emitter
+from swarm_node.settings.config import Config
 from swarm_node.settings.parsers import HubId
 from swarm_node.storage.home import Home, explained
 
@@ -155,3 +159,14 @@ async def run_of_id(network: Network, membership: Membership, home: Home, run_id
     run = await find_run(network, membership, run_id)
     await asyncio.to_thread(check_model, run.config)
     return run, "its file came from a member"
+
+
+def checkpoint_source(run: RunConfig, config: Config, emitter: Emitter) -> CheckpointSource:
+    """Return the source of the run's checkpoint on this node; downloads are reported as events."""
+
+    def downloading(num_bytes: int, total_bytes: int) -> None:
+        emitter.emit("downloading", model=run.start.checkpoint, num_bytes=num_bytes, total_bytes=total_bytes)
+
+    return CheckpointSource(
+        place=config.start, cache=Home(config.home).cache / "models", on_progress=ProgressReports(downloading)
+    )

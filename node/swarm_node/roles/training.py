@@ -43,11 +43,11 @@ from swarm_protocol.control_messages import MAX_CONVICTED_LINES, TrainingStatus
 from swarm_protocol.errors import ConfigError, SessionError, SwarmError
 from torch import Tensor
 
-from swarm_node.commands.run_pinning import checkpoint_source
 from swarm_node.events.tensorboard_files import recorded
 from swarm_node.formatting import plural, rate
 from swarm_node.metrics.readings import TrainerMetrics, read_trainer
 from swarm_node.node import Node
+from swarm_node.roles.sources import checkpoint_source
 from swarm_node.roles.training_files import CheckpointWriter, ChunkFolder, PendingCheckpoint
 from swarm_node.settings.config import Config
 from swarm_node.storage.home import EVIDENCE, explained

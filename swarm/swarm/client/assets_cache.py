@@ -16,8 +16,10 @@ from swarm_protocol.records import ServeRecord
 
 from swarm.child_process import ChildProcess
 from swarm.network.interface import Network
+from swarm.newest_items import NewestItems
 from swarm.serving.manifest.verification import complaint_about
-from swarm.serving.model.model_assets import (
+from swarm.serving.session.peer_health import PeerHealth
+from swarm.serving.tokenizer.model_assets import (
     ModelAssets,
     TokenizerLimits,
     TokenizerProcess,
@@ -25,7 +27,6 @@ from swarm.serving.model.model_assets import (
     open_assets,
     start_child,
 )
-from swarm.serving.session.peer_health import PeerHealth, keep_newest
 
 MAX_MODELS = 8
 
@@ -51,12 +52,12 @@ class AssetsCache:
         self._network = network
         self._health = health
         self._limits = limits
-        self._assets: dict[AssetsKey, ModelAssets] = {}
+        self._assets = NewestItems[AssetsKey, ModelAssets](MAX_MODELS)
         self._loading: WeakValueDictionary[AssetsKey, asyncio.Lock] = WeakValueDictionary()
         # those that others have taken the place of may be in use still
         self._opened: WeakSet[ModelAssets] = WeakSet()
         self._ready: ChildProcess | None = None
-        self._bad_since: dict[tuple[str, str, str], float] = {}
+        self._bad_since = NewestItems[tuple[str, str, str], float](MAX_REMEMBERED)
 
     async def warm_up(self) -> None:
         """Start the process ahead, which the first model would wait a second for."""
@@ -97,7 +98,7 @@ class AssetsCache:
                         willing = [peer_id for peer_id, record in servers.items() if record.state == "serving"]
                         assets = await self._from_servers(model, revision, willing, published)
                     # the process of one that is dropped ends once no answer uses it any more
-                    keep_newest(self._assets, key, assets, MAX_MODELS)
+                    self._assets[key] = assets
         return self._assets[key]
 
     async def _from_servers(
@@ -118,8 +119,7 @@ class AssetsCache:
             except IntegrityError as error:
                 failure = error
                 num_bad += 1
-                now_s = asyncio.get_running_loop().time()
-                keep_newest(self._bad_since, (model, revision, peer_id), now_s, MAX_REMEMBERED)
+                self._bad_since[model, revision, peer_id] = asyncio.get_running_loop().time()
                 if num_bad == MAX_BAD_FILES:
                     break
         raise failure
@@ -145,7 +145,8 @@ class AssetsCache:
 
     def _by_trust(self, model: str, revision: str, peer_ids: Sequence[str]) -> list[str]:
         now_s = asyncio.get_running_loop().time()
-        self._bad_since = {key: at_s for key, at_s in self._bad_since.items() if now_s - at_s < BAD_FILES_S}
+        for key in [key for key, at_s in self._bad_since.items() if now_s - at_s >= BAD_FILES_S]:
+            del self._bad_since[key]
         failing, distrusted = self._health.failing(), self._health.distrusted
         willing = [peer_id for peer_id in peer_ids if peer_id not in distrusted]
         return sorted(

@@ -23,6 +23,7 @@ from swarm_protocol.records import ServeRecord
 from swarm.client.possession_checks import PossessionChecks
 from swarm.client.publishers import KnownPublishers, PublisherStanding
 from swarm.network.membership import Membership
+from swarm.newest_items import NewestItems
 from swarm.router.revisions import (
     MIN_PIN_CHARS,
     Revision,
@@ -33,7 +34,7 @@ from swarm.router.revisions import (
     split_pin,
 )
 from swarm.serving.manifest.manifest_book import ManifestBook
-from swarm.serving.session.peer_health import PeerHealth, keep_newest
+from swarm.serving.session.peer_health import PeerHealth
 
 MAX_USED_MODELS = 256
 MAX_REVISIONS = 4
@@ -185,9 +186,9 @@ class ModelCatalog:
         self._manifests = manifests
         self._publishers = publishers
         self._possession = possession
-        self._seen: dict[str, tuple[float, Servers]] = {}
+        self._seen = NewestItems[str, tuple[float, Servers]](MAX_MODELS)
         self._all: tuple[float, Mapping[str, Servers]] = (-MODELS_FRESH_S, {})
-        self._warned: dict[tuple[str, str], None] = {}
+        self._warned = NewestItems[tuple[str, str], None](MAX_WARNED)
 
     async def models(self) -> list[ModelStatus]:
         """Return the models of which some part is served. Raises PeerTimeout."""
@@ -262,7 +263,7 @@ class ModelCatalog:
         if not servers or now_s - seen_s >= MODELS_FRESH_S:
             servers = await self._membership.servers(name)
             if servers:
-                keep_newest(self._seen, name, (now_s, servers), MAX_MODELS)
+                self._seen[name] = (now_s, servers)
         return servers
 
     async def _learn(self, name: str, servers: Servers) -> None:
@@ -350,7 +351,7 @@ class ModelCatalog:
         key = chosen.name, chosen.revision.digest
         if not others or key in self._warned:
             return
-        keep_newest(self._warned, key, None, MAX_WARNED)
+        self._warned[key] = None
         logger.warning(
             "%s is served with several weights: revision %s, which is used here, and %s; to be sure of one, ask for %s",
             chosen.name,
@@ -366,7 +367,7 @@ class ModelCatalog:
             known = self._published(each)
             if known is None or known.publisher in believed or (key := (chosen.name, known.publisher)) in self._warned:
                 continue
-            keep_newest(self._warned, key, None, MAX_WARNED)
+            self._warned[key] = None
             logger.warning(
                 "%s is now published by %s, too (%s); it is not used, since this client believes %s. If the model has "
                 "a new publisher, say so: --publisher %s=%s",

@@ -33,8 +33,9 @@ from swarm_protocol.manifest_messages import (
 from swarm_protocol.records import ServeRecord
 
 from swarm.network.interface import Network
+from swarm.newest_items import NewestItems
 from swarm.serving.manifest.possession import check_answer, convicted_by, draw
-from swarm.serving.session.peer_health import MAX_PEERS, PeerHealth, keep_newest
+from swarm.serving.session.peer_health import MAX_PEERS, PeerHealth
 from swarm.trust.reputation import Outcome
 
 PROVEN_S = 3600.0
@@ -91,7 +92,7 @@ class PossessionChecks:
         self._health = health
         self._drop = drop
         self._on_failure = on_failure
-        self._asked: dict[tuple[str, bytes], _Asked] = {}
+        self._asked = NewestItems[tuple[str, bytes], _Asked](MAX_PEERS)
         self._tasks: dict[tuple[str, bytes], asyncio.Task[None]] = {}
         self._free = asyncio.Semaphore(MAX_AT_ONCE)
         self._rng = random.SystemRandom()
@@ -202,7 +203,7 @@ class PossessionChecks:
         return signer == peer_id
 
     def _again(self, peer_id: str, published: PublishedManifest, asked: _Asked) -> None:
-        keep_newest(self._asked, (peer_id, published.digest), asked, MAX_PEERS)
+        self._asked[peer_id, published.digest] = asked
 
     def _later(self, wait_s: float) -> float:
         """Return a moment after about `wait_s`, which nobody can foretell."""

@@ -14,8 +14,8 @@ from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.sampler import Grammar
 
-from swarm.serving.model.model_assets import Message, ModelAssets
 from swarm.serving.sampling.sampling import Sampling, check_kind
+from swarm.serving.tokenizer.model_assets import Message, ModelAssets
 
 DEFAULT_MAX_TOKENS = 512
 """The length of an answer without `max_tokens`; fewer where the model's context ends before."""

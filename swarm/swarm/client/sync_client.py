@@ -21,8 +21,8 @@ from swarm.client.publishers import KnownPublishers
 from swarm.client.request import GenerationRequest, TextClient
 from swarm.client.text_at_home import KeptModels
 from swarm.serving.checking.spot_checks import DEFAULT_SHARE
-from swarm.serving.model.model_assets import Message
 from swarm.serving.session.generate import Token
+from swarm.serving.tokenizer.model_assets import Message
 
 if TYPE_CHECKING:
     from torch import Tensor

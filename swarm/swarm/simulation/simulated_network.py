@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -24,6 +23,7 @@ from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.interface import NotServed, Stream, StreamHandler, UnaryHandler, too_long
 from swarm.network.link_meter import LinkMeter
 from swarm.network.memory.memory_network import EPOCH_S, MemoryNetwork
+from swarm.newest_items import NewestItems
 from swarm.simulation.simulated_host import SimulatedHost
 
 NETWORK_ID = "simulated"
@@ -36,12 +36,10 @@ class SharedRecords(RecordValidator):
 
     def __init__(self) -> None:
         super().__init__(NETWORK_ID, lambda: EPOCH_S + asyncio.get_running_loop().time())
-        self._envelopes: OrderedDict[bytes, Envelope] = OrderedDict()
+        self._envelopes = NewestItems[bytes, Envelope](KEPT_RECORDS)
 
     def add(self, envelope: Envelope, data: bytes) -> None:
         self._envelopes[data] = envelope
-        while len(self._envelopes) > KEPT_RECORDS:
-            self._envelopes.popitem(last=False)
 
     def envelope(self, data: bytes) -> Envelope | None:
         return self._envelopes.get(data)

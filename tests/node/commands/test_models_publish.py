@@ -9,7 +9,7 @@ import pytest
 from support.local_hub import MODEL, local_hub
 from support.published_models import flip_a_byte
 from support.tiny_models import FAMILIES, write_model
-from swarm.serving.manifest.manifest_file import MANIFEST_FILE, load_manifest
+from swarm.serving.model.manifest_file import MANIFEST_FILE, load_manifest
 from swarm_node import cli
 from swarm_node.commands import models_publish
 from swarm_protocol.identity import Identity

@@ -15,7 +15,7 @@ import torch
 from support.training_swarm import AUTHOR, WINDOW_TOKENS, Swarm, SyntheticInner, certified
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet
-from swarm.serving.manifest.manifest_file import MANIFEST_FILE, load_manifest
+from swarm.serving.model.manifest_file import MANIFEST_FILE, load_manifest
 from swarm.testing import virtual_time
 from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import RunConfig

@@ -15,9 +15,9 @@ from support.tokenizer_here import TokenizerHere
 from swarm.client import AsyncClient, UsedRevisions
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
-from swarm.serving.model.model_assets import TokenizerLimits
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.span_server import SpanServer
+from swarm.serving.tokenizer.model_assets import TokenizerLimits
 from swarm_node.gateway.app import create_app
 from swarm_node.http.server import listen, serving
 

@@ -24,11 +24,11 @@ from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.remote.blocks import RemoteBlocks
 from swarm.remote.gradient import ForwardOptions
 from swarm.serving.checking.spot_checks import SpotCheckOptions
-from swarm.serving.model.model_assets import ModelAssets
 from swarm.serving.server.deployment import LoadedSpan, load
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.span_server import SpanServer
 from swarm.serving.session.session import SessionOptions
+from swarm.serving.tokenizer.model_assets import ModelAssets
 from swarm_protocol.records import NodeRecord
 
 NUM_TOKENS = 16

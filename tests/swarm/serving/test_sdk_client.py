@@ -28,9 +28,9 @@ from swarm.client.assets_cache import MAX_BAD_FILES
 from swarm.client.request import Prompt, encode
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.router.routing import NoChain
-from swarm.serving.model.model_assets import ModelAssets, fetch_files, open_assets
 from swarm.serving.model.model_files import open_model
 from swarm.serving.server.server_options import ServerOptions
+from swarm.serving.tokenizer.model_assets import ModelAssets, fetch_files, open_assets
 from swarm.testing import virtual_time
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerError, SessionError

@@ -21,7 +21,6 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Collection, Container, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -53,6 +52,7 @@ from swarm.network.dht.routing_table import (
     to_id,
 )
 from swarm.network.interface import NotServed, UnaryHandler
+from swarm.newest_items import NewestItems
 
 NUM_REPLICAS = 5
 """Records outlive this many less one simultaneous deaths, until their owner refreshes them."""
@@ -165,7 +165,7 @@ class RecordDht:
         """This node's own addresses, kept up to date by its network. While it has none, it only asks others."""
         self._book = AddressBook()
         self._suspects = Suspects()
-        self._nearest: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
+        self._nearest = NewestItems[bytes, tuple[str, ...]](MAX_HELD_PLACES)
         """The nodes nearest to a key by the last search for it: the next one begins there."""
         self._sought: dict[str, _Sought] = {}
         self._holders: dict[bytes, _Holders] = {}
@@ -385,9 +385,6 @@ class RecordDht:
         await self._carry_out(search, only_peers=only_peers, timeout_s=timeout_s, max_records=max_records)
         for key in search.keys:
             self._nearest[key] = tuple(search.nearest(key, WIDTH))
-            self._nearest.move_to_end(key)
-        while len(self._nearest) > MAX_HELD_PLACES:
-            self._nearest.popitem(last=False)
         return search
 
     async def _carry_out(

@@ -9,13 +9,14 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import place_of
 from swarm_protocol.envelope import RECORD_PURPOSE, Envelope, unseal
 from swarm_protocol.errors import SwarmError
+
+from swarm.newest_items import NewestItems
 
 MAX_KEYS = 16384
 """Keys of some thousand models and runs, each of several levels."""
@@ -128,7 +129,7 @@ class RecordValidator:
     def __init__(self, network_id: str, now: Callable[[], float] = time.time) -> None:
         self._network_id = network_id
         self.now = now
-        self._checked: OrderedDict[bytes, Envelope] = OrderedDict()
+        self._checked = NewestItems[bytes, Envelope](_MAX_CHECKED)
 
     def envelope(self, data: bytes) -> Envelope | None:
         """Return the checked envelope, or None if it is refused. An expired record passes; lookups leave it out."""
@@ -136,9 +137,6 @@ class RecordValidator:
         if envelope is None or drop_at(envelope.issued_at) <= self.now():
             return None
         self._checked[data] = envelope
-        self._checked.move_to_end(data)
-        while len(self._checked) > _MAX_CHECKED:
-            self._checked.popitem(last=False)
         return envelope
 
     def _unseal(self, data: bytes) -> Envelope | None:

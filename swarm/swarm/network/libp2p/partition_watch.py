@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 
 from swarm_protocol.dht_messages import Contact
@@ -21,6 +20,7 @@ from swarm.network.discovery.peer_names import GivenPeers
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.network_entry import connect
 from swarm.network.multiaddr import PeerAddr
+from swarm.newest_items import NewestItems
 
 CHECK_S = 3.0
 """While all is well. A look at the daemon's connections takes a millisecond."""
@@ -51,7 +51,7 @@ class PartitionWatch:
         self._met: set[str] = set()  # seeds that have answered and were connected at each look since
         self._network_id = network_id
         self._on_healed = on_healed
-        self._known: OrderedDict[str, tuple[str, ...]] = OrderedDict()
+        self._known = NewestItems[str, tuple[str, ...]](MAX_KNOWN_PEERS)
 
     def begin(self, met: Iterable[str], known: Iterable[Contact]) -> None:
         """Take in the seeds that have answered, by peer id, and peers of earlier days."""
@@ -97,9 +97,6 @@ class PartitionWatch:
         connected = await self._host.look()
         for contact in self._dht.contacts():
             self._known[contact.peer_id] = contact.addrs
-            self._known.move_to_end(contact.peer_id)
-        while len(self._known) > MAX_KNOWN_PEERS:
-            self._known.popitem(last=False)
         self._met.intersection_update(connected)
         if self._given.are_missing or self._missing():
             await self._given.look_up_again()

@@ -9,7 +9,6 @@ is revoked. State belongs to the network's loop; time comes in as an argument.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 
 from swarm_protocol.envelope import Envelope, read_record
 from swarm_protocol.errors import ConfigError, PeerRefused, PeerViolation, SwarmError
@@ -24,6 +23,8 @@ from swarm_protocol.network_invitation import (
 )
 from swarm_protocol.records import NodeRecord, ServeRecord, TrainerRecord
 from swarm_protocol.version import Hello
+
+from swarm.newest_items import NewestItems
 
 MAX_MEMBERS = 8192
 """Members that are remembered. Who comes back after it was forgotten shows its chain again."""
@@ -92,7 +93,7 @@ class MemberRoll:
         self.network_id = invitation.network_id
         self._peer_id = peer_id
         self._chain = invitation.chain_for(peer_id)
-        self._members: OrderedDict[str, Capability] = OrderedDict()
+        self._members = NewestItems[str, Capability](MAX_MEMBERS)
         self._revoked: frozenset[int] = frozenset()
         self.number = 0
         self.revocations = b""
@@ -122,9 +123,6 @@ class MemberRoll:
             self._members.pop(peer_id, None)
             raise PeerRefused("the invitation was revoked", remedy=REMEDY, peer_id=peer_id)
         self._members[peer_id] = capability
-        self._members.move_to_end(peer_id)
-        while len(self._members) > MAX_MEMBERS:
-            self._members.popitem(last=False)
 
     def _hear(self, data: bytes, now: float) -> None:
         """Take a list of revocations if it is a later one."""

@@ -8,13 +8,14 @@ hosts that look for a free relay, not enemies.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakValueDictionary
 
 from swarm_protocol.errors import PeerError
+
+from swarm.newest_items import NewestItems
 
 GREETING_TIMEOUT_S = 3.0
 """Time for a peer to say who it is. A peer that dials through this node waits 5 s in all."""
@@ -46,7 +47,7 @@ class NetworkPeers:
     def __init__(self, greet: Callable[[str], Awaitable[object]]) -> None:
         """`greet(peer_id)` raises PeerError unless the peer is of this network and protocol version."""
         self._greet = greet
-        self._known: OrderedDict[str, _Finding] = OrderedDict()
+        self._known = NewestItems[str, _Finding](MAX_KNOWN)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def include(self, peer_id: str) -> bool:
@@ -83,6 +84,3 @@ class NetworkPeers:
     def _remember(self, peer_id: str, is_of_network: bool) -> None:
         hold_s = NETWORK_PEER_S if is_of_network else STRANGER_S
         self._known[peer_id] = _Finding(is_of_network, asyncio.get_running_loop().time() + hold_s)
-        self._known.move_to_end(peer_id)
-        if len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)

@@ -23,7 +23,7 @@ from swarm_protocol.manifest_messages import (
 from swarm_protocol.records import ServeRecord
 
 from swarm.network.interface import Network
-from swarm.serving.session.peer_health import keep_newest
+from swarm.newest_items import NewestItems
 
 MAX_BOOK_BYTES = 2 * 2**20
 """A manifest has some kilobytes. In memory it takes up to thirty times its bytes."""
@@ -89,7 +89,7 @@ class ManifestBook:
         self._network = network
         self._known: dict[bytes, PublishedManifest] = {}
         self._fetching: dict[bytes, asyncio.Task[None]] = {}
-        self._failed_s: dict[bytes, float] = {}
+        self._failed_s = NewestItems[bytes, float](MAX_FAILED)
 
     def known(self, digest: bytes) -> PublishedManifest | None:
         """Return the manifest with that digest, if it is here."""
@@ -129,7 +129,7 @@ class ManifestBook:
             self._keep(await fetch_manifest(self._network, model, digest, holders))
         except PeerError as error:
             logger.warning("no manifest of %s: %s", model, error)
-            keep_newest(self._failed_s, digest, asyncio.get_running_loop().time(), MAX_FAILED)
+            self._failed_s[digest] = asyncio.get_running_loop().time()
         finally:
             del self._fetching[digest]
 

@@ -12,7 +12,7 @@ from swarm_protocol.hash_tree import PackedHashTree
 from swarm_protocol.manifest_messages import ModelManifest, PublishedManifest, WeightFile
 
 from swarm.serving.manifest.file_digests import OnBytes, sha256_of, tree_and_sha256, tree_of
-from swarm.serving.manifest.manifest_file import MANIFEST_FILE
+from swarm.serving.model.manifest_file import MANIFEST_FILE
 from swarm.serving.model.shape import INDEX, SMALL_FILES
 
 _REMEDY = f"get the model's files again; or remove {MANIFEST_FILE} to serve them as an unpublished model"

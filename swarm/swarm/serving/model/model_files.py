@@ -16,9 +16,9 @@ from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, IntegrityError
 from swarm_protocol.manifest_messages import PublishedManifest
 
-from swarm.serving.manifest.manifest_file import manifest_beside
 from swarm.serving.model.formats import format_of
 from swarm.serving.model.formats.format import CheckpointFormat, group, num_values
+from swarm.serving.model.manifest_file import manifest_beside
 from swarm.serving.model.safetensors_reader import one_line, read_header
 from swarm.serving.model.shape import INDEX, SMALL_FILES, check_counts, context_tokens
 

@@ -16,10 +16,10 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.sampler import Sampler
 from swarm_protocol.session_frames import SampledToken, TokenDraw
 
-from swarm.serving.model.model_assets import ModelAssets
 from swarm.serving.sampling.sampling import Sampling
 from swarm.serving.session.session import Session
 from swarm.serving.session.trace import Trace
+from swarm.serving.tokenizer.model_assets import ModelAssets
 
 MAX_HELD_TOKENS = 16
 """A character takes at most four bytes, and so four tokens. Bytes that form none by then are shown as U+FFFD."""

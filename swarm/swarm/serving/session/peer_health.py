@@ -13,16 +13,13 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
 
 from swarm.network.membership import Membership
+from swarm.newest_items import NewestItems
 from swarm.router.routing import RoutingContext
 from swarm.trust.reputation import Reputation
-
-K = TypeVar("K")
-T = TypeVar("T")
 
 FIRST_BACKOFF_S = 1.0
 MAX_BACKOFF_S = 60.0
@@ -80,11 +77,11 @@ class PeerHealth:
         self.reputation = reputation or Reputation()
         self._membership = membership
         self._measuring: asyncio.Task[object] | None = None
-        self._failures: dict[str, _Failures] = {}
-        self._refusals: dict[str, _Refusal] = {}
+        self._failures = NewestItems[str, _Failures](MAX_PEERS)
+        self._refusals = NewestItems[str, _Refusal](MAX_PEERS)
         self._load: Counter[str] = Counter()
-        self._distrusted_s: dict[str, float] = {}
-        self._unproven_s: dict[str, float] = {}
+        self._distrusted_s = NewestItems[str, float](MAX_PEERS)
+        self._unproven_s = NewestItems[str, float](MAX_PEERS)
 
     async def close(self) -> None:
         if self._measuring is not None:
@@ -127,12 +124,12 @@ class PeerHealth:
     def distrust(self, peer_id: str) -> None:
         """Do not ask the peer for VIOLATION_BACKOFF_S."""
         until_s = asyncio.get_running_loop().time() + VIOLATION_BACKOFF_S
-        keep_newest(self._distrusted_s, peer_id, until_s, MAX_PEERS)
+        self._distrusted_s[peer_id] = until_s
 
     def doubt(self, peer_id: str, *, for_s: float = UNPROVEN_S) -> None:
         """Count the peer as unproven until it has proven what it holds, or for `for_s` at least."""
         until_s = max(asyncio.get_running_loop().time() + for_s, self._unproven_s.get(peer_id, 0.0))
-        keep_newest(self._unproven_s, peer_id, until_s, MAX_PEERS)
+        self._unproven_s[peer_id] = until_s
 
     def proven(self, peer_id: str) -> None:
         """End the doubt about a peer."""
@@ -195,7 +192,7 @@ class PeerHealth:
         known = self._refusals.pop(peer_id, None)
         if known is not None and known.until_s > now_s:
             num_tokens = min(num_tokens, known.num_tokens)
-        keep_newest(self._refusals, peer_id, _Refusal(num_tokens, now_s + retry_after_s), MAX_PEERS)
+        self._refusals[peer_id] = _Refusal(num_tokens, now_s + retry_after_s)
 
     def failed(self, peer_id: str, error: SwarmError) -> None:
         """Avoid the peer, each time twice as long as the last time, or until one that is leaving has left."""
@@ -210,12 +207,4 @@ class PeerHealth:
             backoff_s, rest_s = LEAVING_BACKOFF_S, LEAVING_REST_S
         failures.last_s = now_s
         failures.avoid_until_s, failures.rest_until_s = now_s + backoff_s, now_s + rest_s
-        keep_newest(self._failures, peer_id, failures, MAX_PEERS)
-
-
-def keep_newest(cache: dict[K, T], key: K, value: T, most: int) -> None:
-    """Store a value as the newest one; drop the oldest one when there are too many."""
-    cache.pop(key, None)
-    if len(cache) >= most:
-        del cache[next(iter(cache))]
-    cache[key] = value
+        self._failures[peer_id] = failures

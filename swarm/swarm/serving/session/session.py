@@ -38,14 +38,13 @@ from swarm.network.membership import Membership
 from swarm.router.routing import Hop, NoChain
 from swarm.serving.checking.finished_answer import Draw
 from swarm.serving.checking.spot_checks import SpotCheckOptions
-from swarm.serving.home.home_spans import ChainFinder, HomeChainFinder, HomeSpans
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.answered import ClosedAnswer, LastFrames
 from swarm.serving.session.client_state import ClientState
 from swarm.serving.session.connection_pool import ClientConnection, ConnectionLost
 from swarm.serving.session.peer_health import SUSPECTED_S
 from swarm.serving.session.pipeline import Feed, TakeToken, UpdateLink
-from swarm.serving.session.route_finder import KnownServers, RouteFinder
+from swarm.serving.session.route_finder import ChainFinder, HomeChainFinder, HomeSpans, KnownServers, RouteFinder
 from swarm.serving.session.session_messages import SessionMessages
 from swarm.serving.session.session_state import (
     Action,

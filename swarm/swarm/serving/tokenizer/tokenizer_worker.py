@@ -4,7 +4,7 @@ It answers one request after another, as JSON, until its pipe ends. Its limits a
 untrusted byte: memory once, and CPU time for each request, so that a request whose caller gave up ends as well. It runs
 no code from the files, opens no other file that they name, and builds no list as long as they claim. Everything else
 that transformers, the tokenizers library and jinja do with them is bounded by these limits only.
-`swarm.serving.model.model_assets` is the parent's side.
+`swarm.serving.tokenizer.model_assets` is the parent's side.
 """
 
 from __future__ import annotations

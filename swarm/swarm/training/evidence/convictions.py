@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -30,6 +29,7 @@ from swarm_protocol.proof_messages import EQUIVOCATION, WRONG_INTERVAL, Evidence
 from swarm_protocol.training_messages import Certificate
 
 from swarm.network.interface import Stream
+from swarm.newest_items import NewestItems
 from swarm.training.evidence.bans import Ban, Bans
 from swarm.training.evidence.equivocation_watch import EquivocationWatch
 from swarm.training.evidence.evidence import accused, check
@@ -84,7 +84,7 @@ class Convictions:
         self._sending: set[asyncio.Task[None]] = set()
         self._num_showing = 0
         self._heard = EquivocationWatch(context.network.peer_id, self._convict_soon, self._is_heard)
-        self._certificates = OrderedDict[bytes, None]()
+        self._certificates = NewestItems[bytes, None](MAX_CERTIFICATES)
 
     @property
     def bans(self) -> tuple[Ban, ...]:
@@ -144,8 +144,6 @@ class Convictions:
         if digest in self._certificates:
             return
         self._certificates[digest] = None
-        if len(self._certificates) > MAX_CERTIFICATES:
-            self._certificates.popitem(last=False)
         read = Certificate.from_bytes(certificate)
         if read.group:
             self._heard.certificate(read, context.signatures.read_group(read.group, context.network.now()))

@@ -10,7 +10,6 @@ Used on the event loop, without I/O; `Convictions` owns it.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Generic, TypeVar
@@ -18,6 +17,7 @@ from typing import Generic, TypeVar
 from swarm_protocol.equivocation_messages import Equivocation, StatedReport, StatedVote, StatementKind
 from swarm_protocol.training_messages import Certificate, Contribution, Group, Lock, Ready, SignedGroup, Vote
 
+from swarm.newest_items import NewestItems
 from swarm.training.evidence.equivocation import (
     Statement,
     statement_of_group,
@@ -47,7 +47,7 @@ class EquivocationWatch:
         self._votes = _Heard[StatedVote](MAX_PEERS, MAX_STATEMENTS, is_heard)
         self._reports = _Heard[StatedReport](MAX_PEERS, MAX_STATEMENTS, is_heard)
         self._groups = _Heard[SignedGroup](MAX_COORDINATORS, MAX_GROUPS, is_heard)
-        self._told = OrderedDict[tuple[str, int], None]()
+        self._told = NewestItems[tuple[str, int], None](MAX_PEERS)
 
     def vote(self, peer: str, vote: Vote) -> None:
         stated = StatedVote.of(vote)
@@ -93,8 +93,6 @@ class EquivocationWatch:
         if peer == self._me or (peer, step) in self._told:
             return
         self._told[peer, step] = None
-        if len(self._told) > MAX_PEERS:
-            self._told.popitem(last=False)
         self._found(Equivocation(statement=kind, peer=peer, first=two[0], second=two[1]))
 
 
@@ -102,24 +100,18 @@ class _Heard(Generic[S]):
     """The last statements of the last peers, by what they are about."""
 
     def __init__(self, max_peers: int, max_statements: int, is_heard: Callable[[str], bool]) -> None:
-        self._max_peers = max_peers
         self._max_statements = max_statements
         self._is_heard = is_heard
-        self._of_peer = OrderedDict[str, OrderedDict[tuple[object, str], tuple[bytes, S]]]()
+        self._of_peer = NewestItems[str, NewestItems[tuple[object, str], tuple[bytes, S]]](max_peers)
 
     def other(self, peer: str, statement: Statement, item: S) -> S | None:
         """Return what `peer` has said otherwise about the same attempt, or None; then `item` is remembered."""
         if peer not in self._of_peer and not self._is_heard(peer):
             return None
-        known = self._of_peer.setdefault(peer, OrderedDict())
-        self._of_peer.move_to_end(peer)
-        if len(self._of_peer) > self._max_peers:
-            self._of_peer.popitem(last=False)
+        known = self._of_peer[peer] = self._of_peer.get(peer) or NewestItems(self._max_statements)
         key = (statement.attempted, statement.topic)
         if key in known:
             content, earlier = known[key]
             return earlier if content != statement.content else None
         known[key] = (statement.content, item)
-        if len(known) > self._max_statements:
-            known.popitem(last=False)
         return None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import OrderedDict
 from typing import TypeAlias
 
 from swarm_protocol.envelope import issued_at
@@ -16,6 +15,7 @@ from swarm_protocol.errors import PeerViolation
 from swarm_protocol.proof_messages import Evidence, WrongInterval
 from swarm_protocol.training_messages import Outcome
 
+from swarm.newest_items import NewestItems
 from swarm.training.evidence.wrong_interval import IntervalCase, read_case
 from swarm.training.state.run_context import RunContext
 
@@ -31,8 +31,8 @@ class IntervalAccusations:
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
-        self._cases = OrderedDict[AccusationKey, IntervalCase]()
-        self._key_of = OrderedDict[bytes, AccusationKey]()  # what was checked, by its digest
+        self._cases = NewestItems[AccusationKey, IntervalCase](MAX_ACCUSATIONS)
+        self._key_of = NewestItems[bytes, AccusationKey](MAX_ACCUSATIONS)  # what was checked, by its digest
 
     def has_new_finder(self, peer: str, step: int, evidence: Evidence) -> bool:
         """Return whether evidence of an interval that is known to be wrong names a member that has not been known to
@@ -53,9 +53,6 @@ class IntervalAccusations:
         if known is not None and known is not case:
             case = known.with_findings_of(case)
         self._cases[key] = case
-        self._cases.move_to_end(key)
-        while len(self._cases) > MAX_ACCUSATIONS:
-            self._cases.popitem(last=False)
         return case, known is not None and len(case.finders) > len(known.finders)
 
     def _is_of_this_run(self, case: IntervalCase) -> bool:
@@ -80,6 +77,4 @@ class IntervalAccusations:
             context.executor, read_case, evidence.body, context.signatures, context.replica.config
         )
         self._key_of[digest] = (case.member.peer_id, case.step, case.proof.outcome)
-        while len(self._key_of) > MAX_ACCUSATIONS:
-            self._key_of.popitem(last=False)
         return case

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from support.published_models import PUBLISHER, STRANGER, published_copy
 from support.tiny_models import FAMILIES, NUM_BLOCKS
-from swarm.serving.manifest.manifest_file import MANIFEST_FILE, manifest_beside
 from swarm.serving.manifest.publishing import merged, publish
+from swarm.serving.model.manifest_file import MANIFEST_FILE, manifest_beside
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.safetensors_reader import stored_tensors
 from swarm.serving.model.weights import needed_tensors

@@ -17,9 +17,9 @@ import psutil
 import pytest
 from support.leaks import no_leaks
 from support.text_models import byte_tokenizer
-from swarm.serving.model.model_assets import ModelAssets, TokenizerLimits, TokenizerProcess, open_assets
 from swarm.serving.model.model_files import open_model
 from swarm.serving.tokenizer import tokenizer_worker
+from swarm.serving.tokenizer.model_assets import ModelAssets, TokenizerLimits, TokenizerProcess, open_assets
 from swarm_protocol.errors import ConfigError, IntegrityError, SessionError
 
 Files = Mapping[str, bytes]
@@ -165,8 +165,8 @@ PARENT = """
 import asyncio, sys
 from pathlib import Path
 from swarm.serving.model.shape import SMALL_FILES
-from swarm.serving.model.model_assets import open_assets
-from swarm.serving.model.model_assets import TokenizerLimits, TokenizerProcess
+from swarm.serving.tokenizer.model_assets import open_assets
+from swarm.serving.tokenizer.model_assets import TokenizerLimits, TokenizerProcess
 
 async def main():
     files = {name: path.read_bytes() for name in SMALL_FILES if (path := Path(sys.argv[1], name)).is_file()}

@@ -372,10 +372,14 @@ class RunMember:
     async def _reach(
         self, context: RunContext, proof: Proof, records: Mapping[str, TrainerRecord]
     ) -> SyncResult | None:
-        """Adopt the state that `proof` certifies, or a later one. Return None if nobody has either any more."""
+        """Adopt the state that `proof` certifies: usually this member has proposed it. Other members give it, or a later
+        one. Return None if nobody has either any more."""
         started = asyncio.get_running_loop().time()
         try:
-            reached = await reach(context, self._membership, proof, records)
+            if (own := await context.replica.own(self._executor, proof)) is not None:
+                reached = SyncResult(proof=proof, held=own)
+            else:
+                reached = await reach(context, self._membership, proof, records)
         except SwarmError as error:
             silent = (error.peer_id,) if isinstance(error, PeerTimeout | PeerUnreachable) else ()
             reason = f"it was committed, but {error.message}; going on from outer step {context.replica.outer_step}"

@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from swarm_protocol.training_messages import Contribution, Group, Lock, LockClaim, Outcome, PlacedSignature, Vote
+from swarm_protocol.training_messages import Contribution, Group, LockClaim, Outcome, Vote
 
 from swarm.training.run.run_config import RunConfig
 
@@ -87,58 +87,10 @@ class Succession:
         return 2 * len(present) > len(roster) or (2 * len(present) == len(roster) and min(roster) in present)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
-    """The result of a count. `decided` is the outcome that has a quorum. If the vote is `hopeless`, no outcome can get
-    one any more. `reason` says why, in words."""
-
-    decided: Outcome | None
-    hopeless: bool
-    reason: str
-
-
-def tally(
-    members: Collection[str],
-    votes: Mapping[str, Vote],
-    silent: Iterable[str],
-    *,
-    roster: Collection[str] = (),
-    succession: Succession = Succession(),
-) -> Tally:
-    """Count `votes` by member. Those of others than `members` do not count. `silent` members will not vote any more.
-    `roster` are the members of the state before: enough of them must be among the voters, too."""
-    needed = quorum(len(members))
-    votes = {peer: vote for peer, vote in votes.items() if peer in members}
-    counts = Counter(vote.outcome for vote in votes.values())
-    outcome, most = counts.most_common(1)[0] if counts else (None, 0)
-    supporters = {peer for peer, vote in votes.items() if vote.outcome == outcome}
-    outstanding = set(members) - votes.keys() - set(silent)
-    if most >= needed:
-        if succession.is_enough(roster, supporters):
-            return Tally(decided=outcome, hopeless=False, reason="")
-        reason = f"{len(supporters & set(roster))} of the {len(roster)} members of the state before voted for it"
-        hopeless = not succession.is_enough(roster, supporters | outstanding)
-        return Tally(decided=None, hopeless=hopeless, reason=f"{reason}, which is too few")
-    split = f", in {len(counts)} different outcomes" if len(counts) > 1 else ""
-    reason = f"{len(votes)} of {len(members)} members voted{split}, and {needed} must agree"
-    return Tally(decided=None, hopeless=most + len(outstanding) < needed, reason=reason)
-
-
 def electors_of(roster: Sequence[str], origin: Group) -> tuple[str, ...]:
     """Return the peers whose votes for an outcome of the group `origin` count: the members of the state before, its
     `roster`. In a run's first round there are none, and the members of `origin` take their place."""
     return tuple(roster) or origin.peer_ids
-
-
-def make_lock(votes: Mapping[str, Vote], electors: Sequence[str]) -> Lock:
-    """Return the lock that these equal first `votes` of a quorum make. Votes of others than `electors` are not kept."""
-    vote = next(iter(votes.values()))
-    placed = tuple(
-        PlacedSignature(place=place, signature=votes[peer].signature)
-        for place, peer in enumerate(electors)
-        if peer in votes
-    )
-    return Lock(attempt=vote.attempt, group_digest=vote.group_digest, outcome=vote.outcome, votes=placed)
 
 
 def highest_claim(members: Iterable[Contribution]) -> LockClaim | None:

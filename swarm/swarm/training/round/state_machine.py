@@ -31,12 +31,8 @@ from dataclasses import replace
 
 from swarm_protocol.training_messages import (
     Abort,
-    Certificate,
     Outcome,
-    PlacedSignature,
     SignedGroup,
-    Vote,
-    VoteKind,
 )
 
 from swarm.training.round.group_checks import complaint
@@ -50,11 +46,8 @@ from swarm.training.round.group_formation import (
     too_few,
 )
 from swarm.training.round.promise import Promise, bound_by
-from swarm.training.round.quorum import Tally, disagreement, electors_of, make_lock, tally
 from swarm.training.round.round_events import (
-    Announce,
     AttemptLeft,
-    CastVote,
     Convicted,
     Event,
     Finish,
@@ -65,7 +58,6 @@ from swarm.training.round.round_events import (
     Offered,
     Proven,
     Query,
-    Recover,
     Reduce,
     Reduced,
     ReduceFailed,
@@ -80,8 +72,6 @@ from swarm.training.round.round_state import (
     MAX_BELIEVED_ATTEMPT,
     MAX_HEARD,
     Faults,
-    HeldLock,
-    Prepared,
     RoundSetup,
     RoundState,
     Step,
@@ -95,6 +85,19 @@ from swarm.training.round.round_state import (
     roster_left,
     suspect,
     with_coordinator,
+)
+from swarm.training.round.voting import (
+    count_votes,
+    fail,
+    leave_group,
+    no_quorum,
+    on_reduced,
+    on_voted,
+    other_members,
+    recover,
+    reduces,
+    valid_votes,
+    without_vote_of,
 )
 from swarm.training.run.methods import short
 
@@ -153,23 +156,19 @@ def step(state: RoundState, event: Event, now: float) -> Step:  # noqa: C901, PL
         case Grouped(signed=signed):
             return _on_grouped(state, signed, now)
         case Reduced(attempt=attempt, outcome=outcome):
-            return _on_reduced(state, attempt, outcome, now)
+            return on_reduced(state, attempt, outcome, now)
         case ReduceFailed():
             return _on_reduce_failed(state, event, now)
         case Convicted(peer=peer, reason=reason):
             return _on_convicted(state, peer, reason, now)
         case Voted():
-            return _on_voted(state, event, now)
+            return on_voted(state, event, now)
         case AttemptLeft(peer=peer, abort=abort):
             return _on_left(state, peer, abort, now)
         case Proven(certificate=certificate):
             return replace(state, phase="done"), [Finish(certificate=certificate)]
         case Tick():
             return _on_tick(state, now)
-
-
-def _reduces(state: RoundState, attempt: int) -> bool:
-    return state.phase == "reducing" and state.attempt == attempt
 
 
 def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Step:
@@ -208,7 +207,7 @@ def _on_lost(state: RoundState, peer: str, reason: str, now: float) -> Step:
         gone = f"the coordinator {short(peer)} is gone: {reason}{_shortage(state)}"
         return give_up(note_shortage(state, now), gone, (peer,), now)
     if state.phase in {"preparing", "voting"}:
-        return _count_votes(_without_vote_of(state, peer), now)
+        return count_votes(without_vote_of(state, peer), now)
     return advance(state, now)
 
 
@@ -249,7 +248,7 @@ def _on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Step:
     if group.resumes is None:
         return state, [Reduce(signed=signed)]
     # the votes of the lock are those of members that audited the outcome
-    return replace(state, recovering=True), [replace(_recover(state, signed, group.resumes), is_audited=True)]
+    return replace(state, recovering=True), [replace(recover(state, signed, group.resumes), is_audited=True)]
 
 
 def _objection(state: RoundState, signed: SignedGroup) -> tuple[str, str]:
@@ -269,40 +268,20 @@ def _objection(state: RoundState, signed: SignedGroup) -> tuple[str, str]:
 
 def _on_second_group(state: RoundState, signed: SignedGroup, now: float) -> Step:
     reason = f"{short(signed.signer)} signed two groups for one attempt"
-    return _leave_group(blame(state, (signed.signer,), (), reason), reason, (signed.signer,), now)
-
-
-def _recover(state: RoundState, signed: SignedGroup, outcome: Outcome) -> Recover:
-    voters = [peer for peer, each in state.voting.prepares.items() if each.outcome == outcome]
-    others = [peer for peer in signed.group.peer_ids if peer not in voters and peer != state.setup.me]
-    return Recover(signed=signed, outcome=outcome, holders=(*voters, *others))
-
-
-def _on_reduced(state: RoundState, attempt: int, outcome: Outcome, now: float) -> Step:
-    if not _reduces(state, attempt):
-        return state, []
-    assert state.signed is not None
-    group = state.signed.group
-    if group.resumes is not None and outcome != group.resumes:
-        return _fail(state, "recomputing the resumed outcome led to a different state", (), now)
-    vote = state.signed.vote(outcome, "prepare")
-    prepared = Prepared(vote=vote, origin=group.origin or state.signed.data)
-    voting, timers = replace(state.voting, outcome=outcome), Timers(deadline=now + group.vote_s)
-    state = replace(state, phase="preparing", prepared=prepared, voting=voting, timers=timers)
-    return state, [CastVote(vote=vote, peers=_other_members(state))]
+    return leave_group(blame(state, (signed.signer,), (), reason), reason, (signed.signer,), now)
 
 
 def _on_reduce_failed(state: RoundState, event: ReduceFailed, now: float) -> Step:
-    if not _reduces(state, event.attempt):
+    if not reduces(state, event.attempt):
         return state, []
     state = suspect(blame(state, event.accused, event.unreachable, event.reason), event.unreachable)
     faulty = (*event.accused, *event.unreachable)
     if not event.unaudited:
-        return _fail(state, event.reason, faulty, now)
+        return fail(state, event.reason, faulty, now)
     assert state.signed is not None
     if (outcome := _audited_outcome(state)) is None:
-        return _leave_group(state, event.reason, faulty, now)
-    return replace(state, recovering=True), [replace(_recover(state, state.signed, outcome), is_audited=True)]
+        return leave_group(state, event.reason, faulty, now)
+    return replace(state, recovering=True), [replace(recover(state, state.signed, outcome), is_audited=True)]
 
 
 def _audited_outcome(state: RoundState) -> Outcome | None:
@@ -311,151 +290,9 @@ def _audited_outcome(state: RoundState) -> Outcome | None:
     count, as keys cost nothing."""
     assert state.signed is not None
     deciding = state.signed.group.deciding
-    counts = Counter(each.outcome for peer, each in _valid_votes(state, "prepare").items() if peer in deciding)
+    counts = Counter(each.outcome for peer, each in valid_votes(state, "prepare").items() if peer in deciding)
     outcome, most = counts.most_common(1)[0] if counts else (None, 0)
     return outcome if most >= max(2, len(deciding) // 3 + 1) else None
-
-
-def _on_voted(state: RoundState, event: Voted, now: float) -> Step:
-    """Take a vote, if it counts."""
-    # votes may come before the group does
-    voting, vote = state.voting, event.vote
-    votes = voting.prepares if vote.kind == "prepare" else voting.commits
-    is_member = state.signed is None or event.peer in state.signed.group.peer_ids
-    is_owed = state.signed is not None or event.peer in state.setup.roster
-    has_room = is_owed or len(votes) < MAX_HEARD
-    counts = state.setup.admits(event.peer) and event.peer not in state.faults.convicted
-    if vote.attempt != state.attempt or not (is_member and has_room and counts):
-        return state, []
-    known = votes.get(event.peer)
-    if known is not None and known != vote:
-        # the first vote counts; strangers, who may vote before there is a group, are not worth the memory
-        if state.signed is None:
-            return state, []
-        accused = {**state.faults.accused, event.peer: "voted twice"}
-        return replace(state, faults=replace(state.faults, accused=accused)), []
-    votes = {**votes, event.peer: vote}
-    voting = replace(voting, prepares=votes) if vote.kind == "prepare" else replace(voting, commits=votes)
-    return _count_votes(replace(state, voting=voting), now)
-
-
-def _without_vote_of(state: RoundState, peer: str) -> RoundState:
-    """Expect no vote of `peer` any more."""
-    return replace(state, voting=replace(state.voting, silent=state.voting.silent | {peer}))
-
-
-def _valid_votes(state: RoundState, kind: VoteKind) -> dict[str, Vote]:
-    """Return the votes of this kind by the group's members for this very group."""
-    signed = state.signed
-    if signed is None:
-        return {}
-    votes = state.voting.prepares if kind == "prepare" else state.voting.commits
-    return {
-        peer: vote
-        for peer, vote in votes.items()
-        if peer in signed.group.peer_ids and vote.group_digest == signed.digest
-    }
-
-
-def _tally(state: RoundState, kind: VoteKind) -> Tally:
-    assert state.signed is not None
-    silent = set(state.voting.silent)
-    if kind == "commit":
-        # who has another result than this member does not vote for it a second time
-        others = _valid_votes(state, "prepare").items()
-        silent |= {peer for peer, vote in others if vote.outcome != state.voting.outcome}
-    return tally(
-        state.signed.group.deciding,
-        _valid_votes(state, kind),
-        silent,
-        roster=_electors(state),
-        succession=state.setup.succession,
-    )
-
-
-def _electors(state: RoundState) -> tuple[str, ...]:
-    assert state.signed is not None
-    return electors_of(state.setup.roster, (state.signed.origin or state.signed).group)
-
-
-def _count_votes(state: RoundState, now: float) -> Step:
-    """Count the votes. They decide only once this member has voted too: until then others may still need its part."""
-    if state.signed is None or state.phase not in {"preparing", "voting"}:
-        return state, []
-    second = _tally(state, "commit")
-    if second.decided is not None:
-        return _finish(state, second.decided)
-    if state.phase == "voting":
-        return _no_quorum(state, second.reason, now) if second.hopeless else (state, [])
-    first = _tally(state, "prepare")
-    if first.decided is not None and first.decided == state.voting.outcome:
-        return _lock(state, first.decided, now)
-    # if others have decided otherwise, this member's own result is damaged: their second votes will say so
-    return _no_quorum(state, first.reason, now) if first.hopeless else (state, [])
-
-
-def _lock(state: RoundState, outcome: Outcome, now: float) -> Step:
-    """Hold the lock that the first votes make, and vote a second time."""
-    assert state.signed is not None
-    prepared = state.prepared
-    assert prepared is not None
-    votes = {peer: vote for peer, vote in _valid_votes(state, "prepare").items() if vote.outcome == outcome}
-    lock = HeldLock(lock=make_lock(votes, _electors(state)), origin=prepared.origin)
-    timers = Timers(deadline=now + state.signed.group.vote_s)
-    state = replace(state, phase="voting", lock=lock, timers=timers)
-    cast = CastVote(vote=replace(prepared.vote, kind="commit"), peers=_other_members(state))
-    state, actions = _count_votes(state, now)
-    # too many may have left already for this vote to matter
-    return state, [cast, *actions] if state.signed is not None else actions
-
-
-def _finish(state: RoundState, decided: Outcome) -> Step:
-    assert state.signed is not None
-    votes = _valid_votes(state, "commit")
-    placed = tuple(
-        PlacedSignature(place=place, signature=votes[peer].signature)
-        for place, peer in enumerate(state.signed.group.peer_ids)
-        if peer in votes and votes[peer].outcome == decided
-    )
-    certificate = Certificate(group=state.signed.data, outcome=decided, votes=placed).to_bytes()
-    return replace(state, phase="done"), [Finish(certificate=certificate)]
-
-
-def _no_quorum(state: RoundState, reason: str, now: float) -> Step:
-    mine = state.voting.outcome
-    assert state.signed is not None
-    assert mine is not None
-    votes = _valid_votes(state, "prepare")
-    group = state.signed.group
-    accused, suspects = disagreement(mine, votes, group.peer_ids, group.deciding)
-    voted = votes if state.phase == "preparing" else _valid_votes(state, "commit")
-    absent = tuple(sorted(set(state.signed.group.peer_ids) - voted.keys()))
-    names = f"; no vote from {', '.join(map(short, absent))}" if absent else ""
-    state = suspect(blame(state, accused, suspects, "its part or vote differs"), suspects)
-    return _leave_group(state, reason + names, (*absent, *accused, *suspects), now)
-
-
-def _other_members(state: RoundState) -> tuple[str, ...]:
-    assert state.signed is not None
-    return tuple(peer for peer in state.signed.group.peer_ids if peer != state.setup.me)
-
-
-def _leave_group(
-    state: RoundState, reason: str, accused: tuple[str, ...], now: float, *, missing: tuple[str, ...] | None = None
-) -> Step:
-    """Leave a signed group, and tell its members why."""
-    assert state.signed is not None
-    abort = Abort(
-        run=state.setup.run,
-        step=state.setup.step,
-        attempt=state.attempt,
-        group_digest=state.signed.digest,
-        reason=reason[:400],
-        accused=tuple(sorted(set(accused))),
-    )
-    announce = Announce(abort=abort, peers=_other_members(state))
-    state, actions = give_up(state, reason, accused if missing is None else missing, now)
-    return state, [announce, *actions]
 
 
 def _on_convicted(state: RoundState, peer: str, reason: str, now: float) -> Step:
@@ -466,8 +303,8 @@ def _on_convicted(state: RoundState, peer: str, reason: str, now: float) -> Step
     state = replace(state, faults=replace(state.faults, convicted=state.faults.convicted | {peer}))
     state = replace(state, ready={by: each for by, each in state.ready.items() if by != peer})
     if state.signed is not None and peer in state.signed.group.peer_ids:
-        others = tuple(each for each in _other_members(state) if each != peer)
-        state, actions = _leave_group(state, reason, (peer,), now)
+        others = tuple(each for each in other_members(state) if each != peer)
+        state, actions = leave_group(state, reason, (peer,), now)
         return state, [ShowEvidence(peers=others), *actions]
     if state.phase == "forming" and state.coordinator == peer:
         return give_up(state, reason, (peer,), now)
@@ -478,9 +315,9 @@ def _on_left(state: RoundState, peer: str, abort: Abort, now: float) -> Step:
     members = set(state.signed.group.peer_ids) if state.signed else set()
     if state.signed is None or abort.group_digest != state.signed.digest or peer not in members:
         return state, []
-    state = _without_vote_of(state, peer)
+    state = without_vote_of(state, peer)
     if state.phase in {"preparing", "voting"}:
-        return _count_votes(state, now)
+        return count_votes(state, now)
     reason = f"{short(peer)} left: {abort.reason}"
     # it may report rightly that another member has left or lied, or accuse anyone: a peer in two disputes is suspect
     disputes = Counter(state.faults.disputes) + Counter({peer, *abort.accused} & members)
@@ -489,7 +326,7 @@ def _on_left(state: RoundState, peer: str, abort: Abort, now: float) -> Step:
         state = suspect(blame(state, (), (worst,), reason), (worst,))
     missing = tuple(each for each in abort.accused if each in members and each != state.setup.me)
     state = replace(state, faults=replace(state.faults, disputes=disputes))
-    return _fail(state, reason, (peer,), now, missing=missing)
+    return fail(state, reason, (peer,), now, missing=missing)
 
 
 def _on_tick(state: RoundState, now: float) -> Step:
@@ -511,24 +348,8 @@ def _on_deadline(state: RoundState, now: float) -> Step:
         case "resting" | "left_out":
             return advance(replace(state, phase="forming", timers=replace(state.timers, deadline=None)), now)
         case "reducing":
-            return _fail(state, "the reduction took too long", (), now)
+            return fail(state, "the reduction took too long", (), now)
         case "preparing" | "voting":
-            return _no_quorum(state, "the vote took too long", now)
+            return no_quorum(state, "the vote took too long", now)
         case _:
             return too_few(state, now)
-
-
-def _fail(
-    state: RoundState, reason: str, accused: tuple[str, ...], now: float, *, missing: tuple[str, ...] | None = None
-) -> Step:
-    """Go on where this member cannot reduce. If another member could, recover its outcome; else abort the attempt.
-    Other members are told of `accused`; this member's user is told of `missing`, or of `accused` too."""
-    signed = state.signed
-    assert signed is not None
-    # members that voted have all parts, and would have given them
-    state = blame(state, (), state.claimants, "it does not give the parts it says it voted for")
-    votes = _valid_votes(state, "prepare")
-    if votes and not state.recovering:
-        outcome = next(iter(votes.values())).outcome
-        return replace(state, recovering=True), [_recover(state, signed, outcome)]
-    return _leave_group(state, reason, accused, now, missing=missing)

@@ -54,7 +54,8 @@ from swarm_protocol.training_messages import (
     round_subject,
 )
 
-from swarm.training.round.quorum import Succession, electors_of, tally
+from swarm.training.round.quorum import Succession, electors_of
+from swarm.training.round.voting import tally
 from swarm.training.run.methods import short
 from swarm.training.run.signed_run import SignedRun
 

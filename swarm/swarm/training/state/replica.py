@@ -262,6 +262,13 @@ class Replica:
         state = await loop.run_in_executor(executor, self._made, self.current.state, proposal)
         return HashedState(state=state, manifest=proposal.manifest)
 
+    async def own(self, executor: Executor, proof: Proof) -> HashedState | None:
+        """Return the state that `proof` certifies, if this member has or has proposed it."""
+        if proof.is_order:
+            return self.current if proof.outcome.state_digest == self.digest else None
+        proposal = self.proposal(proof.outcome)
+        return None if proposal is None else await self.make(executor, proposal)
+
     def _foresee(self, base: HashedState, origin: Group, parts: tuple[Data, ...]) -> tuple[Manifest, tuple[bytes, ...]]:
         """Return the manifest of the state after `base`, and the digests of `parts`. Blocks."""
         digests = tuple(hashlib.sha256(part).digest() for part in parts)

@@ -84,7 +84,7 @@ async def reach(
 
 
 async def _obtain(context: RunContext, proof: Proof, records: Mapping[str, TrainerRecord]) -> SyncResult:
-    if (held := await _mine(context, proof)) is not None:
+    if (held := await context.replica.own(context.executor, proof)) is not None:
         return SyncResult(proof=proof, held=held)
     others = [peer for peer, record in records.items() if record.digest == proof.outcome.state_digest]
     voters = _in_turn(context.network.peer_id, proof.voters)
@@ -109,15 +109,6 @@ def _in_turn(me: str, voters: Sequence[str]) -> Sequence[str]:
         return voters
     start = int.from_bytes(hashlib.sha256(me.encode()).digest()[:8], "big") % len(voters)
     return (*voters[start:], *voters[:start])
-
-
-async def _mine(context: RunContext, proof: Proof) -> HashedState | None:
-    """Return the state, if this member has it already, or what makes it."""
-    replica = context.replica
-    if proof.is_order:
-        return replica.current if proof.outcome.state_digest == replica.digest else None
-    proposal = replica.proposal(proof.outcome)
-    return None if proposal is None else await replica.make(context.executor, proposal)
 
 
 async def _by_parts(context: RunContext, proof: Proof, donors: list[str]) -> SyncResult | None:

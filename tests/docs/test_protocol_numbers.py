@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.site_pages import written
-from swarm.network import framing, membership, unread_budget
+from swarm.network import announcer, framing, unread_budget
 from swarm.network.dht import record_dht, record_storage, routing_table
 from swarm.network.libp2p import (
     calls,
@@ -20,7 +20,8 @@ from swarm.serving.session import pipeline, session_state
 from swarm.training.allreduce import audit, butterfly, parts, peer_connections
 from swarm.training.round import round_state
 from swarm.training.run import signed_run
-from swarm.training.state import certificate, replica_state, run_context, state_transfer
+from swarm.training.state import certificate_history as history
+from swarm.training.state import replica_state, run_context, state_transfer
 from swarm_compression.codec import CUT_VALUES
 from swarm_protocol import limits
 from swarm_protocol.version import PROTOCOL_VERSION
@@ -88,7 +89,7 @@ SAID = [
         f"{routing_table.MAX_SUSPECT_S:.0f} s",
     ),
     ("records.md", f"pinged if it was not heard of for | {record_dht.DOUBT_S / 60:.0f} minutes"),
-    ("records.md", f"{membership.SETTLED_S / 60:.0f} minutes lives twice as long"),
+    ("records.md", f"{announcer.SETTLED_S / 60:.0f} minutes lives twice as long"),
     ("records.md", f"of a signer {record_storage.MAX_KEYS_PER_SIGNER} keys, in all {record_storage.MAX_KEYS:,} keys"),
     ("records.md", f"and {record_storage.MAX_BYTES // MIB} MiB"),
     ("sessions.md", f"At most {session_inbox.MAX_INBOX} steps wait"),
@@ -122,8 +123,11 @@ SAID = [
         "rounds.md",
         f"({butterfly.AHEAD_FRAMES} in all directions together, at least {parts.MIN_AHEAD_FRAMES} each)",
     ),
-    ("rounds.md", f"at most {certificate.MAX_HISTORY_LINKS}, {certificate.MAX_HISTORY_BYTES // MIB} MiB"),
-    ("rounds.md", f"asks up to {certificate.MAX_ASKED_FOR_STANDING} members"),
+    (
+        "rounds.md",
+        f"at most {history.MAX_HISTORY_LINKS}, {history.MAX_HISTORY_BYTES // MIB} MiB",
+    ),
+    ("rounds.md", f"asks up to {history.MAX_ASKED_FOR_STANDING} members"),
     ("rounds.md", f"sends nothing for {peer_connections.QUIET_S:.0f} s"),
     ("rounds.md", f"without an answer within {peer_connections.SILENT_S:.0f} s"),
     ("rounds.md", f"in messages of {state_transfer.PIECE_BYTES // MIB} MiB"),

@@ -9,9 +9,9 @@ from urllib.request import urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
+from swarm.network.announcer import MembershipCounters
 from swarm.network.dht.record_dht import DhtCounts
 from swarm.network.link_diagnosis import SlowLink
-from swarm.network.membership import MembershipCounters
 from swarm.network.relay.relay import RelayCounts
 from swarm.network.traffic import PATH_KINDS, PeerPath, Traffic
 from swarm.serving.checking.check_report import CheckReport

@@ -33,7 +33,8 @@ from swarm.serving.manifest.verification import complaint_about
 from swarm.training.allreduce.parts import leaf_at
 from swarm.training.evidence.evidence import accused, check
 from swarm.training.evidence.interval_draws import draw_leaves, draw_validators
-from swarm.training.run.run_config import InnerConfig, RunConfig
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_tables import InnerConfig
 from swarm_protocol.envelope import seal_now
 from swarm_protocol.equivocation_messages import Equivocation, StatedVote
 from swarm_protocol.errors import ConfigError

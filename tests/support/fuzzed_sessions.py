@@ -17,19 +17,21 @@ from support.fuzzing import Target
 from support.hostile_values import altered
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.server.session_inbox import MAX_INBOX, Backpressure, SessionInbox
-from swarm.serving.session.pipeline import Feed, TakeToken, UpdateLink
-from swarm.serving.session.session_messages import SessionMessages
-from swarm.serving.session.session_state import (
+from swarm.serving.session.session_actions import (
     Action,
     CloseStage,
     FailureCause,
+    Feed,
     FindServers,
     ForgetRows,
     GrantHandover,
     OpenStage,
     Repaired,
-    SessionState,
+    TakeToken,
+    UpdateLink,
 )
+from swarm.serving.session.session_messages import SessionMessages
+from swarm.serving.session.session_state import SessionState
 from swarm.serving.session.stage import PrefixStore, Stage, StepTimer
 from swarm.serving.session.trace import HopTrace
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation, SessionError, SwarmError

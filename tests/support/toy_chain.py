@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 
-from swarm.serving.session.session_state import (
+from swarm.serving.session.session_actions import (
     Action,
     CloseStage,
     Fail,
@@ -27,10 +27,10 @@ from swarm.serving.session.session_state import (
     OpenStage,
     Repaired,
     ReportFailure,
-    SessionState,
     TakeToken,
     UpdateLink,
 )
+from swarm.serving.session.session_state import SessionState
 from swarm.serving.session.stage import Neighbours, ReplayBuffer, Stage, StepReport, StepTimer
 from swarm.serving.session.trace import HopTrace
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation, SessionError, SwarmError

@@ -12,11 +12,11 @@ import torch
 from support.tiny_models import FAMILIES, write_model
 from swarm.serving.model.model_files import open_model
 from swarm.start_checkpoint import CheckpointSource, model_settings, pin_of
-from swarm.trainer import MemberOptions, module_run
+from swarm.trainer import MemberOptions
 from swarm.training.round.promise import PromiseFile
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import write_run
-from swarm.training.run.run_model import weights_digest
+from swarm.training.run.run_model import module_run, weights_digest
 from swarm.training.run.run_tables import DataConfig, InnerConfig, StartConfig
 from swarm_protocol.errors import ConfigError, IntegrityError, SessionError, StartError
 from swarm_protocol.identity import Identity

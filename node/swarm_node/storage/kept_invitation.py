@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from swarm.network.libp2p.host import check_invitation
+from swarm.network.libp2p.libp2p_options import check_invitation
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, SwarmError, reason_of
 from swarm_protocol.network_invitation import (

@@ -14,7 +14,7 @@ from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.network_entry import HELLO, NetworkEntry, hello_answer, join
 from swarm.network.libp2p.partition_watch import PartitionWatch
 from swarm.network.membership import Membership
-from swarm.network.memory.memory_link import Rate
+from swarm.network.rate import Rate
 from swarm.simulation.scenario import Nat, Scenario
 from swarm.simulation.simulated_host import HostWorld, Links, Place, SimulatedHost
 from swarm.simulation.simulated_network import NETWORK_ID, SharedRecords, SimulatedNetwork

@@ -9,10 +9,10 @@ import pytest
 from rich.cells import cell_len
 from support.dashboard_swarms import HOSTILE_NAMES
 from swarm_node.dashboard.views import PathView
-from swarm_node.formatting import clean, count, duration, rate, size
+from swarm_node.formatting import clean, count, duration, rate, size, sparkline
 from swarm_node.top import rendering
 from swarm_node.top.command import snapshot_text
-from swarm_node.top.rendering import missing_row, replica_row, span_row, sparkline
+from swarm_node.top.rendering import missing_row, replica_row, span_row
 from swarm_protocol.records import PathCounts
 
 from .conftest import swarm

@@ -14,7 +14,8 @@ import pytest
 from support.plain_records import node_record
 from swarm.network import membership as membership_module
 from swarm.network import round_trips
-from swarm.network.membership import MAX_SAMPLED, SETTLED_S, Membership
+from swarm.network.announcer import SETTLED_S
+from swarm.network.membership import MAX_SAMPLED, Membership
 from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time

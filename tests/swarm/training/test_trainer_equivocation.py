@@ -20,7 +20,7 @@ from swarm.training.member.run_member import RunMember
 from swarm.training.round.promise import PromiseFile, PromiseStore
 from swarm.training.round.round_events import CastVote
 from swarm.training.state.certificate import RunSignatures
-from swarm.training.state.state_sync import RunContext
+from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import MemberConvicted
 from swarm_protocol.equivocation_messages import StatedReport, StatedVote
 from swarm_protocol.training_messages import Group, Ready, SignedGroup, Vote

@@ -13,7 +13,8 @@ from swarm.testing import virtual_time
 from swarm.training.member.run_member import RunMember
 from swarm.training.run.run_config import RunConfig
 from swarm.training.standing.held_out_scores import LEAST_MEASURED, MICRO
-from swarm.training.state.certificate import Proof, RunSignatures
+from swarm.training.state.certificate import RunSignatures
+from swarm.training.state.certificate_history import Proof
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import HeldOutScored
 from swarm_protocol import limits

@@ -13,7 +13,8 @@ from swarm.testing import virtual_time
 from swarm.training.round.group_checks import NOT_INVITED
 from swarm.training.run.methods import Methods
 from swarm.training.run.run_config import RunConfig
-from swarm.training.state.certificate import Proof, RunSignatures
+from swarm.training.state.certificate import RunSignatures
+from swarm.training.state.certificate_history import Proof
 from swarm.training.state.lease import trainers_of
 from swarm.training.trainer_events import MemberConvicted, OnProbation, OuterStep, RoundAborted, RunEntered
 from swarm_protocol.errors import PeerViolation

@@ -10,7 +10,8 @@ import torch
 from support.training_swarm import Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.testing import virtual_time
 from swarm.training.run.run_config import RunConfig
-from swarm.training.state.certificate import Proof, RunSignatures
+from swarm.training.state.certificate import RunSignatures
+from swarm.training.state.certificate_history import Proof
 from swarm.training.trainer_events import OnProbation, OuterStep
 from swarm_protocol.identity import Identity
 from torch import Tensor

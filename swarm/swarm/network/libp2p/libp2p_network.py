@@ -34,7 +34,8 @@ from swarm.network.discovery.peer_names import HURRIED_TIMEOUT_S, TIMEOUT_S, Giv
 from swarm.network.interface import NotServed, Stream, StreamHandler, UnaryHandler
 from swarm.network.libp2p.address_news import AddressNews
 from swarm.network.libp2p.calls import TOKEN_BYTES, Calls
-from swarm.network.libp2p.host import Host, Libp2pOptions
+from swarm.network.libp2p.host import Host
+from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.libp2p.libp2p_stream import Libp2pStream
 from swarm.network.libp2p.local_peers import LocalPeers
 from swarm.network.libp2p.network_entry import (
@@ -69,7 +70,6 @@ from swarm.network.traffic import PeerPath, Traffic
 if TYPE_CHECKING:
     from swarm.network.discovery.local_discovery import LocalDiscovery
 
-__all__ = ["Libp2pNetwork", "Libp2pOptions"]
 
 _CALL, _STREAM = range(2)
 

@@ -35,7 +35,8 @@ from swarm.network.discovery.peer_names import GivenPeers
 from swarm.network.interface import NotServed
 from swarm.network.libp2p.greeting import HELLO as HELLO  # noqa: PLC0414 - exported
 from swarm.network.libp2p.greeting import Greeting, greeting_of, hello_of
-from swarm.network.libp2p.host import CONTROL_FAILURES, Host, Libp2pOptions, dial_failure
+from swarm.network.libp2p.host import CONTROL_FAILURES, Host, dial_failure
+from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.libp2p.unary_connection import UnaryAnswer
 from swarm.network.multiaddr import PeerAddr

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from swarm.network.libp2p.host import Host, Libp2pOptions
+from swarm.network.libp2p.host import Host
+from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.multiaddr import is_loopback, parse_peer_addr
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm.network.paths.dialler import Dialler

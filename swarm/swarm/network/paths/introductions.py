@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from swarm_protocol.dht_messages import Addrs
 from swarm_protocol.errors import PeerError, PeerUnreachable, PeerViolation
 from swarm_protocol.path_messages import Introduction, PathAnswer
+from swarm_protocol.records import PathKind
 
 from swarm.network.interface import NotServed
-from swarm.network.libp2p.host import CONTROL_FAILURES, Host, PathKind
+from swarm.network.libp2p.host import CONTROL_FAILURES, Host
 from swarm.network.multiaddr import dialable, ip_of, is_private, is_tcp_by_ip, tcp_place
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm.network.paths.opener import ListenPlace, NotALibp2pHost, open_path

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field, replace
 
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.limits import PAGE_TOKENS
-from swarm_protocol.session_frames import SampledToken
 
+from swarm.serving.session.session_actions import Feed, TakeToken, UpdateLink
 from swarm.serving.session.stage import Neighbours, ReplayBuffer, Stage, StepReport
 
 WINDOW_CHUNKS = 4
@@ -34,38 +34,6 @@ RELINK_S = 10.0
 """A link between two servers that failed is not used for as long, and for twice that the next time."""
 
 MAX_RELINK_S = 600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Feed:
-    """Send rows `[start, end)` of the stage's inputs. `forward`: the stages after it need their outputs.
-
-    Where the token that follows is wanted, it is the one after `num_drawn` others of this request, and `ahead` more may
-    come after it without being asked for.
-    """
-
-    stage: Stage
-    start: int
-    end: int
-    wants_token: bool
-    forward: bool
-    num_drawn: int = 0
-    ahead: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateLink:
-    """Tell the server its neighbours, as `stage.link` has them. It answers how much it had been given before."""
-
-    stage: Stage
-
-
-@dataclass(frozen=True, slots=True)
-class TakeToken:
-    """The token is the answer. `goes_on`: it is also the next input; report that at once by `follow`."""
-
-    token: SampledToken
-    goes_on: bool
 
 
 @dataclass(slots=True, kw_only=True)

@@ -43,22 +43,24 @@ from swarm.serving.session.answered import ClosedAnswer, LastFrames
 from swarm.serving.session.client_state import ClientState
 from swarm.serving.session.connection_pool import ClientConnection, ConnectionLost
 from swarm.serving.session.peer_health import SUSPECTED_S
-from swarm.serving.session.pipeline import Feed, TakeToken, UpdateLink
 from swarm.serving.session.route_finder import ChainFinder, HomeChainFinder, HomeSpans, KnownServers, RouteFinder
-from swarm.serving.session.session_messages import SessionMessages
-from swarm.serving.session.session_state import (
+from swarm.serving.session.session_actions import (
     Action,
     CloseStage,
     Fail,
     FailureCause,
+    Feed,
     FindServers,
     ForgetRows,
     GrantHandover,
     OpenStage,
     Repaired,
     ReportFailure,
-    SessionState,
+    TakeToken,
+    UpdateLink,
 )
+from swarm.serving.session.session_messages import SessionMessages
+from swarm.serving.session.session_state import SessionState
 from swarm.serving.session.stage import Stage, StepTimer
 from swarm.serving.session.trace import HopTrace, Replay, Trace
 

@@ -27,8 +27,7 @@ from swarm_protocol.session_frames import (
 )
 
 from swarm.serving.model.shape import ModelShape
-from swarm.serving.session.pipeline import Feed
-from swarm.serving.session.session_state import GrantHandover, OpenStage
+from swarm.serving.session.session_actions import Feed, GrantHandover, OpenStage
 from swarm.serving.session.stage import PrefixStore, ReplayBuffer, Stage, StepReport
 from swarm.serving.wire.page_keys import PageKeyChain, root_key
 

@@ -25,7 +25,7 @@ from swarm.training.evidence.interval_replay import replayed
 from swarm.training.evidence.wrong_interval import IntervalCase, has_voted
 from swarm.training.inner.interval import Intervals
 from swarm.training.run.methods import short
-from swarm.training.state.certificate import Proof
+from swarm.training.state.certificate_history import Proof
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import FalselyAccused, IntervalValidated, TrainingEvent
 

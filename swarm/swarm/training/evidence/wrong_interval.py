@@ -29,7 +29,8 @@ from swarm.training.evidence.bans import Verdict
 from swarm.training.evidence.interval_checks import Likeness, check_slices, likeness
 from swarm.training.evidence.interval_draws import draw_leaves, draw_validators
 from swarm.training.run.run_config import RunConfig
-from swarm.training.state.certificate import Proof, RunSignatures
+from swarm.training.state.certificate import RunSignatures
+from swarm.training.state.certificate_history import Proof
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

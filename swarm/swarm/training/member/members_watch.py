@@ -13,7 +13,7 @@ from swarm.network.membership import Membership
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.watch_pace import FIRST_WATCH_S, NUM_WATCHED, WATCH_S, list_s, watch_s
 from swarm.training.round.round_events import Proven
-from swarm.training.state.certificate import whom_to_ask
+from swarm.training.state.certificate_history import whom_to_ask
 from swarm.training.state.run_context import RunContext
 from swarm.training.state.state_sync import claims_of, furthest, trainers
 

@@ -12,7 +12,7 @@ from swarm_protocol.training_messages import Endorsement
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.round.round_state import RoundState
 from swarm.training.standing.held_out_scores import MICRO, HeldOutScore
-from swarm.training.state.certificate import Proof
+from swarm.training.state.certificate_history import Proof
 from swarm.training.state.replica import Replica
 from swarm.training.trainer_events import Admitted, OuterStep, RunResumed
 

@@ -33,7 +33,7 @@ from swarm.training.round.clusters import has_contributed
 from swarm.training.round.round_events import Event, Recover, Reduced, ReduceFailed
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.run.methods import short
-from swarm.training.state.certificate import Proof
+from swarm.training.state.certificate_history import Proof
 from swarm.training.state.run_context import RunContext
 from swarm.training.state.state_sync import repair_if_damaged
 

@@ -68,7 +68,7 @@ from swarm.training.round.round_state import (
     own_report,
     with_coordinator,
 )
-from swarm.training.state.certificate import Proof
+from swarm.training.state.certificate_history import Proof
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S
 from swarm.training.state.run_context import RunContext
 from swarm.training.state.state_sync import follows

@@ -53,7 +53,8 @@ from swarm.training.run.methods import Methods, short
 from swarm.training.run.run_copy import serve_run
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.ancestry import seek_endorsement
-from swarm.training.state.certificate import Proof, RunSignatures, whom_to_ask
+from swarm.training.state.certificate import RunSignatures
+from swarm.training.state.certificate_history import Proof, whom_to_ask
 from swarm.training.state.endorsement import Endorsements, EndorsementStore
 from swarm.training.state.genesis import check_genesis
 from swarm.training.state.replica import HashedState, Replica
@@ -372,8 +373,8 @@ class RunMember:
     async def _reach(
         self, context: RunContext, proof: Proof, records: Mapping[str, TrainerRecord]
     ) -> SyncResult | None:
-        """Adopt the state that `proof` certifies: usually this member has proposed it. Other members give it, or a later
-        one. Return None if nobody has either any more."""
+        """Adopt the state that `proof` certifies, which this member has proposed or others have, or a later one. Return
+        None if nobody has either any more."""
         started = asyncio.get_running_loop().time()
         try:
             if (own := await context.replica.own(self._executor, proof)) is not None:

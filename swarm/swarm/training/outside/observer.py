@@ -26,7 +26,7 @@ from swarm.training.evidence.bans import Ban, Bans, Verdict
 from swarm.training.round.quorum import Succession
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.ancestry import Anchor, seek_endorsement, those_endorsed, whom_a_newcomer_asks
-from swarm.training.state.certificate import MAX_HISTORY_LINKS, Proof, most_supported, whom_to_ask
+from swarm.training.state.certificate_history import MAX_HISTORY_LINKS, Proof, most_supported, whom_to_ask
 from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S, ProofReader
 
 logger = logging.getLogger(__name__)

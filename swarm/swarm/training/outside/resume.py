@@ -21,7 +21,8 @@ from swarm_protocol.training_messages import Certificate, Endorsement, ResumeOrd
 from swarm.network.interface import Network
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.ancestry import seek_endorsement, those_endorsed, whom_a_newcomer_asks
-from swarm.training.state.certificate import Proof, RunSignatures, most_supported
+from swarm.training.state.certificate import RunSignatures
+from swarm.training.state.certificate_history import Proof, most_supported
 from swarm.training.state.endorsement import read_endorsement, sign_endorsement
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S, ProofReader
 

@@ -23,7 +23,7 @@ from swarm_protocol.records import TrainerRecord
 from swarm_protocol.state_messages import StandingRequest
 from swarm_protocol.training_messages import Certificate, Endorsement, ResumeOrder
 
-from swarm.training.state.certificate import MAX_ASKED_FOR_STANDING, Proof, Rank, whom_to_ask
+from swarm.training.state.certificate_history import MAX_ASKED_FOR_STANDING, Proof, Rank, whom_to_ask
 from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S, ProofReader
 
 logger = logging.getLogger(__name__)

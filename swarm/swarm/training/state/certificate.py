@@ -1,34 +1,22 @@
-"""Certificates: what proves that a state was committed, the history of them, and which history to follow.
+"""Certificates, which prove that a state was committed: what members sign in a run, and how signatures are checked.
 
 A certificate is a signed group and the second votes of two thirds of its members for one outcome. It names the state,
 so that its holder can check a state that comes from strangers. It does not prove that the members were honest, nor that
 they are the run's. For that, enough members of an earlier state, which is trusted, must be among its voters
 (`state_sync.follows`). If too many of these have been replaced meanwhile, the certificates in between lead there,
-link by link: each replica keeps a `CertificateHistory` to show to others.
+link by link: each replica keeps a `CertificateHistory` (`certificate_history`) to show to others.
 
 A resume order may take a certificate's place: the run's author signs that named members go on from a state without the
 others. All certificates after it carry it, and outrank those that know only an earlier order, whatever their step.
-
-Two certificates of one run can contradict each other only if it has two first groups, if its `min_group` is 1, or if
-its author signs a resume order while others go on without it. Then all follow the one of higher `rank`: a later order,
-more outer steps, the later admission, more members.
-
-A newcomer, an observer at its first look, and the members of a run before its first outer step have no state of their
-own that a certificate could follow from. They ask several peers (`whom_to_ask`), and follow the history that most of
-its own voters show (`most_supported`): each of them had to sign for it, and had to answer. So a few keys that are
-further than all others, or that show a certificate they did not vote for, win nothing. A party with more keys than the
-run has members still does: in an open run keys cost nothing. Only a run's `admission`, and a resume order of its
-author, outweigh any number of keys.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TypeAlias
 
 from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope, seal, unseal
@@ -58,20 +46,14 @@ from swarm.training.round.quorum import Succession, electors_of
 from swarm.training.round.voting import tally
 from swarm.training.run.methods import short
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.state.certificate_history import Proof
 
 logger = logging.getLogger(__name__)
 
-Rank: TypeAlias = tuple[int, int, int, int, bytes]
-"""The order of certificates: of two that contradict each other, members follow the one of greater rank."""
 
-MAX_HISTORY_LINKS = 512
-MAX_HISTORY_BYTES = 16 << 20
-"""The certificates of 16 members have 10 KB, so this is for groups of hundreds. It takes 3 s to check."""
 NUM_PARSED_GROUPS = 8
 """Groups that are not parsed again: each member of a round shows another certificate, with other votes, of one group,
 which may name thousands of followers in up to 400 KiB."""
-MAX_ASKED_FOR_STANDING = 16
-"""Peers asked for their standing at one time. Half of them may be members of the own state."""
 
 
 CREDENTIAL_MARGIN_S = 60.0
@@ -435,129 +417,3 @@ def _subject(message: Group | PartStatement | IntervalFinding | ResumeOrder) -> 
     if isinstance(message, ResumeOrder):
         return f"{message.run}/resume/{message.sequence}"
     return round_subject(message.run, message.step, message.attempt)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
-    """What a valid certificate proves. `origin` is the group whose contributions the outcome reduces; `voters` had all
-    its parts. `order` is the author's last resume order before, if there was one.
-
-    If `is_order`, the certificate is that order itself. It has the form of a group of the order's roster, and changes
-    only whose votes count from now on; the state's own roster stays as it is.
-    """
-
-    certificate: bytes
-    attempt: int
-    origin: Group
-    outcome: Outcome
-    voters: tuple[str, ...]
-    order: ResumeOrder | None = None
-    is_order: bool = False
-
-    @property
-    def sequence(self) -> int:
-        """The number of the last resume order; 0 if there was none."""
-        return self.order.sequence if self.order else 0
-
-    @property
-    def roster(self) -> tuple[str, ...]:
-        """The members of the committed state, whose votes decide what follows."""
-        return self.origin.roster
-
-    @property
-    def outer_step(self) -> int:
-        """The outer step of the committed state: admitting members is no outer step."""
-        return self.origin.step if self.origin.num_tokens else self.origin.step - 1
-
-    @property
-    def mean_loss(self) -> float:
-        """The group's mean training loss, weighted by tokens. The group has trained."""
-        origin = self.origin
-        return sum(member.loss * member.num_tokens for member in origin.members) / origin.num_tokens
-
-    @property
-    def next_attempt(self) -> int:
-        """The first attempt of the next round: admitting members does not end the step."""
-        return 0 if self.origin.num_tokens else self.attempt + 1
-
-    @property
-    def rank(self) -> Rank:
-        complement = bytes(255 - each for each in self.outcome.state_digest)
-        return (self.sequence, self.outer_step, self.next_attempt, len(self.origin.members), complement)
-
-
-class CertificateHistory:
-    """The certificates that led one replica to its state, in the order of the states.
-
-    If there are too many, links that their neighbours make up for are removed.
-    """
-
-    def __init__(self, succession: Succession, links: Iterable[Proof] = ()) -> None:
-        self._succession = succession
-        self._links: list[Proof] = []
-        self.add(links)
-
-    @property
-    def rosters(self) -> tuple[tuple[str, ...], ...]:
-        return tuple(link.roster for link in self._links)
-
-    def since(self, outer_step: int) -> tuple[Proof, ...]:
-        """Return the links to states of `outer_step` and later ones."""
-        return tuple(link for link in self._links if link.outer_step >= outer_step)
-
-    def add(self, links: Iterable[Proof]) -> None:
-        """Add `links`, which have been checked."""
-        known = {link.rank for link in self._links}
-        new = {link.rank: link for link in links if link.rank not in known}
-        self._links = sorted((*self._links, *new.values()), key=lambda link: link.rank)
-        while len(self._links) > MAX_HISTORY_LINKS or self._num_bytes > MAX_HISTORY_BYTES:
-            del self._links[self._spare()]
-
-    @property
-    def _num_bytes(self) -> int:
-        return sum(len(link.certificate) for link in self._links)
-
-    def _spare(self) -> int:
-        """Return the index of the first link whose neighbours follow from each other without it, else of the oldest."""
-        for index in range(1, len(self._links) - 1):
-            before, after = self._links[index - 1], self._links[index + 1]
-            if self._succession.is_enough(before.roster, after.voters):
-                return index
-        return 0
-
-
-def whom_to_ask(claims: Mapping[str, int], roster: Collection[str], me: str) -> list[str]:
-    """Return the peers that claim to be furthest. Strangers, who may claim anything, displace no members of `roster`.
-
-    `claims` are outer steps by peer. Without a roster, claims count for nothing: a sample that depends on `me` has the
-    same share of liars as all peers together.
-    """
-    if not roster:
-        return sorted(claims, key=lambda peer: hashlib.sha256(f"{me}/{peer}".encode()).digest())[
-            :MAX_ASKED_FOR_STANDING
-        ]
-    ranked = sorted(claims, key=lambda peer: (-claims[peer], peer))
-    members = [peer for peer in ranked if peer in roster][: MAX_ASKED_FOR_STANDING // 2]
-    return list(dict.fromkeys((*members, *ranked)))[:MAX_ASKED_FOR_STANDING]
-
-
-def most_supported(shown: Mapping[str, Proof]) -> Proof | None:
-    """Return the newest certificate of the history that most of its voters show; None if `shown`, by peer, is empty.
-
-    A later resume order outweighs any number of voters. A tie goes to the higher rank.
-    """
-
-    def worth(proof: Proof) -> tuple[object, ...]:
-        voters = [peer for peer, each in shown.items() if peer in each.voters and are_of_one_history(proof, each)]
-        return (proof.sequence, len(voters), proof.rank)
-
-    return max(shown.values(), key=worth, default=None)
-
-
-def are_of_one_history(one: Proof, other: Proof) -> bool:
-    """Return whether both prove one state, or most of the voters of either voted for both. Between two steps of a run
-    few members change, and nobody can forge the votes of others."""
-    if one.outcome.state_digest == other.outcome.state_digest:
-        return True
-    common = set(one.voters) & set(other.voters)
-    return 2 * len(common) > max(len(one.voters), len(other.voters))

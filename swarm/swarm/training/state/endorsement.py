@@ -20,7 +20,8 @@ from swarm_protocol.envelope import seal, unseal
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.training_messages import ENDORSEMENT_PURPOSE, Endorsement
 
-from swarm.training.state.certificate import CertificateHistory, RunSignatures
+from swarm.training.state.certificate import RunSignatures
+from swarm.training.state.certificate_history import CertificateHistory
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,8 @@ from swarm_protocol.state_messages import Standing, StandingRequest
 from swarm.network.interface import EndOfStream, Network
 from swarm.training.run.methods import Methods, short
 from swarm.training.run.signed_run import SignedRun
-from swarm.training.state.certificate import MAX_HISTORY_BYTES, MAX_HISTORY_LINKS, Proof, RunSignatures
+from swarm.training.state.certificate import RunSignatures
+from swarm.training.state.certificate_history import MAX_HISTORY_BYTES, MAX_HISTORY_LINKS, Proof
 from swarm.training.state.endorsement import Endorsements
 
 logger = logging.getLogger(__name__)

@@ -38,7 +38,7 @@ from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_tables import OuterConfig
 from swarm.training.standing.held_out_scores import HeldOutScores
 from swarm.training.standing.standings import TrainerStandings, grants_in
-from swarm.training.state.certificate import CertificateHistory, Proof, Rank
+from swarm.training.state.certificate_history import CertificateHistory, Proof, Rank
 from swarm.training.state.lease import Lease, admitted, committed, index_of, lease_of, trainers_of
 from swarm.training.state.replica_state import Manifest, ReplicaState, StateHasher
 

@@ -34,7 +34,7 @@ from swarm_protocol.training_messages import Group
 
 from swarm.network.membership import Membership
 from swarm.training.state.ancestry import Anchor, links_from, whom_a_newcomer_asks
-from swarm.training.state.certificate import Proof, most_supported, whom_to_ask
+from swarm.training.state.certificate_history import Proof, most_supported, whom_to_ask
 from swarm.training.state.genesis import check_genesis
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S
 from swarm.training.state.replica import NUM_PARTS, HashedState

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from swarm.network.libp2p.host import Libp2pOptions
+from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.paths.direct_paths import DirectPaths
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.identity import Identity

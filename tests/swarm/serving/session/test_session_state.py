@@ -22,10 +22,7 @@ from support.toy_chain import (
     token_row,
 )
 from swarm.serving.session.pipeline import RELINK_S, WINDOW_CHUNKS
-from swarm.serving.session.session_state import (
-    LEAVE_RETRY_S,
-    MAX_FAILURES,
-    OPEN_S,
+from swarm.serving.session.session_actions import (
     Action,
     FailureCause,
     Feed,
@@ -33,10 +30,10 @@ from swarm.serving.session.session_state import (
     ForgetRows,
     OpenStage,
     ReportFailure,
-    SessionState,
     TakeToken,
     UpdateLink,
 )
+from swarm.serving.session.session_state import LEAVE_RETRY_S, MAX_FAILURES, OPEN_S, SessionState
 from swarm.serving.session.stage import FLOOR_S, ReplayBuffer, Stage, StepReport
 from swarm_protocol.errors import PeerUnreachable, PeerViolation, SessionError
 from swarm_protocol.session_frames import SampledToken

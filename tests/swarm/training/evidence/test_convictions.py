@@ -15,7 +15,7 @@ from swarm.training.evidence import interval_accusations, wrong_interval
 from swarm.training.evidence.bans import Verdict
 from swarm.training.evidence.convictions import Convictions
 from swarm.training.run.run_config import RunConfig
-from swarm.training.state.certificate import Proof
+from swarm.training.state.certificate_history import Proof
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.identity import Identity

@@ -13,10 +13,10 @@ from support.training_swarm import Swarm, assert_equal_steps, certificate_of, ce
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
 from swarm.training.run.methods import Methods
-from swarm.training.state.certificate import (
+from swarm.training.state.certificate import RunSignatures
+from swarm.training.state.certificate_history import (
     MAX_ASKED_FOR_STANDING,
     Proof,
-    RunSignatures,
     are_of_one_history,
     most_supported,
     whom_to_ask,

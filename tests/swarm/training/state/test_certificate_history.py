@@ -15,9 +15,10 @@ from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
 from swarm.training.round.quorum import Succession
 from swarm.training.run.methods import Methods
-from swarm.training.state import certificate as module
+from swarm.training.state import certificate_history as module
 from swarm.training.state import proof_reader
-from swarm.training.state.certificate import CertificateHistory, Proof, RunSignatures
+from swarm.training.state.certificate import RunSignatures
+from swarm.training.state.certificate_history import CertificateHistory, Proof
 from swarm.training.state.endorsement import Endorsements
 from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S, ProofReader
 from swarm.training.state.state_sync import follows

@@ -18,7 +18,7 @@ from swarm.training.member import run_member
 from swarm.training.outside.resume import deliver, sign_order, survey
 from swarm.training.run.methods import Methods
 from swarm.training.state import replica
-from swarm.training.state.certificate import Proof
+from swarm.training.state.certificate_history import Proof
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S, ProofReader
 from swarm.training.state.run_context import RunContext
 from swarm.training.state.state_sync import MAX_CATCH_UP_LINKS, SyncResult, catch_up

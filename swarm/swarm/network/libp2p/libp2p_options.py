@@ -1,0 +1,107 @@
+"""The options of a node's libp2p network, checked before anything starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from swarm_protocol.dht_messages import Contact
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.network_invitation import NetworkInvitation, owner_of
+from swarm_protocol.records import PathKind as PathKind  # noqa: PLC0414 - exported: `paths` sets the kinds
+from swarm_protocol.version import check_network_id
+
+from swarm.network.discovery.peer_names import check_peer
+from swarm.network.libp2p.p2pd_process import DaemonOptions
+from swarm.network.multiaddr import (
+    PeerAddr,
+    check_announce_addr,
+    check_listen_addr,
+    is_loopback,
+    parse_peer_addr,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Libp2pOptions:
+    """`peers`: nodes to join through, as /ip4/…/tcp/…/p2p/<peer id>; none: the first node of a network.
+
+    A name is looked up (`discovery.peer_names`). `mdns`: find nodes of the local network and be found by them, if it
+    listens beyond this machine.
+
+    `remembered`: nodes met in earlier days, tried when no node of `peers` answers at once. `relays`: addresses of those
+    that have relayed for this node. `may_be_first`: start alone if no remembered node answers and there are no `peers`;
+    else that is an error.
+    `relay`: "serve" lets nodes behind NAT be reached through this one, which must be reachable itself; "use" makes this
+    node reachable through those of `peers` and `relays` that serve; "none" does neither; "auto" serves once peers have
+    confirmed that this node is public, and uses relays until then. `relay_bytes_per_s` bounds all that it relays.
+    `invitation`: makes this node a member of a private network, with the list of `revocations` that it kept.
+    Without `listen` nobody can connect directly. Raises ConfigError, which names the part of an address that is
+    malformed.
+    """
+
+    identity_path: Path
+    network_id: str
+    peers: tuple[str, ...] = ()
+    remembered: tuple[Contact, ...] = ()
+    may_be_first: bool = False
+    relays: tuple[str, ...] = ()
+    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
+    announce: tuple[str, ...] = ()
+    relay: Literal["none", "serve", "use", "auto"] = "none"
+    relay_bytes_per_s: float = math.inf
+    mdns: bool = False
+    invitation: NetworkInvitation | None = None
+    revocations: bytes = b""
+
+    def __post_init__(self) -> None:
+        try:
+            check_network_id(self.network_id)
+        except ValueError as error:
+            raise ConfigError(str(error), remedy="choose a short name of letters, digits, - and _") from None
+        check_invitation(self.network_id, self.invitation)
+        for peer in (*self.peers, *self.relays):
+            check_peer(peer)
+        for addr in self.listen:
+            check_listen_addr(addr)
+        for addr in self.announce:
+            check_announce_addr(addr)
+        if self.relay == "serve" and not self.listen:
+            raise ConfigError("a relay must listen", remedy="give it a listen address, or do not serve as a relay")
+        if self.relay == "use" and not (self.peers or self.relays):
+            raise ConfigError(
+                "there is no peer to be relayed by", remedy="give the address of one that serves as a relay"
+            )
+
+    def with_addrs(
+        self, given: Sequence[PeerAddr], worth_knowing: Callable[[Iterable[str]], tuple[str, ...]]
+    ) -> Libp2pOptions:
+        """Return these options with the addresses that the names among `peers` have led to, and of peers of earlier
+        days with those that `worth_knowing` returns: they announced them themselves."""
+        remembered = tuple(replace(each, addrs=worth_knowing(each.addrs)) for each in self.remembered)
+        relays = tuple(each for each in self.relays if worth_knowing([parse_peer_addr(each).addr]))
+        relay = self.relay if self.relay != "use" or given or relays else "none"
+        return replace(self, peers=tuple(map(str, given)), remembered=remembered, relays=relays, relay=relay)
+
+    def for_daemon(self) -> DaemonOptions:
+        return DaemonOptions(
+            identity_path=self.identity_path,
+            listen=self.listen,
+            announce=self.announce,
+            nat_port_map=self.relay == "auto" and not self.announce and not all(map(is_loopback, self.listen)),
+        )
+
+
+def check_invitation(network_id: str, invitation: NetworkInvitation | None) -> None:
+    """Raises ConfigError if there is none to a private network, or one to another network."""
+    if invitation is None and owner_of(network_id) is not None:
+        raise ConfigError(
+            f"{network_id} is a private network", remedy="give --invite the invitation that its owner made for you"
+        )
+    if invitation is not None and invitation.network_id != network_id:
+        raise ConfigError(
+            f"the invitation is to {invitation.network_id}, not to {network_id}", remedy="leave out the network id"
+        )

@@ -1,0 +1,61 @@
+"""The records that one node of a simulated internet keeps for the others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from swarm_protocol.envelope import Envelope, unseal_record
+from swarm_protocol.errors import (
+    SwarmError,
+)
+
+logger = logging.getLogger(__name__)
+
+MIN_ISSUE_STEP_S = 0.002
+"""Minimum difference between the issue times of two records of one key and signer, as on the real network."""
+
+
+class RecordStore:
+    def __init__(self, network_id: str, now: Callable[[], float]) -> None:
+        self._network_id = network_id
+        self._now = now
+        self._records: dict[str, dict[str, Envelope]] = {}
+
+    def take(self, key: str, record: bytes) -> bool:
+        """Keep `record` unless it is invalid or older than the one of its signer."""
+        try:
+            envelope = unseal_record(record, network_id=self._network_id, key=key, now=self._now())
+        except SwarmError as error:
+            logger.warning("refused a record: %s", error)
+            return False
+        live = {known.peer_id: known for known in self.live(key)}
+        known = live.get(envelope.peer_id)
+        if known is not None and known.issued_at > envelope.issued_at:
+            return False
+        self._records[key] = {**live, envelope.peer_id: envelope}
+        return True
+
+    def live(self, key: str) -> list[Envelope]:
+        now = self._now()
+        return [envelope for envelope in self._records.get(key, {}).values() if envelope.expires_at > now]
+
+    def issue_time(self, key: str, peer_id: str) -> float:
+        """Return the present time, or if need be a little after the record that this one will replace."""
+        earlier = self._records.get(key, {}).get(peer_id)
+        return max(self._now(), earlier.issued_at + MIN_ISSUE_STEP_S if earlier else 0.0)
+
+    def clear(self) -> None:
+        self._records.clear()
+
+
+def newest(stores: Sequence[RecordStore], keys: Iterable[str]) -> list[Envelope]:
+    """Return, for each key and signer, the latest live record that any store holds."""
+    found: dict[tuple[str, str], Envelope] = {}
+    for key in keys:
+        for store in stores:
+            for envelope in store.live(key):
+                known = found.get((key, envelope.peer_id))
+                if known is None or known.issued_at < envelope.issued_at:
+                    found[key, envelope.peer_id] = envelope
+    return list(found.values())

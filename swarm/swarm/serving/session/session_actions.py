@@ -1,0 +1,165 @@
+"""The actions of a session's state machine: what `SessionState` and `Pipeline` ask `Session` to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+from swarm_protocol.errors import SwarmError
+from swarm_protocol.session_frames import SampledToken
+
+from swarm.serving.session.stage import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Send rows `[start, end)` of the stage's inputs. `forward`: the stages after it need their outputs.
+
+    Where the token that follows is wanted, it is the one after `num_drawn` others of this request, and `ahead` more may
+    come after it without being asked for.
+    """
+
+    stage: Stage
+    start: int
+    end: int
+    wants_token: bool
+    forward: bool
+    num_drawn: int = 0
+    ahead: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateLink:
+    """Tell the server its neighbours, as `stage.link` has them. It answers how much it had been given before."""
+
+    stage: Stage
+
+
+@dataclass(frozen=True, slots=True)
+class TakeToken:
+    """The token is the answer. `goes_on`: it is also the next input; report that at once by `follow`."""
+
+    token: SampledToken
+    goes_on: bool
+
+
+class FailureCause(Enum):
+    """The way a server was lost: it went silent, it said so itself, or the client saw it break the protocol."""
+
+    SILENT = "silent"
+    REPORTED = "reported"
+    VIOLATION = "violation"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Repair:
+    """Blocks `[start, end)` that no server runs, or that a leaving one (`old`) runs until others have taken over.
+
+    It goes on since `begun_s`, and has held up the answer since `since_s`. `lost_peer` had the blocks last and had run
+    `lost_done` positions; it is empty before the first opening.
+
+    `new` are the stages that are being opened. `is_handover`: they take over the keys and values that `old` has by
+    then, which goes on until they are ready.
+    """
+
+    start: int
+    end: int
+    since_s: float = 0.0
+    begun_s: float = 0.0
+    lost_peer: str = ""
+    lost_done: int = 0
+    error: SwarmError | None = None
+    old: Stage | None = None
+    new: list[Stage] = field(default_factory=list)
+    is_handover: bool = False
+    is_opening: bool = False
+    may_hand_over: bool = True
+    is_idle: bool = True
+    has_searched_patiently: bool = False
+    open_by_s: float = 0.0
+
+    @property
+    def is_patient(self) -> bool:
+        """Nothing goes on without a replacement; a leaving server still answers, and the first opening fails early."""
+        return self.old is None and self.lost_peer != ""
+
+    @property
+    def is_ready(self) -> bool:
+        return self.is_opening and all(stage.opened for stage in self.new)
+
+
+@dataclass(frozen=True, slots=True)
+class FindServers:
+    """Look for servers, and report them by `on_found` or `on_not_found`."""
+
+    repair: Repair
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStage:
+    """Ask the stage's server for a sequence, which takes over that of `taken_over` if there is one."""
+
+    stage: Stage
+    taken_over: Stage | None
+
+
+@dataclass(frozen=True, slots=True)
+class GrantHandover:
+    """Allow `to_peer_id` to fetch the keys and values of the stage's sequence."""
+
+    stage: Stage
+    to_peer_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloseStage:
+    """End the stage's sequence on its server."""
+
+    stage: Stage
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFailure:
+    """Avoid the peer for a while."""
+
+    peer_id: str
+    error: SwarmError
+    cause: FailureCause
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetRows:
+    """Forget what earlier sessions left of these rows, too, and prefer others to `peers`: one of them gave bad rows."""
+
+    peers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """Others have taken over the blocks of a lost or leaving server; they run `num_tokens` positions again."""
+
+    repair: Repair
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The session cannot go on."""
+
+    error: SwarmError
+
+
+Action: TypeAlias = (
+    FindServers
+    | OpenStage
+    | GrantHandover
+    | Feed
+    | UpdateLink
+    | CloseStage
+    | ReportFailure
+    | ForgetRows
+    | Repaired
+    | TakeToken
+    | Fail
+)

@@ -75,14 +75,14 @@ def invite(flags: Flags) -> int:
     )
     terms = invitation.terms
     assert terms is not None
-    whoever = f"the node {node}" if node else ("whoever has it" if max_uses == 1 else f"the first {max_uses} nodes")
+    others = "one node that has it" if max_uses == 1 else f"the first {max_uses} nodes"
     emitter.emit(
         "run_invited",
         run=run.run_id,
         serial=f"{terms.serial:016x}",
         max_uses=max_uses,
         node=node,
-        whoever=whoever,
+        admits=f"the node {node}" if node else others,
         **_until(invitation),
         file=str(out) if out else "",
     )

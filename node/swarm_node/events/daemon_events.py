@@ -52,12 +52,12 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
     "run_invited": event_spec(
         "An invitation to a training run was signed. Its text is in no event: it goes to stdout, or to stderr with "
         "`--json`, or to `file`.",
-        "invitation {serial} to {run} until {until}: {whoever} can enter with it",
+        "invitation {serial} to {run} until {until}: {admits} can enter with it",
         run="text: the run's id",
         serial="text: its serial",
         max_uses="int: how many nodes may enter with it",
         node="text: the peer id that it is bound to; empty: none",
-        whoever="text: who can enter with it, in words",
+        admits="text: the nodes that can enter with it, in words",
         expires_at="number: Unix seconds",
         until="text: the same in UTC",
         file="text: the file that holds it; empty: none",

@@ -56,6 +56,7 @@ def test_invitation_is_printed_alone_and_is_in_no_event(
     assert (code, path.stat().st_mode & 0o777) == (0, 0o600)
     [event] = [json.loads(line) for line in out.splitlines()]
     assert (event["event"], event["node"], event["file"]) == ("run_invited", FRIEND.peer_id, str(path))
+    assert event["admits"] == f"the node {FRIEND.peer_id}"
     assert path.read_text().strip() not in out + err
     assert parse_run_word(str(path)) == parse_run_word(f"@{path}")
     kept = path.read_bytes()

@@ -32,11 +32,10 @@ from swarm.serving.session.session_actions import (
     ForgetRows,
     GrantHandover,
     OpenStage,
-    Repair,
     Repaired,
     ReportFailure,
 )
-from swarm.serving.session.stage import ReplayBuffer, Stage, StepReport
+from swarm.serving.session.stage import Repair, ReplayBuffer, Stage, StepReport
 
 OPEN_S = 10.0
 """Covers dialling through a relay and a server's slow moment. A handover gets the time of a replay on top."""

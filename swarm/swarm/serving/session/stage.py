@@ -19,6 +19,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from swarm_protocol.errors import SwarmError
 from swarm_protocol.limits import PAGE_TOKENS
 from swarm_protocol.records import ServeRecord
 from swarm_protocol.rows import Data
@@ -310,3 +311,40 @@ class PrefixStore:
             if page is None:
                 return
             buffer.append(page)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Repair:
+    """Blocks `[start, end)` that no server runs, or that a leaving one (`old`) runs until others have taken over.
+
+    It goes on since `begun_s`, and has held up the answer since `since_s`. `lost_peer` had the blocks last and had run
+    `lost_done` positions; it is empty before the first opening.
+
+    `new` are the stages that are being opened. `is_handover`: they take over the keys and values that `old` has by
+    then, which goes on until they are ready.
+    """
+
+    start: int
+    end: int
+    since_s: float = 0.0
+    begun_s: float = 0.0
+    lost_peer: str = ""
+    lost_done: int = 0
+    error: SwarmError | None = None
+    old: Stage | None = None
+    new: list[Stage] = field(default_factory=list)
+    is_handover: bool = False
+    is_opening: bool = False
+    may_hand_over: bool = True
+    is_idle: bool = True
+    has_searched_patiently: bool = False
+    open_by_s: float = 0.0
+
+    @property
+    def is_patient(self) -> bool:
+        """Nothing goes on without a replacement; a leaving server still answers, and the first opening fails early."""
+        return self.old is None and self.lost_peer != ""
+
+    @property
+    def is_ready(self) -> bool:
+        return self.is_opening and all(stage.opened for stage in self.new)

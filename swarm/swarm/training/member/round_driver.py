@@ -17,7 +17,6 @@ from swarm_protocol.envelope import issued_at
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.follow_messages import FollowReply, FollowRequest
 from swarm_protocol.proof_messages import Evidence
-from swarm_protocol.state_messages import StandingRequest
 from swarm_protocol.training_messages import Abort, Contribution, Lock, Ready, ReadyReply, SignedGroup, VoteReply
 
 from swarm.network.interface import Stream
@@ -28,6 +27,7 @@ from swarm.training.member.cluster_head import ClusterHead
 from swarm.training.member.follower import StepFollower
 from swarm.training.member.held_out_effects import DrawnSlices
 from swarm.training.member.interval_loop import IntervalLoop, IntervalOffer
+from swarm.training.member.peer_lookout import PeerLookout
 from swarm.training.member.progress_reports import DOWNWEIGHTED, LEFT_OUT, RoundLog, measured
 from swarm.training.member.reductions import Reductions, commit_slices
 from swarm.training.round import state_machine
@@ -47,14 +47,12 @@ from swarm.training.round.round_events import (
     Lost,
     Moved,
     Offered,
-    Proven,
     Query,
     Recover,
     Reduce,
     Reply,
     Reported,
     ShowEvidence,
-    Sighted,
     Sign,
     Tick,
     Voted,
@@ -71,7 +69,6 @@ from swarm.training.round.round_state import (
 from swarm.training.state.certificate_history import Proof
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S
 from swarm.training.state.run_context import RunContext
-from swarm.training.state.state_sync import follows
 from swarm.training.trainer_events import ContributionLate, Waiting
 
 logger = logging.getLogger(__name__)
@@ -84,8 +81,6 @@ ANNOUNCE_TIMEOUT_S = 0.5
 MAX_GROUP_AGE_S = 300.0
 """A coordinator could otherwise sign a group with an earlier time, for an invitation that has expired. Clocks differ by
 seconds, and members ask for their group all the time."""
-MAX_LOOKING_AT = 64
-"""Peers asked at one time, whatever others say about who else is there."""
 
 
 class RoundDriver:
@@ -129,9 +124,17 @@ class RoundDriver:
             on_reduced_weight=lambda peer, how: self.log.refuse(peer, how, DOWNWEIGHTED),
             convict=self._convict,
         )
+        self._lookout = PeerLookout(
+            context,
+            self.setup.step,
+            attempt=lambda: self.attempt,
+            on_named=self._hear_of,
+            feed=self.feed,
+            spawn=self._spawn,
+            on_certificate=convictions.hear,
+        )
         self._head, self._follower = self._cluster_role()
         self._waiting: dict[str, asyncio.Future[ReadyReply]] = {}
-        self._looking_at: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._attempt_tasks: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
@@ -297,10 +300,13 @@ class RoundDriver:
 
     def look_at(self, peer: str) -> None:
         """Ask `peer` where it is, which also tells it that this member is there."""
-        is_new = peer not in self._looking_at and peer != self._context.network.peer_id
-        if is_new and len(self._looking_at) < MAX_LOOKING_AT and self._group is not None:
-            self._looking_at.add(peer)
-            self._spawn(self._look(peer), f"look at {peer[-6:]}")
+        if self._group is not None:
+            self._lookout.look_at(peer)
+
+    def _hear_of(self, peer: str) -> None:
+        # another peer's word: it counts once the peer itself has answered
+        if peer not in self._state.known:
+            self.look_at(peer)
 
     # --- actions of the state machine --------------------------------------------------------------------------------
 
@@ -384,7 +390,7 @@ class RoundDriver:
 
     async def _take_certificate(self, peer: str, certificate: bytes) -> None:
         """Take the certificate that the head `peer` shows. Raises PeerViolation or IntegrityError."""
-        if (further := await self._overtaken(peer, certificate)) is not None:
+        if (further := await self._lookout.overtaken(peer, certificate)) is not None:
             self.feed(further)
 
     async def _convict(self, evidence: Evidence) -> None:
@@ -452,7 +458,7 @@ class RoundDriver:
             case "left_out":
                 return LeftOut(attempt=attempt, reason=reply.reason)
             case _:
-                further = await self._overtaken(peer, reply.certificate)
+                further = await self._lookout.overtaken(peer, reply.certificate)
                 return further or Lost(peer=peer, reason="it starts from another state")
 
     def _check_group(self, signed: SignedGroup) -> None:
@@ -475,12 +481,6 @@ class RoundDriver:
         self._context.signatures.check_lock(lock, origin, self.setup.roster)
         self._convictions.heard.lock(lock, origin, self.setup.roster)
 
-    async def _overtaken(self, peer: str, certificate: bytes) -> Proven | None:
-        further = await overtaken(self._context, peer, certificate)
-        if certificate:
-            self._convictions.hear(certificate)
-        return further
-
     def _reply(self, peer: str, reply: ReadyReply) -> None:
         if reply.kind == "behind":
             # or this member is behind
@@ -495,39 +495,9 @@ class RoundDriver:
     def _query_or_hurry(self, peers: tuple[str, ...], *, hurry: bool) -> None:
         for peer in peers:
             if peer != self._context.network.peer_id:
-                self._spawn(self._query(peer, hurry=hurry), f"query {peer[-6:]}")
+                self._spawn(self._lookout.query(peer, hurry=hurry), f"query {peer[-6:]}")
             elif hurry:
                 self.hurry()
-
-    async def _query(self, peer: str, *, hurry: bool) -> None:
-        event, _ = await self._standing_of(peer, hurry=hurry)
-        if event is not None:
-            self.feed(event)
-
-    async def _standing_of(self, peer: str, *, hurry: bool) -> tuple[Event | None, tuple[str, ...]]:
-        """Ask `peer` where it is. Return an event that says that it is further than this member, there, or gone; and
-        the peers that it knows."""
-        request = StandingRequest(run=self._context.run, step=self.setup.step, attempt=self.attempt, hurry=hurry)
-        try:
-            standing = await self._context.standing(peer, request)
-            sighted = Sighted(peer=peer, attempt=standing.attempt)
-            return await self._overtaken(peer, standing.certificate) or sighted, standing.known
-        except PeerRefused:
-            # it is there, but does not take part yet
-            return None, ()
-        except SwarmError as error:
-            return Lost(peer=peer, reason=error.message), ()
-
-    async def _look(self, peer: str) -> None:
-        event, others = await self._standing_of(peer, hurry=False)
-        self._looking_at.discard(peer)
-        # nothing is expected of this peer: if it cannot be reached, that is no reason to leave it out of a group
-        if event is not None and not isinstance(event, Lost):
-            self.feed(event)
-        for other in others:
-            # another peer's word: it counts once the peer itself has answered
-            if other not in self._state.known:
-                self.look_at(other)
 
     async def _sign(self, action: Sign) -> None:
         await self._context.faults.reached("round.sign")
@@ -577,20 +547,6 @@ class RoundDriver:
         async with asyncio.TaskGroup() as tasks:
             for peer in peers:
                 tasks.create_task(tell(peer))
-
-
-async def overtaken(context: RunContext, peer: str, certificate: bytes) -> Proven | None:
-    """Return an event if `certificate`, which `peer` shows, has a higher rank than this member's state and follows from
-    it.
-
-    A new replica decides what to follow by asking several peers (see `state_sync.furthest`). Raises PeerViolation or
-    IntegrityError.
-    """
-    if not certificate:
-        return None
-    proof = await context.check(certificate)
-    is_further = proof.rank > context.replica.rank and await follows(context, peer, proof)
-    return Proven(certificate=certificate) if is_further else None
 
 
 def _is_lost(proof: Proof, setup: RoundSetup, mine: Contribution | None) -> bool:

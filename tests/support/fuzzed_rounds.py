@@ -17,7 +17,8 @@ from typing import TypeVar
 from support.fuzzing import Target
 from support.hostile_values import altered
 from support.round_scripts import ME, PEERS, RUN, STEP, contribution, locked, outcome, ready, setup
-from swarm.training.round.group_formation import awaited_peers, form_group
+from swarm.training.round.group_formation import awaited_peers
+from swarm.training.round.group_members import form_group
 from swarm.training.round.round_events import (
     Action,
     Announce,

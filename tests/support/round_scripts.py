@@ -15,7 +15,7 @@ from swarm.training.round import round_events as events
 from swarm.training.round import state_machine as machine
 from swarm.training.round.beacon import attempt_beacon, coordinator_of
 from swarm.training.round.clusters import Clusters
-from swarm.training.round.group_formation import form_group
+from swarm.training.round.group_members import form_group
 from swarm.training.round.quorum import Succession
 from swarm.training.round.round_events import (
     Action,

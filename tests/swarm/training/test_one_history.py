@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from support.round_scripts import PEERS, SIGNATURE, contribution, setup
 from swarm.training.round import state_machine as machine
-from swarm.training.round.group_formation import form_group
+from swarm.training.round.group_members import form_group
 from swarm.training.round.promise import Promise
 from swarm.training.round.quorum import quorum
 from swarm.training.round.round_events import (

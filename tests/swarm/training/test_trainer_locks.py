@@ -14,7 +14,7 @@ from swarm.testing import virtual_time
 from swarm.training.allreduce.parts import part_sizes
 from swarm.training.member.run_member import RunMember
 from swarm.training.round.beacon import attempt_beacon, drawn
-from swarm.training.round.group_formation import form_group
+from swarm.training.round.group_members import form_group
 from swarm.training.round.quorum import Succession
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.state.certificate import RunSignatures

@@ -20,7 +20,7 @@ MAX_LOOKING_AT = 64
 
 
 class PeerLookout:
-    """The questions of one step. `attempt` is this member's; `on_named` is called with each peer that another one names.
+    """The questions of one step. `attempt` is this member's; `on_named` is called with each peer that another names.
 
     `feed` takes the events that follow, `spawn` starts a task of the step, and `on_certificate` is shown every
     certificate that was checked.

@@ -1,4 +1,4 @@
-"""How an attempt gets its group: when its coordinator forms it, and which members it takes.
+"""How an attempt gets its group: when its coordinator forms it, and for whom it waits.
 
 The coordinator waits for reports and forms the group; every other member reports to it, and checks the signed group
 (`group_checks`). A trainer that follows a head reports to nobody.
@@ -8,32 +8,17 @@ Pure functions on the round's state. `state_machine` decides what follows once t
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 
-from swarm_protocol import limits
-from swarm_protocol.run_credentials import revocation_in
-from swarm_protocol.training_messages import Contribution, Group, Ready, ReadyReply
+from swarm_protocol.training_messages import Ready, ReadyReply
 
-from swarm.training.allreduce.parts import part_sizes
-from swarm.training.round.beacon import drawn, seat_beacon
-from swarm.training.round.group_checks import (
-    MISSTATED,
-    MISSTATED_SCORE,
-    NOT_INVITED,
-    cluster_overclaim,
-    misstates_score,
-    misstates_standing,
-    num_seats,
-)
-from swarm.training.round.quorum import highest_claim
+from swarm.training.round.group_members import NOT_ADMITTED, form_group
 from swarm.training.round.round_events import Ask, GiveUp, Query, Reply, Sign
 from swarm.training.round.round_state import (
     MAX_BELIEVED_ATTEMPT,
     MAX_HEARD,
-    RoundSetup,
     RoundState,
     Step,
     Timers,
@@ -47,7 +32,6 @@ from swarm.training.round.round_state import (
     roster_left,
 )
 from swarm.training.run.methods import short
-from swarm.training.standing.standings import grants_in
 
 GRACE_SHARE = 0.25
 MAX_GRACE_S = 30.0
@@ -55,12 +39,9 @@ MAX_GRACE_S = 30.0
 waited for, as their whole interval is lost otherwise. It is not longer, because members that are gone without a word
 are waited for, too."""
 
-NO_SEAT = "the seats for members on probation are taken: it proves itself when one is free"
-TOO_MANY_ENTER = "its invitation or its vouchers let in others with this group: it has to ask again"
 MAX_EXACT_MOVES = 3
 """Honest members move each other less often in one step: after a partition, or when a coordinator died."""
 
-NOT_ADMITTED = "the run does not admit it"
 FOLLOWS = "another member brings its work"
 CONVICTED = "evidence convicts it of a lie"
 
@@ -276,163 +257,3 @@ def grace_after(interval_s: float, least_s: float) -> float:
     """Return how many seconds a round waits for members once enough are there, after an interval that took
     `interval_s`. A run with a `least_s` of 0 waits for nobody."""
     return max(least_s, min(GRACE_SHARE * interval_s, MAX_GRACE_S)) if least_s else 0.0
-
-
-def form_group(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> tuple[Group, dict[str, str]]:
-    """Return the group of the members that are `ready`, and the reason for each one left out. `setup.me` is always
-    taken.
-
-    If members hold locks, the group resumes the outcome of the highest one (see `quorum`).
-    """
-    left_out = _unfit(setup, attempt, ready)
-    fit = {peer: each.contribution_of(peer) for peer, each in ready.items() if peer not in left_out}
-    order = _seated(setup, attempt, fit)
-    for peer in order[setup.max_group :]:
-        left_out[peer] = f"the group is full with {setup.max_group} members"
-    seated = order[: setup.max_group]
-    for peer in surplus_newcomers(setup, seated, fit):
-        left_out[peer] = NO_SEAT
-        seated.remove(peer)
-    for peer in _surplus_credentials(setup, seated, fit):
-        left_out[peer] = TOO_MANY_ENTER
-        seated.remove(peer)
-    members = tuple(fit[peer] for peer in sorted(seated))
-    claim = highest_claim(members)
-    locked = (ready[member.peer_id] for member in members if claim is not None and member.locked == claim)
-    latest = next(locked, None)
-    reduces = latest is None and any(member.num_tokens for member in members)
-    group = Group(
-        run=setup.run,
-        step=setup.step,
-        attempt=attempt,
-        state_digest=setup.state_digest,
-        members=members,
-        part_values=part_sizes(setup.num_values, members) if reduces else (),
-        reduce_s=setup.reduce_s,
-        vote_s=setup.vote_s,
-        lock=latest.lock if latest else None,
-        origin=latest.origin if latest else b"",
-        order=setup.order,
-        revocation=_news(setup, ready),
-    )
-    return group, left_out
-
-
-def _seated(setup: RoundSetup, attempt: int, fit: Mapping[str, Contribution]) -> list[str]:
-    """Return the members that are `fit`, in the order in which they take the group's seats.
-
-    Members that have proven themselves come before those on probation, of these those that contribute before those that
-    only want to be admitted, and members of the state before others; of equals, a beacon draws (see `beacon`).
-    """
-    members = [each for peer, each in fit.items() if peer in setup.roster]
-    beacon = seat_beacon(setup.beacon(attempt), members)
-
-    def place(peer: str) -> tuple[bool, bool, bool, bool, bytes]:
-        is_new, is_idle = fit[peer].steps_left > 0, fit[peer].num_tokens == 0
-        return peer != setup.me, is_new, is_idle, peer not in setup.roster, drawn(beacon, peer)
-
-    return sorted(fit, key=place)
-
-
-def surplus_newcomers(setup: RoundSetup, seated: Sequence[str], fit: Mapping[str, Contribution]) -> list[str]:
-    """Return the members on probation for whom there is no seat, of those that are `seated` in this order. Without a
-    proven member that contributes there is none for those that do: they alone would make the step."""
-    proven = [peer for peer in seated if not fit[peer].steps_left]
-    newcomers = [peer for peer in seated if fit[peer].steps_left and peer != setup.me]
-    num_taken = int(bool(fit[setup.me].steps_left))
-    num_free = max(0, num_seats(setup, len(proven)) - num_taken)
-    if proven and not any(fit[peer].num_tokens for peer in proven):
-        return [peer for peer in newcomers if fit[peer].num_tokens] + [
-            peer for peer in newcomers if not fit[peer].num_tokens
-        ][num_free:]
-    return newcomers[num_free:]
-
-
-def _news(setup: RoundSetup, ready: Mapping[str, Ready]) -> bytes:
-    """Return a revocation of the author that the state does not know, of those that members report; empty for none."""
-    reported = sorted((each.revocation for each in ready.values() if each.revocation), key=len, reverse=True)
-    return next((each for each in reported if setup.standings.is_news(revocation_in(each))), b"")
-
-
-def _surplus_credentials(setup: RoundSetup, seated: Sequence[str], fit: Mapping[str, Contribution]) -> list[str]:
-    """Return who of `seated` enters with a credential that does not hold beside those of the others, or for which the
-    group has no room. `setup.me` goes first and then the state's members, which bring others'."""
-    kept, surplus = set[str](), []
-    for peer in sorted(seated, key=lambda each: (each != setup.me, each not in setup.roster, each)):
-        # in the order of the group, which decides where a head shows another credential of a peer than it does itself
-        shown = [each for member in sorted({*kept, peer}) for each in fit[member].credentials]
-        is_over = bool(fit[peer].credentials) and bool(set(setup.standings.overused(grants_in(shown))) & {*kept, peer})
-        if peer != setup.me and (is_over or len(shown) > limits.MAX_CREDENTIALS):
-            surplus.append(peer)
-        else:
-            kept.add(peer)
-    return surplus
-
-
-def widely_accused(accusations: Mapping[str, Collection[str]], num_members: int) -> tuple[str, ...]:
-    """Return the peers that more than a third of the state's `num_members` accuse: not all of these lie, if fewer than
-    a third do. No other word counts before an attempt has failed. `accusations` are by accuser."""
-    counts = Counter(peer for by, accused in accusations.items() for peer in set(accused) - {by})
-    return tuple(sorted(peer for peer, count in counts.items() if peer in accusations and 3 * count > num_members))
-
-
-def whom_to_leave_out(accusations: Mapping[str, Collection[str]], num_failed: int) -> tuple[str, ...]:
-    """Return the peers to leave out of an attempt after `num_failed` have failed, by the members' word alone.
-    `accusations` are by accuser.
-
-    Nothing is proved here, so this takes the peer in most disputes, on either side: a peer that breaks the round for
-    all is accused by all, and a peer that accuses all stands alone. In a tie the two may be unable to work with each
-    other. Then the tied peers take turns: by a hash, one of them is left out, or none. So liars that make an attempt
-    fail can have an honest member left out of some of those that follow, and of no step's first one.
-    """
-    edges = {(by, of) for by, accused in accusations.items() for of in accused if of in accusations and of != by}
-    left_out = []
-    while edges:
-        disputes = Counter(peer for edge in edges for peer in edge)
-        most = max(disputes.values())
-        worst = sorted(peer for peer in disputes if disputes[peer] == most)
-        tied = {edge for edge in edges if set(edge) <= set(worst)}
-        alone = [peer for peer in worst if not any(peer in edge for edge in tied)]
-        out = alone[0] if alone else _in_turn(worst, num_failed)
-        if out:
-            left_out.append(out)
-            edges = {edge for edge in edges if out not in edge}
-        else:
-            edges -= tied
-    return tuple(left_out)
-
-
-def _in_turn(tied: list[str], num_failed: int) -> str:
-    """Return which of `tied` to leave out of this attempt; empty for none."""
-    return min(("", *tied), key=lambda peer: hashlib.sha256(f"{num_failed}/{peer}".encode()).digest())
-
-
-def _unfit(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> dict[str, str]:
-    unfit = {peer: NOT_ADMITTED for peer in ready if not setup.admits(peer)}
-    places = set[int]()
-    # this member's own claims come first: it does not leave itself out
-    for peer, each in sorted(ready.items(), key=lambda item: (item[0] != setup.me, item[0])):
-        report = each.contribution_of(peer)
-        grant = grants_in(report.credentials).get(peer)
-        reason = NOT_INVITED if setup.standings.refuses(peer, grant) else cluster_overclaim(setup, report)
-        reason = reason or (MISSTATED if misstates_standing(setup, report) else "")
-        reason = reason or (MISSTATED_SCORE if misstates_score(setup, report) else "")
-        claimed = {follower.place for follower in each.followers}
-        if not reason and claimed & places:
-            reason = "it brings a trainer's work that another member brings, too"
-        if peer == setup.me or not reason:
-            places |= claimed
-        else:
-            unfit[peer] = reason
-    honest = {peer: each.accused for peer, each in ready.items() if peer not in unfit}
-    # anyone can make any number of strangers
-    heard = {peer: each if peer in setup.roster or not setup.roster else () for peer, each in honest.items()}
-    num_failed = attempt - setup.first_attempt
-    out = whom_to_leave_out(heard, num_failed) if num_failed else widely_accused(heard, len(setup.roster or heard))
-    own = ready[setup.me].accused if setup.me in ready else ()
-    # what this member saw itself counts also in a tie: it signs a group of members that it can work with
-    for peer in (*out, *(peer for peer in own if peer in honest)):
-        if peer != setup.me:
-            accusers = [by for by, accused in honest.items() if peer in accused]
-            unfit[peer] = f"accused by {', '.join(map(short, accusers)) or 'nobody else, and accuses others'}"
-    return unfit

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from swarm.training.allreduce.parts import fair_shares, leaf_values, part_sizes, part_values
 from swarm.training.round.beacon import attempt_beacon, coordinator_of
 from swarm.training.round.group_checks import complaint, origin_complaint
-from swarm.training.round.group_formation import MAX_GRACE_S, form_group, grace_after, whom_to_leave_out, widely_accused
+from swarm.training.round.group_formation import MAX_GRACE_S, grace_after
+from swarm.training.round.group_members import form_group, whom_to_leave_out, widely_accused
 from swarm.training.round.quorum import Succession
 from swarm.training.round.round_state import RoundSetup
 from swarm_protocol.identity import Identity

@@ -31,8 +31,7 @@ from swarm_node import control, diagnostics, interrupts
 from swarm_node.control import ControlHandlers
 from swarm_node.events.emitter import Emitter
 from swarm_node.lending.lending import Lending, keep_counting
-from swarm_node.lending.link_use import LinkUse, keep_sampling
-from swarm_node.lending.monthly_traffic import MonthlyTraffic
+from swarm_node.lending.monthly_traffic import LinkUse, MonthlyTraffic, keep_sampling
 from swarm_node.lending.shifts import run_in_shifts
 from swarm_node.machine import hardware, reachability
 from swarm_node.machine.hardware import Hardware

@@ -46,7 +46,7 @@ def list_models(flags: Flags) -> int:
     with uncollected():
         from swarm.client import Client  # noqa: PLC0415
 
-    from swarm_node.storage.used_publishers import publishers_in  # noqa: PLC0415
+    from swarm_node.storage.used_models import publishers_in  # noqa: PLC0415
 
     diagnostics.quieten_libraries()
     emitter = Emitter(json=flags.json)

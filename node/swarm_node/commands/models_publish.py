@@ -20,8 +20,7 @@ from swarm_node.commands.daemons import check_model_directory
 from swarm_node.commands.models import named_model
 from swarm_node.events.emitter import Emitter
 from swarm_node.settings.config import UsageError
-from swarm_node.storage.home import Home
-from swarm_node.storage.new_file import check_new_file
+from swarm_node.storage.home import Home, check_new_file
 
 if TYPE_CHECKING:
     from swarm_node.settings.parsers import HubId

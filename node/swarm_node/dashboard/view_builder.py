@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from statistics import median
 from types import MappingProxyType
 
+from swarm.network.discovery.peer_names import check_peer, is_named
+from swarm.network.multiaddr import is_relayed
+from swarm_protocol.errors import ConfigError
 from swarm_protocol.records import NodeRecord, ServeRecord
 
 from swarm_node.dashboard.history.facts import SeriesSample
-from swarm_node.dashboard.invitation import invitation
 from swarm_node.dashboard.model_views import RecordMemo, model_detail, server_view
 from swarm_node.dashboard.run_views import RunFacts, run_view
 from swarm_node.dashboard.views import (
@@ -32,6 +34,10 @@ from swarm_node.dashboard.views import (
 )
 from swarm_node.formatting import REACHES, ending, reach, shown
 from swarm_node.network_snapshot import NetworkSnapshot
+from swarm_node.roles.seed import join_command
+
+_REACHES = ("public", "local network only")
+
 
 MAX_SHARED_NAME_CHARS = 36
 """Maximum length of a name that is followed by the end of a peer id: pages show 48 characters."""
@@ -300,3 +306,36 @@ class ChangeLog:
         for run, now in state.items():
             if now != before.get(run):
                 yield ChangeEvent(at=at, kind="run", peer_id=None, words=f"{run}: {runs[run].words}")
+
+
+def invitation(given: Sequence[str], nodes: Mapping[str, NodeRecord], network_id: str) -> str:
+    """Return the command to join through one of the `given` peers, or, if none is there any more, through another seed
+    that others reach directly. `nodes` are the records of the nodes that are known, by peer id.
+
+    A name goes before all, as it leads to the nodes that serve as seeds now.
+    """
+    alive = {peer_id: record for peer_id, record in nodes.items() if record.state == "alive"}
+    names = tuple(addr for addr in given if is_named(addr))
+    present = tuple(addr for addr in given if addr.rpartition("/")[2] in alive)
+    return join_command(names[:1] or present or _other_seed(alive) or tuple(given), network_id)
+
+
+def _other_seed(alive: Mapping[str, NodeRecord]) -> tuple[str, ...]:
+    """Return the direct addresses of a seed that others reach, of several the one that has been there longest."""
+    reached = [
+        (_REACHES.index(found), record.started_at, peer_id)
+        for peer_id, record in alive.items()
+        if record.role == "seed" and (found := reach(record.reachability, record.addrs)) in _REACHES
+    ]
+    for *_, peer_id in sorted(reached):
+        if addrs := tuple(addr for addr in alive[peer_id].addrs if _leads_to(addr, peer_id)):
+            return addrs
+    return ()
+
+
+def _leads_to(addr: str, peer_id: str) -> bool:
+    """Return whether an address is valid and leads to the peer itself; a node can write anything there."""
+    try:
+        return check_peer(addr).endswith(f"/p2p/{peer_id}") and not is_relayed(addr)
+    except ConfigError:
+        return False

@@ -46,8 +46,7 @@ from swarm_node.settings.config import Config
 from swarm_node.storage import served_evidence
 from swarm_node.storage.home import read_json, replace_json
 from swarm_node.storage.kept_models import kept_models
-from swarm_node.storage.used_models import used_in
-from swarm_node.storage.used_publishers import publishers_in
+from swarm_node.storage.used_models import publishers_in, used_in
 
 
 class GatewayRole(NodeRole):

@@ -8,14 +8,25 @@ month is counted anew, with a warning. The task that owns the lending owns it.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections import deque
 from datetime import datetime
 from pathlib import Path
 
+from swarm.network.rate import OVERHEAD
+from swarm.network.traffic import Traffic
 from swarm_protocol.checks import check_int
 from swarm_protocol.limits import MAX_TRAFFIC_BYTES
 
 from swarm_node.storage.home import read_json, replace_json
+
+SAMPLE_S = 2.0
+
+
+NUM_SAMPLES = 6
+"""The rate is that of the last 10 to 12 seconds: long enough for a stream's turns to even out."""
+
 
 MAX_FILE_BYTES = 1024
 logger = logging.getLogger(__name__)
@@ -66,3 +77,30 @@ def _read(path: Path, month: str) -> int:
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         logger.warning("the month's traffic is counted anew, since %s cannot be read: %s", path, error)
         return 0
+
+
+class LinkUse:
+    """The rates include what the wire adds to the payload, as the owner's limits do."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+        self._samples: deque[tuple[float, int, int]] = deque(maxlen=NUM_SAMPLES)
+
+    def sample(self, at_s: float) -> None:
+        self._samples.append((at_s, self._traffic.up_bytes, self._traffic.down_bytes))
+
+    def bytes_per_s(self, at_s: float) -> tuple[float, float]:
+        """Return the rates up and down from the oldest sample to `at_s`; 0 before there is one."""
+        if not self._samples or at_s <= self._samples[0][0]:
+            return 0.0, 0.0
+        since_s, up_bytes, down_bytes = self._samples[0]
+        scale = OVERHEAD / (at_s - since_s)
+        return (self._traffic.up_bytes - up_bytes) * scale, (self._traffic.down_bytes - down_bytes) * scale
+
+
+async def keep_sampling(use: LinkUse) -> None:
+    """Sample until cancelled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        use.sample(loop.time())
+        await asyncio.sleep(SAMPLE_S)

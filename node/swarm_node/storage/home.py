@@ -5,7 +5,7 @@
     HOME/control.sock   the daemon's control socket
     HOME/peers.json     the peers that the node remembers (see `remembered_peers`); may be deleted at any time
     HOME/revisions.json the weights of models that its clients have used (see `used_models`); may be deleted, too
-    HOME/publishers.json who has published these models (see `used_publishers`); may be deleted, too
+    HOME/publishers.json who has published these models (see `used_models`); may be deleted, too
     HOME/reputation.json what spot checks have shown of servers (see `gateway.role`); may be deleted, too
     HOME/traffic.json   what was sent and received in this month (see `lending.monthly_traffic`); may be deleted, too
     HOME/invitation     the invitation to a private network, and HOME/revocations (see `kept_invitation`)
@@ -202,3 +202,15 @@ def replace_json(path: Path, value: Any) -> None:
         with suppress(OSError):
             beside.unlink()
         raise
+
+
+def check_new_file(path: Path, *, option: str = "--out") -> None:
+    """Raises ConfigError unless a file can be created at `path`, which `option` names. No command overwrites one."""
+    remedy = f"choose another {option}"
+    folder = path.absolute().parent
+    if os.path.lexists(path):
+        raise ConfigError(f"{path} exists already", remedy=f"move it away, or {remedy}")
+    if not folder.is_dir():
+        raise ConfigError(f"there is no directory {folder} to write {path.name} to", remedy=remedy)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"{folder} is not writable for this user", remedy=remedy)

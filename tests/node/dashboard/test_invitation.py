@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.plain_records import node_record
-from swarm_node.dashboard.invitation import invitation
+from swarm_node.dashboard.view_builder import invitation
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord
 

@@ -11,11 +11,36 @@ from collections.abc import Callable
 
 from swarm.network.membership import Membership
 from swarm.training.member.round_driver import RoundDriver
-from swarm.training.member.watch_pace import FIRST_WATCH_S, NUM_WATCHED, WATCH_S, list_s, watch_s
 from swarm.training.round.round_events import Proven
 from swarm.training.state.certificate_history import whom_to_ask
 from swarm.training.state.run_context import RunContext
 from swarm.training.state.state_sync import claims_of, furthest, trainers
+
+NUM_WATCHED = 2
+"""Number of others that are asked where they are each time."""
+
+
+WATCH_S, MAX_WATCH_S = 5.0, 30.0
+
+
+LIST_S, MAX_LIST_S = 15.0, 60.0
+
+
+FIRST_WATCH_S = 0.5
+"""Seconds between two looks, and between two reads of the membership, when a run's first group forms, as nothing else
+says who is there; less often the longer its members train or wait."""
+
+
+def watch_s(interval_s: float) -> float:
+    """Return the seconds after which others are asked again, by a member that trains for `interval_s` at a time: a
+    twentieth of that, between WATCH_S and MAX_WATCH_S. Who missed a round loses no more of an interval by it."""
+    return min(MAX_WATCH_S, max(WATCH_S, interval_s / 20))
+
+
+def list_s(interval_s: float) -> float:
+    """Return the seconds between two reads of the membership by a member that trains for `interval_s` at a time: a
+    fifth of that, between LIST_S and MAX_LIST_S. Newcomers ask the others on arrival."""
+    return min(MAX_LIST_S, max(LIST_S, interval_s / 5))
 
 
 class MembersWatch:

@@ -38,12 +38,11 @@ from swarm.training.inner.interval import HeldOutLoss, Intervals, TrainingSetup
 from swarm.training.member.held_out_effects import HeldOutEffects
 from swarm.training.member.interval_loop import IntervalLoop
 from swarm.training.member.member_reports import MemberReports, scores_of
-from swarm.training.member.members_watch import MembersWatch
+from swarm.training.member.members_watch import WATCH_S, MembersWatch
 from swarm.training.member.progress_reports import committed, trainer_record
 from swarm.training.member.reductions import settle
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.round_service import RoundService
-from swarm.training.member.watch_pace import WATCH_S
 from swarm.training.round import state_machine
 from swarm.training.round.group_checks import num_demotable
 from swarm.training.round.promise import Promise, PromiseStore

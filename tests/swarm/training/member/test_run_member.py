@@ -28,9 +28,9 @@ from swarm.testing import virtual_time
 from swarm.training.data.corpus import Corpus
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import TrainingSetup
+from swarm.training.member.members_watch import LIST_S, MAX_LIST_S, MAX_WATCH_S, NUM_WATCHED, WATCH_S, list_s, watch_s
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember, RunMemberOptions
-from swarm.training.member.watch_pace import LIST_S, MAX_LIST_S, MAX_WATCH_S, NUM_WATCHED, WATCH_S, list_s, watch_s
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
 from swarm.training.state.run_context import RunContext

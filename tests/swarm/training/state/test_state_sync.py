@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Executor
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from support.training_swarm import AUTHOR, NUM_VALUES, Swarm, assert_equal_steps, config, identity_of
 from swarm.network.interface import Stream
-from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
 from swarm.training.allreduce.audit import Auditing
-from swarm.training.member import run_member
 from swarm.training.outside.resume import deliver, sign_order, survey
 from swarm.training.run.methods import Methods
 from swarm.training.state import replica
 from swarm.training.state.certificate_history import Proof
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S, ProofReader
-from swarm.training.state.run_context import RunContext
-from swarm.training.state.state_sync import MAX_CATCH_UP_LINKS, SyncResult, catch_up
+from swarm.training.state.replica import HashedState, Replica
+from swarm.training.state.state_sync import MAX_CATCH_UP_LINKS, catch_up
 from swarm.training.state.state_transfer import Fetcher
 from swarm.training.trainer_events import OuterStep, StateFetched
 from swarm_compression.codec import Data
 from swarm_protocol.errors import RoundError
 from swarm_protocol.identity import Identity
-from swarm_protocol.records import TrainerRecord
 
 ONLOOKER = Identity(b"onlooker".ljust(32))
 STATE_BYTES = 8 * NUM_VALUES
@@ -111,19 +109,17 @@ def test_member_that_still_audits_what_the_others_commit_fetches_no_parts(monkey
 
 def test_member_that_comes_only_part_of_the_way_trains_on_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """The steps in between are adopted one by one, and the last may not be there any more."""
-    real, stranded = run_member.reach, list[int]()
+    real, stranded = Replica.own, list[int]()
 
-    async def reach(
-        context: RunContext, membership: Membership, proof: Proof, records: Mapping[str, TrainerRecord]
-    ) -> SyncResult:
-        reached = await real(context, membership, proof, records)
-        if proof.outer_step == 2 and not stranded:
+    async def own(replica: Replica, executor: Executor, proof: Proof) -> HashedState | None:
+        held = await real(replica, executor, proof)
+        if proof.outer_step == 2 and held is not None and not stranded:
             stranded.append(proof.outer_step)
-            context.replica.adopt(reached.held, reached.proof)
+            replica.adopt(held, proof)
             raise RoundError("what follows is gone")
-        return reached
+        return held
 
-    monkeypatch.setattr(run_member, "reach", reach)
+    monkeypatch.setattr(Replica, "own", own)
 
     async def main() -> None:
         async with Swarm(config(min_group=3, outer_steps=4)) as swarm:

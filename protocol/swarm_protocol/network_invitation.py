@@ -1,10 +1,10 @@
 """Invitations to a private network: certificates that its owner signs, with rights, an expiry and a serial.
 
-A private network is named by its owner's key, `private-` and the owner's peer id, so that whoever knows the name can
-check who is a member. The owner signs a certificate for an *invitation key*; who holds that key, which the invitation's
-text contains, signs a link to its own node's key. The two together are the node's *chain*. libp2p proves a node's key
-in each connection, so nobody else can use a chain that was seen. A certificate that is *bound* names the node's key
-itself, and no link continues it.
+A private network is named by its owner's key, `private-` and the owner's peer id, so that everyone who knows the name
+can check who is a member. The owner signs a certificate for an *invitation key*; who holds that key, which the
+invitation's text contains, signs a link to its own node's key. The two together are the node's *chain*. libp2p proves a
+node's key in each connection, so nobody else can use a chain that was seen. A certificate that is *bound* names the
+node's key itself, and no link continues it.
 
 The owner revokes by serial, in a signed list whose newest edition all members keep.
 """
@@ -279,7 +279,7 @@ def _open_certificate(data: bytes, now: float = limits.MAX_TIME_S) -> tuple[Enve
 
 
 def _claimed_network(data: bytes) -> str:
-    """Return the network that an envelope says it is for, whoever signed it. Raises PeerViolation."""
+    """Return the network that an envelope says it is for, no matter who signed it. Raises PeerViolation."""
     try:
         return Envelope.parse(data).network_id
     except ValueError as error:

@@ -1,8 +1,8 @@
 """The secret that the members of a private network share: it hides names and greetings from everybody else.
 
-It opens no door: whoever has it still needs a certificate (`network_invitation`). It makes what strangers can see, the
-names of protocols and packets in a local network, say nothing. Keys for its uses are derived by HMAC-SHA-256; what is
-sealed is encrypted and authenticated with ChaCha20-Poly1305 (RFC 8439) under a random nonce.
+It opens no door: a node that has it still needs a certificate (`network_invitation`). It makes what strangers can see,
+the names of protocols and packets in a local network, say nothing. Keys for its uses are derived by HMAC-SHA-256; what
+is sealed is encrypted and authenticated with ChaCha20-Poly1305 (RFC 8439) under a random nonce.
 """
 
 from __future__ import annotations

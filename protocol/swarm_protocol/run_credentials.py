@@ -6,8 +6,8 @@ from it to its own peer id: the form of the invitations to private networks (`ne
 is *bound* names the newcomer's own key, and no link continues it. A vouch is a member's signature that names the
 newcomer.
 
-Credentials travel in signed groups, so that whoever reads a certificate can check them: they have to be valid when the
-group was signed, by its coordinator's clock. Whether the run's state honours them is for
+Credentials travel in signed groups, so that every reader of a certificate can check them: they have to be valid when
+the group was signed, by its coordinator's clock. Whether the run's state honours them is for
 `swarm.training.standing.entrance`.
 """
 
@@ -355,8 +355,8 @@ def read_revocation(data: bytes, run: str, *, network_id: str, author: str, now:
 
 
 def revocation_in(data: bytes) -> RunRevocation | None:
-    """Return what a revocation says, whoever signed it: those in signed groups were checked. None for none, and for
-    what cannot be read."""
+    """Return what a revocation says, no matter who signed it: those in signed groups were checked. None for none, and
+    for what cannot be read."""
     if not data:
         return None
     try:

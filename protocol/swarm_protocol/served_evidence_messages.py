@@ -1,7 +1,7 @@
 """Evidence that a server gave a wrong answer, as it lies on a disk: what the server signed, and what that is of.
 
-Whoever has the model's files can compute it once more: see `swarm.serving.server.answer_replay`. It holds the inputs of
-a client's request, which for a model's first blocks are its prompt, so nobody sends it to others by itself.
+Everyone with the model's files can compute it once more: see `swarm.serving.server.answer_replay`. It holds the inputs
+of a client's request, which for a model's first blocks are its prompt, so nobody sends it to others by itself.
 """
 
 from __future__ import annotations

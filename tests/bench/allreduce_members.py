@@ -120,7 +120,7 @@ class Member:
             self._mean_N[frame] = mean_F
 
     def error(self, num_members: int) -> float:
-        """Of the mean, relative to its norm."""
+        """Return the error of the mean, relative to its norm."""
         mean_N = sum((vector(index, len(self._mean_N)) for index in range(num_members)), torch.zeros(1)) / num_members
         return float((self._mean_N - mean_N).norm() / mean_N.norm())
 

@@ -199,8 +199,8 @@ def _mimic(x_HN: Floats, liars: Liars) -> Floats:
 
 
 def _hidden(total: Callable[[NDArray[np.float64]], float]) -> Callable[[Floats, Liars], Floats]:
-    """As far against the mean as the honest members are from each other: min-max and min-sum (Shejwalkar and Houmansadr
-    2021, section 4), for each leaf."""
+    """Go as far against the mean as the honest members are from each other: min-max and min-sum (Shejwalkar and
+    Houmansadr 2021, section 4), for each leaf."""
 
     def leaf(x_HF: Floats) -> Floats:
         mean_F = x_HF.mean(axis=0)

@@ -25,7 +25,7 @@ from torch import Tensor
 EVERY_STEPS = 100
 """Inner steps between two points of a curve."""
 NUM_BATCHES = 32
-"""Of validation, the same for all points: 65k tokens."""
+"""Batches of validation, the same for all points: 65k tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ def train(method: Method) -> Curve:
 
 
 def draw(curves: Sequence[Curve], path: Path) -> None:
-    """As SVG."""
+    """Draw the curves as SVG."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")

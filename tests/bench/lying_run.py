@@ -28,7 +28,7 @@ from swarm_compression import get_codec
 from torch import Tensor
 
 NUM_BATCHES = 8
-"""Of validation."""
+"""Batches of validation."""
 
 RUN = RunConfig(
     name="liars",

@@ -1,4 +1,4 @@
-"""How benchmarks report: an aligned table for people, and a JSON line per row for whoever compares runs."""
+"""How benchmarks report: an aligned table for people, and a JSON line per row for those that compare runs."""
 
 from __future__ import annotations
 

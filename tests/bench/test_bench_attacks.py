@@ -135,7 +135,7 @@ def _percent(share: float) -> str:
 
 
 def _draw(data: Data, excess: Excess) -> None:
-    """As SVG: for each rule a mark for each attack, in percent, cut off where a run is of no use any more."""
+    """Draw as SVG, for each rule a mark for each attack, in percent, cut off where a run is of no use any more."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import
 
     most, plot = 60.0, Path(f"build/attacks-{data.name}.svg")

@@ -49,7 +49,7 @@ async def answer(client: AsyncClient, family: str, prompt: Sequence[int]) -> lis
 
 
 async def compare(client: AsyncClient, family: str, directory: Path) -> dict[str, Any]:
-    """Whether the tokens are those of one machine, up to where an answer ended."""
+    """Return whether the tokens are those of one machine, up to where an answer ended."""
     prompts = [prompt_ids(index, length) for index, length in enumerate(LENGTHS)]
     expected = [local_tokens(directory, prompt, NUM_TOKENS) for prompt in prompts]
     alone = [await answer(client, family, prompt) for prompt in prompts]

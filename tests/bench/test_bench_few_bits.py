@@ -40,7 +40,7 @@ def step(span: Span, pool: KVPool, position: int, num_tokens: int) -> None:
 
 
 def tokens_per_s(span: Span) -> tuple[float, float]:
-    """Of a prompt, and of the answer to it."""
+    """Return the tokens a second of a prompt, and of the answer to it."""
     pool = span.new_pool(-(-(PROMPT_TOKENS + NUM_TOKENS) // PAGE_TOKENS))
     began = time.perf_counter()
     for position in range(0, PROMPT_TOKENS, CHUNK):

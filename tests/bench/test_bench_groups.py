@@ -54,7 +54,7 @@ NUM_BATCHES = 16
 STATE_VECTORS = 8
 """A state's weights and momentum in fp32, in V."""
 ALPHA, BETA, GAMMA = 0.5, 0.7, 0.9
-"""Of gossip. NoLoCo's own alpha and beta, and a gamma within its bounds for groups of 8."""
+"""Parameters of gossip: NoLoCo's own alpha and beta, and a gamma within its bounds for groups of 8."""
 MOST_LOSS = 1.01
 MODEL = {
     "model_type": "llama",
@@ -119,7 +119,7 @@ class Bench:
         return reducer.combined(encoded, slice(0, num_values))
 
     def carried(self, x_N: Tensor) -> Tensor:
-        """As it is at the members of its group."""
+        """Return the state as the members of its group carry it."""
         return self._codec.decode(self._codec.encode(x_N), x_N.numel())
 
     def shuffled_groups(self) -> Iterator[list[int]]:

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.bench
 NUM_VALUES = 20_000
 NUM_SEEDS = 5
 NOISE = 1.0
-"""Of each member, as long as what all share: so differ the results of short intervals on other data."""
+"""The noise of each member, as long as what all share: so differ the results of short intervals on other data."""
 
 Attack = Callable[[Floats, np.random.Generator], Floats]
 ATTACKS: dict[str, Attack] = {

@@ -34,7 +34,7 @@ from swarm_protocol.session_frames import TokenDraw
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(300)]
 
 TOKEN_MS = 5.0
-"""Of a fast server's share of a token: a GPU's or a small model's. Slower ones lose less."""
+"""A fast server's share of a token: a GPU's or a small model's. Slower ones lose less."""
 
 SCRAPE_S = 15.0
 NUM_ROUNDS = 41
@@ -60,7 +60,7 @@ def test_metrics_cost_a_token_less_than_a_hundredth() -> None:
     server, traffic = ServerMetrics(Registry()), Traffic()
 
     def count() -> None:
-        """Of one token on one server: its step, and its message in and out, each in a piece."""
+        """Count one token on one server: its step, and its message in and out, each in a piece."""
         server.step(1, 4.2, 0.3)
         traffic.received("peer", 4096)
         traffic.sent("peer", 4096)

@@ -53,7 +53,7 @@ def swarm(num_servers: int) -> dict[str, ServeRecord]:
 
 
 def times_ms(name: str, decide: Callable[[], object]) -> dict[str, float]:
-    """Of this thread's own time the median, and the best, to which other work on the machine adds least."""
+    """Return the median of this thread's own time, and the best, to which other work on the machine adds least."""
     times = []
     for _ in range(NUM_ROUNDS):
         since = time.thread_time()

@@ -33,7 +33,7 @@ NUM_SESSIONS = 8
 
 
 async def until_free(client: AsyncClient, num_tokens: int) -> None:
-    """Until the server says that so much of its cache is free."""
+    """Wait until the server says that so much of its cache is free."""
     async with asyncio.timeout(60):
         while any(record.free_kv_tokens < num_tokens for record in (await client.servers(MODEL)).values()):
             await asyncio.sleep(0.2)

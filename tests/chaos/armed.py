@@ -1,9 +1,9 @@
 """A kill that is armed while processes already run: the first of them to get where it is armed dies by SIGKILL, or is
 stopped by SIGSTOP until the planner continues it.
 
-Whoever plans it writes one file, which each process reads at every phase it reaches. Who is to die may be anyone, such
-as whichever coordinates next; so the process that dies claims the kill first, by creating a file that only one can, and
-leaves in it what it was doing.
+The test that plans it writes one file, which each process reads at every phase it reaches. Who is to die may be anyone,
+such as whichever coordinates next; so the process that dies claims the kill first, by creating a file that only one
+can, and leaves in it what it was doing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """Of `who` ("*": anyone), at the `nth` time from now on that it reaches `phase`. `number` tells kills apart.
+    """Kills `who` ("*": anyone) at the `nth` time from now on that it reaches `phase`. `number` tells kills apart.
     `is_stop`: the process is stopped, not ended."""
 
     number: int
@@ -31,7 +31,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Struck:
-    """Who was struck, when by the machine's monotonic clock, and at which phase."""
+    """The process that was struck, when by the machine's monotonic clock, and at which phase."""
 
     who: str
     phase: str

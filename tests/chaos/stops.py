@@ -78,7 +78,7 @@ async def _stop(members: Members, switch: KillSwitch, number: int, phase: str, *
 
 
 def _is_whole(members: Sequence[Member]) -> bool:
-    """Whether the newest step of all of them is the same, and all contributed to it."""
+    """Return whether the newest step of all of them is the same, and all contributed to it."""
     last = [steps[-1][1] for each in members if (steps := each.of(OuterStep))]
     return len(last) == len(members) == min(len(each.group) for each in last) and len({each.step for each in last}) == 1
 
@@ -88,6 +88,6 @@ def _num_steps(member: Member, since_s: float) -> int:
 
 
 def _longest_s(member: Member, since_s: float) -> float:
-    """Between two steps, from the last one before `since_s` on."""
+    """Return the longest time between two steps, from the last one before `since_s` on."""
     times = [at_s for at_s, _ in member.of(OuterStep)]
     return max(after - before for before, after in pairwise(times) if after > since_s)

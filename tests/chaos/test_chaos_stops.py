@@ -20,7 +20,7 @@ STOPPED_S = 15.0
 MOST_S = 10.0
 
 
-def test_run_goes_on_within_seconds_whoever_is_stopped_at_whatever_phase(tmp_path: Path) -> None:
+def test_run_goes_on_within_seconds_after_any_member_is_stopped_at_any_phase(tmp_path: Path) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         stops = runner.run(stop_members(tmp_path, PHASES, num_members=5, stopped_s=STOPPED_S))
     report = Report(f"one of 5 members stopped for {STOPPED_S:.0f} s")

@@ -83,7 +83,7 @@ def _newest(members: Iterable[Member]) -> int:
 
 
 def _is_whole(members: Members) -> bool:
-    """Whether all contributed to the newest step, and have it."""
+    """Return whether all contributed to the newest step, and have it."""
     last = [steps[-1][1] for member in members.alive if (steps := member.of(OuterStep))]
     is_everyone = len(last) == NUM_MEMBERS and len({event.step for event in last}) == 1
     return (
@@ -182,7 +182,7 @@ def _assert_joiner_trained_at_once(members: Members, joiner: Member) -> None:
     assert trained <= newest + 3, f"{joiner.name} had a state at outer step {newest}, and trained for {trained}"
 
 
-def test_run_goes_on_with_one_state_whoever_is_killed_at_whatever_phase(tmp_path: Path) -> None:
+def test_run_goes_on_with_one_state_after_any_member_is_killed_at_any_phase(tmp_path: Path) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         trials, members = runner.run(_trials(tmp_path))
     _assert_all_steps_are_true(members)

@@ -17,7 +17,7 @@ WITHOUT_TESTS = DEPLOY / "without-tests"
 
 
 def build(*words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """As where neither buildah nor debootstrap is installed."""
+    """Build as where neither buildah nor debootstrap is installed."""
     return subprocess.run(
         ["/bin/bash", SCRIPT, *words],
         capture_output=True,

@@ -175,5 +175,5 @@ def test_compose_refuses_to_start_without_a_model(environment: dict[str, str]) -
 
 
 def without_file(environment: dict[str, str]) -> dict[str, str]:
-    """Of a service's variables, those that need no file that `identity` writes first."""
+    """Return those of a service's variables that need no file that `identity` writes first."""
     return {name: value for name, value in environment.items() if name != "SWARM_CONFIG"}

@@ -23,7 +23,7 @@ def test_readme_command_is_one_of_the_programs(words: tuple[str, ...]) -> None:
     config_of(words)
 
 
-def test_readme_shows_whoever_starts_each_kind_of_daemon_a_command() -> None:
+def test_readme_shows_a_command_for_each_kind_of_daemon() -> None:
     assert {words[0] for words in COMMANDS} >= {"join", "identity", "status", "drain", "doctor"}
 
 

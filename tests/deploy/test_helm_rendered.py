@@ -234,7 +234,7 @@ def test_the_readmes_own_words_render() -> None:
 
 
 def allowed_hosts(pod: Manifest) -> tuple[str, ...]:
-    """As the program reads them."""
+    """Return the allowed hosts as the program reads them."""
     return configured(pod).allowed_hosts
 
 

@@ -1,4 +1,4 @@
-"""What docstrings look like: large classes have one, and that of a function begins with a verb."""
+"""What docstrings look like: large classes have one, that of a function begins with a verb, and none is a fragment."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ NO_VERB = re.compile(
     r"[^A-Z]|(?:The|A|An|It|Its|This|That|Those|These|There|One|All|Each|Every|No|None|Nothing|Our|Two|Three|While|Why|"
     r"Who|Whether|What|Where|When|Of|Until|Through|As|Everyone|Seconds|Milliseconds|Bytes|Number|Blocks|Idempotent)\b"
 )
+NO_SUBJECT = re.compile(r"(?:Of|Who|Whom|Whoever|Until|As|Through|Whether|Nobody)\b")
+"""The first words of docstrings that have neither subject nor verb."""
 NOT_THESE = {"property", "cached_property", "setter", "computed_field"}
 """Decorators of what is no function to its caller."""
 TEXTS_OF_HTTP = {"node/swarm_node/dashboard/api.py", "node/swarm_node/gateway/app.py"}
@@ -52,6 +54,18 @@ def fragments(module: ast.Module) -> Iterator[str]:
             yield f"{node.name}: {text.splitlines()[0]}"
 
 
+def texts(module: ast.Module) -> Iterator[str]:
+    """Yield the docstrings of a module: its own, and those of its classes, functions and constants."""
+    for node in ast.walk(module):
+        for each in getattr(node, "body", None) or [] if not isinstance(node, ast.Lambda | ast.IfExp) else []:
+            if (
+                isinstance(each, ast.Expr)
+                and isinstance(each.value, ast.Constant)
+                and isinstance(each.value.value, str)
+            ):
+                yield each.value.value
+
+
 def test_classes_with_many_methods_say_what_they_are() -> None:
     assert [f"{path}: {name}" for path, module in modules().items() for name in silent_classes(module)] == []
 
@@ -59,6 +73,13 @@ def test_classes_with_many_methods_say_what_they_are() -> None:
 def test_docstrings_of_functions_begin_with_a_verb() -> None:
     ours = {path: module for path, module in modules().items() if path not in TEXTS_OF_HTTP}
     assert [f"{path}: {found}" for path, module in ours.items() for found in fragments(module)] == []
+
+
+def test_no_docstring_of_code_or_tests_is_a_fragment() -> None:
+    tests = {path.as_posix(): ast.parse(path.read_text("utf-8")) for path in sorted((ROOT / "tests").rglob("*.py"))}
+    found = [f"{path}: {text}" for path, module in (modules() | tests).items() for text in texts(module)]
+    assert len(found) > 2000
+    assert [text for text in found if NO_SUBJECT.match(text.split(": ", 1)[1])] == []
 
 
 @pytest.mark.parametrize("text", ["The next one, or None.", "Those of it.", "`text` as TOML.", "[K] and codes [N]."])

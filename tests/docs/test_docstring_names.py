@@ -68,7 +68,7 @@ def known() -> tuple[frozenset[str], frozenset[str]]:
 
 
 def exists(name: str) -> bool:
-    """Whether code spells each of the name's parts: those after a module's name in that module."""
+    """Return whether code spells each of the name's parts: those after a module's name in that module."""
     words, variables = known()
     inside: frozenset[str] | set[str] = words
     for part in name.split("."):

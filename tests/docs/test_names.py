@@ -88,7 +88,8 @@ def imported(tree: ast.Module) -> Iterator[str]:
 
 
 def resolves(dotted: str) -> bool:
-    """Whether it is a module of ours, or a name in one: looked up in the sources, for importing them takes seconds."""
+    """Return whether it is a module of ours, or a name in one: looked up in the sources, for importing them takes
+    seconds."""
     package, *parts = dotted.split(".")
     if package not in FOLDERS:
         return True  # others' packages

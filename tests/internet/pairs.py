@@ -16,7 +16,7 @@ class Pair:
     one: str
     other: str
     finds_path: bool = True
-    """Whether there is a direct path at all."""
+    """False if there is no direct path at all."""
 
     @property
     def look_s(self) -> float:

@@ -31,7 +31,7 @@ SOCKET = "talk.sock"
 ECHO, POUR = "lab.echo", "lab.pour"
 POURED_BYTES = 2**18
 TIMEOUT_S = 60.0
-"""Of a stream's steps. Tests have shorter deadlines."""
+"""The limit of a stream's steps. Tests have shorter deadlines."""
 
 Say = Callable[..., None]
 

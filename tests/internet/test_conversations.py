@@ -13,7 +13,7 @@ from internet.paths import PairMeter
 pytestmark = [pytest.mark.internet, pytest.mark.timeout(180)]
 
 NUM_MESSAGES = 128
-"""Of 256 KiB: the long stream."""
+"""The messages of 256 KiB in the long stream."""
 MAX_PAUSE_S = 5.0
 QUICK = ("public+NAT", "NAT+NAT")
 

@@ -74,7 +74,7 @@ def test_routers_drop_what_nobody_asked_for_unless_they_forward_it(lab: Lab) -> 
 
 
 def exchange(one: socket.socket, other: socket.socket) -> bool:
-    """Whether a byte arrives."""
+    """Return whether a byte arrives."""
     other.settimeout(SHORT_S)
     try:
         one.sendall(b"x")

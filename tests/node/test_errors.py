@@ -17,7 +17,7 @@ from swarm_protocol.identity import Identity
 PEER = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"
 JOIN = ("join", "--peers", PEER)
 SOON_CPU_S = 3.0
-"""Of computing, imports included: what can be seen at once is said at once, also on a busy machine."""
+"""The limit of computing, imports included: what can be seen at once is said at once, also on a busy machine."""
 
 TINY = '{"model_type": "gpt2", "n_embd": 8, "n_layer": 2, "n_head": 1, "vocab_size": 256}'
 FILES = {

@@ -22,7 +22,7 @@ from swarm_protocol.errors import StartError
 def lived(
     life: Callable[[Shutdown], Awaitable[None]], leave: Callable[[Shutdown], None], grace_s: float = 60.0
 ) -> tuple[bool, list[str]]:
-    """Whether `life` ended cleanly after `leave`, and the events that were emitted."""
+    """Return whether `life` ended cleanly after `leave`, and the events that were emitted."""
     out = io.StringIO()
 
     async def scene() -> bool:

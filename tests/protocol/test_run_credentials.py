@@ -46,7 +46,7 @@ def check(credential: RunCredential, **changed: object) -> Grant:
     return check_credential(credential, str(terms.pop("run", RUN)), **terms)  # type: ignore[arg-type]
 
 
-def test_invitation_lets_in_whoever_has_its_text_and_a_bound_one_its_node() -> None:
+def test_invitation_lets_in_holders_of_its_text_and_a_bound_one_its_node() -> None:
     for word in (INVITATION, BOUND):
         grant = check(shown(parse_run_invitation(word.text())))
         assert (grant.peer_id, grant.vouchers) == (NEWCOMER.peer_id, ())

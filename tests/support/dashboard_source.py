@@ -11,7 +11,7 @@ from swarm_node.dashboard.views import ModelDetail, NodeDetail, NodeView, Overvi
 
 @dataclass
 class ExampleSource:
-    """What is put in is what it shows. `change` wakes whoever waits."""
+    """What is put in is what it shows. `change` wakes those that wait."""
 
     shown: Overview
     model_details: dict[str, ModelDetail] = field(default_factory=dict)

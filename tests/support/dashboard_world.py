@@ -166,7 +166,7 @@ class World:
         await self.peers.pop(name)[2].aclose()
 
     async def looks(self, num: int = 1) -> None:
-        """Until the collector has looked so many times more."""
+        """Wait until the collector has looked so many times more."""
         for _ in range(num):
             await self.collector.wait_changed()
 

@@ -7,7 +7,8 @@ import socket
 
 
 def free_port() -> int:
-    """Of 127.0.0.1, and below those that systems give to outgoing connections, of which one could take it meanwhile."""
+    """Return a port of 127.0.0.1 below those that systems give to outgoing connections, of which one could take it
+    meanwhile."""
     while True:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as probe:

@@ -150,7 +150,7 @@ class RoundHistory:
         group, _ = form_group(state.setup, state.attempt, reports)
         sent = self._sent(group, unchanged=0.7)
         if sent is None or (sent.lock is not None and sent.origin not in self._groups):
-            return None  # whoever reads such a group refuses it
+            return None  # every reader of such a group refuses it
         return Grouped(signed=self._signed(sent, signer))
 
     def reduced(self) -> Event | None:

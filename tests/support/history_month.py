@@ -109,7 +109,7 @@ def check_month(folder: Path, num_nodes: int) -> None:
 
 
 def cpu_s(store: Store, read: Callable[[Connection], object]) -> float:
-    """Of this thread: a busy machine does not count."""
+    """Return the time of this thread: a busy machine does not count."""
     with store.reading(60.0) as connection:
         began = time.thread_time()
         assert read(connection)

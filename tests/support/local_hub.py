@@ -73,7 +73,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
         if name in self.server.cuts and (not wanted or wanted.endswith("-")):
             data = data[: self.server.cuts.pop(name)]
             self.close_connection = True
-        self.server.sent[name] += len(data)  # before whoever asked can know that all is there
+        self.server.sent[name] += len(data)  # before the caller can know that all is there
         self.wfile.write(data)
 
     def _info(self) -> dict[str, Any]:

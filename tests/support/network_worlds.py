@@ -34,7 +34,7 @@ class World(Protocol):
         """A method or key that nothing else uses."""
 
     async def spawn(self, *, alone: bool = False) -> Network:
-        """One more node; `alone`: the first of a network of its own. Whoever spawns it closes it."""
+        """One more node; `alone`: the first of a network of its own. Its caller closes it."""
 
     async def replace_path(self) -> None:
         """Break what carries bytes between `a` and `b`; another path is there at once."""

@@ -12,7 +12,7 @@ from swarm_node.settings.config import Config, Value
 
 
 def resolve(flags: Mapping[str, Value], *, env: Mapping[str, str] | None = None, file: Path | None = None) -> Config:
-    """As `config.resolve`, with `env` in place of all variables SWARM_…."""
+    """Resolve as `config.resolve` does, with `env` in place of all variables SWARM_…."""
     others = {name: value for name, value in os.environ.items() if not name.startswith(config.ENV_PREFIX)}
     with patch.dict(os.environ, {**others, **(env or {})}, clear=True):
         return config.resolve(flags, file=file)

@@ -19,7 +19,7 @@ from torch import Tensor
 Parts = dict[str, Tensor]
 
 FP8_BLOCK = (16, 24)
-"""Of weights with 32 and 64 columns: a block is cut off at the end of each row."""
+"""The block of weights with 32 and 64 columns: it is cut off at the end of each row."""
 
 GROUP = 16
 

@@ -33,7 +33,7 @@ class ServingFleet:
         return self.state.node(name)
 
     async def until_serving(self, *nodes: NodeState) -> None:
-        """Until each says so and the client sees it."""
+        """Wait until each says so and the client sees it."""
         await self.fleet.until(
             lambda: all(node.state == "serving" for node in nodes), within_s=START_S, what="starting servers"
         )
@@ -83,4 +83,4 @@ async def serving_fleet(
 
 
 def _unheard(_name: str, _event: EventFields) -> None:
-    """Nobody listens."""
+    """Take what nobody listens to."""

@@ -188,7 +188,7 @@ class ToyWorld:
         heapq.heappush(self._events, (at_s, next(self._count), happen))
 
     def delay_s(self, source: str, target: str) -> float:
-        """Of a message. Some links are always slow where there is a `max_delay_s`."""
+        """Return the delay of a message. Some links are always slow where there is a `max_delay_s`."""
         if (source, target) not in self._slowest_s:
             longest = math.log(self.max_delay_s)
             self._slowest_s[source, target] = math.exp(self._lines.uniform(min(math.log(0.002), longest), longest))

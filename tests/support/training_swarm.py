@@ -67,7 +67,7 @@ PHASES = [
     "round.committed",
     "round.applied",
 ]
-"""Of a step, at which faults can strike a member."""
+"""The phases of a step at which faults can strike a member."""
 
 
 def config(**changes: object) -> RunConfig:
@@ -266,7 +266,7 @@ class Swarm:
         return member
 
     def kill(self, name: str) -> None:
-        """As the fault script's `kill`: the node is gone at once, without a word."""
+        """Do what the fault script's `kill` does: the node is gone at once, without a word."""
         member = self.members[name]
         member.is_alive = False
         self.internet.crash(member.peer_id, detection_s=0.0)

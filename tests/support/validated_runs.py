@@ -133,7 +133,7 @@ class Keeping(RunMember):
 
 
 KINDS: dict[str, type[RunMember]] = {HONEST[0]: Keeping, HONEST[-1]: LateVoter}
-"""Of the honest members; others are RunMembers."""
+"""The kinds of the honest members; others are RunMembers."""
 
 
 async def run_with_liar(change: Change, kind: type[RunMember] = Idle, **changes: object) -> tuple[list[Member], Member]:

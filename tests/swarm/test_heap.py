@@ -39,7 +39,7 @@ def fresh(num_bytes: int) -> torch.Tensor:
 
 
 def num_resident(address: int, num_bytes: int) -> int:
-    """Of the system's pages that lie wholly in this memory."""
+    """Return how many of the system's pages that lie wholly in this memory are resident."""
     begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
     num_pages = (address + num_bytes - begin) // mmap.PAGESIZE
     found = (ctypes.c_ubyte * num_pages)()

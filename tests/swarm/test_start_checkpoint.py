@@ -45,7 +45,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def values_of(directory: Path, run: RunConfig) -> torch.Tensor:
-    """As transformers alone reads them."""
+    """Return the values as transformers alone reads them."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     return Layout.of(model, run.fragments).flatten(model)
 

@@ -123,7 +123,7 @@ def _deliver(flags: Flags, home: Home, emitter: Emitter) -> bool:
 
         async def visit() -> None:
             async with visiting(config):
-                pass  # whoever is greeted has the list
+                pass  # every node that is greeted has the list
 
         diagnostics.quieten_libraries()
         interrupts.raise_in_command()

@@ -40,7 +40,7 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
     "invited": event_spec(
         "An invitation to a private network was signed. Its text is in no event: it goes to stdout, or to stderr with "
         "`--json`, or to `file`.",
-        "invitation {serial} until {until}, with the right to {rights_text}. Whoever has it can join",
+        "invitation {serial} until {until}, with the right to {rights_text}. Everyone who has it can join",
         serial="text: its serial, by which it is revoked",
         network_id="text: the network",
         rights="list: some of join, serve, train, ask",

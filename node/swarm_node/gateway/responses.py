@@ -207,7 +207,7 @@ class ServedModel(Model):
     or more."""
 
     revision: str = Field(description="digest of the weights that answer")
-    publisher: str | None = Field(description="peer id of whoever signed the model's manifest; null: unpublished")
+    publisher: str | None = Field(description="peer id of the node that signed the model's manifest; null: unpublished")
     manifest: str | None = Field(description="digest of the manifest")
     standing: str = Field(description="why the publisher is believed: pinned, remembered, new or unpublished")
     other_revisions: list[ServedRevision] = Field(description="other weights that are served under the same name")

@@ -251,7 +251,7 @@ class Config(BaseModel):
         many=True,
         example="story=12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN",
     )
-    """Use a model only as this publisher has signed it; without MODEL, every model. Default: whoever published the
+    """Use a model only as this publisher has signed it; without MODEL, every model. Default: the publisher of the
     model that was used first under a name."""
     spot_check: float = _setting(0.01, parsers.number(0, 1, "a share of 0 to 1"), "SHARE", example="0.02")
     """Have the servers' work on this share of the answers computed again by others, afterwards; 0: none."""

@@ -4,7 +4,8 @@
     HOME/network.json   {"secret": …, "number": …, "issued": [{"serial", "rights", "issued_at", "expires_at", "node",
                         "note", "revoked"}, …]} (0600)
 
-Whoever loses the key can invite nobody any more and revoke nothing; the members go on until their invitations expire.
+An owner that loses the key can invite nobody any more and revoke nothing; the members go on until their invitations
+expire.
 """
 
 from __future__ import annotations

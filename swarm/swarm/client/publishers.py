@@ -1,4 +1,5 @@
-"""Whom a client believes about a model's name: publishers that its user pinned, or the one whose model it used first.
+"""The publishers that a client believes about a model's name: those that its user pinned, or the one whose model it
+used first.
 
 A user pins a publisher as MODEL=PEER_ID, or as PEER_ID for every model without a pin of its own. Without a pin the
 publisher of the first published model that answered under a name is remembered for that name. Until then the name is

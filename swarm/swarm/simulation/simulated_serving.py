@@ -27,7 +27,7 @@ from swarm.simulation.simulated_network import SimulatedNetwork
 SETTLE_S = 3.0
 WATCH_S = 20.0
 LINKS_WITHIN_S = 2.0
-"""As `span_volunteer` has them, which is not imported: it brings torch."""
+"""The value of `span_volunteer`, which is not imported: it brings torch."""
 
 LIST_S = 15.0
 """How long a gateway goes by a list of servers before it looks them up again."""

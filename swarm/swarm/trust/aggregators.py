@@ -30,7 +30,8 @@ from swarm.trust.mixing import Mixing
 _STILL = 1e-7
 """The iteration ends when no coefficient changes by more: fp32 resolves no less."""
 FROM_THE_GROUP = -1
-"""As a number of liars: as many as are fewer than a third of those that contribute. Votes hold with no more."""
+"""The number of liars that means: as many as are fewer than a third of those that contribute. Votes hold with no
+more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ from swarm.trust.kernels import Doubles, matrix_product
 _LEAST_MISS = 1e-3
 """A slice that the subspace explains to this share or better gains no more weight."""
 _LEAST_VALUE = 1e-9
-"""Of the greatest eigenvalue: what is below it is no direction of the slices, but rounding."""
+"""A share of the greatest eigenvalue: what is below it is no direction of the slices, but rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,7 @@ class Mixing(ABC):
 
     name: ClassVar[str]
     needs_products: ClassVar[bool]
-    """Whether `mix` looks at the slices' scalar products; they are zeros otherwise."""
+    """True if `mix` looks at the slices' scalar products; they are zeros otherwise."""
 
     @abstractmethod
     def mix(self, weights: Sequence[int], products_MM: Doubles, beacon: bytes, /) -> MixedSlices:

@@ -132,7 +132,8 @@ def test_invite_with_a_full_book_is_refused_and_forgets_no_revocation(
 
 
 def test_older_list_of_revocations_replaces_no_newer_one(tmp_path: Path) -> None:
-    """As of a daemon in the owner's home, which has not heard yet what `swarm-node invite revoke` wrote there."""
+    """The older list is that of a daemon in the owner's home, which has not heard yet what `swarm-node invite revoke`
+    wrote there."""
     home, other = Home(tmp_path), Owner(seed=20)
     home.create()
     older, newer = OWNER.revoke(1, number=1), OWNER.revoke(1, 2, number=2)

@@ -177,7 +177,7 @@ def test_export_from_a_home_or_from_its_folder_of_runs_names_the_folder_of_the_r
 def test_export_of_a_checkpoint_directory_needs_no_home_and_no_run_file(
     run: SignedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As of a run that is finished: a folder that was copied from the home of a member, on a machine of its own."""
+    """The run is finished, and its folder was copied from the home of a member, on a machine of its own."""
     states, now = trained(run)
     monkeypatch.setattr(run_export, "time", SimpleNamespace(time=lambda: now))
     keep(run, states)

@@ -177,7 +177,8 @@ def test_invited_node_counts_fully_at_its_first_step_and_another_one_waits_or_is
 
 
 def assert_rounds_are_measured(found: dict[str, float], *, num_told: int) -> None:
-    """Of a trainer alone in its run, scraped while it trained; it told `num_told` steps until it ended."""
+    """Check the metrics of a trainer alone in its run, scraped while it trained; it told `num_told` steps until it
+    ended."""
     num_committed = found["swarm_trainer_rounds_total,committed"]
     assert 1 <= num_committed <= num_told
     assert found["swarm_trainer_outer_step"] == num_committed

@@ -34,7 +34,8 @@ def source() -> ExampleSource:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """As a home exports: checkpoints of a run beside its model, and things that are nobody's business."""
+    """Return a folder as a home exports it: checkpoints of a run beside its model, and things that are nobody's
+    business."""
     (tmp_path / "secret").write_bytes(b"key")
     model = tmp_path / "checkpoints" / RUN / RUN
     model.mkdir(parents=True)

@@ -324,7 +324,7 @@ async def test_records_that_are_forged_or_from_tomorrow_are_not_believed(found: 
     assert found.membership.counters.num_malformed == 3
     assert found.collector.overview().stale is None
 
-    await found.join("<b>&amp;")  # which is for whoever writes HTML to escape
+    await found.join("<b>&amp;")  # which the writer of HTML has to escape
     await asyncio.sleep(5)
     assert "<b>&amp;" in {node.name for node in found.collector.nodes()}
 

@@ -211,7 +211,7 @@ def test_run_that_everybody_leaves_stays_and_says_so() -> None:
 
 
 def test_run_that_only_the_history_knows_is_shown_and_says_so() -> None:
-    """As after a restart: the run has ended, and nobody is left to tell of it."""
+    """The dashboard was restarted: the run has ended, and nobody is left to tell of it."""
     at = 1_700_000_000.0  # 2023-11-14 22:13:20
 
     async def main() -> None:

@@ -33,7 +33,7 @@ def test_given_seed_is_shown_while_it_is_there_or_nobody_else_is_known() -> None
     assert invited({}, ()) == "swarm-node join"
 
 
-def test_name_is_shown_whoever_is_there() -> None:
+def test_name_is_shown_no_matter_who_is_there() -> None:
     name = "/dnsaddr/swarm.example.org"
     assert invited({SEED: node_record()}, (*GIVEN, name)) == command(name)
 

@@ -333,7 +333,7 @@ def test_an_old_picture_says_how_old_it_is_and_why() -> None:
     assert re.search(r"updated <span[^>]*>\d+ days ago", text)
 
 
-def test_pages_and_files_are_packed_for_whoever_can_unpack_them(client: TestClient) -> None:
+def test_pages_and_files_are_packed_for_browsers_that_can_unpack_them(client: TestClient) -> None:
     packed = client.get("/nodes", headers={"accept-encoding": "gzip"})
     assert packed.headers["content-encoding"] == "gzip"
     assert int(packed.headers["content-length"]) < len(packed.content) / 3

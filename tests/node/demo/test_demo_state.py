@@ -166,7 +166,7 @@ def test_terminal_keeps_no_panel_of_a_stage_without_an_outer_step() -> None:
     state = _state()
     display.update(state)
     display.stage("train")
-    assert "ready" in out.getvalue(), "whoever watches sees them start"
+    assert "ready" in out.getvalue(), "those who watch see them start"
     assert _screen(out.getvalue()).splitlines() == ["▸ start", "▸ train"]
     state.apply("node-1", _step(1))
     display.update(state)

@@ -231,7 +231,7 @@ def test_probabilities_are_the_models_own_with_exact_bytes(checkpoint: Path) -> 
 
 
 def _local_logprobs(checkpoint: Path, prompt: str, num_tokens: int) -> list[float]:
-    """Of the greedy tokens, by transformers alone. A byte is the token of its own number."""
+    """Return those of the greedy tokens, by transformers alone. A byte is the token of its own number."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
     ids, found = list(prompt.encode()), []
     with torch.inference_mode():

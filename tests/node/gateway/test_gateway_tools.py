@@ -281,7 +281,7 @@ def test_grammar_of_calls_allows_what_fits_and_nothing_else(
 
 
 def _is_allowed(processes: GrammarForkServer, how: dict[str, Any], text: str) -> bool:
-    """Whether it can be written, and may end there."""
+    """Return whether it can be written, and may end there."""
     process = GrammarProcess(processes, calls_grammar(TOOLS, **how))
     token_ids = list(byte_tokenizer()(text)["input_ids"])
     try:

@@ -135,7 +135,7 @@ def test_soon_on_a_disk_that_stays_full_warns_once_and_again_after_it_was_freed(
 
 
 def test_soon_without_moments_saves_the_state_and_those_of_no_step(tmp_path: Path) -> None:
-    """As where a replica's worker processes have just ended."""
+    """The replica's worker processes have just ended."""
 
     async def main() -> None:
         saved: list[int] = []

@@ -179,7 +179,7 @@ def test_node_with_a_break_and_run_with_a_slow_link_say_so() -> None:
 
 
 def test_overview_says_since_when_it_counts_where_that_is_less_than_a_day() -> None:
-    """As of `top --peers`, which looks for itself, beside a dashboard that has looked for weeks."""
+    """The overview is that of `top --peers`, which looks for itself, beside a dashboard that has looked for weeks."""
     view = swarm(8).overview().model_copy(update={"turnover_since": 1.7e9})
     since = datetime.fromtimestamp(1.7e9).strftime("%H:%M:%S")
     assert f"since {since}: 2 joined, 1 left" in rendering.overview(view, 200).plain

@@ -33,7 +33,7 @@ PING = FindRequest(addrs=("/ip4/127.0.0.1/tcp/1",)).to_bytes()
 
 @pytest.fixture(autouse=True)
 def nobody_is_asked_unless_a_test_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that is alone asks whoever connects, and suspects who has nothing to say yet."""
+    """A node that is alone asks every peer that connects, and suspects those that have nothing to say yet."""
     monkeypatch.setattr(partition_watch, "MIN_PAUSE_S", 600.0)
 
 
@@ -56,7 +56,7 @@ class Liar:
         return StoreResponse.from_bytes(answer).held
 
     def tell(self, *records: bytes) -> None:
-        """Answer whoever asks that these are under the one key asked for."""
+        """Answer everyone that asks that these are under the one key asked for."""
         self.answer = FindResponse(found=(Found(records=records),)).to_bytes()
 
     async def answer_find(self, _peer_id: str, _request: bytes) -> bytes:

@@ -35,7 +35,7 @@ async def keep_announcing(network: Libp2pNetwork, lifetime_s: float) -> None:
 
 
 async def wait_until_all_see(networks: list[Libp2pNetwork], expected: set[str], timeout_s: float) -> None:
-    """Until each of `networks` has found exactly `expected`."""
+    """Wait until each of `networks` has found exactly `expected`."""
     few_at_once = asyncio.Semaphore(3)  # all hosts share one process here, and would time each other out
 
     async def see(network: Libp2pNetwork) -> None:

@@ -291,7 +291,7 @@ def test_first_node_of_a_network_is_not_warned_that_nobody_hears_it(caplog: pyte
     assert not caplog.records
 
 
-def test_bug_in_publishing_ends_whoever_lives_in_the_context_loudly(caplog: pytest.LogCaptureFixture) -> None:
+def test_bug_in_publishing_ends_the_body_of_the_context_loudly(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         internet = make_internet()
         a = counting(internet.network())
@@ -349,7 +349,7 @@ def test_cancellation_from_outside_is_not_mistaken_for_that_of_a_bug(when: str) 
 
 
 @in_virtual_time
-async def test_error_of_whoever_lives_in_the_context_comes_out_as_it_is() -> None:
+async def test_error_of_the_body_of_the_context_comes_out_as_it_is() -> None:
     internet = make_internet()
     with pytest.raises(PeerTimeout, match="of the body"):
         async with Membership(internet.network()):
@@ -741,5 +741,5 @@ async def test_sample_of_trainers_is_bounded_and_of_a_small_run_has_all() -> Non
         for _ in range(2):
             assert len(await asker.some_trainers("large")) == MAX_SAMPLED
         assert set(await asker.some_trainers("small")) == {peer.peer_id for peer in peers[:3]}
-        assert len(await asker.trainers("large")) == len(peers)  # whoever wants all of them gets them
+        assert len(await asker.trainers("large")) == len(peers)  # a caller that wants all of them gets them
     await internet.close()

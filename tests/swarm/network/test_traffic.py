@@ -126,5 +126,5 @@ async def _exchange(server: Libp2pNetwork, caller: Libp2pNetwork, expects: str =
 
 
 def _of(network: Libp2pNetwork) -> tuple[int, int]:
-    """Of all paths: between two looks a relayed connection may have become a direct one."""
+    """Return the sum over all paths: between two looks a relayed connection may have become a direct one."""
     return sum(network.traffic.sent_bytes.values()), sum(network.traffic.received_bytes.values())

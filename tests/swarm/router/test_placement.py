@@ -260,7 +260,7 @@ def test_move_of_another_that_leaves_the_same_blocks_is_waited_for() -> None:
 
 
 def test_move_that_another_makes_already_is_not_made_twice() -> None:
-    """Of two that announced it at once, the one of lower hash goes on and the other gives way."""
+    """Two nodes announce it at once: the one of lower hash goes on, and the other gives way."""
     first, second = sorted(("x", "y"), key=rank)
     swarm = {"a": record(0, 2), "x": record(0, 2, moving_to=(2, 4)), "y": record(0, 2, moving_to=(2, 4))}
     assert choose_move(swarm, 4, me(peer_id=first), (0, 2)) is not None

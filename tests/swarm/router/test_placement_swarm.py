@@ -51,7 +51,7 @@ class Swarm:
         self.servers[peer_id] = replace(self.servers[peer_id], next_start=move.start, next_end=move.end)
 
     def finish(self, peer_id: str) -> bool:
-        """As the volunteer does: go only if it is still wanted."""
+        """Do what the volunteer does: go only if it is still wanted."""
         record = self.servers[peer_id]
         wish = self.wish(peer_id)
         goes = wish is not None and (wish.start, wish.end) == (record.next_start, record.next_end)
@@ -168,7 +168,7 @@ def test_swarm_moves_at_the_same_time_never_open_a_gap(data: st.DataObject) -> N
 
 
 def best_slowest(num_blocks: int, nodes: list[Capacity], found: CoverageSummary) -> float:
-    """Of all ways to place `nodes` that cover the model as well, the fastest slowest block."""
+    """Return the fastest slowest block of all ways to place `nodes` that cover the model as well."""
     options = []
     for node in nodes:
         lengths = range(1, min(node.num_blocks, num_blocks) + 1)

@@ -25,7 +25,7 @@ def serve_record(start: int, end: int, revision: str) -> ServeRecord:
 
 
 def found(*servers: tuple[str, int, int, str], failing: Collection[str] = ()) -> list[Revision]:
-    """Of a model of 8 blocks: peer, start, end, digest."""
+    """Return records of a model of 8 blocks: peer, start, end, digest."""
     return revisions({peer: serve_record(start, end, revision=digest) for peer, start, end, digest in servers}, failing)
 
 

@@ -27,7 +27,7 @@ def num_servers(scenario: Scenario) -> int:
 
 
 def served(scenario: Scenario, enough: int, answered: object = 1.0) -> Report:
-    """As if so many servers were enough."""
+    """Plan as if so many servers were enough."""
     covered = 1.0 if num_servers(scenario) >= enough else 0.5
     sections = {"Serving": {ANSWERED: answered, COVERED: covered}}
     return Report(name="", scenario={"nodes": scenario.nodes}, sections=sections, samples=())

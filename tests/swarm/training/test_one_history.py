@@ -161,7 +161,7 @@ class World:
 
     @property
     def equivocators(self) -> set[str]:
-        """Who has signed two different things about one attempt, which is what convicts."""
+        """Return who has signed two different things about one attempt, which is what convicts."""
         return {peer for (peer, _), things in self.said.items() if len(things) > 1}
 
     def _note(self, me: str, about: object, content: object) -> None:

@@ -16,7 +16,7 @@ from swarm.training.trainer_events import ContributionLate, IntervalDone, OuterS
 
 STEP_S = 0.4
 TOKENS = 5 * 2 * 4
-"""Of one trainer's interval."""
+"""The tokens of one trainer's interval."""
 
 
 @pytest.fixture(autouse=True)

@@ -66,7 +66,7 @@ def one_to_each_half(own: Vote, other: Vote, peers: tuple[str, ...]) -> list[tup
 
 @pytest.mark.parametrize("tells", [both_to_all, one_to_each_half], ids=["to all", "to each half another"])
 def test_member_that_votes_twice_is_banned_by_all(tells: Callable[..., list[tuple[Vote, tuple[str, ...]]]]) -> None:
-    """Who got one of the two alone finds the other in the certificates that others show."""
+    """A member that got one of the two alone finds the other in the certificates that others show."""
 
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=12)) as swarm:

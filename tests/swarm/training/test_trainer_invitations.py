@@ -1,4 +1,4 @@
-"""Who enters a run of whole trainers by an invitation or by vouches, and who does not."""
+"""Newcomers enter a run of whole trainers by an invitation or by vouches, and others do not."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _proof(swarm: Swarm, member: Member) -> Proof:
 
 
 def _trains(member: Member, of: Member) -> bool:
-    """Whether the state of `of` has a lease for `member`."""
+    """Return whether the state of `of` has a lease for `member`."""
     assert of.trainer.state is not None
     return member.peer_id in trainers_of(of.trainer.state.stripes)
 

@@ -22,9 +22,10 @@ STOPPED_S = 18.0
 INTERVAL_S = GRACE_S = 2.0
 ROUND_S = 1.0
 FOUND_S = QUIET_S + SILENT_S + ROUND_S
-"""Until the others find out that it is silent, in a reduction."""
+"""The time until the others find out that it is silent, in a reduction."""
 MOST_S = INTERVAL_S + FOUND_S + POLL_S + SILENT_S + GRACE_S + ROUND_S
-"""Between two steps of the others: those who have not found out themselves may ask it to form the next group."""
+"""The time between two steps of the others: those who have not found out themselves may ask it to form the next
+group."""
 NUM_STEPS = 18
 
 

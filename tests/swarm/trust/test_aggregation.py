@@ -350,7 +350,7 @@ GOLDEN = {
     "multi_krum": "6613c671039e92cd",
     "flag": "a8777ebd368be6d2",
 }
-"""Of the results below, whatever the machine."""
+"""Digests of the results below, whatever the machine."""
 
 
 @pytest.mark.parametrize("name", aggregator_names())

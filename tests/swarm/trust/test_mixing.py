@@ -203,7 +203,7 @@ GOLDEN = {
     ("bucketing", "multi_krum"): "9bbefbfadebaa3eb",
     ("bucketing", "flag"): "394a6d92a2801fad",
 }
-"""Of the results below, whatever the machine."""
+"""Digests of the results below, whatever the machine."""
 
 
 @pytest.mark.parametrize("mixing", MIXINGS, ids=lambda mixing: mixing.name)

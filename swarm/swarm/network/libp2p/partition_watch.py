@@ -23,7 +23,7 @@ from swarm.network.multiaddr import PeerAddr
 from swarm.newest_items import NewestItems
 
 CHECK_S = 3.0
-"""While all is well. A look at the daemon's connections takes a millisecond."""
+"""The pause while all is well. A look at the daemon's connections takes a millisecond."""
 MIN_PAUSE_S = 0.5
 MAX_PAUSE_S = 10.0
 """Pause between attempts to reach missing peers; it grows. A partition heals this long after its cause is gone."""

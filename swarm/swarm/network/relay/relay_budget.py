@@ -100,4 +100,4 @@ class RelayBudget:
 
 
 NO_LIMIT = RelayBudget()
-"""Nobody waits in it, so that everything without a limit may share it."""
+"""A budget in which nobody waits, so that everything without a limit may share it."""

@@ -34,12 +34,12 @@ from swarm.trust.reputation import Reputation
 logger = logging.getLogger(__name__)
 
 DEFAULT_SHARE = 0.01
-"""Of a server that lies in each answer 300 answers find 95 %, for less than one percent of what they cost."""
+"""300 answers find 95 % of the servers that lie in each answer, for less than one percent of what they cost."""
 
 MAX_WAITING = 8
 
 MAX_WAITING_BYTES = 256 * 2**20
-"""As much as the store of prefixes."""
+"""The size of the store of prefixes."""
 
 MAX_REPORTS = 256
 

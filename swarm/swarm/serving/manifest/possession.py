@@ -1,7 +1,7 @@
 """Proofs that a server holds the files it announces: which chunks are drawn, and what an answer shows. Pure.
 
-This is provable data possession (Ateniese et al. 2007) in its simplest form, by Merkle trees: whoever asks needs the
-manifest alone. A server that lacks a share p of the bytes of its blocks passes k draws with probability (1 - p)^k.
+This is provable data possession (Ateniese et al. 2007) in its simplest form, by Merkle trees: the one that asks needs
+the manifest alone. A server that lacks a share p of the bytes of its blocks passes k draws with probability (1 - p)^k.
 What a proof shows is that the server could get the publisher's bytes within the deadline; not that it computes with
 them, nor that it made its quantized weights of them.
 """

@@ -1,7 +1,7 @@
 """Compute a span once more that evidence shows, with the model's own files, and say whether its server gave something
 else.
 
-Whoever reads evidence has no second server to ask and believes nobody, and whoever made it may have chosen the inputs.
+A reader of evidence has no second server to ask and believes nobody, and its maker may have chosen the inputs.
 So a server is found wrong only if three things hold: every file of the model is the published one; the outputs are off
 by MARGIN times what honest servers may differ; and by STEADINESS times what the smallest change of these inputs makes,
 since there are inputs for which rounding alone changes everything. Blocks for as long as the span takes, twice.

@@ -47,7 +47,7 @@ MAX_FAILURES = 16
 """Maximum server failures per request or call. A request that exceeds it is assumed to be the cause."""
 
 BAD_ROWS_FAILURES = 4
-"""As many failures is it to run a session anew because some server gave bad rows: that is as much work."""
+"""The failures that a session counts when it is run anew because some server gave bad rows: it is as much work."""
 
 
 class SessionState:

@@ -36,7 +36,7 @@ MESSAGE_BYTES = 2**20
 """Largest message of several frames, so that none waits long behind others. A larger frame goes alone."""
 
 ROOM_BYTES = 8 * 2**20
-"""While this much is unsent, senders that can wait compute nothing more."""
+"""Senders that can wait compute nothing more while this much is unsent."""
 
 MAX_QUEUED_BYTES = 256 * 2**20
 """Bound for senders that cannot wait: four of the largest frames."""

@@ -1,9 +1,9 @@
 """The slices from which a member has made a part: it checks them, signs what it made, and shows them to auditors.
 
-A member commits to its encoded pseudo-gradient before there is a group (`committed_tree`). Whoever sends slices sends
-the digests of their leaves first (`read_leaves`), so that each owner knows what belongs under the committed root. An
-owner keeps the slices, a byte a value of its part for each member in int8, until the step is over. Before it signs, it
-checks them all: an honest owner never signs for what a sender did not commit to.
+A member commits to its encoded pseudo-gradient before there is a group (`committed_tree`). A member that sends slices
+sends the digests of their leaves first (`read_leaves`), so that each owner knows what belongs under the committed root.
+An owner keeps the slices, a byte a value of its part for each member in int8, until the step is over. Before it signs,
+it checks them all: an honest owner never signs for what a sender did not commit to.
 
 Functions here block. Shapes: N values of the vector, F of the part.
 """

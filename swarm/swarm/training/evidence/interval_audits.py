@@ -54,7 +54,7 @@ class Validation:
 
     @property
     def is_accusation(self) -> bool:
-        """Whether another member has found it wrong."""
+        """True if another member has found it wrong."""
         return bool(self.case.finders)
 
 

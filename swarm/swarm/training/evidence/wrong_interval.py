@@ -2,9 +2,9 @@
 
 A validator's word alone convicts nobody. Members that receive it compute the interval once more, and sign what they
 find. Evidence convicts once more than a third of the step's members that decide have signed, two at least, so that all
-ban at about the same time; where only one of them is left to sign, for whoever has signed itself. Findings of members
-on probation count for nothing, as keys cost nothing. Anyone who has the state that the step began from, and the run's
-data, can do as they did.
+ban at about the same time; where only one of them is left to sign, for the one that has signed itself. Findings of
+members on probation count for nothing, as keys cost nothing. Anyone who has the state that the step began from, and the
+run's data, can do as they did.
 
 A certificate does not prove that its members are the run's. So a member believes only the outcome that its own history
 has of that step, and everybody else only a certificate with the accused's own second vote: nobody can forge that, and

@@ -34,7 +34,7 @@ WELCOME_S = 2 * CALL_TIMEOUT_S
 """How long a follower waits for a head that is not at its step yet."""
 RETRY_S = 1.0
 MAX_RETRY_S = 15.0
-"""While no head has room, the pause before all are asked again doubles up to this: in a run that is nearly full, or
+"""The pause before all heads are asked again, while none has room, doubles up to this: in a run that is nearly full, or
 grows fast, hundreds may ask for a place."""
 
 

@@ -6,8 +6,8 @@ key for the attempts that it wants to coordinate. Keys cost nothing, however, an
 seen the state. The beacon of the seats therefore also holds the members' commitments to their slices, which nobody but
 their makers and the attempt's coordinator knows before there is a group.
 
-In a run's first round the beacon is the run's id and its initial state. Both are known beforehand: whoever makes enough
-keys coordinates that round, and takes its seats.
+In a run's first round the beacon is the run's id and its initial state. Both are known beforehand: a party that makes
+enough keys coordinates that round, and takes its seats.
 
 Pure functions. A beacon of the last state for drawing the members of a round is that of MoDeST (de Vos et al. 2023,
 arXiv 2302.13837).

@@ -43,7 +43,7 @@ _SIGNATURE_KEYS = ("peer_id", "issued_at", "signature")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedRun:
     """A run and its author. Only `verify_mapping`, which has checked the signature, and `sign_mapping`, which has just
-    made it, make one. Neither builds the model: that is checked by whoever is about to train it.
+    made it, make one. Neither builds the model: that is checked by those about to train it.
 
     `text` is a run file, for `read_run`, with the values that were signed, as they were written, and no comments.
     """

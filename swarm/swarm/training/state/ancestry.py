@@ -1,4 +1,4 @@
-"""Whether a certificate follows from a state that a process trusts, and where the trust of a newcomer begins.
+"""Decides whether a certificate follows from a state that a process trusts, and where the trust of a newcomer begins.
 
 A member trusts its own state, and a process without a state the newest endorsement of the run's author. A certificate
 follows from a trusted state if enough of that state's members voted for it, or if the links that its holder shows lead

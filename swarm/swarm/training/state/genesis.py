@@ -1,7 +1,8 @@
 """The genesis of a run: the state before its first outer step, whose digest the run's author has signed.
 
 Each member makes it by itself, from the run's seed or checkpoint. Rounds that only admit members change who holds
-leases and not the weights, so a state of outer step 0 can be compared with the genesis whoever was admitted. No state.
+leases and not the weights, so a state of outer step 0 can be compared with the genesis no matter who was admitted. No
+state.
 
 Shapes: N values of the flat parameter vector.
 """

@@ -1,6 +1,6 @@
 """Asks peers of a run for the certificates of their states and for evidence, as a member or from outside.
 
-Certificates are checked here; whoever asks for evidence checks what it proves.
+Certificates are checked here; those that ask for evidence check what it proves.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class Replica:
 
     @property
     def standings(self) -> TrainerStandings:
-        """Who has proven itself. The members that the author's resume order names need not."""
+        """The members that have proven themselves. Those that the author's resume order names need not."""
         state = self.current.state
         known = {*self.roster, *trainers_of(state.stripes)}
         left = {peer: steps for peer, steps in state.probation if peer not in self.roster}

@@ -1,4 +1,4 @@
-"""Whom a search asks, for what, and when it stops."""
+"""A search asks the right nodes for the right things, and stops in time."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def is_far(identity: Identity, other: Identity) -> bool:
 
 
 class Host:
-    """Of one node. `wire` has the answers of all who give any; whoever is not in it is silent."""
+    """The host of one node. `wire` has the answers of all nodes that give any; all others are silent."""
 
     def __init__(self, peer_id: str, wire: dict[tuple[str, str], Any]) -> None:
         self.peer_id = peer_id

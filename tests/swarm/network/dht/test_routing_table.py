@@ -1,4 +1,4 @@
-"""Whom a node of the DHT keeps, as peers come and go."""
+"""The contacts that a node of the DHT keeps, as peers come and go."""
 
 from __future__ import annotations
 

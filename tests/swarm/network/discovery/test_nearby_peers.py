@@ -37,7 +37,7 @@ def test_stranger_that_names_a_peer_that_is_there_changes_nothing_of_what_that_s
     assert nearby.contacts == (contact(1), contact(1, host=99))
 
 
-def test_peers_that_were_reached_keep_their_place_whoever_comes() -> None:
+def test_peers_that_were_reached_keep_their_place_when_others_come() -> None:
     nearby = NearbyPeers()
     for number in range(1, 4):
         nearby.note(source(number), contact(number), 0.0)

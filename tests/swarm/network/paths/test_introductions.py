@@ -77,8 +77,8 @@ def run(case: Case, **options: Any) -> None:
 
 
 def let_syns_meet(monkeypatch: pytest.MonkeyPatch, *, is_listener: bool = False) -> list[tuple[str, int]]:
-    """Have an opener's SYN meet the dial of whoever dials; or find a listener, if that is said. Returns what is opened
-    to."""
+    """Have an opener's SYN meet the dial of the peer that dials; or find a listener, if that is said. Returns what is
+    opened to."""
     opened: list[tuple[str, int]] = []
 
     async def open_path(_here: ListenPlace, there: tuple[str, int], met: Callable[[], None]) -> bool:
@@ -94,7 +94,9 @@ def let_syns_meet(monkeypatch: pytest.MonkeyPatch, *, is_listener: bool = False)
 
 
 @pytest.mark.parametrize("asker", [LESSER, GREATER])
-def test_the_lesser_dials_and_the_greater_opens_whoever_asked(monkeypatch: pytest.MonkeyPatch, asker: str) -> None:
+def test_the_lesser_dials_and_the_greater_opens_no_matter_who_asked(
+    monkeypatch: pytest.MonkeyPatch, asker: str
+) -> None:
     opened = let_syns_meet(monkeypatch)
 
     async def case(world: World) -> None:
@@ -243,7 +245,7 @@ def test_relay_has_nothing_sent_to_more_than_one_public_ip_of_a_version(monkeypa
     run(case)
 
 
-def test_attempts_at_the_same_time_are_bounded_whoever_asks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempts_at_the_same_time_are_bounded_no_matter_who_asks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = let_syns_meet(monkeypatch)
     monkeypatch.setattr(introductions, "MAX_ATTEMPTS", 2)
 

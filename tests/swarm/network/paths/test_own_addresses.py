@@ -130,7 +130,7 @@ def test_forwarded_port_is_found_but_does_not_make_relays_needless(monkeypatch: 
     async def case(world: World) -> None:
         await world.measure()
         assert world.own.reachability == "public"
-        assert not world.own.is_open, "it may be a NAT that lets in whoever it has heard of"
+        assert not world.own.is_open, "it may be a NAT that lets in all that it has heard of"
         assert world.own.to_announce() == (NAT, LAN)
 
     run(case, seen_at=MAPPED)

@@ -181,7 +181,7 @@ def test_stranger_that_copies_the_names_and_is_greeted_back_learns_nothing(tmp_p
 
 
 def test_stolen_chain_is_refused_under_another_key(tmp_path: Path) -> None:
-    """Whoever has the secret and a member's chain, but no invitation, is no member."""
+    """A node with the secret and a member's chain, but no invitation, is no member."""
 
     async def case(folder: Path) -> None:
         invitation = OWNER.invite()

@@ -1,4 +1,4 @@
-"""Who may relay for a node, in which order, and which relays share a network."""
+"""The nodes that may relay for a node, their order, and which of them share a network."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class Pages(RuleBasedStateMachine):
             assert self.pages.num_free == free
             return multiple()
         assert page_table.num_pages == num_pages
-        # whoever shares a page finds in it what the key says
+        # a sequence that shares a page finds in it what the key says
         assert [self.content[page] for page in page_table.pages] == keys[: page_table.num_shared]
         computed_from = self.pages.inputs_of(page_table)
         assert [each.before for each in computed_from if each] == keys[: page_table.num_shared]

@@ -195,7 +195,7 @@ def test_plan_any_arrivals_within_bounds_and_all_done(
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 3000)), min_size=1, max_size=30))
 def test_plan_backlogged_clients_get_equal_shares(prompts: list[tuple[str, int]]) -> None:
-    """As long as two have prompts waiting, neither is more than a turn and a step ahead of the other."""
+    """Neither of two clients that both have prompts waiting is more than a turn and a step ahead of the other."""
     machine = Machine()
     left: Counter[str] = Counter()
     for client, num_tokens in prompts:

@@ -117,7 +117,7 @@ def test_every_byte_of_a_span_is_drawn_and_no_other() -> None:
     assert {each.index for _ in range(500) for each in draw(manifest, 2, 3, rng)} - {39} == set(range(15, 20))
 
 
-def test_honest_server_proves_what_it_holds_to_whoever_has_the_manifest(
+def test_honest_server_proves_what_it_holds_to_all_that_have_the_manifest(
     loaded: LoadedSpan, published: PublishedManifest
 ) -> None:
     for seed in range(20):

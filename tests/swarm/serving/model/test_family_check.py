@@ -1,4 +1,5 @@
-"""Whether a model can be served, from its config alone: families that can be, that cannot, and hostile files."""
+"""The check whether a model can be served, from its config alone: families that can be, that cannot, and hostile
+files."""
 
 from __future__ import annotations
 

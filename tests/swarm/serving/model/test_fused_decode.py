@@ -239,7 +239,7 @@ def test_load_of_a_family_with_the_same_parts_that_puts_them_together_otherwise_
 def test_load_with_a_window_in_its_config_that_its_blocks_do_not_have_is_not_fused(
     write_config: Callable[[object], Path],
 ) -> None:
-    """As files have it that were another family's: seen where positions behind the window are few among many."""
+    """Files that were another family's have it so: seen where positions behind the window are few among many."""
     config = LlamaConfig(**{**SMALL, "max_position_embeddings": 8192}, sliding_window=4096)
     span = load_span(open_model(write_config(config)), 0, 3)
     assert span.fused is not None

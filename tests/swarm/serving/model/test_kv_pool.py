@@ -95,7 +95,7 @@ NUM_PREFAULT_PAGES = 100
 
 
 class RecordingPool:
-    """Of which the system gives 10 pages at a time."""
+    """A pool of which the system gives 10 pages at a time."""
 
     num_pages = NUM_PREFAULT_PAGES
     num_pages_at_once = 10

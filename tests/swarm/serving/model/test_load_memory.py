@@ -17,7 +17,7 @@ SPARE_BYTES = 16e6
 """What a few tensors on their way and a fragmented heap take; the files of the smaller model have 68 MB."""
 
 FILE_BYTES = 101e6
-"""Of the larger model."""
+"""The bytes of the larger model."""
 
 CASES = [["int8", "12"], ["int4", "12"], ["float32", "8"], ["bfloat16", "8-fp8"]]
 """Type of the weights; number of blocks, and what they are stored in if it is not bfloat16."""

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def weight_bytes(span: Span) -> int:
-    """Of a quantized tensor those of its parts; packed ones are counted as if they were not."""
+    """Return a tensor's bytes, of a quantized one those of its parts; packed ones are counted as if they were not."""
     total = sum(buffer.nbytes for buffer in span._model.buffers() if buffer.dtype == torch.int8)
     for parameter in span._model.parameters():
         parts = [parameter.to_dense() if parameter.is_mkldnn else parameter]

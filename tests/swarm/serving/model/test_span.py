@@ -163,7 +163,7 @@ def test_load_span_outside_the_model_is_refused(llama_dir: Path, span: tuple[int
 def test_load_family_whose_ends_cannot_be_told_apart_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Any
 ) -> None:
-    """As these were, had nobody read their code."""
+    """These families would be such, had nobody read their code."""
     monkeypatch.setattr(weights, "_BEFORE_BLOCKS", {})
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="where it cannot be split"):

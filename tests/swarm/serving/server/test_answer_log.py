@@ -38,7 +38,7 @@ def digest(rows: Sequence[Rows]) -> bytes:
 
 
 def test_server_signs_the_inputs_of_its_cache_and_not_those_that_came_under_their_names() -> None:
-    """Who could have it sign others would have evidence against an honest server."""
+    """A client that could have it sign others would have evidence against an honest server."""
 
     async def work(world: World) -> None:
         talk, names = await world.talk(), tuple(page_keys(REVISION, TRUE))

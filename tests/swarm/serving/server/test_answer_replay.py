@@ -1,4 +1,4 @@
-"""Evidence of a wrong answer proves itself to whoever has the published model, and honest servers' work proves
+"""Evidence of a wrong answer proves itself to all that have the published model, and honest servers' work proves
 nothing."""
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def test_evidence_that_was_changed_proves_nothing(found: Found) -> None:
 def test_outputs_that_move_as_far_by_rounding_alone_prove_nothing(
     found: Found, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever chooses the inputs may choose some for which an honest server's rounding changes everything."""
+    """An accuser that chooses the inputs may choose some for which an honest server's rounding changes everything."""
     monkeypatch.setattr(answer_replay, "ROUNDING", {"float32": 0.2})
     with pytest.raises(PeerViolation, match="for a rounding of the inputs"):
         replay_answer(ServedEvidence.from_bytes(found.wrong), NETWORK, found.directory)

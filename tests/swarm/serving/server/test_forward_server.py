@@ -280,7 +280,8 @@ async def served(rig: Rig, scenario: Callable[[Rig], Awaitable[Any]]) -> None:
 
 @pytest.mark.parametrize("num_calls", [1, 3])
 def test_steps_of_sessions_come_between_any_two_pieces(llama_dir: Path, num_calls: int) -> None:
-    """Sequences so long that each block is a piece of its own: whoever decodes waits for one, however many call."""
+    """Sequences so long that each block is a piece of its own: a session that decodes waits for one, however many
+    call."""
     log: list[str] = []
     timed = forward_server._timed
 

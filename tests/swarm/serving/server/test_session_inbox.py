@@ -32,7 +32,7 @@ def test_backlog_one_step_of_any_size_may_wait() -> None:
         backlog.take("b", 1)
 
 
-def test_backlog_has_room_for_whoever_waits_until_half_of_its_share_is_free() -> None:
+def test_backlog_has_room_for_those_that_wait_until_half_of_its_share_is_free() -> None:
     async def main() -> None:
         backlog = Backpressure(100)
         backlog.take("a", 38)

@@ -157,7 +157,7 @@ def test_grammar_answer_ends_where_the_grammar_does(boxes: Any, llama_dir: Path)
 
 
 def test_json_schema_is_what_any_seed_answers(boxes: Any, llama_dir: Path) -> None:
-    """Of numbers and lists, for a quote ends this model's answers."""
+    """The schema has numbers and lists alone, for a quote ends this model's answers."""
     schema = {"type": "array", "items": {"type": "integer", "minimum": -9, "maximum": 99}, "minItems": 2, "maxItems": 6}
 
     async def scenario() -> None:

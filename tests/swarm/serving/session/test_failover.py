@@ -1,7 +1,7 @@
 """A chain under fire: whatever happens to its servers, the tokens are those of one undisturbed machine.
 
-Faults strike whoever is in the chain: the prompt is one prefill, so the n-th prefill is at the n-th hop, and with three
-hops the n-th decode is at hop (n - 1) mod 3.
+Faults strike the servers of the chain: the prompt is one prefill, so the n-th prefill is at the n-th hop, and with
+three hops the n-th decode is at hop (n - 1) mod 3.
 """
 
 from __future__ import annotations

@@ -345,7 +345,7 @@ def test_rows_at_which_two_servers_failed_are_forgotten_and_nobody_is_accused_of
     state.on_opened(following, ready(0, 8), 1.0)
     actions = state.on_lost(following, error, FailureCause.REPORTED, 1.0)
     accused = [action.peer_id for action in actions if isinstance(action, ReportFailure)]
-    assert accused == [failing[1]], "it failed, whoever is to blame"
+    assert accused == [failing[1]], "it failed, no matter who is to blame"
     forgotten = [action.peers for action in actions if isinstance(action, ForgetRows)]
     if failing[1] == failing[0]:
         assert forgotten == []
@@ -423,7 +423,7 @@ def test_lost_last_stage_holds_up_the_next_token_until_nobody_has_another() -> N
     assert {action.stage for action in actions if isinstance(action, UpdateLink)} == {first, middle}
     state.on_link_ack(first, 1, 4, 1.0)
     assert state.next_due_s() == pytest.approx(1.0 + FLOOR_S, abs=0.1)
-    assert state.tick(state.next_due_s()), "whoever does not answer is replaced"
+    assert state.tick(state.next_due_s()), "a server that does not answer is replaced"
     assert state.stages == [first]
 
 

@@ -153,7 +153,7 @@ def test_load_keeps_within_its_bytes_what_was_used_last(jobs: list[Job], stories
     size = jobs[0].path.stat().st_size
     fourth = load(stories, replace(FILES, text_key="d"), max_cache_bytes=3 * size)
     assert [job.path.exists() for job in jobs] == [True, False, True, True]
-    assert corpora[1].batch([0]).equal(fourth.batch([0]))  # whoever has them open reads on
+    assert corpora[1].batch([0]).equal(fourth.batch([0]))  # those that have them open read on
     load(stories, others[2], max_cache_bytes=0)
     assert [job.path.exists() for job in jobs] == [False, False, True, False]
     assert len(jobs) == 4

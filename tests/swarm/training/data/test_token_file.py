@@ -105,7 +105,7 @@ def test_open_file_that_is_not_there_says_so(tmp_path: Path) -> None:
 
 
 def _big(path: Path, monkeypatch: pytest.MonkeyPatch) -> Corpus:
-    """Of four blocks, of which opening checks one."""
+    """Return a file of four blocks, of which opening checks one."""
     monkeypatch.setattr(token_file, "CHECKED_AT_ONCE", 1)
     num_tokens = 3 * BLOCK_BYTES // 2
     tokens = write(path, [draw(num_tokens)], [draw(1000, seed=1)])

@@ -97,7 +97,7 @@ def test_tokenize_worker_that_cannot_start_says_why(tmp_path: Path, monkeypatch:
         tokenize(endless_job(tmp_path), LocalData())
 
 
-def test_worker_ends_with_whoever_started_it(tmp_path: Path) -> None:
+def test_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     job = endless_job(tmp_path)
     program = (
         "import pickle, sys; from swarm.training.data import local_data, tokenizing; "

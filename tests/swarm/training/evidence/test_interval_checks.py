@@ -60,6 +60,6 @@ def test_work_where_there_is_none_is_wrong() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\x00", bytes([255]) * len(CODEC.encode(TRUE_N[leaf_at(NUM_VALUES, 0)]))])
 def test_slice_that_nobody_can_decode_is_wrong(data: bytes) -> None:
-    """Its member has committed to it. Whoever computes the interval once more must not fail because of it."""
+    """Its member has committed to it. A member that computes the interval once more must not fail because of it."""
     found = likeness(GROUP, CODEC, (0,), [AuditedSlice(data=data)], TRUE_N, 0.5)
     assert found == Likeness(tier="wrong", distance=math.inf)

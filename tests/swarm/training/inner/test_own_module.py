@@ -165,7 +165,7 @@ def test_loss_that_is_not_finite_moves_nothing() -> None:
 
 
 def test_gradient_that_is_not_finite_moves_nothing_and_leaves_the_optimizer_as_it_was() -> None:
-    """As of a square root at 0, whose value is fine."""
+    """The gradient is that of a square root at 0, whose value is fine."""
     is_bad = [True]
 
     def loss(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -22,7 +22,7 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.records import Refusal, TrainerRecord
 
 STEP_S = 0.1
-"""As `SyntheticInner` reports it."""
+"""The duration that `SyntheticInner` reports."""
 
 
 def peer(number: int) -> str:
@@ -114,8 +114,8 @@ async def records_of(swarm: Swarm) -> dict[str, TrainerRecord]:
 
 
 async def phases_over(latency_s: float) -> dict[str, float]:
-    """Of the last step of a run of three, over links this slow. The synthetic contributions lie on a line, where a
-    robust aggregator takes the outer ones for liars'."""
+    """Return the phases of the last step of a run of three, over links this slow. The synthetic contributions lie on a
+    line, where a robust aggregator takes the outer ones for liars'."""
     async with Swarm(config(min_group=3, aggregator="mean"), link=LinkModel(latency_s=latency_s)) as swarm:
         for index in range(3):
             await swarm.join(f"m{index}", inner=SyntheticInner(virtual_step_s=STEP_S))

@@ -135,7 +135,7 @@ def test_register_out_of_order_or_bounds_is_refused(wrong: tuple[tuple[str, int]
 
 def _voters_under_a_ratchet(rule: Probation, num_steps: int) -> list[int]:
     """The numbers of members that decide, step by step, while a liar coordinates each third step and then leaves out as
-    many of those that decide as it may. Whoever was left out is ready again for the next step."""
+    many of those that decide as it may. A member that was left out is ready again for the next step."""
     succession, numbers = Succession(min_group=2, majority_after_s=0.0), []
     standings, roster = after_steps(TrainerStandings(rule=rule, known=MEMBERS), 6, MEMBERS), set(MEMBERS)
     for step in range(num_steps):

@@ -185,7 +185,7 @@ def test_save_that_cannot_be_flushed_at_the_end_says_so_and_leaves_both_checkpoi
 
 
 def test_save_of_another_state_at_the_same_step_takes_the_former_ones_place(tmp_path: Path) -> None:
-    """As after a run that had come apart is one again."""
+    """This happens after a run that had come apart is one again."""
     other = replace(_checkpoint(1), state=replace(_checkpoint(1).state, theta_N=_checkpoint(1).state.theta_N + 1))
     save_checkpoint(tmp_path, _checkpoint(1))
     save_checkpoint(tmp_path, other)

@@ -49,7 +49,7 @@ def test_export_loaded_again_gives_equal_logits(
     Layout.of(built).set_parameters(built, theta_N)
     x_BT = torch.arange(64).view(2, 32)
     assert torch.equal(loaded(input_ids=x_BT).logits, built(input_ids=x_BT).logits)
-    assert len({path.stat().st_mode for path in (tmp_path / "model").iterdir()}) == 1, "whoever reads one reads all"
+    assert len({path.stat().st_mode for path in (tmp_path / "model").iterdir()}) == 1, "a user that reads one reads all"
 
 
 FAMILIES = {

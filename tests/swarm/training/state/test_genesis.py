@@ -27,7 +27,7 @@ def pinned(**changes: object) -> RunConfig:
 
 
 @pytest.mark.parametrize("overlap_steps", [0, 2])
-def test_state_of_outer_step_0_is_held_against_the_genesis_whoever_has_been_admitted(overlap_steps: int) -> None:
+def test_state_of_outer_step_0_is_held_against_the_genesis_no_matter_who_was_admitted(overlap_steps: int) -> None:
     run = pinned(overlap_steps=overlap_steps)
     first = ReplicaState.initial(ZEROS, overlap_steps).manifest()
     admitted = replace(first, roster=(PEER,), stripes=(LeaseStripe(roster=(PEER,)),) * len(first.stripes))

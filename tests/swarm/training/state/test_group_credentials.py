@@ -1,4 +1,4 @@
-"""Credentials in signed groups: whoever reads a group has checked them, and a coordinator can change none."""
+"""Credentials in signed groups: every reader of a group has checked them, and a coordinator can change none."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ rosters = st.sets(st.sampled_from(MEMBERS), min_size=1).map(sorted)
 
 @st.composite
 def rounds(draw: st.DrawFn) -> tuple[list[str], dict[str, int | None]]:
-    """Who held leases, and the share of it that each committed; None: it crashed, or was left out."""
+    """Draw the members that held leases, and the share of it that each committed; None: it crashed, or was left out."""
     roster = draw(rosters)
     share = st.none() | st.just(100) | st.integers(0, 100)
     return roster, {member: draw(share) for member in roster}

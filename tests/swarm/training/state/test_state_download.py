@@ -1,4 +1,4 @@
-"""A state from many donors: bandwidth adds up, and whoever is slow, silent, dying or lying costs little."""
+"""A state from many donors: bandwidth adds up, and donors that are slow, silent, dying or lying cost little."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_schedule_is_bounded_in_bytes_for_each_donor_and_for_all() -> None:
     assert len(asked(alone, 0.001)) * CHUNK_BYTES == MAX_DONOR_BYTES
 
 
-def test_schedule_shares_out_the_last_chunks_and_leaves_some_for_whoever_is_first() -> None:
+def test_schedule_shares_out_the_last_chunks_and_leaves_some_for_the_first_that_is_free() -> None:
     schedule = ChunkSchedule(range(8), ["a", "b"])
     asked(schedule)
     schedule.delivered("a", 0, 0.001)

@@ -192,7 +192,7 @@ async def trickled_part(_peer: str, stream: Stream) -> None:
         await asyncio.sleep(20.0)
 
 
-def test_parts_come_by_digest_from_whoever_has_them() -> None:
+def test_parts_come_by_digest_from_any_peer_that_has_them() -> None:
     async def main() -> None:
         world = World(3)
         group, replica, parts, outcome = await proposed(world)

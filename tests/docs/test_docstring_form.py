@@ -57,7 +57,8 @@ def fragments(module: ast.Module) -> Iterator[str]:
 def texts(module: ast.Module) -> Iterator[str]:
     """Yield the docstrings of a module: its own, and those of its classes, functions and constants."""
     for node in ast.walk(module):
-        for each in getattr(node, "body", None) or [] if not isinstance(node, ast.Lambda | ast.IfExp) else []:
+        body = getattr(node, "body", None)
+        for each in body if isinstance(body, list) else []:
             if (
                 isinstance(each, ast.Expr)
                 and isinstance(each.value, ast.Constant)

@@ -20,7 +20,8 @@ from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file_text import template
 from swarm_node import cli
 from swarm_node.commands.run import DEFAULT_NAME
-from swarm_node.settings.config import ENV_PREFIX, SETTINGS, default_text
+from swarm_node.settings.config import SETTINGS, default_text
+from swarm_node.settings.config_sources import ENV_PREFIX
 from swarm_protocol import limits
 
 LIMITS = "reference/protocol/limits.md"

@@ -19,8 +19,8 @@ from rich.markup import escape
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 
-from swarm_node.settings import config
-from swarm_node.settings.config import SETTINGS, Config, UsageError, Value
+from swarm_node.settings import config_sources
+from swarm_node.settings.config import SETTINGS, Config, UsageError, Value, default_text
 from swarm_node.storage.home import Home
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Flags:
 
     def resolve(self) -> Config:
         """Resolve the settings from these flags, the environment and the file. Raises ConfigError."""
-        return config.resolve(self.values, file=self.file)
+        return config_sources.resolve(self.values, file=self.file)
 
     def member(self) -> Config:
         """Resolve the settings of a command that goes to a network, which may be a private one. Raises ConfigError."""
@@ -76,7 +76,7 @@ class Flags:
 
     def home(self) -> Path:
         """Return the home, for a command that needs no other setting. Raises ConfigError."""
-        return config.resolve_home(self.values)
+        return config_sources.resolve_home(self.values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,7 @@ def imported(code: str) -> Any:
 
 def _setting_option(name: str) -> inspect.Parameter:
     setting = SETTINGS[name]
-    default = config.default_text(name)
+    default = default_text(name)
     about = f"{setting.about} (default: {default})" if default else setting.about
     flag = "--" + name.replace("_", "-")
     if not setting.metavar:

@@ -21,8 +21,8 @@ from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import plural
 from swarm_node.settings.config import Config, UsageError
 from swarm_node.settings.parsers import length_of_time
-from swarm_node.storage.home import Home, check_new_file, explained
-from swarm_node.storage.kept_invitation import with_invitation, write_private
+from swarm_node.storage.home import Home, check_new_file, explained, write_private
+from swarm_node.storage.kept_invitation import with_invitation
 from swarm_node.storage.owned_network import OwnedNetwork
 from swarm_node.storage.remembered_peers import remembered
 

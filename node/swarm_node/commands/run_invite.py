@@ -39,8 +39,7 @@ from swarm_node.events.emitter import Emitter
 from swarm_node.network_visit import retried, visiting
 from swarm_node.settings.config import UsageError
 from swarm_node.settings.parsers import whole_number
-from swarm_node.storage.home import check_new_file, explained
-from swarm_node.storage.kept_invitation import write_private
+from swarm_node.storage.home import check_new_file, explained, write_private
 
 _SERIAL = re.compile(r"[0-9a-fA-F]{1,16}")
 

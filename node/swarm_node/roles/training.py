@@ -13,10 +13,9 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 
 from swarm.network.link_diagnosis import LinkWatch, SlowLink
 from swarm.start_checkpoint import bringing
@@ -38,15 +37,15 @@ from swarm.training.state.checkpoint import Checkpoint, discard_inner, load_newe
 from swarm.training.state.endorsement import EndorsementFile
 from swarm.training.state.export import export_hf
 from swarm.training.state.replica_state import ReplicaState
-from swarm.training.trainer_events import HeldOutScored, OnProbation, StateEndorsed, TrainingEvent
 from swarm_protocol.control_messages import MAX_CONVICTED_LINES, TrainingStatus
 from swarm_protocol.errors import ConfigError, SessionError, SwarmError
 from torch import Tensor
 
 from swarm_node.events.tensorboard_files import recorded
-from swarm_node.formatting import plural, rate
+from swarm_node.formatting import rate
 from swarm_node.metrics.readings import TrainerMetrics, read_trainer
 from swarm_node.node import Node
+from swarm_node.roles.own_standing import OwnStanding
 from swarm_node.roles.sources import checkpoint_source
 from swarm_node.roles.training_files import CheckpointWriter, ChunkFolder, PendingCheckpoint
 from swarm_node.settings.config import Config
@@ -398,46 +397,3 @@ def _named(peers: Sequence[str]) -> str:
     """Return a few of `peers` by their short names, or "the round's result" for none."""
     more = f" and {len(peers) - _MAX_NAMED} more" if len(peers) > _MAX_NAMED else ""
     return ", ".join(map(short, peers[:_MAX_NAMED])) + more if peers else "the round's result"
-
-
-@dataclass(slots=True, kw_only=True)
-class OwnStanding:
-    """What the newest events of a member say. A run has `probation_steps` for newcomers."""
-
-    probation_steps: int
-    steps_left: int = 0
-    entered: str = ""
-    endorsed: StateEndorsed | None = None
-    scored: HeldOutScored | None = None
-
-    def take(self, event: TrainingEvent) -> None:
-        """Take in an event, whatever it is about."""
-        if isinstance(event, OnProbation):
-            self.steps_left = event.steps_left
-        elif isinstance(event, events.RunEntered):
-            self.entered = event.how
-        elif isinstance(event, StateEndorsed):
-            self.endorsed = event
-        elif isinstance(event, HeldOutScored):
-            self.scored = event
-
-    def added_to(self, status: TrainingStatus) -> TrainingStatus:
-        if self.steps_left:
-            status = replace(status, steps_left=self.steps_left, probation_steps=self.probation_steps)
-        status = replace(status, entered=self.entered)
-        if self.endorsed is not None:
-            step, is_other = self.endorsed.step, self.endorsed.is_other
-            status = replace(status, endorsed_step=step, endorses_other=is_other)
-        if self.scored is not None:
-            status = replace(status, held_out=score_words(self.scored))
-        return status
-
-
-def score_words(scored: HeldOutScored) -> str:
-    """Return how this node's work and the others' do on held-out data."""
-    own = "not measured yet" if scored.own is None else f"{scored.own:+.3f} nats a step"
-    middle, lowest = median(scored.scores.values()), min(scored.scores, key=lambda peer: scored.scores[peer])
-    trainers = plural(len(scored.scores), "trainer")
-    return (
-        f"this node {own}; of {trainers}, median {middle:+.3f}, lowest {scored.scores[lowest]:+.3f} ({short(lowest)})"
-    )

@@ -12,11 +12,9 @@ are declared by `swarm_node.commands.command_options`.
 
 from __future__ import annotations
 
-import difflib
 import os
 import socket
 import sys
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,18 +24,12 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf
 from pydantic_core import PydanticUndefined
 from swarm.network.multiaddr import check_announce_addr, check_listen_addr, is_loopback
 from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError, reason_of
+from swarm_protocol.errors import ConfigError
 from swarm_protocol.network_invitation import NetworkInvitation
 from swarm_protocol.run_credentials import RunInvitation
 
 from swarm_node.lending.hours import Window, parse_window
 from swarm_node.settings import invitation_words, parsers
-
-ENV_PREFIX = "SWARM_"
-CONFIG_FILE = "SWARM_CONFIG"
-"""The variable that names the settings file, as `--config` does; it is no setting itself."""
-MAX_SHOWN_CHARS = 120
-"""Maximum length of a refused value in a message, so that the message stays a line."""
 
 Take = Literal["any", "models", "runs", "nothing"]
 Dtype = Literal["float32", "bfloat16", "float16", "int8", "int4"]
@@ -301,117 +293,6 @@ SETTINGS: Mapping[str, Setting] = {
     for name, field in Config.model_fields.items()
     if field.json_schema_extra
 }
-
-
-def resolve(flags: Mapping[str, Value], *, file: Path | None = None) -> Config:
-    """Return the settings from `flags` (None: not given), the environment and `file` or HOME/config.toml.
-
-    Raises ConfigError, which names the source at fault.
-    """
-    given = {**_environment(), **_flags(flags)}
-    named = str(file) if file else os.environ.get(CONFIG_FILE)
-    given = {**_from_file(Path(named) if named else _home(given) / "config.toml", is_named=bool(named)), **given}
-    values = {name: _parsed(name, each) for name, each in given.items()}
-    return Config(**values, origins={name: each.origin for name, each in given.items()})
-
-
-def resolve_home(flags: Mapping[str, Value]) -> Path:
-    """Return the node's home without reading its file: a daemon that could not start again can still be ended.
-
-    Raises ConfigError for an invalid home and for unknown variables.
-    """
-    return _home({**_environment(), **_flags(flags)})
-
-
-def _flags(flags: Mapping[str, Value]) -> dict[str, Given]:
-    return {name: Given("--" + name.replace("_", "-"), value) for name, value in flags.items() if value is not None}
-
-
-def _home(given: Mapping[str, Given]) -> Path:
-    home: Path = _parsed("home", given["home"]) if "home" in given else default_home()
-    return home
-
-
-def _environment() -> dict[str, Given]:
-    """Return the variables SWARM_… that are not empty. Raises ConfigError for one that names no setting."""
-    given: dict[str, Given] = {}
-    for variable in sorted(os.environ):
-        name = variable.removeprefix(ENV_PREFIX).lower()
-        if not variable.startswith(ENV_PREFIX) or variable == CONFIG_FILE:
-            continue
-        if name not in SETTINGS or not variable.isupper():
-            what = f"environment variable {variable}"
-            raise _unknown(what, name, tuple(SETTINGS), lambda known: ENV_PREFIX + known.upper())
-        if os.environ[variable].strip():
-            given[name] = Given(variable, os.environ[variable])
-    return given
-
-
-def _from_file(path: Path, *, is_named: bool) -> dict[str, Given]:
-    """Return the settings in the TOML file; only one that was named has to be there. Raises ConfigError."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        if is_named:
-            raise ConfigError(f"there is no config file {path}", remedy="check --config, or leave it out") from None
-        return {}
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"config file {path} is not a text file", remedy="fix it or move it away") from error
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(
-            f"config file {path} cannot be read: {reason_of(error)}", remedy="fix it or move it away"
-        ) from error
-    known = [setting for setting in SETTINGS if setting != "home"]
-    for name in table:
-        if name not in known:
-            raise _unknown(f"setting {name!r} in {path}", name, known)
-    return {name: Given(f"{name} in {path}", _toml_value(name, path, value)) for name, value in table.items()}
-
-
-def _toml_value(name: str, path: Path, value: object) -> Value:
-    many = SETTINGS[name].many
-    if isinstance(value, list) and many and all(isinstance(item, str) for item in value):
-        return value
-    if isinstance(value, str | int | float) and not many:
-        return value if isinstance(value, bool) else str(value)
-    wanted, form = ("a list of strings", '["…"]') if many else ("a single value", '"…"')
-    raise ConfigError(f"{name} in {path} is not {wanted}", remedy=f"write {name} = {form}")
-
-
-def _parsed(name: str, given: Given) -> Any:
-    """Parse one value; an empty list in the file is one. Raises UsageError, which names the origin."""
-    setting, origin, value = SETTINGS[name], given.origin, given.value
-    texts = [str(value)] if isinstance(value, str | bool) else list(value or ())
-    if setting.many:
-        texts = [part for text in texts for part in text.replace(",", " ").split()]
-    if value != [] and not any(text.strip() for text in texts):
-        raise UsageError(f"{origin} has no value", remedy=f"write {_spelled(name, origin)}, or leave it out")
-    parsed = []
-    for text in texts:
-        try:
-            parsed.append(setting.parse(text))
-        except ConfigError as error:
-            raise UsageError(f"{origin}: {error.message}", remedy=error.remedy) from error
-        except ValueError as error:
-            shown = text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"
-            raise UsageError(f"{origin}: {shown!r} {error}", remedy=f"write {_spelled(name, origin)}") from error
-    return tuple(parsed) if setting.many else parsed[0]
-
-
-def _spelled(name: str, origin: str) -> str:
-    """Return an example of the setting, as it is written in its source."""
-    example = SETTINGS[name].example or default_text(name)
-    if origin.startswith("--"):
-        return f"{origin} {example}"
-    if origin.startswith(ENV_PREFIX):
-        return f"{origin}={example}"
-    return f"{name} = {example}" if example.isdigit() or example == "true" else f'{name} = "{example}"'
-
-
-def _unknown(what: str, name: str, known: Sequence[str], spelled: Callable[[str], str] = str) -> ConfigError:
-    close = difflib.get_close_matches(name, known, n=1)
-    remedy = f"did you mean {spelled(close[0])}?" if close else f"use one of {', '.join(map(spelled, known))}"
-    return ConfigError(f"unknown {what}", remedy=remedy)
 
 
 def default_text(name: str) -> str:

@@ -190,18 +190,7 @@ def read_json(path: Path, *, max_bytes: int) -> Any:
 
 def replace_json(path: Path, value: Any) -> None:
     """Replace the file in one step. Raises OSError, and then leaves the file as it was."""
-    beside = path.with_name(f"{path.name}.new")
-    try:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError:
-        with suppress(OSError):
-            beside.unlink()
-        raise
+    write_private(path, json.dumps(value, indent=1).encode())
 
 
 def check_new_file(path: Path, *, option: str = "--out") -> None:
@@ -214,3 +203,19 @@ def check_new_file(path: Path, *, option: str = "--out") -> None:
         raise ConfigError(f"there is no directory {folder} to write {path.name} to", remedy=remedy)
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"{folder} is not writable for this user", remedy=remedy)
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Replace a file in one step, readable by its owner alone. Raises OSError, and then leaves it as it was."""
+    beside = path.with_name(f"{path.name}.new")
+    try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError:
+        with suppress(OSError):
+            beside.unlink()
+        raise

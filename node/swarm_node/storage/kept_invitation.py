@@ -9,10 +9,7 @@ The text is a secret: it is in no message, event or log.
 from __future__ import annotations
 
 import logging
-import os
 import time
-from contextlib import suppress
-from pathlib import Path
 
 from swarm.network.libp2p.libp2p_options import check_invitation
 from swarm_protocol import limits
@@ -26,7 +23,7 @@ from swarm_protocol.network_invitation import (
 )
 
 from swarm_node.settings.config import Config
-from swarm_node.storage.home import Home
+from swarm_node.storage.home import Home, write_private
 
 MAX_LIST_BYTES = limits.MAX_REVOCATIONS_BYTES + limits.MAX_ENVELOPE_OVERHEAD_BYTES
 
@@ -122,19 +119,3 @@ def _number(network_id: str, revocations: bytes) -> int:
         return open_revocations(revocations, network_id=network_id, now=time.time()).number
     except SwarmError:
         return -1
-
-
-def write_private(path: Path, data: bytes) -> None:
-    """Replace a file in one step, readable by its owner alone. Raises OSError, and then leaves it as it was."""
-    beside = path.with_name(f"{path.name}.new")
-    try:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError:
-        with suppress(OSError):
-            beside.unlink()
-        raise

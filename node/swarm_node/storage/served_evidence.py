@@ -12,7 +12,7 @@ from pathlib import Path
 from swarm_protocol.proof_messages import EvidenceFile
 from swarm_protocol.served_evidence_messages import ServedEvidence
 
-from swarm_node.storage.kept_invitation import write_private
+from swarm_node.storage.home import write_private
 
 logger = logging.getLogger(__name__)
 

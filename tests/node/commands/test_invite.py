@@ -13,7 +13,8 @@ from support.private_networks import Owner
 from swarm_node import cli, daemon
 from swarm_node.commands.daemons import _within_rights
 from swarm_node.dashboard.view_builder import invitation as shown_invitation
-from swarm_node.settings.config import Config, resolve
+from swarm_node.settings.config import Config
+from swarm_node.settings.config_sources import resolve
 from swarm_node.storage import kept_invitation, owned_network
 from swarm_node.storage.home import Home
 from swarm_node.storage.owned_network import OwnedNetwork

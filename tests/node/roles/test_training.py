@@ -41,7 +41,8 @@ from swarm_node.events.emitter import Emitter
 from swarm_node.metrics.metric_registry import Registry
 from swarm_node.node import Activity
 from swarm_node.roles import training as roles_training
-from swarm_node.roles.training import LINKS_S, OwnStanding, RunTraining
+from swarm_node.roles.own_standing import OwnStanding
+from swarm_node.roles.training import LINKS_S, RunTraining
 from swarm_node.roles.training_files import PendingCheckpoint
 from swarm_node.shutdown import Shutdown
 from swarm_node.storage.home import Home

@@ -8,8 +8,8 @@ A search belongs to its caller and ends with it. At its deadline it is done with
 however many a liar names, delay what the others said and hide none of it.
 Names on the wire carry the network id, so the DHTs of two networks never mix, whatever seeds they share.
 
-It also finds the addresses of peers (`find_addrs`), in place of go-libp2p's own DHT: each node tells its addresses with
-each request and answer, so that the nodes near its place know them.
+It also finds the addresses of peers (`address_search`), in place of go-libp2p's own DHT: each node tells its addresses
+with each request and answer, so that the nodes near its place know them.
 
 Deviation from the paper: nodes hand on no records. Owners publish theirs anew every half minute (`Announcer`), to the
 nodes that are nearest then, so a newcomer near a key soon holds what belongs there.
@@ -21,8 +21,8 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import AsyncGenerator, Callable, Collection, Container, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Callable, Container, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Protocol, TypeVar, cast
 
@@ -39,6 +39,8 @@ from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import PeerError, PeerViolation
 from swarm_protocol.identity import check_peer_id
 
+from swarm.network.dht.address_search import AddressSearch
+from swarm.network.dht.record_holders import MAX_HELD_PLACES, NUM_REPLICAS, RecordHolders
 from swarm.network.dht.record_storage import RecordStorage, RecordValidator
 from swarm.network.dht.routing_table import (
     NARROW_WIDTH,
@@ -53,9 +55,6 @@ from swarm.network.dht.routing_table import (
 )
 from swarm.network.interface import NotServed, UnaryHandler
 from swarm.newest_items import NewestItems
-
-NUM_REPLICAS = 5
-"""Records outlive this many less one simultaneous deaths, until their owner refreshes them."""
 
 NUM_PARALLEL_CALLS = 16
 NUM_PARALLEL_CHECKS = 8
@@ -74,12 +73,6 @@ the publisher's five."""
 _CHECKED_AT_ONCE = 32
 """Signatures, a tenth of a millisecond each, before others have their turn."""
 
-FIND_ADDRS_TIMEOUT_S = 2.0
-"""Time-out of an address search whose caller waits for a peer that could not be dialled."""
-
-SOUGHT_S = 2.0
-"""A peer's addresses are searched for anew no more often: a dead one is dialled again and again."""
-
 WIDEN_S = 1.0
 """A search that is not over by then asks as many nodes as any: some of the nearest seem to be gone."""
 
@@ -91,15 +84,6 @@ DOUBT_S = 360.0
 
 MAKE_ROOM_S = 1.0
 """Time within which further members are pinged where one was found to have gone."""
-
-MIN_HOLD_S = 20.0
-"""Less than the time until a record is published again: in a network that changes, each time is a new search."""
-
-MAX_HOLD_S = 300.0
-"""In five minutes of a network whose half leaves in an hour, one of ten nodes near a key is a new one. Readers ask ten
-nodes, and owners store with five."""
-
-MAX_HELD_PLACES = 256
 
 _NO_ANSWER = b""
 """The answer to a malformed request. No decoder accepts it."""
@@ -118,26 +102,6 @@ class DhtCounts:
     num_refused: int
     num_peers: int
     num_addresses: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Holders:
-    """The nodes nearest to a key, as a search found them; good for `hold_s`, which ends at `until`. `passed_over` were
-    nearest of those that this node knew then, some of which may not have answered."""
-
-    peers: tuple[str, ...]
-    passed_over: Sequence[str]
-    hold_s: float
-    until: float
-
-
-class _Sought:
-    """A peer whose addresses are searched for. Callers take turns, and each goes on where the last one stopped."""
-
-    def __init__(self, search: NodeLookup, until: float) -> None:
-        self.search = search
-        self.until = until
-        self.lock = asyncio.Lock()
 
 
 class RecordTransport(Protocol):
@@ -167,8 +131,8 @@ class RecordDht:
         self._suspects = Suspects()
         self._nearest = NewestItems[bytes, tuple[str, ...]](MAX_HELD_PLACES)
         """The nodes nearest to a key by the last search for it: the next one begins there."""
-        self._sought: dict[str, _Sought] = {}
-        self._holders: dict[bytes, _Holders] = {}
+        self._addresses = AddressSearch(host.peer_id, self._book, self._carry_out)
+        self._holders = RecordHolders(self._table)
         self.last_hops = 0
         """Calls one after the other by which the last `find` came to the node nearest to a key."""
         self._num_tended = 0
@@ -261,17 +225,16 @@ class RecordDht:
         """
         place, data = place_of(envelope.subject), envelope.to_bytes()
         request = StoreRequest(record=data).to_bytes()
-        holders = self._holders.get(place)
-        if holders is not None and self._is_current(place, holders):
-            answers = await self._store_with(holders.peers, request)
+        if holders := self._holders.current(place):
+            answers = await self._store_with(holders, request)
             if None in answers:
-                self._holders[place] = replace(holders, until=0.0)  # the next time is a new search
+                self._holders.doubt(place)
             if answers.count(None) <= NUM_REPLICAS // 2:
-                self._keep_own(envelope, data, holders.peers)
+                self._keep_own(envelope, data, holders)
                 return _is_held(answers)
         search = await self._search([place], NARROW_WIDTH, only_peers=True, timeout_s=SEARCH_TIMEOUT_S)
         nearest = tuple(search.nearest(place, NUM_REPLICAS))
-        self._remember_holders(place, nearest, holders)
+        self._holders.remember(place, nearest)
         self._keep_own(envelope, data, nearest)
         answers = await self._store_with(nearest, request)
         return _is_held(answers)
@@ -293,26 +256,6 @@ class RecordDht:
         if not farthest or node_id_of(self._host.peer_id) ^ place < farthest[0]:
             self._storage.store(envelope, data)
 
-    def _is_current(self, place: bytes, holders: _Holders) -> bool:
-        if asyncio.get_running_loop().time() >= holders.until:
-            return False
-        return set(self._table.nearest(to_id(place), NUM_REPLICAS)) <= {*holders.peers, *holders.passed_over}
-
-    def _remember_holders(self, place: bytes, nearest: tuple[str, ...], before: _Holders | None) -> None:
-        """Go by `nearest` the longer, the longer they have stayed the same. Fewer than all replicas are a network that
-        has just begun, where the next node to come is one of them."""
-        self._holders.pop(place, None)
-        if len(nearest) < NUM_REPLICAS:
-            return
-        hold_s = MIN_HOLD_S
-        if before is not None and (num_new := len({*nearest} - {*before.peers})) <= 1:
-            hold_s = min(MAX_HOLD_S, before.hold_s * 2) if num_new == 0 else max(MIN_HOLD_S, before.hold_s / 2)
-        passed_over = self._table.nearest(to_id(place), NUM_REPLICAS)
-        now = asyncio.get_running_loop().time()
-        self._holders[place] = _Holders(peers=nearest, passed_over=passed_over, hold_s=hold_s, until=now + hold_s)
-        while len(self._holders) > MAX_HELD_PLACES:
-            del self._holders[next(iter(self._holders))]
-
     async def find(self, keys: Sequence[str], *, timeout_s: float, max_records: int = 0) -> tuple[list[Envelope], bool]:
         """Return the newest record of each key and signer, expired ones included, and whether any node was there to
         ask.
@@ -332,47 +275,9 @@ class RecordDht:
         """Return the addresses that `peer_id` told this node; none if it is not in the routing table."""
         return self._book.of(peer_id)
 
-    async def find_addrs(self, peer_id: str) -> AsyncGenerator[Sequence[str], None]:
-        """Yield addresses of `peer_id`: what it told this node, then what it told the nodes nearest to its id.
-
-        Both are hints: a dial succeeds only if the peer's key answers.
-        """
-        tried: dict[str, None] = {}
-        found = self._book.of(peer_id)
-        sought = self._sought_now(peer_id)
-        while True:
-            if found:
-                yield found
-                tried.update(dict.fromkeys(found))
-            if peer_id == self._host.peer_id:
-                return
-            found = await self._more_addrs(sought, peer_id, tried)
-            if not found:
-                return
-
-    def _sought_now(self, peer_id: str) -> _Sought:
-        """Share one search among all who want to reach `peer_id` within SOUGHT_S."""
-        now = asyncio.get_running_loop().time()
-        self._sought = {each: sought for each, sought in self._sought.items() if sought.until > now}
-        if peer_id not in self._sought:
-            search = NodeLookup([place_of(peer_id)], self._host.peer_id)
-            search.drop(peer_id)  # it could not be dialled
-            self._sought[peer_id] = _Sought(search, until=now + SOUGHT_S)
-        return self._sought[peer_id]
-
-    async def _more_addrs(self, sought: _Sought, peer_id: str, tried: Collection[str]) -> tuple[str, ...]:
-        """Return addresses that nodes name besides `tried`. A liar that answers first delays the others' answers but
-        hides none."""
-
-        def named() -> tuple[str, ...]:
-            return tuple(addr for addr in sought.search.addrs_of(peer_id) if addr not in tried)
-
-        async with sought.lock:
-            if not named():
-                await self._carry_out(
-                    sought.search, only_peers=True, timeout_s=FIND_ADDRS_TIMEOUT_S, is_over=lambda: bool(named())
-                )
-        return named()
+    def find_addrs(self, peer_id: str) -> AsyncGenerator[Sequence[str], None]:
+        """Yield addresses of `peer_id`: what it told this node, then what it told the nodes nearest to its id."""
+        return self._addresses.find(peer_id)
 
     # --- asking -------------------------------------------------------------------------------------------------------
 

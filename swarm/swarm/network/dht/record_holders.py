@@ -1,0 +1,73 @@
+"""The nodes that took a key's last record, and for how long they are taken to be the nearest ones.
+
+`RecordDht` publishes a record every half minute. A search each time would cost more than the calls that store it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from swarm.network.dht.routing_table import RoutingTable, to_id
+from swarm.newest_items import NewestItems
+
+NUM_REPLICAS = 5
+"""Records outlive this many less one simultaneous deaths, until their owner refreshes them."""
+
+MIN_HOLD_S = 20.0
+"""Less than the time until a record is published again: in a network that changes, each time is a new search."""
+
+MAX_HOLD_S = 300.0
+"""In five minutes of a network whose half leaves in an hour, one of ten nodes near a key is a new one. Readers ask ten
+nodes, and owners store with five."""
+
+MAX_HELD_PLACES = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Holders:
+    """The nodes nearest to a key, as a search found them; good for `hold_s`, which ends at `until`. `passed_over` were
+    nearest of those that this node knew then, some of which may not have answered."""
+
+    peers: tuple[str, ...]
+    passed_over: Sequence[str]
+    hold_s: float
+    until: float
+
+
+class RecordHolders:
+    """Remembers the holders of MAX_HELD_PLACES keys, by the keys' places. `table` knows nodes that are nearer."""
+
+    def __init__(self, table: RoutingTable) -> None:
+        self._table = table
+        self._of = NewestItems[bytes, _Holders](MAX_HELD_PLACES)
+
+    def current(self, place: bytes) -> tuple[str, ...]:
+        """Return the holders; none if it is time to search again, or a nearer node is known."""
+        holders = self._of.get(place)
+        if holders is None or asyncio.get_running_loop().time() >= holders.until:
+            return ()
+        nearest = set(self._table.nearest(to_id(place), NUM_REPLICAS))
+        return holders.peers if nearest <= {*holders.peers, *holders.passed_over} else ()
+
+    def doubt(self, place: bytes) -> None:
+        """Let the next time be a new search: one of the holders did not answer."""
+        if place in self._of:
+            self._of[place] = replace(self._of[place], until=0.0)
+
+    def remember(self, place: bytes, nearest: tuple[str, ...]) -> None:
+        """Go by `nearest` the longer, the longer they have stayed the same. Fewer than all replicas are a network that
+        has just begun, where the next node to come is one of them."""
+        before = self._of.pop(place, None)
+        if len(nearest) < NUM_REPLICAS:
+            return
+        hold_s = MIN_HOLD_S
+        if before is not None and (num_new := len({*nearest} - {*before.peers})) <= 1:
+            hold_s = min(MAX_HOLD_S, before.hold_s * 2) if num_new == 0 else max(MIN_HOLD_S, before.hold_s / 2)
+        passed_over = self._table.nearest(to_id(place), NUM_REPLICAS)
+        now = asyncio.get_running_loop().time()
+        self._of[place] = _Holders(peers=nearest, passed_over=passed_over, hold_s=hold_s, until=now + hold_s)
+
+    def clear(self) -> None:
+        self._of.clear()

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
+from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.membership import Membership
 from swarm.temporary_folder import temporary_folder
 from swarm_protocol.dht_messages import Contact

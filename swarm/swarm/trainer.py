@@ -28,8 +28,8 @@ from swarm_protocol.network_invitation import NetworkInvitation, parse_invitatio
 from torch import nn
 from torch.utils.data import default_collate
 
-from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
+from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.membership import Membership
 from swarm.start_checkpoint import CheckpointSource, bringing
 from swarm.temporary_folder import temporary_folder

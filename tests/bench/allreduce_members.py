@@ -23,7 +23,7 @@ import torch
 import uvloop
 from support.network_worlds import libp2p_node
 from swarm.network.interface import Stream
-from swarm.network.libp2p.libp2p_network import Libp2pNetwork
+from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.parts import ReductionScheme, decoded_frames, part_values
 from swarm.training.allreduce.peer_connections import PeerConnections

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import swarm.network.libp2p.libp2p_network  # noqa: F401 what a daemon has loaded, for the sake of its memory
+import swarm.network.libp2p_network  # noqa: F401 what a daemon has loaded, for the sake of its memory
 import uvloop
 from support.dashboard_world import ABOUT, fetch_nothing, node_record, serve_record, trainer_record
 from swarm.network.membership import Membership

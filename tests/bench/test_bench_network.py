@@ -30,7 +30,7 @@ from hivemind.p2p import P2P, P2PContext
 from hivemind.proto import runtime_pb2
 from support.network_worlds import libp2p_node
 from swarm.network.interface import EndOfStream, Stream
-from swarm.network.libp2p.libp2p_network import Libp2pNetwork
+from swarm.network.libp2p_network import Libp2pNetwork
 from swarm_protocol.identity import Identity
 
 pytestmark = pytest.mark.bench
@@ -286,7 +286,7 @@ IDLE = """
     import asyncio, json, sys
     from pathlib import Path
     import psutil, torch, uvloop
-    from swarm.network.libp2p.libp2p_network import Libp2pNetwork, Libp2pOptions
+    from swarm.network.libp2p_network import Libp2pNetwork, Libp2pOptions
 
     async def main(identity, *peers):
         options = Libp2pOptions(identity_path=Path(identity), network_id="test", peers=peers)

@@ -7,9 +7,8 @@ from typing import Any, get_args
 
 import pytest
 from support.site_pages import ROOT, hooks, written
-from swarm.network import framing
+from swarm.network import framing, network_entry
 from swarm.network.discovery import dns_packets
-from swarm.network.libp2p import network_entry
 from swarm.network.paths import introductions, opener, own_addresses
 from swarm.network.relay import circuit_messages
 from swarm.network.relay.relay import RelayLimits

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import uvloop
 from swarm.network.interface import Network
-from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
+from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerRefused, PeerUnreachable

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
+from swarm.network.libp2p_network import Libp2pNetwork
 from swarm_protocol.identity import Identity
 from swarm_protocol.network_invitation import (
     RIGHTS,

@@ -14,7 +14,7 @@ from support.free_ports import free_port
 from support.network_worlds import eventually, libp2p_node
 from support.wan_proxy import LINKS, WanProxy
 from swarm.network.interface import EndOfStream, Stream
-from swarm.network.libp2p.libp2p_network import Libp2pNetwork
+from swarm.network.libp2p_network import Libp2pNetwork
 
 
 async def echo_stream(_peer_id: str, stream: Stream) -> None:

@@ -21,8 +21,8 @@ from dataclasses import asdict
 from importlib import metadata
 
 import torch
-from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 from swarm.network.libp2p.p2pd_process import p2pd_path
+from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.membership import Membership
 from swarm.network.multiaddr import is_loopback
 from swarm_protocol import limits

@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from swarm.network.libp2p.libp2p_network import Libp2pNetwork
+from swarm.network.libp2p_network import Libp2pNetwork
 from swarm_protocol.errors import StartError
 from swarm_protocol.version import software_version
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, get_args
 
 import psutil
-from swarm.network.libp2p.libp2p_network import Libp2pNetwork
+from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.link_diagnosis import SlowKind, SlowLink
 from swarm.network.traffic import PATH_KINDS
 from swarm.training import trainer_events as events

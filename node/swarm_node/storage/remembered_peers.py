@@ -32,7 +32,7 @@ from swarm_node.storage.home import Home, read_json, replace_json
 from swarm_node.storage.kept_invitation import keep_revocations
 
 if TYPE_CHECKING:
-    from swarm.network.libp2p.libp2p_network import Libp2pNetwork
+    from swarm.network.libp2p_network import Libp2pNetwork
 
 MAX_PEERS = 32
 """Enough that some are alive; all of them are dialled at once when no given peer answers."""

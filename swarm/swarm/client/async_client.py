@@ -163,8 +163,8 @@ class AsyncClient(TextClient[Generation]):
                 remedy="give peers=[…], one or more of the addresses that `swarm-node status` shows",
             )
         # this is for the go-libp2p daemon, which an AsyncClient on another network does not need
-        from swarm.network.libp2p.libp2p_network import Libp2pNetwork  # noqa: PLC0415
         from swarm.network.libp2p.libp2p_options import Libp2pOptions  # noqa: PLC0415
+        from swarm.network.libp2p_network import Libp2pNetwork  # noqa: PLC0415
 
         with temporary_folder("client") as folder:
             identity_path = folder / "identity"

@@ -22,9 +22,9 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord, publish_key
 from swarm_protocol.wire import handing_over
 
-from swarm.network.libp2p.partition_watch import REFRESH_S
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import EPOCH_S, MemoryNetwork
+from swarm.network.partition_watch import REFRESH_S
 from swarm.network.rate import Rate
 from swarm.router.routing import missing_spans
 from swarm.simulation.measurements import Measurements

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from support.node_process import START_S, Node, wait_until
-from swarm.network.libp2p import network_entry
+from swarm.network import network_entry
 
 from .conftest import RunHere, StartNode
 

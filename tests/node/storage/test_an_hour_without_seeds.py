@@ -11,9 +11,9 @@ from typing import cast
 from swarm.network.discovery.peer_names import GivenPeers
 from swarm.network.libp2p.daemon_control import ControlError
 from swarm.network.libp2p.host import Host
-from swarm.network.libp2p.network_entry import HELLO, NetworkEntry, hello_answer, join
-from swarm.network.libp2p.partition_watch import PartitionWatch
 from swarm.network.membership import Membership
+from swarm.network.network_entry import HELLO, NetworkEntry, hello_answer, join
+from swarm.network.partition_watch import PartitionWatch
 from swarm.network.rate import Rate
 from swarm.simulation.scenario import Nat, Scenario
 from swarm.simulation.simulated_host import HostWorld, Links, Place, SimulatedHost

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.free_ports import free_port
 from support.network_worlds import eventually, libp2p_node
-from swarm.network.libp2p.libp2p_network import Libp2pNetwork
+from swarm.network.libp2p_network import Libp2pNetwork
 from swarm_protocol.errors import PeerError, PeerRefused, PeerUnreachable
 from swarm_protocol.identity import Identity
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from support.network_worlds import eventually, libp2p_node
 from swarm.network.interface import Stream
-from swarm.network.libp2p.libp2p_network import Libp2pNetwork
+from swarm.network.libp2p_network import Libp2pNetwork
 from swarm_protocol.envelope import seal_record
 from swarm_protocol.errors import PeerUnreachable, StartError
 from swarm_protocol.identity import Identity

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from support.network_worlds import libp2p_node
+from swarm.network import partition_watch
 from swarm.network.dht import record_dht, routing_table
-from swarm.network.libp2p import partition_watch
 from swarm.network.libp2p.host import Host
-from swarm.network.libp2p.libp2p_network import (
+from swarm.network.libp2p.p2pd_process import DaemonOptions
+from swarm.network.libp2p_network import (
     Libp2pNetwork,
 )
-from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import FindRequest, FindResponse, Found, StoreRequest, StoreResponse, place_of
 from swarm_protocol.envelope import seal_record

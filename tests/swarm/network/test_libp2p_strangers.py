@@ -16,8 +16,8 @@ import uvloop
 from support.network_worlds import libp2p_node
 from swarm.network.libp2p.daemon_control import ControlError
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host
-from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 from swarm.network.libp2p.p2pd_process import DaemonOptions
+from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.multiaddr import peer_id_bytes
 from swarm_protocol.wire import encode_varint
 

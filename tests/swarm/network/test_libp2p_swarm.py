@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from support.free_ports import free_port
 from support.network_worlds import eventually, libp2p_node
-from swarm.network.libp2p import network_entry, partition_watch
+from swarm.network import network_entry, partition_watch
 from swarm.network.libp2p.greeting import Greeting
 from swarm.network.libp2p.host import Host
-from swarm.network.libp2p.libp2p_network import (
+from swarm.network.libp2p_network import (
     Libp2pNetwork,
 )
 from swarm_protocol.errors import PeerRefused

@@ -13,7 +13,7 @@ from support.network_worlds import eventually, libp2p_node
 from swarm.network import traffic
 from swarm.network.interface import Stream
 from swarm.network.libp2p.host import Host
-from swarm.network.libp2p.libp2p_network import Libp2pNetwork
+from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.traffic import PeerPath, Traffic
 
 RELAYED = ("/ip4/127.0.0.1/tcp/1/p2p/12D3KooWrelay/p2p-circuit",)

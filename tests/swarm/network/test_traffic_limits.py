@@ -12,8 +12,8 @@ import pytest
 import uvloop
 from swarm.network.interface import EndOfStream, Stream
 from swarm.network.libp2p.calls import PACED_UNARY_BYTES
-from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
+from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.rate import BURST_S, OVERHEAD
 from swarm.network.traffic import MIN_BYTES_PER_S, NO_LIMITS, Traffic, TrafficLimits
 from swarm_protocol.errors import ConfigError

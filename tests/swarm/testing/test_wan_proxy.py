@@ -18,8 +18,8 @@ import pytest
 from support.free_ports import free_port
 from support.leaks import no_leaks
 from support.wan_proxy import Connection, WanProxy, obey
-from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
+from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.membership import Membership
 from swarm_protocol.identity import Identity
 

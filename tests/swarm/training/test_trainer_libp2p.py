@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from support.training_swarm import signed
-from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
+from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.membership import Membership
 from swarm.training.data.corpus import Corpus
 from swarm.training.inner.inner_loop import InnerLoop

@@ -17,13 +17,13 @@ import psutil
 import pytest
 from support.free_ports import free_port
 from support.network_worlds import eventually, libp2p_node
-from swarm.network.libp2p import network_entry, p2pd_process
+from swarm.network import network_entry, p2pd_process
 from swarm.network.libp2p.host import Host
-from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
-from swarm.network.libp2p.network_entry import NetworkEntry, check_identity_is_free
 from swarm.network.libp2p.p2pd_process import DaemonOptions
+from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.multiaddr import parse_peer_addr
+from swarm.network.network_entry import NetworkEntry, check_identity_is_free
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.errors import ConfigError, StartError, SwarmError

@@ -18,9 +18,9 @@ from swarm.network.interface import NotServed, Stream
 from swarm.network.libp2p.daemon_control import ControlError, read_delimited
 from swarm.network.libp2p.greeting import HELLO
 from swarm.network.libp2p.host import Host
-from swarm.network.libp2p.libp2p_network import Libp2pNetwork
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.libp2p.p2pd_process import DaemonOptions
+from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.multiaddr import PeerAddr, parse_peer_addr
 from swarm.network.private import private_gate
 from swarm.network.relay.circuit_messages import (

@@ -16,16 +16,17 @@ from typing import Any
 import pytest
 import uvloop
 from support.network_worlds import RelayedWorld, eventually, libp2p_node
+from swarm.network import libp2p_network
 from swarm.network.interface import Stream
-from swarm.network.libp2p import address_news, libp2p_network, stream_resume
+from swarm.network.libp2p import address_news, stream_resume
 from swarm.network.libp2p.daemon_control import read_delimited
 from swarm.network.libp2p.host import Host, RawStream
-from swarm.network.libp2p.libp2p_network import (
+from swarm.network.libp2p.p2pd_process import DaemonOptions
+from swarm.network.libp2p_network import (
     Libp2pNetwork,
 )
-from swarm.network.libp2p.network_entry import HELLO, hello_answer
-from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.multiaddr import peer_id_bytes
+from swarm.network.network_entry import HELLO, hello_answer
 from swarm.network.paths import own_addresses
 from swarm.network.relay import relay, reservations
 from swarm.network.relay.candidates import candidates

@@ -17,7 +17,7 @@ import pytest
 import uvloop
 from support.network_worlds import eventually, libp2p_node
 from swarm.network.interface import Stream
-from swarm.network.libp2p.libp2p_network import Libp2pNetwork
+from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.relay import relay
 from swarm.network.relay.relay import Circuit
 

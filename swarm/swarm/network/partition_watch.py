@@ -18,8 +18,8 @@ from swarm_protocol.errors import PeerError, PeerUnreachable
 from swarm.network.dht.record_dht import RecordDht
 from swarm.network.discovery.peer_names import GivenPeers
 from swarm.network.libp2p.host import Host
-from swarm.network.libp2p.network_entry import connect
 from swarm.network.multiaddr import PeerAddr
+from swarm.network.network_entry import connect
 from swarm.newest_items import NewestItems
 
 CHECK_S = 3.0

@@ -11,10 +11,10 @@ from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
+from swarm.network import partition_watch
 from swarm.network.discovery.peer_names import GivenPeers
-from swarm.network.libp2p import partition_watch
 from swarm.network.libp2p.host import Host
-from swarm.network.libp2p.partition_watch import CHECK_S, MAX_PAUSE_S, PartitionWatch
+from swarm.network.partition_watch import CHECK_S, MAX_PAUSE_S, PartitionWatch
 from swarm.testing import virtual_time
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.identity import Identity

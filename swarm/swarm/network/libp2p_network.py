@@ -1,6 +1,6 @@
 """The real network: `Network` over libp2p, which reaches everyone, behind NAT too, through relays if need be.
 
-Puts the other modules together, as `host.Libp2pOptions` says: `p2pd_process` runs hivemind's go-libp2p daemon, `host`
+Puts the other modules together, as `Libp2pOptions` says: `p2pd_process` runs hivemind's go-libp2p daemon, `host`
 speaks to it over `daemon_control` and `unary_connection`, `libp2p_stream` and `calls` carry messages, `record_dht`
 keeps records and addresses, and `network_entry` finds the other peers. With `relay`, this node relays connections of
 others, and others relay connections to this node. One task per network, `_run`, owns all other tasks. `close` ends it,
@@ -38,7 +38,14 @@ from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.libp2p.libp2p_stream import Libp2pStream
 from swarm.network.libp2p.local_peers import LocalPeers
-from swarm.network.libp2p.network_entry import (
+from swarm.network.libp2p.path_watch import PathWatch
+from swarm.network.libp2p.reconnection import Reconnector
+from swarm.network.libp2p.sent_frames import SentFrames
+from swarm.network.libp2p.stream_resume import Resumption, new_id, reopening
+from swarm.network.libp2p.stream_server import StreamServer
+from swarm.network.link_meter import LinkMeter
+from swarm.network.multiaddr import is_loopback, parse_peer_addr
+from swarm.network.network_entry import (
     HELLO,
     NetworkEntry,
     check_member,
@@ -49,14 +56,7 @@ from swarm.network.libp2p.network_entry import (
     method_prefix,
     start_host,
 )
-from swarm.network.libp2p.partition_watch import PartitionWatch
-from swarm.network.libp2p.path_watch import PathWatch
-from swarm.network.libp2p.reconnection import Reconnector
-from swarm.network.libp2p.sent_frames import SentFrames
-from swarm.network.libp2p.stream_resume import Resumption, new_id, reopening
-from swarm.network.libp2p.stream_server import StreamServer
-from swarm.network.link_meter import LinkMeter
-from swarm.network.multiaddr import is_loopback, parse_peer_addr
+from swarm.network.partition_watch import PartitionWatch
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm.network.paths.direct_paths import DirectPaths, wants_relays
 from swarm.network.private.member_roll import MemberRoll

@@ -59,7 +59,7 @@ def _read_word(text: str, kind: _WordKind, parse: Callable[[str], T]) -> T:
     if text.startswith((_NETWORK_WORD.prefix, _RUN_WORD.prefix)):
         return _parsed_word(text, kind, parse)
     if _is_cut_off(text):
-        # for whoever reads it, it may still be an invitation, so no message shows it
+        # to its reader it may still be an invitation, so no message shows it
         raise ConfigError(
             f"this is neither a file nor an invitation, which begins with {kind.prefix}",
             remedy=f"copy the whole line that {kind.printed_by} printed",

@@ -17,7 +17,8 @@ import psutil
 import pytest
 from support.free_ports import free_port
 from support.network_worlds import eventually, libp2p_node
-from swarm.network import network_entry, p2pd_process
+from swarm.network import network_entry
+from swarm.network.libp2p import p2pd_process
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.libp2p.p2pd_process import DaemonOptions

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from support.memory_lan import MemoryLan, subnets
 from support.network_worlds import eventually, libp2p_node
-from swarm.network import libp2p_network, local_peers
+from swarm.network import libp2p_network
 from swarm.network.discovery.local_discovery import LocalDiscovery
 from swarm.network.discovery.mdns_messages import answer, service_of
+from swarm.network.libp2p import local_peers
 from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.network_entry import NetworkEntry
 from swarm_protocol.errors import StartError

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from support.network_worlds import eventually, libp2p_node
 from support.proxied_pair import Pair, PairRun, echo_stream, pair_runner
-from swarm.network import libp2p_network, reconnection, stream_resume
+from swarm.network import libp2p_network
 from swarm.network.interface import EndOfStream, Stream
+from swarm.network.libp2p import reconnection, stream_resume
 from swarm.network.libp2p.libp2p_stream import Libp2pStream
 from swarm.network.libp2p.stream_resume import ANSWER, ID_BYTES, REQUEST
 from swarm.network.libp2p_network import Libp2pNetwork

@@ -38,7 +38,6 @@ from swarm_node.roles.seed import join_command
 
 _REACHES = ("public", "local network only")
 
-
 MAX_SHARED_NAME_CHARS = 36
 """Maximum length of a name that is followed by the end of a peer id: pages show 48 characters."""
 _LIKE_ENDING = re.compile(r"…\S*$")

@@ -23,10 +23,8 @@ from swarm_node.storage.home import read_json, replace_json
 
 SAMPLE_S = 2.0
 
-
 NUM_SAMPLES = 6
 """The rate is that of the last 10 to 12 seconds: long enough for a stream's turns to even out."""
-
 
 MAX_FILE_BYTES = 1024
 logger = logging.getLogger(__name__)

@@ -29,19 +29,15 @@ logger = logging.getLogger(__name__)
 PUBLISH_TIMEOUT_S = 5.0
 """Time-out of publishing; also the time that leaving takes when nobody answers."""
 
-
 SETTLED_S = 600.0
 """Nodes that have been there for so long are likelier to stay. Their node records, whose end nobody waits for, live
 twice as long and are published half as often; records of other kinds are not."""
 
-
 RETRY_FRACTION = 0.1
 """Pause after a failed publication, as a fraction of a record's lifetime: four tries before the old record expires."""
 
-
 MOVE_UP_EVERY = 10
 """Publications after which a record under a key below a full one is offered to the one above again: five minutes."""
-
 
 SEES_NOBODY = "no peer took it; this node sees nobody"
 

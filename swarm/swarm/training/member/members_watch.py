@@ -1,6 +1,8 @@
 """Looks where the other members of a run are, beside the step that is driven.
 
-`watch_pace` says how often. The look of a step is a task of `RunMember`; what it has read is kept for the next step.
+Members of a round tell each other what they do, so looking is for the one that missed a round, or that works apart from
+others without knowing. What this costs is the same in a run of thousands, and less the longer its intervals are. The
+look of a step is a task of `RunMember`; what it has read is kept for the next step.
 """
 
 from __future__ import annotations
@@ -19,12 +21,9 @@ from swarm.training.state.state_sync import claims_of, furthest, trainers
 NUM_WATCHED = 2
 """Number of others that are asked where they are each time."""
 
-
 WATCH_S, MAX_WATCH_S = 5.0, 30.0
 
-
 LIST_S, MAX_LIST_S = 15.0, 60.0
-
 
 FIRST_WATCH_S = 0.5
 """Seconds between two looks, and between two reads of the membership, when a run's first group forms, as nothing else

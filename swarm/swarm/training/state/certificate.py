@@ -55,7 +55,6 @@ NUM_PARSED_GROUPS = 8
 """Groups that are not parsed again: each member of a round shows another certificate, with other votes, of one group,
 which may name thousands of followers in up to 400 KiB."""
 
-
 CREDENTIAL_MARGIN_S = 60.0
 """A coordinator takes no credential that expires within this time: it has to hold when the group is signed."""
 

@@ -30,13 +30,10 @@ from swarm.training.round.quorum import Succession
 Rank: TypeAlias = tuple[int, int, int, int, bytes]
 """The order of certificates: of two that contradict each other, members follow the one of greater rank."""
 
-
 MAX_HISTORY_LINKS = 512
-
 
 MAX_HISTORY_BYTES = 16 << 20
 """The certificates of 16 members have 10 KB, so this is for groups of hundreds. It takes 3 s to check."""
-
 
 MAX_ASKED_FOR_STANDING = 16
 """Peers asked for their standing at one time. Half of them may be members of the own state."""

@@ -37,7 +37,6 @@ EVIDENCE_TIMEOUT_S = 60.0
 MAX_HELD_EVIDENCE_BYTES = 128 << 20
 """The most evidence that is kept, or taken from one peer: thousands of a usual size, or two of the largest."""
 
-
 SMALL_BYTES = 1 << 16
 """The largest certificate or manifest that is checked on the event loop, where it takes a few milliseconds at most."""
 

@@ -1,6 +1,6 @@
 """The interface of the network that everything above it uses.
 
-Two implementations hold to it, checked by one conformance suite: `libp2p.Libp2pNetwork` (real sockets) and
+Two implementations hold to it, checked by one conformance suite: `libp2p_network.Libp2pNetwork` (real sockets) and
 `memory.MemoryNetwork` (a simulated internet with virtual time). Callers see bytes, peer ids and typed errors, and
 never learn addresses, transports or message-size limits of the layer below.
 

@@ -22,9 +22,7 @@ NUM_WATCHED = 2
 """Number of others that are asked where they are each time."""
 
 WATCH_S, MAX_WATCH_S = 5.0, 30.0
-
 LIST_S, MAX_LIST_S = 15.0, 60.0
-
 FIRST_WATCH_S = 0.5
 """Seconds between two looks, and between two reads of the membership, when a run's first group forms, as nothing else
 says who is there; less often the longer its members train or wait."""

@@ -172,7 +172,13 @@ def test_invited_node_counts_fully_at_its_first_step_and_another_one_waits_or_is
             pass
         [me] = [event["peer_id"] for event in stranger.events if event["event"] == "ready"]
         assert not any(str(me) in str(event["group"]) for event in named(stranger, "outer_step"))
-    for node in (founder, friend, stranger):
+    nodes = (founder, friend, stranger)
+    for node in nodes:
+        node.process.send_signal(signal.SIGTERM)
+    # together, and the stranger is in no group: none waits for a step to which nobody comes, until its grace ends
+    assert [node.wait_end(timeout_s=25.0) for node in nodes] == [0, 0, 0]
+    for node in nodes:
+        assert node.events[-1]["clean"] is True
         assert word.read_text()[20:60] not in node.err_path.read_text()
 
 
@@ -289,7 +295,7 @@ def test_doctor_of_another_network_fails_with_the_remedy(seed: Seed, run_here: R
 @pytest.fixture
 def lone_seed(start_node: StartNode) -> str:
     """A network of its own: in that of all tests there would be work."""
-    [addr] = start_node("seed", "--network-id", "helping", home="seed").wait_for("ready")["addrs"]  # type: ignore[misc]
+    [addr] = start_node("seed", "--network-id", "helping", home="seed", is_light=True).wait_for("ready")["addrs"]  # type: ignore[misc]
     return str(addr)
 
 

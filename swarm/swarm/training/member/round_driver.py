@@ -63,6 +63,7 @@ from swarm.training.round.round_state import (
     Prepared,
     RoundSetup,
     RoundState,
+    may_leave_now,
     own_report,
     with_coordinator,
 )
@@ -203,8 +204,12 @@ class RoundDriver:
     def feed(self, event: Event) -> None:
         self._events.put_nowait(event)
 
+    def leave(self) -> None:
+        """Have `run` look whether this member may leave now: call this once `intervals` has been told to leave."""
+        self.feed(Tick())
+
     async def run(self) -> bytes:
-        """Return the certificate that ends the step."""
+        """Return the certificate that ends the step; empty if this member leaves before, see `may_leave_now`."""
         now = asyncio.get_running_loop().time
         self.log.enter(measured(self._state), now())
         async with asyncio.TaskGroup() as tasks:
@@ -214,6 +219,8 @@ class RoundDriver:
                 if self._follower is not None:
                     self._spawn(self._follower.run(), "follow")
                 while not self._certificate:
+                    if self._intervals.is_leaving and may_leave_now(self._state):
+                        return b""
                     event = await self._next()
                     if isinstance(event, Offered):
                         self._offered = (now(), self._context.network.now())

@@ -149,7 +149,7 @@ class RunMember:
         self._endorsements = Endorsements(options.endorsements)
         self._reports = MemberReports(network.peer_id, on_event)
         self._report: RoundReport | None = None
-        self._stopping = False
+        self._stopping = self._has_gone = False
         self._num_idle = 0
         self._watch = MembersWatch(membership, random.Random(network.peer_id), self._tell_endorsement)
 
@@ -243,10 +243,13 @@ class RunMember:
             self._announce("finished")
 
     def stop(self) -> None:
-        """Leave with the step that is under way, or with the next one. The others then do not wait for this member."""
+        """Leave with the step that is under way, or with the next one. The others then do not wait for this member. If
+        they do not wait for it anyway, or are gone themselves, it leaves at once."""
         self._stopping = True
         if self._interval_loop is not None:
             self._interval_loop.leave()
+        if self._driver is not None:
+            self._driver.leave()
 
     def between_intervals(self, function: Callable[[], T]) -> Future[T]:
         """Call `function` in the thread that trains, after its current work. If `on_event` calls this, `function` runs
@@ -432,7 +435,11 @@ class RunMember:
             # after an idle round, another one like it is all that is to be expected
             rest_s=rest_after(self._num_idle) if self._num_idle else 0.0,
         )
-        proof = await context.check(await self._drive(driver, context))
+        certificate = await self._drive(driver, context)
+        if not certificate:
+            self._has_gone = True
+            return
+        proof = await context.check(certificate)
         if (late := driver.lost(proof)) is not None:
             self._reports.late(late)
         if not proof.is_order and (proposal := context.replica.proposal(proof.outcome)) is not None:
@@ -458,7 +465,7 @@ class RunMember:
             intervals.adopted(fetched=True)  # it has come part of the way
 
     async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
-        """Run `driver`, answer peers by it, and watch the membership. Return the certificate that ends the step."""
+        """Run `driver`, answer peers by it, and watch the membership. Return what `RoundDriver.run` does."""
         assert self._service is not None
         if driver.abstains:
             setup = driver.setup
@@ -469,8 +476,8 @@ class RunMember:
             interval_s = self._interval_loop.interval_s if self._interval_loop else 0.0
             watch = tasks.create_task(self._watch.run(driver, context, interval_s), name="watch")
             try:
-                certificate = await driver.run()
-                await self._faults.reached("round.committed")
+                if certificate := await driver.run():
+                    await self._faults.reached("round.committed")
             finally:
                 self._service.set_driver(None)
                 self._driver = None
@@ -498,6 +505,8 @@ class RunMember:
 
     def _has_left(self) -> bool:
         """Return whether the state's other members go on without this one."""
+        if self._has_gone:
+            return True
         assert self._replica is not None
         me, proof = self._network.peer_id, self._replica.proof
         left = any(member.peer_id == me and member.leaving for member in proof.origin.members) if proof else False

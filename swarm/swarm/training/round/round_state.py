@@ -217,6 +217,15 @@ def is_waiting(state: RoundState) -> bool:
     return state.phase in {"forming", "left_out", "resting"}
 
 
+def may_leave_now(state: RoundState) -> bool:
+    """Return whether a member that leaves can do so in mid-step: it is in no group and bound to no vote, and either the
+    others do not wait for it, or too few of them are there for the step to end soon."""
+    setup = state.setup
+    if not is_waiting(state) or state.lock is not None or state.prepared is not None:
+        return False
+    return setup.me not in (*setup.roster, *setup.leased) or state.attempts.short_since is not None
+
+
 def moves_at(state: RoundState) -> float | None:
     """Return when to go on at the later attempt that others have named, if they have."""
     return state.attempts.movable_at if is_waiting(state) and state.attempts.later > state.attempt else None

@@ -293,6 +293,31 @@ def test_stop_leaves_after_the_step_and_the_others_go_on() -> None:
     virtual_time.run(main(), compute_s=_cost)
 
 
+def test_stop_ends_at_once_where_no_step_can_end() -> None:
+    """A founder whose members have not come yet, and one of two whose other one died."""
+
+    async def stop(swarm: Swarm, name: str) -> None:
+        swarm.members[name].trainer.stop()
+        await swarm.finish(name, timeout_s=1.0)
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=100)) as swarm:
+            founder = await swarm.join("m0")
+            await asyncio.sleep(60)
+            assert not founder.of(Admitted)
+            await stop(swarm, "m0")
+        async with Swarm(config(min_group=2, outer_steps=100)) as swarm:
+            stays, leaver = await swarm.join("m0"), await swarm.join("m1")
+            while not leaver.of(OuterStep):
+                await asyncio.sleep(0.05)
+            swarm.kill("m1")
+            while not stays.of(RoundAborted):
+                await asyncio.sleep(0.05)
+            await stop(swarm, "m0")
+
+    virtual_time.run(main(), compute_s=_cost)
+
+
 def test_resume_with_certificate_continues_where_the_run_was() -> None:
     async def main() -> None:
         first = Swarm(config(min_group=2, outer_steps=5))

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from swarm.heap import absent
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import write_run
-from swarm.training.run.run_model import check_model
 from swarm_protocol.identity import Identity
 
 from swarm_node.demo import demo_answer
@@ -18,6 +19,7 @@ from swarm_node.demo.demo_plan import DemoPlan
 from swarm_node.demo.demo_state import DemoState, NodeState
 from swarm_node.demo.display import DemoSummary, Reporter
 from swarm_node.demo.nodes import DemoError, Fleet
+from swarm_node.machine.libraries import UNUSED_PACKAGES
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,9 +40,9 @@ async def run(demo: Demo) -> DemoSummary:
     identity = Identity.generate()
     identity.save(demo.fleet.root / "researcher.key")
     await asyncio.to_thread(write_run, run_path, plan.run(), identity)
-    state.num_parameters = await asyncio.to_thread(check_model, plan.run())
     seed = await _start(demo, "seed", lambda node: bool(node.addrs))
     demo.reporter.display.note(f"seed {seed.addrs[0]}")
+    state.num_parameters = await asyncio.to_thread(_num_parameters, plan.run())
     await _start_volunteers(demo, run_path, seed.addrs)
     size = f"{state.num_parameters / 1e6:.1f}M"
     demo.reporter.stage(f"train a byte-level Llama of {size} parameters on the standard library's source")
@@ -80,6 +82,14 @@ async def run(demo: Demo) -> DemoSummary:
         seconds=time.monotonic() - started_s,
         checkpoint=str(checkpoint),
     )
+
+
+def _num_parameters(run: RunConfig) -> int:
+    """Count them. This imports torch and transformers, for which neither the first line nor the seed waits."""
+    with absent(*UNUSED_PACKAGES):
+        from swarm.training.run.run_model import check_model  # noqa: PLC0415
+
+    return check_model(run)
 
 
 async def _start(demo: Demo, name: str, is_up: Callable[[NodeState], bool], *arguments: str) -> NodeState:

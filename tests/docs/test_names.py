@@ -152,10 +152,16 @@ def test_documents_classes_exist(page: str) -> None:
 
 
 def has_method(kind: str, method: str) -> bool:
-    return any(
-        re.search(rf"^class {kind}\b", text, re.MULTILINE) and re.search(rf"\bdef {method}\(", text)
-        for text in sources()
-    )
+    return any(f"def {method}(" in text for text in sources_by_class().get(kind, ()))
+
+
+@cache
+def sources_by_class() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for text in sources():
+        for kind in re.findall(r"^class (\w+)", text, re.MULTILINE):
+            found.setdefault(kind, []).append(text)
+    return found
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -1,8 +1,8 @@
-"""`swarm-node` processes that are forks of one which has imported what a node that computes needs.
+"""`swarm-node` processes that are forks of one which has imported what a node needs.
 
-Importing torch and transformers takes five seconds of the processor, which each started program spends anew. All else
-is as in a started one: a process with its own arguments, environment, output and signals. What a program imports by
-itself, and when, only a started one shows.
+Importing torch and transformers takes five seconds of the processor, and what every node needs 0.6 s, which each
+started program spends anew. All else is as in a started one: a process with its own arguments, environment, output and
+signals. What a program imports by itself, and when, only a started one shows.
 """
 
 from __future__ import annotations
@@ -13,36 +13,50 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import forkserver
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import IO, Any
+from unittest import mock
 
 from swarm_node.diagnostics import quieten_imports
 
 # as a started program does before it imports transformers: else that shows a bar for what an export writes, whose lock
 # is a named semaphore that nobody removes when the node ends
 quieten_imports()
-# one for all tests: Python has one such process at most, which imports what was named when it started
+# one for all tests: Python itself has one such process at most, which imports what was named when it started
 FORKING = multiprocessing.get_context("forkserver")
 FORKING.set_forkserver_preload(
     ["swarm_node.roles.volunteer", "swarm_node.roles.training", "transformers.models.llama.modeling_llama"]
 )
-
+# and another one for nodes that do not compute: seeds and nodes that stand by above all
+LIGHT = forkserver.ForkServer()
+LIGHT.set_forkserver_preload(
+    ["swarm_node.cli", "swarm_node.daemon", "swarm_node.roles.seed", "swarm_node.roles.helper"]
+)
 
 Begin = Callable[[], None]
 
 
 class ForkedNode:
     """A process with as much of subprocess.Popen's interface as tests use. Its standard output is `stdout`. It calls
-    `begin` before anything else."""
+    `begin` before anything else. One that `computes` has torch from its start."""
 
     def __init__(
-        self, arguments: Sequence[str], *, environment: Mapping[str, str], err_path: Path, begin: Begin | None = None
+        self,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        err_path: Path,
+        begin: Begin | None = None,
+        computes: bool = True,
     ) -> None:
         reading, writing = os.pipe()
         self.stdout: IO[str] = os.fdopen(reading)
         self._process = FORKING.Process(target=_run, args=(arguments, environment, err_path, _Sent(writing), begin))
-        self._process.start()
+        server = forkserver._forkserver if computes else LIGHT
+        with mock.patch.object(forkserver, "connect_to_new_process", server.connect_to_new_process):
+            self._process.start()
         os.close(writing)
         assert self._process.pid is not None
         self.pid = self._process.pid

@@ -35,7 +35,8 @@ def parsed(lines: list[str]) -> list[Event]:
 
 
 class Node:
-    """A daemon in a process of its own, a fork of another where that is asked for; a fork calls `begin` first."""
+    """A daemon in a process of its own. Where `is_forked`, it is a fork of one that has imported torch, and where
+    `is_light`, of one that has imported what a node that does not compute needs; a fork calls `begin` first."""
 
     def __init__(
         self,
@@ -43,6 +44,7 @@ class Node:
         home: Path,
         command: tuple[str, ...] = COMMAND,
         is_forked: bool = False,
+        is_light: bool = False,
         begin: Begin | None = None,
     ) -> None:
         self.home = home
@@ -51,8 +53,10 @@ class Node:
         self.err_path = home.with_name(f"{home.name}.err")
         given = [*map(str, arguments), "--home", str(home), "--json"]
         self.process: ForkedNode | subprocess.Popen[str]
-        if is_forked:
-            self.process = ForkedNode(given, environment=environment(), err_path=self.err_path, begin=begin)
+        if is_forked or is_light:
+            self.process = ForkedNode(
+                given, environment=environment(), err_path=self.err_path, begin=begin, computes=is_forked
+            )
         else:
             with self.err_path.open("w") as err:
                 self.process = subprocess.Popen(

@@ -283,17 +283,17 @@ def test_private_swarm_of_processes_joins_restarts_and_drops_a_revoked_node(
     """One string, no other setting; a restart needs none; the string is in no log, event or status."""
     owner, home = tmp_path / "owner", tmp_path / "guest"
     invite(capsys, "--new-network", "--home", owner)
-    seed = Node("seed", "--no-mdns", home=owner)
+    seed = Node("seed", "--no-mdns", home=owner, is_light=True)
     seed.wait_for("ready")
     path = tmp_path / "guest.invitation"
     code, _, err = invite(capsys, "--home", owner, "--rights", "join", "--out", path)
     assert code == 0, err
     text = path.read_text().strip()
-    guest = Node("join", "--invite", f"@{path}", "--probe", "off", "--no-mdns", home=home)
+    guest = Node("join", "--invite", f"@{path}", "--probe", "off", "--no-mdns", home=home, is_light=True)
     guest.wait_for("ready")
     guest.end()
     path.unlink()
-    guest = Node("join", "--probe", "off", "--no-mdns", "--log-level", "debug", home=home)
+    guest = Node("join", "--probe", "off", "--no-mdns", "--log-level", "debug", home=home, is_light=True)
     guest.wait_for("ready")
     capsys.readouterr()
     assert cli.run(["status", "--home", str(home), "--json"]) == 0

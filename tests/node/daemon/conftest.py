@@ -120,12 +120,13 @@ StartNode = Callable[..., Node]
 def start_node(tmp_path: Path) -> Iterator[StartNode]:
     """Starts daemons, each with a home of its own name, and ends them after the test.
 
-    Where `is_forked`, they share what torch and transformers take to import: for nodes that train or serve.
+    Where `is_forked`, they share what torch and transformers take to import: for nodes that train or serve. Where
+    `is_light`, they share what any node takes.
     """
     nodes: list[Node] = []
 
-    def start(*arguments: object, home: str = "home", is_forked: bool = False) -> Node:
-        nodes.append(Node(*arguments, home=tmp_path / home, is_forked=is_forked))
+    def start(*arguments: object, home: str = "home", is_forked: bool = False, is_light: bool = False) -> Node:
+        nodes.append(Node(*arguments, home=tmp_path / home, is_forked=is_forked, is_light=is_light))
         return nodes[-1]
 
     yield start

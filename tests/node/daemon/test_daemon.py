@@ -98,7 +98,7 @@ def test_status_lists_the_connected_peers_with_path_round_trip_and_bytes(
 
 @pytest.mark.parametrize("command", ["drain", "stop"])
 def test_drain_and_stop_wait_until_the_daemon_is_gone(start_node: StartNode, run_here: RunHere, command: str) -> None:
-    node = start_node("seed")
+    node = start_node("seed", is_light=True)
     node.wait_for("ready")
     answer = run_node(command, "--home", node.home)
     assert [event["event"] for event in answer.events] == ["leaving", "left"]
@@ -109,7 +109,7 @@ def test_drain_and_stop_wait_until_the_daemon_is_gone(start_node: StartNode, run
 
 
 def test_start_that_is_interrupted_ends_at_once(seed: Seed, start_node: StartNode) -> None:
-    node = start_node(*JOIN, "--peers", seed.addr)
+    node = start_node(*JOIN, "--peers", seed.addr, is_light=True)
     node.wait_for("step")
     node.process.send_signal(signal.SIGTERM)
     assert node.wait_end(timeout_s=10) in {0, 1}
@@ -119,13 +119,13 @@ def test_start_that_is_interrupted_ends_at_once(seed: Seed, start_node: StartNod
 def test_daemon_that_is_killed_leaves_no_libp2p_process_and_a_usable_home(
     start_node: StartNode, run_here: RunHere
 ) -> None:
-    node = start_node("seed")
+    node = start_node("seed", is_light=True)
     node.wait_for("ready")
     child = node.libp2p
     node.process.kill()
     wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, "libp2p's process outlives us")
     assert "no daemon is running" in run_here("status", "--home", node.home).error
-    again = start_node("seed")
+    again = start_node("seed", is_light=True)
     again.wait_for("ready")
     again.process.send_signal(signal.SIGINT)
     assert again.wait_for("draining")["reason"] == "Ctrl-C"
@@ -135,7 +135,7 @@ def test_daemon_that_is_killed_leaves_no_libp2p_process_and_a_usable_home(
 
 
 def test_daemon_whose_libp2p_process_dies_ends_with_the_reason(start_node: StartNode) -> None:
-    node = start_node("seed")
+    node = start_node("seed", is_light=True)
     node.wait_for("invite")  # from then on it only waits; before, whatever it just asked of libp2p fails first
     node.libp2p.kill()
     assert "the libp2p daemon ended" in str(node.wait_for("error")["message"])

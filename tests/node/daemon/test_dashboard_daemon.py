@@ -12,7 +12,8 @@ from support.node_process import START_S, Node, wait_until
 
 
 def test_dashboard_shows_a_real_network(seed: Seed, member: Node, start_node: StartNode, run_here: RunHere) -> None:
-    node = start_node("dashboard", "--network-id", "tests", "--peers", seed.addr, "--port", "0", home="dashboard")
+    board = ("dashboard", "--network-id", "tests", "--peers", seed.addr, "--port", "0")
+    node = start_node(*board, home="dashboard", is_light=True)
     url = str(node.wait_for("dashboard")["url"])
 
     def peers() -> set[str]:

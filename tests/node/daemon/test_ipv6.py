@@ -29,16 +29,15 @@ def addrs(node: Node) -> list[str]:
 
 
 def test_network_on_ipv6_alone(start_node: StartNode, run_here: RunHere) -> None:
-    seed = start_node("seed", *NETWORK, *LISTEN, home="seed")
+    seed = start_node("seed", *NETWORK, *LISTEN, home="seed", is_light=True)
     [addr] = addrs(seed)
     assert addr.startswith("/ip6/::1/tcp/")
     join_line = f"swarm-node join --peers {addr} --network-id six"
     assert seed.wait_for("invite")["command"] == join_line
 
-    relayed = start_node(*JOIN, "--relay", "use", *LISTEN, "--peers", addr, home="relayed")
-    dashboard = start_node(
-        "dashboard", *NETWORK, *LISTEN, "--peers", addr, "--host", "::1", "--port", "0", home="board"
-    )
+    relayed = start_node(*JOIN, "--relay", "use", *LISTEN, "--peers", addr, home="relayed", is_light=True)
+    board = ("dashboard", *NETWORK, *LISTEN, "--peers", addr, "--host", "::1", "--port", "0")
+    dashboard = start_node(*board, home="board", is_light=True)
     assert any(each.startswith(f"{addr}/p2p-circuit/p2p/") for each in addrs(relayed))
     [dashboard_addr] = addrs(dashboard)
     assert dashboard_addr.startswith("/ip6/::1/tcp/")

@@ -16,7 +16,7 @@ from .conftest import Seed, StartNode, run_node
 
 
 def test_seed_answers_under_the_address_that_it_tells(start_node: StartNode) -> None:
-    node = start_node("seed", "--metrics", "127.0.0.1:0")
+    node = start_node("seed", "--metrics", "127.0.0.1:0", is_light=True)
     url = str(node.wait_for("metrics")["url"])
     peer_id = node.wait_for("ready")["peer_id"]
     node.wait_for("invite")
@@ -65,7 +65,7 @@ def test_joining_node_counts_what_it_says_to_the_seed(seed: Seed, start_node: St
         "--peers",
         seed.addr,
     )
-    node: Node = start_node(*join, "--metrics", "127.0.0.1:0")
+    node: Node = start_node(*join, "--metrics", "127.0.0.1:0", is_light=True)
     url = str(node.wait_for("metrics")["url"])
     node.wait_for("ready")
     wait_until(lambda: scraped(url)["swarm_network_num_connected_peers,direct"] >= 1, "the seed is connected")

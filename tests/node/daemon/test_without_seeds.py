@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 from support.node_process import START_S, Node, wait_until
@@ -13,16 +14,21 @@ from .conftest import RunHere, StartNode
 JOIN = ("join", "--take", "nothing", "--network-id", "orphans", "--probe", "off", "--device", "cpu")
 
 
+@pytest.fixture
+def start_light(start_node: StartNode) -> StartNode:
+    return partial(start_node, is_light=True)
+
+
 def remembers(node: Node, peer_id: object) -> bool:
     path = node.home / "peers.json"
     return path.is_file() and peer_id in {each["peer_id"] for each in json.loads(path.read_text())["peers"]}
 
 
-def test_node_whose_seeds_are_gone_comes_back_through_members(start_node: StartNode, run_here: RunHere) -> None:
-    seed = start_node("seed", "--network-id", "orphans", home="seed")
+def test_node_whose_seeds_are_gone_comes_back_through_members(start_light: StartNode, run_here: RunHere) -> None:
+    seed = start_light("seed", "--network-id", "orphans", home="seed")
     addrs = seed.wait_for("ready")["addrs"]
     assert isinstance(addrs, list)
-    other, node = [start_node(*JOIN, "--peers", addrs[0], home=home) for home in ("other", "node")]
+    other, node = [start_light(*JOIN, "--peers", addrs[0], home=home) for home in ("other", "node")]
     ready = other.wait_for("ready")
     other_id, other_addrs = ready["peer_id"], ready["addrs"]
     assert isinstance(other_addrs, list)
@@ -32,7 +38,7 @@ def test_node_whose_seeds_are_gone_comes_back_through_members(start_node: StartN
     node.process.kill()
     node.end()
 
-    given = start_node(*JOIN, "--peers", addrs[0], home="node")
+    given = start_light(*JOIN, "--peers", addrs[0], home="node")
     given.wait_for("ready")
     steps = {event["title"]: str(event["detail"]) for event in given.events if event["event"] == "step"}
     assert steps["peers"].endswith(f"joined through remembered peers: {other_id}")
@@ -41,12 +47,12 @@ def test_node_whose_seeds_are_gone_comes_back_through_members(start_node: StartN
     ]
     given.end()
 
-    newcomer = start_node(*JOIN, "--peers", other_addrs[0], home="newcomer")
+    newcomer = start_light(*JOIN, "--peers", other_addrs[0], home="newcomer")
     newcomer.wait_for("ready")
     newcomer.end()
     assert other.process.poll() is None
 
-    told_nothing = start_node(*JOIN, home="node")
+    told_nothing = start_light(*JOIN, home="node")
     told_nothing.wait_for("ready")
 
     def sees_another() -> bool:
@@ -68,14 +74,14 @@ def test_node_whose_seeds_are_gone_comes_back_through_members(start_node: StartN
 
 
 def test_given_peer_of_another_network_is_named_also_where_others_are_remembered(
-    start_node: StartNode, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+    start_light: StartNode, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(network_entry, "HEAD_START_S", network_entry.SEED_TIMEOUT_S)  # on a busy machine, too
-    member, stranger = [start_node("seed", "--network-id", name, home=name) for name in ("orphans", "others")]
+    member, stranger = [start_light("seed", "--network-id", name, home=name) for name in ("orphans", "others")]
     addrs, wrong = member.wait_for("ready")["addrs"], stranger.wait_for("ready")["addrs"]
     assert isinstance(addrs, list)
     assert isinstance(wrong, list)
-    node = start_node(*JOIN, "--peers", addrs[0], home="node")
+    node = start_light(*JOIN, "--peers", addrs[0], home="node")
     member_id = addrs[0].rpartition("/")[2]
     node.wait_for("ready")
     node.end()
@@ -87,19 +93,19 @@ def test_given_peer_of_another_network_is_named_also_where_others_are_remembered
     assert "'orphans'" in copied.error
 
 
-def test_seed_comes_back_into_its_network_by_itself(start_node: StartNode) -> None:
-    seed = start_node("seed", "--network-id", "orphans", home="seed")
+def test_seed_comes_back_into_its_network_by_itself(start_light: StartNode) -> None:
+    seed = start_light("seed", "--network-id", "orphans", home="seed")
     addrs = seed.wait_for("ready")["addrs"]
     assert isinstance(addrs, list)
-    member = start_node(*JOIN, "--peers", addrs[0], home="member")
+    member = start_light(*JOIN, "--peers", addrs[0], home="member")
     member_id = member.wait_for("ready")["peer_id"]
     seed.end()
     assert remembers(seed, member_id)
-    again = start_node("seed", "--network-id", "orphans", home="seed")
+    again = start_light("seed", "--network-id", "orphans", home="seed")
     again.wait_for("ready")
     steps = {event["title"]: str(event["detail"]) for event in again.events if event["event"] == "step"}
     assert steps["peers"].endswith(f"joined through remembered peers: {member_id}")
     again.end()
     member.end()
-    first = start_node("seed", "--network-id", "orphans", home="seed")
+    first = start_light("seed", "--network-id", "orphans", home="seed")
     first.wait_for("ready")

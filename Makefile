@@ -2,35 +2,51 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.stamp
+# pip compiles its 20,000 modules one after another, for a minute: here all cores do
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 # What Apache-2.0 may depend on. atheris (Apache-2.0) and axe-playwright-python (MIT), used by tests alone, do not say so in their wheels.
 LICENCES := MIT;BSD;Apache;MPL;Mozilla Public License;Unlicense;PSF;Python Software Foundation;ISC;CC0
 
-.PHONY: setup demo test check docs fix bench chaos internet proto constraints clean
+.PHONY: setup demo test check style types imports unused licences protobuf docs fix bench chaos internet proto constraints clean
 
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "torch==2.13.0"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	$(INSTALL) "torch==2.13.0"
+	$(INSTALL) --editable ".[dev]"
+	@$(BIN)/python -W ignore -m compileall -qq -j 0 .venv/lib || true
 	@touch $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/swarm-node demo
 
-# Two workers: most tests wait for processes or the network. A file stays on one worker, for what its tests share.
+# Three workers, also on two cores: many tests wait for processes or the network. A file stays on one worker, for what its
+# tests share.
 test: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile
 
-check: $(STAMP)
+# `make -j2 check` does two at a time.
+check: style types imports unused licences protobuf docs
+
+style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(STAMP)
 	$(BIN)/mypy
+
+imports: $(STAMP)
 	$(BIN)/lint-imports
+
+unused: $(STAMP)
 	$(BIN)/vulture
+
+licences: $(STAMP)
 	$(BIN)/pip-licenses --partial-match --ignore-packages atheris axe-playwright-python torchao --output-file /dev/null --allow-only "$(LICENCES)"
+
+protobuf: $(STAMP)
 	$(BIN)/python protocol/compile_protos.py --check
-	$(MAKE) --no-print-directory docs
 
 # The site, in build/site. Any warning is an error: a link that leads nowhere, a page that no menu names.
 docs: $(STAMP)

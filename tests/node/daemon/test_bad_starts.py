@@ -107,29 +107,29 @@ def test_start_on_a_full_disk_says_so(tmp_path: Path) -> None:
     assert answer.code == 1
 
 
-def test_join_through_a_seed_that_is_not_there_says_so(tmp_path: Path) -> None:
+def test_join_through_a_seed_that_is_not_there_says_so(run_here: RunHere, tmp_path: Path) -> None:
     addr = f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{UNKNOWN}"
-    answer = run_node(*JOIN, "--peers", addr, "--home", tmp_path)
+    answer = run_here(*JOIN, "--peers", addr, "--home", tmp_path)
     assert "none of the given peers could be reached" in answer.error
     assert "connection refused" in answer.error
     assert addr in answer.error
     assert answer.code == 1
 
 
-def test_join_of_another_network_says_so(seed: Seed, tmp_path: Path) -> None:
-    answer = run_node(*JOIN, "--network-id", "others", "--peers", seed.addr, "--home", tmp_path)
+def test_join_of_another_network_says_so(seed: Seed, run_here: RunHere, tmp_path: Path) -> None:
+    answer = run_here(*JOIN, "--network-id", "others", "--peers", seed.addr, "--home", tmp_path)
     assert "peer is in network 'tests', and this node in 'others'" in answer.error
     assert answer.error.count("same network id") == 1
     assert answer.err.count("same network id") == 1, "it is told once"
     assert answer.code == 1
 
 
-def test_start_on_an_occupied_port_says_so(tmp_path: Path) -> None:
+def test_start_on_an_occupied_port_says_so(run_here: RunHere, tmp_path: Path) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         addr = f"/ip4/127.0.0.1/tcp/{holder.getsockname()[1]}"
-        answer = run_node("seed", "--listen", addr, "--home", tmp_path)
+        answer = run_here("seed", "--listen", addr, "--home", tmp_path)
     assert "a listen port is occupied" in answer.error
     assert addr.removeprefix("/ip4/").replace("/tcp/", ":") in answer.error
     assert answer.code == 1
@@ -144,19 +144,19 @@ def test_join_with_a_clock_that_is_off_by_an_hour_says_so(seed: Seed, tmp_path: 
     assert answer.code == 1
 
 
-def test_join_with_a_copied_identity_names_it(seed: Seed, member: Node, tmp_path: Path) -> None:
+def test_join_with_a_copied_identity_names_it(seed: Seed, member: Node, run_here: RunHere, tmp_path: Path) -> None:
     [ready] = [event for event in member.events if event["event"] == "ready"]
     shutil.copy2(member.home / "identity.key", tmp_path / "identity.key")
-    answer = run_node(*JOIN, "--peers", seed.addr, "--home", tmp_path)
+    answer = run_here(*JOIN, "--peers", seed.addr, "--home", tmp_path)
     assert f"the identity {ready['peer_id']} is in use by another running node" in answer.error
     assert answer.code == 1
     assert member.process.poll() is None, "the rightful node goes on"
 
 
-def test_start_with_an_identity_open_to_others_is_refused(tmp_path: Path) -> None:
-    assert run_node("identity", "--new", "--home", tmp_path).code == 0
+def test_start_with_an_identity_open_to_others_is_refused(run_here: RunHere, tmp_path: Path) -> None:
+    assert run_here("identity", "--new", "--home", tmp_path).code == 0
     (tmp_path / "identity.key").chmod(0o644)
-    answer = run_node("seed", "--home", tmp_path)
+    answer = run_here("seed", "--home", tmp_path)
     assert "can be read or changed by other users" in answer.error
     assert "chmod 600" in answer.error
 

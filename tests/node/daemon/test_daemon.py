@@ -54,8 +54,8 @@ def test_control_socket_is_its_owners_alone(seed: Seed) -> None:
     assert stat.S_IMODE((seed.node.home / "control.sock").stat().st_mode) == 0o600
 
 
-def test_start_in_a_home_that_is_taken_names_the_daemon(seed: Seed) -> None:
-    answer = run_node("seed", "--home", seed.node.home)
+def test_start_in_a_home_that_is_taken_names_the_daemon(seed: Seed, run_here: RunHere) -> None:
+    answer = run_here("seed", "--home", seed.node.home)
     assert f"a daemon (pid {seed.node.process.pid}) is already running in {seed.node.home}" in answer.error
     assert answer.code == 1
     assert seed.node.process.poll() is None

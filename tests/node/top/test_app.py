@@ -135,9 +135,8 @@ def test_chosen_row_stays_when_nodes_come_and_go() -> None:
     driven(source, drive)
 
 
-@pytest.mark.parametrize("hostile", [False, True])
-def test_thousand_nodes_are_shown_and_changed_in_place(hostile: bool) -> None:
-    source = swarm(1000, hostile=hostile)
+def test_thousand_nodes_are_shown_and_changed_in_place() -> None:
+    source = swarm(1000, hostile=True)
 
     async def drive(app: TopApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "4")
@@ -214,7 +213,7 @@ def test_d_turns_dark_into_light_and_back() -> None:
     driven(swarm(1), drive)
 
 
-@pytest.mark.parametrize("size", [(20, 6), (40, 12), (240, 70)])
+@pytest.mark.parametrize("size", [(20, 6), (240, 70)])
 def test_every_tab_is_drawn_at_any_size_and_after_a_resize(size: tuple[int, int]) -> None:
     async def drive(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.resize_terminal(*size)

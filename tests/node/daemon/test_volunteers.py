@@ -5,16 +5,19 @@ All are in one file, so that one worker runs them and imports for all of them: s
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import psutil
 import pytest
 from safetensors import safe_open
+from support.chat_command import chat_in_pipe, chat_in_terminal
 from support.exposed_metrics import scraped
 from support.forked_node import FORKING
 from support.local_hub import local_hub
@@ -27,6 +30,7 @@ from swarm.training.run.run_file import load_run, write_run
 from swarm.training.run.run_tables import DataConfig, StartConfig
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.checkpoint import load_newest
+from swarm_node.demo import demo_answer
 from swarm_protocol.identity import Identity
 from transformers.utils.logging import is_progress_bar_enabled
 
@@ -228,6 +232,37 @@ def test_join_trains_on_a_folder_of_its_own_and_says_how_far_tokenizing_is(
     other = start_node(*JOIN, "--peers", seed.addr, "--run", run, "--data", books, home="b", is_forked=True)
     other.wait_for("training", timeout_s=100)
     assert named(other, "tokenizing") == [], "every home on a machine shares them"
+
+
+CONTEXT_TOKENS = 16384
+
+
+@pytest.mark.timeout(240)
+def test_models_are_listed_and_one_answers_in_a_pipe_and_in_a_terminal(
+    seed: Seed, start_node: StartNode, run_here: RunHere, tmp_path: Path
+) -> None:
+    config = FAMILIES["llama"]()
+    config.max_position_embeddings, config.eos_token_id = CONTEXT_TOKENS, None
+    model = write_model(tmp_path / "long", config)
+    server = start_node(*JOIN, "--peers", seed.addr, "--model", model, "--blocks", "0:6", home="server", is_forked=True)
+    serving = server.wait_for("serving", timeout_s=100)
+    peers = ("--home", str(tmp_path / "asking"), "--network-id", "tests", "--peers", seed.addr)
+    found: list[dict[str, object]] = []
+
+    def is_listed() -> bool:
+        [listed] = run_here("models", *peers).events
+        found[:] = [each for each in cast(Any, listed["models"]) if each["name"] == "long"]
+        return bool(found)
+
+    wait_until(is_listed, "the model is listed")
+    [long] = found
+    assert (long["served"], long["num_servers"], long["context_tokens"]) == ([[0, 6]], 1, CONTEXT_TOKENS)
+    assert long["revision"] == serving["revision"]
+    wanted = ("--temperature", "0", "--max-tokens", "12")
+    code, answer, told = asyncio.run(chat_in_pipe(f"long@{long['revision']}", *wanted, *peers, text="def add("))
+    assert (code, answer) == (0, demo_answer.complete_undisturbed(model, "def add(", 12) + "\n"), told
+    assert "has no chat template" in told
+    asyncio.run(chat_in_terminal("long", "--max-tokens", str(CONTEXT_TOKENS - 100), *peers))
 
 
 def test_join_without_the_data_that_the_run_asks_for_says_what_to_name(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
 
+from node.gateway.scripted_client import openai_client
 from openai import AsyncOpenAI
 from support.plain_records import node_record
 from support.tokenizer_here import TokenizerHere
@@ -60,7 +61,7 @@ class Swarm:
 async def gateway(stack: AsyncExitStack, client: AsyncClient) -> AsyncOpenAI:
     """A gateway over the client, and somebody who asks it."""
     url = await stack.enter_async_context(serving(create_app(client), listen("127.0.0.1", 0)))
-    return await stack.enter_async_context(AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60))
+    return await stack.enter_async_context(openai_client(url, timeout_s=60))
 
 
 @asynccontextmanager

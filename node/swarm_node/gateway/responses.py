@@ -260,8 +260,13 @@ OF_HTTP = (400, 408, 413, 415)
 """The statuses for no HTTP, and for a body that comes too slowly, is too large or is not declared as JSON."""
 
 
+_FAILURE = {"content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{ErrorBody.__name__}"}}}}
+"""As `{"model": ErrorBody}`, once another status of a route has that: FastAPI makes a validator of each model."""
+
+
 def _failures(*statuses: int) -> Responses:
-    return {status: {"model": ErrorBody} for status in sorted({*OF_HTTP, 401, 429, 500, *statuses})}
+    failures: Responses = dict.fromkeys(sorted({*OF_HTTP, 401, 429, 500, *statuses}), _FAILURE)
+    return {**failures, 401: {"model": ErrorBody}}
 
 
 def _streamed(whole: type[BaseModel], chunk: type[BaseModel]) -> Responses:
@@ -283,4 +288,4 @@ TOKENS = _plain(TokenList, 404)
 TEXT = _plain(Detokenized, 404)
 TRACE = _failures(404)
 HEALTH = {**_failures(), 200: {"model": GatewayHealth}, 503: {"model": GatewayHealth}}
-METRICS = _failures()
+METRICS = dict.fromkeys(_failures(), _FAILURE)  # failures are JSON there, too, beside text

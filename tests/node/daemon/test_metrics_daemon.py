@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -32,7 +33,7 @@ def test_seed_answers_under_the_address_that_it_tells(start_node: StartNode) -> 
     for path in ("/", "/metrics/x"):
         with pytest.raises(HTTPError, match="404"):
             urlopen(url.replace("/metrics", path), timeout=10)
-    node.process.terminate()
+    node.process.send_signal(signal.SIGTERM)
     assert node.wait_end(timeout_s=30) == 0
 
 

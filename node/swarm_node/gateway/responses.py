@@ -261,7 +261,8 @@ OF_HTTP = (400, 408, 413, 415)
 
 
 _FAILURE = {"content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{ErrorBody.__name__}"}}}}
-"""As `{"model": ErrorBody}`, once another status of a route has that: FastAPI makes a validator of each model."""
+"""This says the same as `{"model": ErrorBody}`, which one status of each route needs: FastAPI makes a validator of each
+that has it."""
 
 
 def _failures(*statuses: int) -> Responses:

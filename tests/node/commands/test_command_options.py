@@ -25,7 +25,8 @@ complete -p swarm-node
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What bash reads once and keeps."""
     folder = tmp_path_factory.mktemp("completion")
-    command = [BASH, "--norc", "--noprofile", "-c", "swarm-node --show-completion"]
+    # with a second command, bash stays its parent: a program that runs in no shell is told no script
+    command = [BASH, "--norc", "--noprofile", "-c", "swarm-node --show-completion; exit $?"]
     shown = subprocess.run(command, env=shell_environment(folder), capture_output=True, timeout=60, check=True)
     (folder / "swarm-node.bash").write_bytes(shown.stdout)
     return folder / "swarm-node.bash"

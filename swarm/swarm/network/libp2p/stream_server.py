@@ -16,8 +16,9 @@ from swarm_protocol.errors import PeerRefused, PeerUnreachable, SwarmError
 from swarm_protocol.proto import p2pd_pb2
 
 from swarm.network.interface import StreamHandler
-from swarm.network.libp2p.daemon_control import BACKLOG, ControlError, read_message
+from swarm.network.libp2p.daemon_control import ControlError, read_message
 from swarm.network.libp2p.host import Host
+from swarm.network.libp2p.incoming_streams import IncomingStreams
 from swarm.network.libp2p.libp2p_stream import LINGER_S, Libp2pStream
 from swarm.network.libp2p.path_watch import PathWatch
 from swarm.network.libp2p.sent_frames import SentFrames
@@ -40,32 +41,27 @@ class StreamServer:
 
     def __init__(self, host: Host, tasks: asyncio.TaskGroup, watch: PathWatch, resume_protocol: str) -> None:
         self._host = host
-        self._tasks = tasks
         self._watch = watch
         self._resume_protocol = resume_protocol
         self.resumable = ResumableStreams(host, watch.reconnector, resume_protocol)
         self._handlers: dict[str, tuple[str, StreamHandler, int]] = {}  # by the name on the wire
         self._places = PeerPlaces[str](per_peer=lambda: MAX_STREAMS_PER_PEER, in_all=MAX_STREAMS)
         self._resumes = PeerPlaces[str](per_peer=lambda: MAX_STREAMS_PER_PEER, in_all=MAX_STREAMS)
-        self._server: asyncio.Server | None = None
+        self._incoming = IncomingStreams(tasks, self._serve_one)
 
     async def start(self) -> None:
         path = self._host.daemon.listen_socket
-        self._server = await asyncio.start_unix_server(self._connected, path, backlog=BACKLOG)
+        await self._incoming.listen(path)
         await self._host.accept_streams(self._resume_protocol, path)
 
     def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        self._incoming.close()
 
     async def serve(
         self, protocol: str, handler: StreamHandler, *, max_message_bytes: int = limits.MAX_MESSAGE_BYTES
     ) -> None:
         self._handlers[self._host.wire_name(protocol)] = protocol, handler, max_message_bytes
         await self._host.accept_streams(protocol, self._host.daemon.listen_socket)
-
-    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._tasks.create_task(self._serve_one(reader, writer))
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

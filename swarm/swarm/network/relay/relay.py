@@ -25,8 +25,9 @@ from typing import Literal, TypeVar, get_args
 
 from swarm_protocol.proto import p2pd_pb2
 
-from swarm.network.libp2p.daemon_control import BACKLOG, ControlError, read_delimited, read_message
+from swarm.network.libp2p.daemon_control import ControlError, read_delimited, read_message
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host, RawStream
+from swarm.network.libp2p.incoming_streams import IncomingStreams
 from swarm.network.multiaddr import addr_text, is_relayed, peer_id_bytes, peer_id_text
 from swarm.network.relay.circuit_messages import (
     HOP,
@@ -121,13 +122,12 @@ class Relay:
         self._network_peers = network_peers
         self._budget = RelayBudget(limits.within(host.traffic.limits), host.traffic.relayed)
         self._host = host
-        self._tasks = tasks
         self._limits = limits
         self._reserved: dict[str, asyncio.StreamWriter] = {}
         self._num_circuits: Counter[str] = Counter()  # by peer, whichever end it is
         self._num_between: Counter[tuple[str, str]] = Counter()  # by source and target
         self._num_requests: Counter[str] = Counter()  # by peer, reservations and circuits included
-        self._server: asyncio.Server | None = None
+        self._incoming = IncomingStreams(tasks, self._serve_one, limit=SPLICE_BYTES)
 
     @property
     def serves(self) -> bool:
@@ -149,15 +149,11 @@ class Relay:
     async def start(self) -> None:
         """Take the place of the daemon's own relay. Raises PeerUnreachable if the daemon has ended."""
         path = self._host.daemon.relay_socket
-        self._server = await asyncio.start_unix_server(self._connected, path, limit=SPLICE_BYTES, backlog=BACKLOG)
+        await self._incoming.listen(path)
         await self._host.accept_streams(HOP, path)
 
     def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-
-    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._tasks.create_task(self._serve_one(reader, writer))
+        self._incoming.close()
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer_id = ""

@@ -29,8 +29,11 @@ class Rate:
 
     def reserve(self, num_bytes: float, now_s: float) -> float:
         """Reserve the link for `num_bytes` and return the time at which the last of them will have passed."""
-        free_at_s = max(self._free_at_s, now_s - self._burst_s) + num_bytes / self.bytes_per_s
-        self._free_at_s = min(free_at_s, now_s + self._max_debt_s)
+        # comparisons, not `min` and `max`: a simulated link asks three times for each message
+        free_at_s, earliest_s, latest_s = self._free_at_s, now_s - self._burst_s, now_s + self._max_debt_s
+        free_at_s = max(free_at_s, earliest_s)
+        free_at_s += num_bytes / self.bytes_per_s
+        self._free_at_s = free_at_s if free_at_s < latest_s else latest_s
         return self._free_at_s
 
     def wait_s(self, now_s: float) -> float:

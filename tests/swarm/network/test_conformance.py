@@ -131,8 +131,9 @@ def test_call_over_the_limit_raises_value_error(run: Run) -> None:
     run(case)
 
 
-@pytest.mark.parametrize("num_request_bytes", [3, 5 * MIB])
-@pytest.mark.parametrize("num_bytes", [100, 2 * MIB, 16 * MIB])
+@pytest.mark.parametrize(
+    ("num_request_bytes", "num_bytes"), [(3, 100), (3, 2 * MIB), (3, 16 * MIB), (5 * MIB, 100), (5 * MIB, 2 * MIB)]
+)
 def test_answer_longer_than_its_caller_takes_is_a_violation(run: Run, num_request_bytes: int, num_bytes: int) -> None:
     async def case(world: World) -> None:
         async def handler(_peer_id: str, _request: bytes) -> bytes:
@@ -537,7 +538,7 @@ def test_slow_reader_bounds_what_the_sender_has_under_way(run: Run) -> None:
 
         async def send_all(stream: Stream) -> None:
             nonlocal num_sent
-            for _ in range(64):
+            for _ in range(24):
                 await stream.send(bytes(MIB))
                 num_sent += 1
             await stream.finish()
@@ -548,7 +549,7 @@ def test_slow_reader_bounds_what_the_sender_has_under_way(run: Run) -> None:
                 await asyncio.sleep(0.5)  # as much as it can send into a handler that does not read
                 assert 1 <= num_sent <= 8
                 may_read.set()
-                for _ in range(64):
+                for _ in range(24):
                     assert len(await stream.receive()) == MIB
             with pytest.raises(EndOfStream):
                 await stream.receive()
@@ -574,12 +575,12 @@ def test_messages_arrive_once_and_in_order_though_the_path_is_replaced_again_and
     async def case(world: World) -> None:
         method = world.name()
         await world.a.serve_stream(method, echo_stream)
-        messages = [index.to_bytes(8, "big") + bytes([index]) * num_bytes for index in range(24)]
+        messages = [index.to_bytes(8, "big") + bytes([index]) * num_bytes for index in range(12)]
 
         async def send(stream: Stream) -> None:
             for index, message in enumerate(messages):
                 async with asyncio.TaskGroup() as both:
-                    if index % 6 == 3:
+                    if index % 4 == 2:
                         both.create_task(world.replace_path())
                     both.create_task(stream.send(message))
             await stream.finish()

@@ -15,8 +15,6 @@ from swarm.network.libp2p_network import Libp2pNetwork
 from swarm_protocol.errors import PeerError, PeerRefused, PeerUnreachable
 from swarm_protocol.identity import Identity
 
-pytestmark = pytest.mark.usefixtures("identities_are_free")
-
 
 async def reaches(network: Libp2pNetwork, peer_id: str) -> bool:
     try:

@@ -20,6 +20,8 @@ from swarm_protocol.envelope import seal_record
 from swarm_protocol.errors import PeerUnreachable, StartError
 from swarm_protocol.identity import Identity
 
+pytestmark = pytest.mark.usefixtures("copies_are_searched_for")
+
 
 def p2pd_of(network: Libp2pNetwork) -> int:
     return network._host.daemon.pid

@@ -24,8 +24,6 @@ from swarm_protocol.errors import PeerTimeout, PeerUnreachable
 from swarm_protocol.identity import Identity
 from swarm_protocol.version import PROTOCOL_VERSION
 
-pytestmark = pytest.mark.usefixtures("identities_are_free")
-
 KEY = "nodes/3"
 PREFIX = f"/swarm/{PROTOCOL_VERSION}/test/dht/"
 PING = FindRequest(addrs=("/ip4/127.0.0.1/tcp/1",)).to_bytes()

@@ -21,9 +21,7 @@ from swarm_protocol.errors import PeerRefused
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import child_keys, lookup_key
 
-pytestmark = pytest.mark.usefixtures("identities_are_free")
-
-LIFETIME_S = 6.0
+LIFETIME_S = 4.0
 KEYS = child_keys(lookup_key("nodes"))
 
 
@@ -71,12 +69,12 @@ async def close_all(networks: list[Libp2pNetwork]) -> None:
 
 
 @pytest.mark.timeout(90)
-def test_twelve_hosts_find_each_other_and_forget_the_killed_within_their_lifetime(tmp_path: Path) -> None:
+def test_eight_hosts_find_each_other_and_forget_the_killed_within_their_lifetime(tmp_path: Path) -> None:
     async def main() -> None:
         seed = await libp2p_node(tmp_path / "seed")
         peers, hosts = await seed.addrs(), [seed]
-        for batch in range(0, 11, 4):
-            starts = (libp2p_node(tmp_path / f"n{index}", peers=peers) for index in range(batch, min(batch + 4, 11)))
+        for batch in range(0, 7, 4):
+            starts = (libp2p_node(tmp_path / f"n{index}", peers=peers) for index in range(batch, min(batch + 4, 7)))
             hosts += await asyncio.gather(*starts)
         announcing = {host: asyncio.create_task(keep_announcing(host, LIFETIME_S)) for host in hosts}
         await wait_until_all_see(hosts, {host.peer_id for host in hosts}, 40)

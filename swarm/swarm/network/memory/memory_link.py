@@ -75,16 +75,28 @@ class Pipe:
     def set_link(self, link: LinkModel) -> None:
         """Change the link. Bytes under way keep their arrival time."""
         self.link = link
-        self._stages = (*self._access, Rate(link.bandwidth_bytes_per_s))
+        self._own = Rate(link.bandwidth_bytes_per_s)
+        self._is_even = not (link.jitter_s or link.loss)  # draws nothing at random
 
     def put(self, flow: object, num_bytes: int, deliver: Callable[[], None]) -> None:
         """Carry a message; `deliver` is called when its last byte has arrived, in order within `flow`."""
         if self._is_closed:
             return
-        self._flows.setdefault(flow, deque()).append(_Transfer(num_bytes + OVERHEAD_BYTES, deliver))
-        if not self._sending:
+        num_bytes += OVERHEAD_BYTES
+        loop = asyncio.get_running_loop()
+        if self._sending or num_bytes > FRAME_BYTES:
+            self._flows.setdefault(flow, deque()).append(_Transfer(num_bytes, deliver))
+            if not self._sending:
+                self._sending = True
+                self._send_frames()
+            return
+        # a short message on an idle link, as nearly all are
+        left_s, arrival_s = self._leave(num_bytes, now := loop.time())
+        self._arrivals.append((deliver, now + arrival_s - left_s))
+        loop.call_at(arrival_s, self._arrive)
+        if left_s > now:
             self._sending = True
-            self._send_frames()
+            loop.call_at(left_s, self._send_frames)
 
     def drop(self, flow: object) -> None:
         """Forget what has not left yet: the sender gave up."""
@@ -126,10 +138,9 @@ class Pipe:
         transfer = transfers[0]
         num_bytes = min(transfer.left_bytes, FRAME_BYTES)
         transfer.left_bytes -= num_bytes
-        left_s = max(stage.reserve(num_bytes, loop.time()) for stage in self._stages)
-        arrival_s = self._arrival_s(num_bytes, left_s)
+        left_s, arrival_s = self._leave(num_bytes, now := loop.time())
         if transfer.came_s is None:
-            transfer.came_s = loop.time() + arrival_s - left_s
+            transfer.came_s = now + arrival_s - left_s
         if not transfer.left_bytes:
             transfers.popleft()
             self._arrivals.append((transfer.deliver, transfer.came_s))
@@ -138,15 +149,20 @@ class Pipe:
             self._flows[flow] = transfers  # at the end: the others come first
         return left_s
 
-    def _arrival_s(self, num_bytes: int, left_s: float) -> float:
-        """Return when it arrives: never before what was sent earlier, as on one TCP connection."""
-        delay_s = self.link.latency_s + self._rng.uniform(0, self.link.jitter_s)
-        chance = 1 - (1 - self.link.loss) ** math.ceil(num_bytes / PACKET_BYTES)
-        while self._rng.random() < chance:
-            delay_s += max(RETRANSMIT_S, 2 * self.link.latency_s)
-            chance = self.link.loss  # the retransmission is one packet
+    def _leave(self, num_bytes: int, now: float) -> tuple[float, float]:
+        """Return when the last of these bytes leaves, and when it arrives: never before what was sent earlier, as on
+        one TCP connection."""
+        up, down = self._access
+        left_s = max(up.reserve(num_bytes, now), down.reserve(num_bytes, now), self._own.reserve(num_bytes, now))
+        delay_s = self.link.latency_s
+        if not self._is_even:
+            delay_s += self._rng.uniform(0, self.link.jitter_s)
+            chance = 1 - (1 - self.link.loss) ** math.ceil(num_bytes / PACKET_BYTES)
+            while self._rng.random() < chance:
+                delay_s += max(RETRANSMIT_S, 2 * self.link.latency_s)
+                chance = self.link.loss  # the retransmission is one packet
         self._last_arrival_s = max(self._last_arrival_s, left_s + delay_s)
-        return self._last_arrival_s
+        return left_s, self._last_arrival_s
 
     def _arrive(self) -> None:
         deliver, self.came_s = self._arrivals.popleft()

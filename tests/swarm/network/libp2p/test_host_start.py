@@ -31,6 +31,8 @@ from swarm_protocol.errors import ConfigError, StartError, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.version import PROTOCOL_VERSION, Hello
 
+pytestmark = pytest.mark.usefixtures("copies_are_searched_for")
+
 STRANGER = Identity(bytes(32)).peer_id
 
 
@@ -396,7 +398,6 @@ def test_addresses_that_a_remembered_peer_has_announced_are_dialled_only_where_i
     asyncio.run(main())
 
 
-@pytest.mark.usefixtures("identities_are_free")
 def test_search_for_a_copy_dials_no_address_that_a_peer_may_not_have_dialled(tmp_path: Path) -> None:
     async def main() -> None:
         async with (

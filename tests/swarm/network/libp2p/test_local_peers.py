@@ -18,8 +18,6 @@ from swarm.network.network_entry import NetworkEntry
 from swarm_protocol.errors import StartError
 from swarm_protocol.identity import Identity
 
-pytestmark = pytest.mark.usefixtures("identities_are_free")
-
 LIAR = Identity(bytes(32)).peer_id
 
 

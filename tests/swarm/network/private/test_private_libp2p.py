@@ -254,6 +254,7 @@ def test_rights_are_enforced_by_receivers(tmp_path: Path) -> None:
     run(case, tmp_path)
 
 
+@pytest.mark.usefixtures("copies_are_searched_for")
 def test_members_over_a_relay_and_after_a_restart_know_each_other(tmp_path: Path) -> None:
     async def case(folder: Path) -> None:
         relay = await private_node(folder / "relay", OWNER.invite(), relay="serve")

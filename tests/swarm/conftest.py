@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from swarm.network.libp2p import network_entry
+from swarm.network.multiaddr import PeerAddr
+from swarm.network.paths.dial_policy import DialPolicy
+
+
+@pytest.fixture(autouse=True)
+def identities_are_free(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nodes join without the search for a copy of themselves, which starts a second daemon for each.
+
+    Tests that ask for `copies_are_searched_for` have it.
+    """
+
+    async def is_free(
+        _addrs: Sequence[PeerAddr], _peer_id: str, _network_id: str, _policy: DialPolicy, _invitation: object = None
+    ) -> None:
+        return None
+
+    if "copies_are_searched_for" not in request.fixturenames:
+        monkeypatch.setattr(network_entry, "check_identity_is_free", is_free)
+
+
+@pytest.fixture
+def copies_are_searched_for() -> None:
+    """Each node that joins looks first whether another runs with its identity, as it does outside tests."""

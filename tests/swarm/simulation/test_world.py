@@ -120,21 +120,21 @@ def test_trainers_form_a_group_and_commit_rounds() -> None:
     assert training["tokens/s committed"] > 0
 
 
-def test_40_trainers_of_one_run_are_all_in_work_in_clusters() -> None:
+def test_20_trainers_of_one_run_are_all_in_work_in_clusters() -> None:
     report = simulate(
         Scenario(
-            nodes=40,
+            nodes=20,
             minutes=1.5,
             warm_up_minutes=2,
             probes_per_minute=0,
-            training=Training(members=5, cluster_size=10, million_parameters=1, interval_minutes=0.5),
+            training=Training(members=4, cluster_size=5, million_parameters=1, interval_minutes=0.5),
             classes=(NodeClass(role="train"),),
         )
     )
     training, last = figures(report, "Training"), report.samples[-1]
-    assert [last[f"trainers_{name}"] for name in ("in_work", "waiting", "refused")] == [40, 0, 0]
+    assert [last[f"trainers_{name}"] for name in ("in_work", "waiting", "refused")] == [20, 0, 0]
     assert training[IN_WORK]["min"] == 1
-    assert training["contributions"] >= 40 * (training["rounds committed"] - 1)
+    assert training["contributions"] >= 20 * (training["rounds committed"] - 1)
 
 
 def test_trainers_beyond_the_places_of_a_run_are_counted_as_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,18 +60,18 @@ def followers_of(swarm: Swarm) -> list[Member]:
     return [member for member in swarm.members.values() if member not in heads]
 
 
-def test_48_trainers_in_clusters_of_8_all_work_on_one_state() -> None:
+def test_24_trainers_in_clusters_of_6_all_work_on_one_state() -> None:
     async def main() -> None:
-        async with Swarm(clustered(max_group=6, cluster_size=8, outer_steps=3)) as swarm:
-            await join_all(swarm, 6)
+        async with Swarm(clustered(max_group=4, cluster_size=6, outer_steps=3)) as swarm:
+            await join_all(swarm, 4)
             await asyncio.sleep(3.0)  # until the first group forms, each trainer calls each other one again and again
-            await join_all(swarm, 48)
+            await join_all(swarm, 24)
             members = await swarm.finish()
             assert_equal_steps(members, 3)
-            assert tokens_by_step(members) == {1: 6 * TOKENS, 2: 48 * TOKENS, 3: 48 * TOKENS}
+            assert tokens_by_step(members) == {1: 4 * TOKENS, 2: 24 * TOKENS, 3: 24 * TOKENS}
             state = members[0].trainer.state
             assert state is not None
-            assert len(state.roster) == 6
+            assert len(state.roster) == 4
             # no sample was leased twice, and none was left out
             assert state.num_committed == sum(tokens_by_step(members).values()) // 4
             assert state.stripes[0].cursor.holes == ()

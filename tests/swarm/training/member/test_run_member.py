@@ -148,17 +148,17 @@ def test_join_in_mid_run_fetches_the_state_from_several_donors_and_takes_part() 
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=7)) as swarm:
             for index in range(3):
-                # 4 MB of state in four chunks, so that three donors can share
-                await swarm.join(f"m{index}", inner=SyntheticInner(num_values=500_000))
+                # 2.4 MB of state in three chunks, so that three donors can share
+                await swarm.join(f"m{index}", inner=SyntheticInner(num_values=300_000))
             while swarm.members["m0"].trainer.state is None or swarm.members["m0"].trainer.state.outer_step < 2:
                 await asyncio.sleep(0.05)
-            late = await swarm.join("late", inner=SyntheticInner(num_values=500_000))
+            late = await swarm.join("late", inner=SyntheticInner(num_values=300_000))
             members = await swarm.finish()
             assert_equal_steps(members, 7)
             fetched = late.of(StateFetched)[0]
             assert fetched.step >= 2
             assert len(fetched.donors) == 3
-            assert fetched.num_bytes == 4_000_000
+            assert fetched.num_bytes == 2_400_000
             entered = late.of(IntervalDone)[0]
             # one round admits it, and it trains in the next interval
             assert entered.step <= fetched.step + 3

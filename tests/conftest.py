@@ -16,6 +16,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from hypothesis import settings
+from support.cpu_durations import CpuDurations
 
 # hundreds of processes import the same: where Python is told to keep no bytecode, each would compile it anew
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -26,6 +27,15 @@ settings.register_profile("swarm", deadline=None, max_examples=40)
 # `--hypothesis-profile thorough`: for whoever changes what such a test is about
 settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("swarm")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu-durations", type=int, metavar="N", help="show the N tests that take most processor time")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if num_shown := config.getoption("--cpu-durations"):
+        config.pluginmanager.register(CpuDurations(num_shown))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from swarm.network.libp2p import network_entry
+from swarm.network import network_entry
 from swarm.network.multiaddr import PeerAddr
 from swarm.network.paths.dial_policy import DialPolicy
 

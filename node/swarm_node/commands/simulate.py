@@ -73,6 +73,8 @@ def _load(path: Path, seed: str | None) -> Scenario:
         raise ConfigError(
             f"{path} is not valid TOML: {error}", remedy="docs/guides/simulate.md has an example"
         ) from error
+    if not table:
+        raise ConfigError(f"{path} says nothing of a scenario", remedy="docs/guides/simulate.md has an example")
     if seed is not None:
         try:
             table["seed"] = whole_number(0, 2**31 - 1)(seed)

@@ -39,6 +39,8 @@ def test_simulate_refuses_a_missing_directory_before_it_simulates(
     ("text", "message"),
     [
         (None, "cannot read"),
+        ("", "says nothing of a scenario"),
+        ("# nodes = 300\n", "says nothing of a scenario"),
         ("nodes = ", "is not valid TOML"),
         ("nods = 3", "unknown key 'nods'"),
         (SCENARIO, "cannot read"),

@@ -1,0 +1,66 @@
+"""What a network of ten thousand nodes is held to, against the same network with a tenth of the nodes. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from swarm.network.dht.routing_table import BUCKET_SIZE
+from swarm.simulation.report import Report
+
+LOOKUPS_FOUND = 0.999
+IN_WORK = 0.99
+"""The rest are trainers between a head that has left and the next one."""
+
+GROWTH = 1.25
+"""Ratio below which a figure of a node counts as constant where the network has ten times the nodes."""
+
+PEERS_A_DOUBLING = 10
+"""Peers more of a routing table where the network has twice the nodes. Half of a bucket is full of nodes that are
+there."""
+
+
+def broken_promises(large: Report, small: Report) -> list[str]:
+    """Return what `large` does not keep, one line for each promise. `small` is a tenth of it."""
+    return [*_broken_lookups(large), *_broken_state(large, small), *_broken_training(large)]
+
+
+def _broken_lookups(large: Report) -> Iterator[str]:
+    lookups: dict[str, Any] = dict(large.sections["Lookups"])
+    found, lost = lookups["share that found the record"], lookups["records of living nodes not found"]
+    if found is None or found < LOOKUPS_FOUND:
+        yield f"lookups: {found} found the record, {lookups['without an answer']} had no answer"
+    if lost > (1 - LOOKUPS_FOUND) * lookups["lookups"]:
+        yield f"records lost: {lost} of {lookups['lookups']}"
+    if lookups["hops"].get("max", math.inf) > lookups["log2 of the nodes"]:
+        yield f"hops: {lookups['hops']}"
+
+
+def _broken_state(large: Report, small: Report) -> Iterator[str]:
+    """What a node holds and sends is constant, but for the routing table, which grows by the logarithm. It does not
+    grow with time either."""
+    first, last, few = large.samples[0], large.samples[-1], small.samples[-1]
+    if last["records_mean"] > GROWTH * min(first["records_mean"], few["records_mean"]):
+        yield f"records: {first['records_mean']} to {last['records_mean']}, {few['records_mean']} in the small network"
+    doublings = math.log2(last["nodes"] / few["nodes"])
+    if last["peers_mean"] > few["peers_mean"] + PEERS_A_DOUBLING * doublings:
+        yield f"routing table: {last['peers_mean']}, {few['peers_mean']} in the small network"
+    if last["peers_max"] > BUCKET_SIZE * math.log2(last["nodes"]):
+        yield f"largest routing table: {last['peers_max']}"
+    if last["addresses_mean"] > 2 * last["peers_mean"]:
+        yield f"known addresses: {last['addresses_mean']}"
+    sent, few_sent = _messages(large), _messages(small)
+    if sent > GROWTH * few_sent:
+        yield f"messages a minute: {sent}, {few_sent} in the small network"
+
+
+def _broken_training(large: Report) -> Iterator[str]:
+    if (in_work := large.samples[-1]["share_in_work"]) < IN_WORK:
+        yield f"trainers in work: {in_work}"
+
+
+def _messages(report: Report) -> float:
+    state: dict[str, Any] = dict(report.sections["A node's state and traffic"])
+    median: float = state["messages sent a minute"]["median"]
+    return median

@@ -11,14 +11,10 @@ from swarm.simulation.report import Report
 
 LOOKUPS_FOUND = 0.999
 IN_WORK = 0.99
-"""The rest are trainers between a head that has left and the next one."""
+"""Share of the trainers that came three intervals ago. The rest are between a head that has left and the next one."""
 
 GROWTH = 1.25
 """Ratio below which a figure of a node counts as constant where the network has ten times the nodes."""
-
-PEERS_A_DOUBLING = 10
-"""Peers more of a routing table where the network has twice the nodes. Half of a bucket is full of nodes that are
-there."""
 
 
 def broken_promises(large: Report, small: Report) -> list[str]:
@@ -44,7 +40,7 @@ def _broken_state(large: Report, small: Report) -> Iterator[str]:
     if last["records_mean"] > GROWTH * min(first["records_mean"], few["records_mean"]):
         yield f"records: {first['records_mean']} to {last['records_mean']}, {few['records_mean']} in the small network"
     doublings = math.log2(last["nodes"] / few["nodes"])
-    if last["peers_mean"] > few["peers_mean"] + PEERS_A_DOUBLING * doublings:
+    if last["peers_mean"] > few["peers_mean"] + BUCKET_SIZE * doublings:  # one more bucket for twice the nodes
         yield f"routing table: {last['peers_mean']}, {few['peers_mean']} in the small network"
     if last["peers_max"] > BUCKET_SIZE * math.log2(last["nodes"]):
         yield f"largest routing table: {last['peers_max']}"

@@ -31,10 +31,12 @@ MINUTES = float(os.environ.get("SIMULATED_MINUTES", SCENARIO.minutes))
 
 
 def tenth_of(scenario: Scenario) -> Scenario:
-    """Return the same network with a tenth of the nodes, for the few minutes after which its state is what it stays."""
+    """Return the same network with a tenth of the nodes, places and lookups, for the minutes in which its tables
+    fill."""
     assert scenario.training is not None
     training = replace(scenario.training, cluster_size=max(1, scenario.training.cluster_size // 10))
-    return replace(scenario, nodes=scenario.nodes // 10, minutes=min(5.0, scenario.minutes), training=training)
+    nodes, probes, minutes = scenario.nodes // 10, scenario.probes_per_minute / 10, min(15.0, scenario.minutes)
+    return replace(scenario, nodes=nodes, probes_per_minute=probes, minutes=minutes, training=training)
 
 
 @pytest.mark.timeout(4 * 3600)

@@ -138,7 +138,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        timer = _Timer(callback, args, context or copy_context(), self, when)
+        timer = _Timer(callback, args, copy_context() if context is None else context, self, when)
         heapq.heappush(self._timers, (when, next(self._num_timers), timer))
         return cast("asyncio.TimerHandle", timer)
 
@@ -150,7 +150,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        handle = cast("asyncio.Handle", _Handle(callback, args, context or copy_context()))
+        handle = cast("asyncio.Handle", _Handle(callback, args, copy_context() if context is None else context))
         self._ready.append(handle)
         return handle
 

@@ -21,8 +21,8 @@ SAMPLE: Mapping[str, float] = {
     "nodes": 10_000,
     "records_mean": 5.6,
     "peers_mean": 78,
-    "peers_max": 120,
-    "addresses_mean": 90,
+    "peers_max": 220,
+    "addresses_mean": 140,
     "share_in_work": 0.995,
 }
 SMALL_SAMPLE: Mapping[str, float] = {**SAMPLE, "nodes": 1000, "peers_mean": 57}
@@ -61,7 +61,7 @@ def test_lookups_that_fail_lose_records_or_take_too_many_hops_are_named(figure: 
     ("figure", "value", "named"),
     [
         ("records_mean", 7.2, "records: 5.5 to 7.2"),
-        ("peers_mean", 95, "routing table: 95"),
+        ("peers_mean", 124, "routing table: 124"),
         ("peers_max", 270, "largest routing table: 270"),
         ("addresses_mean", 160, "known addresses: 160"),
         ("share_in_work", 0.98, "trainers in work: 0.98"),

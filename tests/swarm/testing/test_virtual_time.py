@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from contextlib import suppress
+from contextvars import ContextVar
 
 import pytest
 from swarm.testing import virtual_time
@@ -322,3 +323,16 @@ def test_wait_for_a_cancelled_timer_alone_is_a_deadlock() -> None:
 
     with pytest.raises(Deadlock):
         virtual_time.run(main())
+
+
+def test_task_keeps_what_it_set_in_a_context_that_was_empty() -> None:
+    known: ContextVar[str] = ContextVar("known", default="nothing")
+
+    async def main() -> str:
+        token = known.set("something")
+        await asyncio.sleep(1.0)
+        found = known.get()
+        known.reset(token)
+        return found
+
+    assert virtual_time.run(main()) == "something"

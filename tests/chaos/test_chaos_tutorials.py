@@ -1,4 +1,5 @@
-"""The tutorials, typed as they are written, on loopback: every command works, and what runs goes on running.
+"""The tutorials, typed as they are written, on loopback: every command works and prints what its page shows, and what
+runs goes on running.
 
     .venv/bin/python -m pytest tests/chaos/test_chaos_tutorials.py -m chaos -s
 
@@ -25,6 +26,23 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200)]
 
 LASTING = re.compile(r"swarm-node (?:seed|join|gateway|dashboard|run watch)\b")
 DEMO_S, OTHERS_S = 600.0, 180.0
+UNITS_AND_NAMES = frozenset({"s", "ms", "min", "kB", "MB", "GB", "MiB", "GiB", "kbit/s", "Mbit/s", "vm"})
+
+
+def as_pattern(line: str) -> str:
+    """Return an expression for a line that a page shows. … stands for anything; figures, units, names of machines and
+    ends of peer ids differ, while blocks such as 0:3 do not."""
+    return r"\s+".join(map(_word_pattern, line.split()))
+
+
+def _word_pattern(word: str) -> str:
+    if re.fullmatch(r"\d+:\d+", word):
+        return re.escape(word)
+    if word in UNITS_AND_NAMES or re.search(r"\d", word):
+        return r"\S+"
+    if re.fullmatch(r"…\w{8}", word):
+        return r"…\S+"
+    return re.escape(word).replace("…", r"\S*")
 
 
 class Learner:
@@ -46,24 +64,33 @@ class Learner:
         for section in re.split(r"^## ", (DOCS / "tutorials" / page).read_text("utf-8"), flags=re.MULTILINE):
             if section.split("\n", 1)[0] in without:
                 continue
-            for language, block in re.findall(r"^```(\w+)\n(.*?)^```", section, flags=re.DOTALL | re.MULTILINE):
+            blocks = re.findall(r"^```(\w+)\n(.*?)^```", section, flags=re.DOTALL | re.MULTILINE)
+            for (language, block), (next_language, shown) in zip(blocks, [*blocks[1:], ("", "")], strict=True):
                 if language == "sh":
-                    for line in block.splitlines():
+                    *lines, last = block.splitlines()
+                    for line in lines:
                         self.type(line)
+                    self.type(last, shown=shown if next_language == "text" else "")
                 elif language == "python":
                     self._until_done([sys.executable, "-c", self._meant(block)], block)
                 elif language == "toml":
                     self._edit(block)
 
-    def type(self, line: str) -> None:
+    def type(self, line: str, *, shown: str = "") -> None:
+        """Type a line, and wait until it has printed what the page shows."""
         if not LASTING.match(line):
-            self._until_done(["bash", "-c", self._meant(line)], line)
+            self._until_done(["bash", "-c", self._meant(line)], line, shown)
             return
-        if line in self._running and self._running[line].poll() is None:
-            return
-        print(f"$ {line} &")
         name = re.sub(r"\W+", "-", line)[:80]
-        with (self._folder / f"{name}.log").open("ab") as log:
+        log_path = self._folder / f"{name}.log"
+        if line not in self._running or self._running[line].poll() is not None:
+            self._start(line, log_path)
+        if shown:
+            self._until_done(["cat", str(log_path)], f"what is shown of {line}", shown)
+
+    def _start(self, line: str, log_path: Path) -> None:
+        print(f"$ {line} &")
+        with log_path.open("ab") as log:
             command = ["bash", "-c", f"exec {self._meant(line)}"]
             self._running[line] = subprocess.Popen(
                 command, cwd=self._folder, env=self._environment, stdout=log, stderr=log, start_new_session=True
@@ -102,20 +129,23 @@ class Learner:
             assert num_changed, f"the run file has no {key}"
         path.write_text(text, "utf-8")
 
-    def _until_done(self, command: list[str], shown: str) -> None:
-        """Again and again until it works: people wait until what they have started is there."""
-        if shown.startswith("make setup"):
+    def _until_done(self, command: list[str], what: str, shown: str = "") -> None:
+        """Again and again until it works and prints what is `shown`: people wait until what they started is there."""
+        if what.startswith("make setup"):
             return
-        print(f"$ {shown.splitlines()[0]}")
-        is_demo = "swarm-node demo" in shown
+        print(f"$ {what.splitlines()[0]}")
+        is_demo = "swarm-node demo" in what
         until_s = time.monotonic() + (DEMO_S if is_demo else OTHERS_S)
         while True:
             done = self._run(command)
             is_good = done.returncode == 0 and not done.stdout.startswith(('{"error"', '{"object":"list","data":[]'))
             # that the demo's own kill comes in time is its own tests' to show: a slow machine may be too late for it
-            if is_good or is_demo:
+            printed = done.stdout + done.stderr
+            lines = [line for line in shown.splitlines() if line != "…"]
+            missing = [line for line in lines if not re.search(as_pattern(line), printed)]
+            if (is_good and not missing) or is_demo:
                 return
-            assert time.monotonic() < until_s, f"{shown}\n{done.stdout}{done.stderr}"
+            assert time.monotonic() < until_s, f"{what}: {missing} is not in\n{printed}"
             time.sleep(1.0)
 
     def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:

@@ -65,7 +65,7 @@ class Learner:
             if section.split("\n", 1)[0] in without:
                 continue
             blocks = re.findall(r"^```(\w+)\n(.*?)^```", section, flags=re.DOTALL | re.MULTILINE)
-            for (language, block), (next_language, shown) in zip(blocks, [*blocks[1:], ("", "")], strict=True):
+            for (language, block), (next_language, shown) in zip(blocks, [*blocks, ("", "")][1:], strict=True):
                 if language == "sh":
                     *lines, last = block.splitlines()
                     for line in lines:

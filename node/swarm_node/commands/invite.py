@@ -57,6 +57,11 @@ def create(flags: Flags) -> int:
 
 
 def _tell(invitation: NetworkInvitation, out: Path | None, emitter: Emitter) -> None:
+    if out is None:
+        emitter.result(invitation.text())
+    else:
+        with explained(f"write {out}", option="--out"):
+            write_private(out, invitation.text().encode() + b"\n")
     emitter.emit(
         "invited",
         serial=f"{invitation.terms.serial:016x}",
@@ -67,11 +72,6 @@ def _tell(invitation: NetworkInvitation, out: Path | None, emitter: Emitter) -> 
         until=utc(invitation.expires_at),
         file=str(out) if out else "",
     )
-    if out is None:
-        emitter.result(invitation.text())
-        return
-    with explained(f"write {out}", option="--out"):
-        write_private(out, invitation.text().encode() + b"\n")
 
 
 def show(flags: Flags) -> int:

@@ -74,6 +74,7 @@ def invite(flags: Flags) -> int:
     terms = invitation.terms
     assert terms is not None
     others = "one node that has it" if max_uses == 1 else f"the first {max_uses} nodes"
+    _give(invitation, out, emitter)
     emitter.emit(
         "run_invited",
         run=run.run_id,
@@ -84,7 +85,7 @@ def invite(flags: Flags) -> int:
         **_until(invitation),
         file=str(out) if out else "",
     )
-    return _give(invitation, out, emitter)
+    return 0
 
 
 def revoke(flags: Flags) -> int:
@@ -170,6 +171,7 @@ def vouch(flags: Flags) -> int:
     run = read_signed(path)
     _check_vouching(run)
     word = vouch_for(member, run.run_id, newcomer, network_id=network_id, now=time.time(), lifetime_s=lifetime_s)
+    _give(word, out, emitter)
     emitter.emit(
         "vouched",
         run=run.run_id,
@@ -180,7 +182,7 @@ def vouch(flags: Flags) -> int:
         **_until(word),
         file=str(out) if out else "",
     )
-    return _give(word, out, emitter)
+    return 0
 
 
 def _check_vouching(run: SignedRun) -> None:
@@ -194,13 +196,13 @@ def _new_file(out: Path | None) -> Path | None:
     return out
 
 
-def _give(word: RunInvitation, out: Path | None, emitter: Emitter) -> int:
+def _give(word: RunInvitation, out: Path | None, emitter: Emitter) -> None:
+    """Print the word, or write it to `out`: before it is told that there is one, since a disk may be full."""
     if out is None:
         emitter.result(word.text())
-        return 0
+        return
     with explained(f"write {out}", option="--out"):
         write_private(out, word.text().encode() + b"\n")
-    return 0
 
 
 def _until(word: RunInvitation) -> dict[str, object]:

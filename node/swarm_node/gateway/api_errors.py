@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from swarm.client.request import ContextExceeded
 from swarm_protocol.errors import ConfigError, PeerError, PeerRefused, SessionError, SwarmError
 
 from swarm_node.formatting import clean
@@ -56,6 +57,9 @@ def _from_swarm(error: SwarmError) -> HttpError:
             return HttpError(429, str(error), code="rate_limit_exceeded", retry_after_s=error.retry_after_s)
         case PeerError() | SessionError():
             return HttpError(503, str(error), code="service_unavailable", retry_after_s=http_limits.RETRY_AFTER_S)
+        case ContextExceeded():
+            # by this code clients know that they have to shorten the conversation
+            return HttpError(400, str(error), code="context_length_exceeded")
         case ConfigError():
             return HttpError(400, str(error), code="invalid_request")
     return HttpError(500, str(error), code=error.code)

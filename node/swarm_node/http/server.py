@@ -97,7 +97,7 @@ def listen(host: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRNOTAVAIL:
             raise _no_address(host, error) from error
         raise StartError(
-            f"cannot listen on {host} port {port}: {error.strerror or error}",
+            f"cannot listen on {host} port {port}: {reason_of(error)}",
             remedy="another program may have it: choose another --port, or 0 for any free one",
         ) from error
     listener.setblocking(False)

@@ -232,12 +232,16 @@ def checked(assets: ModelAssets, token_ids: Sequence[int]) -> list[int]:
     return list(token_ids)
 
 
+class ContextExceeded(ConfigError):
+    """A text, or a prompt with its answer, has more tokens than the model's context: clients may shorten it."""
+
+
 def check_fits(assets: ModelAssets, num_tokens: int) -> None:
     """Raises ConfigError for an empty text, and for one over the model's context."""
     if not num_tokens:
         raise ConfigError("the text is empty", remedy="give some text")
     if num_tokens > assets.context_tokens:
-        raise ConfigError(
+        raise ContextExceeded(
             f"{num_tokens} tokens are {num_tokens - assets.context_tokens} over the context of {assets.shape.name}",
             remedy="shorten the text",
         )
@@ -254,7 +258,7 @@ def room_for(assets: ModelAssets, num_prompt_tokens: int, max_tokens: int | None
     room = assets.context_tokens - num_prompt_tokens
     wanted = max(1, min(DEFAULT_MAX_TOKENS, room)) if max_tokens is None else max_tokens
     if wanted > room:
-        raise ConfigError(
+        raise ContextExceeded(
             f"{num_prompt_tokens} prompt tokens and {wanted} new ones are {wanted - room} over the context of "
             f"{assets.context_tokens} tokens of {assets.shape.name}",
             remedy="shorten the prompt or ask for fewer tokens",

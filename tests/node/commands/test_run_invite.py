@@ -12,6 +12,7 @@ import pytest
 from support.training_swarm import AUTHOR, config
 from swarm.training.run.run_file import write_run
 from swarm_node import cli
+from swarm_node.commands import run_invite
 from swarm_node.settings.invitation_words import parse_invite, parse_run_word
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
@@ -62,6 +63,19 @@ def test_invitation_is_printed_alone_and_is_in_no_event(
     kept = path.read_bytes()
     code, _, err = call(capsys, *words, "--out", path)
     assert (code, f"{path} exists already" in err, path.read_bytes() == kept) == (1, True, True)
+
+
+@pytest.mark.parametrize("command", ["invite", "vouch"])
+def test_word_that_cannot_be_written_is_not_told_of(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "run.toml", config(vouchers=1), AUTHOR)
+    AUTHOR.save(tmp_path / "home" / "identity.key")
+    monkeypatch.setattr(run_invite, "check_new_file", lambda _path: None)  # as on a disk that is full only then
+    words = ("--home", tmp_path / "home", "--for-node", FRIEND.peer_id, "--out", tmp_path, "--json")
+    code, out, err = call(capsys, "run", command, tmp_path / "run.toml", *words)
+    assert (code, f"cannot write {tmp_path}" in err) == (1, True)
+    assert [json.loads(line)["event"] for line in out.splitlines()] == ["error"]
 
 
 def test_vouch_names_the_newcomer_and_is_signed_by_the_member(

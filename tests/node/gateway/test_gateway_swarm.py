@@ -384,8 +384,9 @@ def test_embedding_is_the_mean_of_the_models_last_hidden_states(checkpoint: Path
             for found, wanted in zip(answer.data, expected, strict=True):
                 assert found.embedding == pytest.approx(wanted, abs=1e-4)
             assert answer.usage.prompt_tokens == len(PROMPT) + 2
-            with pytest.raises(api.BadRequestError, match="over the context"):
+            with pytest.raises(api.BadRequestError, match="over the context") as caught:
                 await swarm.openai.embeddings.create(model="small", input="x" * 3000)
+            assert caught.value.code == "context_length_exceeded"
             with pytest.raises(api.BadRequestError, match="empty"):
                 await swarm.openai.embeddings.create(model="small", input="")
             url = str(swarm.openai.base_url).replace("/v1/", "")

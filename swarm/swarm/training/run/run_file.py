@@ -13,6 +13,7 @@ and writes block; no state.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from swarm_protocol.errors import ConfigError, IntegrityError
+from swarm_protocol.errors import ConfigError, IntegrityError, reason_of
 from swarm_protocol.identity import Identity
 
 from swarm.training.run.run_config import RunConfig
@@ -58,13 +59,9 @@ def new_run_file(path: Path, config: RunConfig) -> None:
 
     Raises ConfigError if `path` exists or cannot be written.
     """
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(template(config, str(path)))
-    except FileExistsError:
-        raise ConfigError(f"{path} exists already", remedy="name another file, or move it away") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}", remedy="choose another place") from error
+    if os.path.lexists(path):
+        raise ConfigError(f"{path} exists already", remedy="name another file, or move it away")
+    _write_whole(path, template(config, str(path)))
 
 
 def sign_file(
@@ -168,7 +165,7 @@ def _write_whole(path: Path, text: str) -> None:
             partial.unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}", remedy="choose another place") from error
+        raise ConfigError(f"{path} cannot be written: {reason_of(error)}", remedy="choose another place") from error
 
 
 def _read(path: Path) -> str:
@@ -176,7 +173,7 @@ def _read(path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(MAX_RUN_FILE_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}", remedy="check the path") from error
+        raise ConfigError(f"{path} cannot be read: {reason_of(error)}", remedy="check the path") from error
     return decode_text(data, path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import time
 import tomllib
@@ -268,7 +269,7 @@ def test_load_run_signed_by_a_newer_version_names_the_unknown_key(tmp_path: Path
 
 
 def test_load_run_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+    with pytest.raises(ConfigError, match="cannot be read: no such file"):
         load_run(tmp_path / "none.toml")
 
 
@@ -414,6 +415,22 @@ def test_new_run_file_overwrites_nothing(tmp_path: Path) -> None:
     assert path.read_text() == "mine"
     with pytest.raises(ConfigError, match="cannot be written"):
         new_run_file(tmp_path / "none" / "run.toml", RunConfig(name="x"))
+
+
+def test_new_run_file_on_a_full_disk_leaves_nothing_that_is_in_the_way_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half_written(self: Path, text: str, **_options: Any) -> int:
+        self.write_bytes(text.encode()[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "run.toml"
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_text", half_written)
+        with pytest.raises(ConfigError, match="cannot be written: no space left"):
+            new_run_file(path, RunConfig(name="x"))
+    assert not [*tmp_path.iterdir()]
+    new_run_file(path, RunConfig(name="x"))
 
 
 def test_inspect_run_says_whether_the_signature_holds(run_path: Path) -> None:

@@ -22,9 +22,9 @@ demo: $(STAMP)
 	$(BIN)/swarm-node demo
 
 # Three workers, also on two cores: many tests wait for processes or the network. A file stays on one worker, for what its
-# tests share.
+# tests share, and `tests/conftest.py` says in which order.
 test: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # `make -j2 check` does two at a time.
 check: style types imports unused licences protobuf docs

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
@@ -59,6 +60,20 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let files of few tests, which mostly wait for processes and networks, and files of many, which compute, alternate
+    where workers share them: else all would compute first and all wait afterwards."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    by_size = sorted(files.values(), key=len)
+    alternating = [by_size.pop(-1 if index % 2 else 0) for index in range(len(by_size))]
+    items[:] = [item for tests in alternating for item in tests]
 
 
 def compile_once() -> None:

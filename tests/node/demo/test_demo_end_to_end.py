@@ -31,6 +31,7 @@ main()
 """
 """Run the demo with processes of the script that is named first, in place of nodes."""
 
+SILENT_NODE = "import time; time.sleep(1000)"
 READY_NODE = """
 import json, time
 print(json.dumps({"event": "ready", "peer_id": "x", "addrs": ["/ip4/127.0.0.1/tcp/1/p2p/x"]}), flush=True)
@@ -146,16 +147,16 @@ def _long(root: Path) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("number", "stage", "num_processes"),
-    [(signal.SIGTERM, 1, 1), (signal.SIGINT, 2, 4)],
+    ("number", "stage", "num_processes", "script"),
+    [(signal.SIGTERM, 1, 1, SILENT_NODE), (signal.SIGINT, 2, 4, READY_NODE)],
     ids=["SIGTERM while starting", "Ctrl-C in training"],
 )
 def test_interrupted_demo_leaves_nothing(
-    tmp_path: Path, number: signal.Signals, stage: int, num_processes: int
+    tmp_path: Path, number: signal.Signals, stage: int, num_processes: int, script: str
 ) -> None:
     """That real nodes leave nothing either, those of the whole demo show, which ends them in the same way."""
     root = tmp_path / "kept"
-    with _demo(*_long(root), script=READY_NODE) as demo:
+    with _demo(*_long(root), script=script) as demo:
         assert demo.stdout is not None
         for line in demo.stdout:
             if json.loads(line).get("number") == stage:

@@ -142,10 +142,19 @@ def unseal(
 def issued_at(data: bytes) -> float:
     """Return when the envelope in `data` says that it was signed; nothing else is checked. Who unseals it as of that
     time reads it however old it is. Raises PeerViolation."""
+    return _parsed(data).issued_at
+
+
+def claimed_signer(data: bytes) -> str:
+    """Return the peer that the envelope in `data` says has signed it; nothing else is checked. Raises PeerViolation."""
+    return _parsed(data).peer_id
+
+
+def _parsed(data: bytes) -> Envelope:
     if len(data) > limits.MAX_SIGNED_PAYLOAD_BYTES + limits.MAX_ENVELOPE_OVERHEAD_BYTES:
         raise PeerViolation(f"envelope has {len(data)} bytes, more than any")
     try:
-        return _parse(data).issued_at
+        return _parse(data)
     except ValueError as error:
         raise PeerViolation(f"envelope is malformed: {error}") from error
 

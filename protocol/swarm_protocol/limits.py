@@ -302,8 +302,8 @@ MAX_CERTIFICATE_BYTES = 600 * 2**10
 MAX_ABORT_BYTES = 32 * 2**10
 # Digests and indices.
 MAX_REQUEST_BYTES = 1024
-# The digests of the leaves of a part of MAX_PART_VALUES, 98,304 values each, and a proof.
-MAX_OPENING_BYTES = 6 * 2**20
+# A proof of the leaves of a part: two digests for each of the 19 levels of a tree over MAX_PART_VALUES, 98,304 to a leaf.
+MAX_OPENING_BYTES = 2 * 2**10
 # A leaf of 98,304 fp32 values and a proof.
 MAX_AUDITED_SLICE_BYTES = 400 * 2**10
 # Leaves of one part that one member may ask for in an attempt.

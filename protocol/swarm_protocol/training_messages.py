@@ -400,7 +400,8 @@ class Group(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReduceOpening(wire.WireMessage):
-    """The purpose of a stream of a reduction; it follows the signed group. `frame` counts the part's frames. `kind`:
+    """The first message of a stream of a reduction, of the signed group `group_digest` of `step`. `frame` counts
+    the part's frames. `kind`:
 
     exchange  to the owner of `part`: the sender's slices follow, and it asks for the result
     keep      from the owner to its backup: the owner's own slices follow
@@ -408,9 +409,9 @@ class ReduceOpening(wire.WireMessage):
     slices    from the backup: it replaces the owner, and asks for the receiver's slices from `frame` on
     audit     to the owner or the backup: the sender asks for a PartStatement, and then for slices (see `AuditDraw`)
 
-    Who sends slices says before them which they are: `leaves` are the digests of all leaves of its slice of the part,
-    one after the other, and `proof` shows that they are under the root to which it has committed. For `slices` the
-    receiver answers with such an opening first.
+    Who sends slices shows before them where they are under the root to which it has committed: `proof` leads there,
+    together with the digests of the leaves of its slice of the part, which the receiver computes from the slice. For
+    `slices` the receiver answers with such an opening first.
     """
 
     PROTO = training_pb2.ReduceOpening
@@ -418,9 +419,21 @@ class ReduceOpening(wire.WireMessage):
 
     kind: OpeningKind
     part: Annotated[int, whole(limits.MAX_GROUP_MEMBERS - 1)]
+    step: Step
+    group_digest: Digest
     frame: Annotated[int, whole(limits.MAX_PART_VALUES)] = 0
-    leaves: bytes = b""
     proof: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRequest(wire.WireMessage):
+    """Asks a member for the signed group with this digest, by which it has opened a stream; the reply is its bytes."""
+
+    PROTO = training_pb2.GroupRequest
+    MAX_BYTES = limits.MAX_REQUEST_BYTES
+
+    run: Name
+    group_digest: Digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -211,18 +211,28 @@ class FollowerWork(_message.Message):
     def __init__(self, num_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., loss: _Optional[float] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class ReduceOpening(_message.Message):
-    __slots__ = ("kind", "part", "frame", "leaves", "proof")
+    __slots__ = ("kind", "part", "frame", "proof", "group_digest", "step")
     KIND_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
-    LEAVES_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
+    GROUP_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     kind: str
     part: int
     frame: int
-    leaves: bytes
     proof: bytes
-    def __init__(self, kind: _Optional[str] = ..., part: _Optional[int] = ..., frame: _Optional[int] = ..., leaves: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
+    group_digest: bytes
+    step: int
+    def __init__(self, kind: _Optional[str] = ..., part: _Optional[int] = ..., frame: _Optional[int] = ..., proof: _Optional[bytes] = ..., group_digest: _Optional[bytes] = ..., step: _Optional[int] = ...) -> None: ...
+
+class GroupRequest(_message.Message):
+    __slots__ = ("run", "group_digest")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    GROUP_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    group_digest: bytes
+    def __init__(self, run: _Optional[str] = ..., group_digest: _Optional[bytes] = ...) -> None: ...
 
 class Group(_message.Message):
     __slots__ = ("run", "step", "attempt", "state_digest", "members", "part_values", "reduce_s", "vote_s", "origin", "order", "lock", "revocation")

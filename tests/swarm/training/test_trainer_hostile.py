@@ -29,6 +29,7 @@ from swarm.training.allreduce.parts import part_sizes
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
+from swarm.training.member.shown_groups import ShownGroups
 from swarm.training.round.round_events import Event, Grouped
 from swarm.training.run.methods import Methods
 from swarm.training.state.certificate import RunSignatures
@@ -38,7 +39,7 @@ from swarm_compression import get_codec
 from swarm_protocol.errors import ConfigError, PeerViolation, RoundError, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.state_messages import StandingRequest
-from swarm_protocol.training_messages import Abort, Group, Lock, Outcome, Ready, SignedGroup, Vote
+from swarm_protocol.training_messages import Abort, Group, Lock, Outcome, Ready, ReduceOpening, SignedGroup, Vote
 
 NUM_STEPS = 3
 
@@ -267,11 +268,12 @@ def test_claim_of_a_huge_weight_gets_no_weight() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwoFacedSignatures(RunSignatures):
-    """Signs a second group for the same attempt, without one of the members, and hands it to a victim, on a stream of
+    """Signs a second group for the same attempt, without one of the members, and shows it to a victim, on a stream of
     its own."""
 
     network: MemoryNetwork
     second: list[SignedGroup]
+    shown: list[ShownGroups]
 
     def sign_group(self, group: Group, now: float, sequence: int = 0) -> SignedGroup:
         me, victim = self.identity.peer_id, self._victim(group)
@@ -292,7 +294,9 @@ class TwoFacedSignatures(RunSignatures):
         try:
             async with self.network.stream(victim, Methods(self.run).reduce, timeout_s=1.0) as stream:
                 await asyncio.sleep(0.02)
-                await stream.send(signed.data)
+                self.shown[-1].add(signed)
+                opening = ReduceOpening(kind="exchange", part=0, step=signed.group.step, group_digest=signed.digest)
+                await stream.send(opening.to_bytes())
                 await stream.receive()
         except SwarmError:
             pass
@@ -302,9 +306,13 @@ def test_coordinator_that_signs_two_groups_is_named_by_who_sees_both() -> None:
     class TwoFaced(RunMember):
         second: list[SignedGroup]
 
+        async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
+            self.shown.append(driver.groups)
+            return await super()._drive(driver, context)
+
         async def _open_context(self) -> RunContext:
             context = await super()._open_context()
-            self.second = []
+            self.second, self.shown = [], list[ShownGroups]()
             assert isinstance(context.network, MemoryNetwork)
             signatures = TwoFacedSignatures(
                 identity=context.signatures.identity,
@@ -312,6 +320,7 @@ def test_coordinator_that_signs_two_groups_is_named_by_who_sees_both() -> None:
                 run=context.run,
                 network=context.network,
                 second=self.second,
+                shown=self.shown,
             )
             return replace(context, signatures=signatures)
 

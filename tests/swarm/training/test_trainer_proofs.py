@@ -37,6 +37,7 @@ from swarm.training.trainer_events import MemberConvicted, OuterStep, RoundAbort
 from swarm_compression import get_codec
 from swarm_protocol.identity import Identity
 from swarm_protocol.proof_messages import Evidence, PartStatement, WrongReduction
+from swarm_protocol.training_messages import ReduceOpening
 
 NUM_STEPS = 4
 NUM_VALUES = 6000
@@ -113,9 +114,9 @@ def test_owner_that_gives_and_signs_different_results_is_convicted(monkeypatch: 
         others = [each for each in butterfly.group.peer_ids if each not in liars]
         return butterfly.me in liars and peer == others[0]
 
-    async def accept_knowing(self: Butterfly, peer: str, stream: Stream) -> None:
+    async def accept_knowing(self: Butterfly, peer: str, opening: ReduceOpening, stream: Stream) -> None:
         PEER.set(peer)
-        await accept(self, peer, stream)
+        await accept(self, peer, opening, stream)
 
     async def deliver(self: PartOwner, peer: str) -> None:
         stream = await self._accepted_from(peer)
@@ -173,8 +174,10 @@ def test_owner_that_answers_no_audit_gets_no_vote_and_is_left_out() -> None:
         async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
             accept = driver.reductions.accept
 
-            async def refuse_audits(peer: str, signed: Any, stream: Stream) -> None:
-                await accept(peer, signed, _WithoutAudits(stream))  # type: ignore[arg-type]
+            async def refuse_audits(peer: str, opening: ReduceOpening, stream: Stream) -> None:
+                if opening.kind == "audit":
+                    raise RuntimeError("no")
+                await accept(peer, opening, stream)
 
             driver.reductions.accept = refuse_audits  # type: ignore[method-assign]
             return await super()._drive(driver, context)  # type: ignore[no-any-return]
@@ -187,25 +190,6 @@ def test_owner_that_answers_no_audit_gets_no_vote_and_is_left_out() -> None:
             assert all(liar.peer_id not in event.group for event in member.of(OuterStep))
 
     virtual_time.run(main())
-
-
-class _WithoutAudits:
-    """Implements `interface.Stream` over `stream`, and fails if it is opened for an audit."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-
-    async def receive(self) -> bytes:
-        message = await self._stream.receive()
-        if b"audit" in message[:16]:
-            raise RuntimeError("no")
-        return message
-
-    async def send(self, message: bytes) -> None:
-        await self._stream.send(message)
-
-    async def finish(self) -> None:
-        await self._stream.finish()
 
 
 def test_false_evidence_convicts_nobody_and_its_sender_is_not_listened_to_again() -> None:

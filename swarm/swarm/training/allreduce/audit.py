@@ -28,7 +28,7 @@ from swarm_compression.codec import Data
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerError, PeerTimeout, PeerViolation, SwarmError
 from swarm_protocol.proof_messages import AuditDraw, AuditedSlice, Evidence, PartStatement, WrongReduction
-from swarm_protocol.training_messages import Group, ReduceOpening, SignedGroup
+from swarm_protocol.training_messages import Group, SignedGroup
 from torch import Tensor
 
 from swarm.network.interface import EndOfStream, Stream
@@ -36,10 +36,12 @@ from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.leaf_checks import are_committed, hashed_part, part_leaf, reduced_leaf
 from swarm.training.allreduce.made_part import MadePart
 from swarm.training.allreduce.part_streams import blamed
-from swarm.training.allreduce.parts import backup_peer, leaf_values, part_leaves
+from swarm.training.allreduce.parts import backup_peer, leaf_values, num_leaves, part_leaves
 
 BYTES_SHARE = 0.02
-"""What a member's audits may add to the bytes that it receives in a reduction."""
+"""What one audited leaf of each part may add to the bytes of a reduction, without proofs."""
+MORE_SHARE = 0.01
+"""What further leaves may bring that to, with their proofs: votes, reports and groups have to fit 2 % as well."""
 MOST_BY_SIZE = 0.9
 """The most of the first draws that go by the results' sizes: a lie may also make results small."""
 LEAST_BYTES = 1 << 14
@@ -165,7 +167,7 @@ class Auditing:
 
     async def _ask(self, maker: str, part: int, data: Data, num_draws: int) -> None:
         """Audit `part` at `maker`. Raises CaughtLying, PeerViolation and PeerError, all of `maker`."""
-        codec, opening = self._streams.scheme.codec, ReduceOpening(kind="audit", part=part)
+        codec, opening = self._streams.scheme.codec, self._streams.opening("audit", part)
         tree, magnitudes = await self._streams.off_loop(hashed_part, codec, self._group, part, data)
         try:
             async with asyncio.timeout(self._group.reduce_s / 2), self._streams.open(maker, opening) as stream:
@@ -225,9 +227,12 @@ def audit_plan(group: Group, me: str, codec: Codec, chance: random.Random) -> di
     if not others:
         return {}
     budget = BYTES_SHARE * 2 * codec.encoded_bytes(group.num_values)
-    leaf_bytes = len(group.contributors) * codec.encoded_bytes(min(leaf_values(group.num_values), group.num_values))
+    slice_bytes = codec.encoded_bytes(min(leaf_values(group.num_values), group.num_values))
+    leaf_bytes = len(group.contributors) * slice_bytes
     num_parts = min(len(others), max(1, int(max(budget, LEAST_BYTES) / leaf_bytes)))
-    num_draws = min(limits.MAX_DRAWS, max(1, int(budget / (leaf_bytes * num_parts))))
+    proof_bytes = limits.DIGEST_BYTES * num_leaves(group.num_values).bit_length()
+    shown_bytes = len(group.contributors) * (slice_bytes + proof_bytes)
+    num_draws = min(limits.MAX_DRAWS, max(1, int(budget * MORE_SHARE / BYTES_SHARE / (shown_bytes * num_parts))))
     chance.shuffle(others)
     return dict.fromkeys(others[:num_parts], num_draws)
 

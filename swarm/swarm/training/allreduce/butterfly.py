@@ -32,7 +32,7 @@ from swarm_protocol.training_messages import OpeningKind, ReduceOpening, SignedG
 from torch import Tensor
 
 from swarm.network.interface import EndOfStream, FaultHook, Stream, no_faults
-from swarm.training.allreduce.made_part import MadePart, read_leaves
+from swarm.training.allreduce.made_part import MadePart
 from swarm.training.allreduce.part_owner import BackupOwner, PartOwner
 from swarm.training.allreduce.part_streams import PartStreams, blamed, silence_of
 from swarm.training.allreduce.parts import (
@@ -171,15 +171,14 @@ class Butterfly:
             self.own.close()
         return tuple(part.data for part in self._parts)
 
-    async def accept(self, peer: str, stream: Stream) -> None:
-        """Serve `peer`'s stream, of which the signed group has been read.
+    async def accept(self, peer: str, opening: ReduceOpening, stream: Stream) -> None:
+        """Serve `peer`'s stream, of which the opening has been read, which names the group.
 
         A stream to this member's own part is kept until the reduction has ended. What backups and those who ask them
         need can be had after that, too.
         """
         if peer not in self._group.peer_ids:
             raise PeerViolation("a stream from outside its group", peer_id=peer)
-        opening = ReduceOpening.from_bytes(await stream.receive())
         self._accepted[peer, opening.kind, opening.part] += 1
         most = {"audit": MAX_AUDITS, "slices": MAX_BACKUPS}.get(opening.kind, 1)
         if not self._fits(peer, opening) or self._accepted[peer, opening.kind, opening.part] > most:
@@ -218,7 +217,7 @@ class Butterfly:
 
     async def _keep(self, part: PartResult, opening: ReduceOpening, stream: Stream) -> None:
         if self.streams.proves:
-            part.kept_leaves = read_leaves(opening, self._group.members[part.index], self._group)
+            part.kept_proof = opening.proof
         for _ in part.frames:
             try:
                 data = await stream.receive()
@@ -372,7 +371,7 @@ class Exchange:
                     self._butterfly.back_up(part)
                     await part.reached(len(part.frames))
                 else:
-                    opening = ReduceOpening(kind="result", part=part.index, frame=part.have)
+                    opening = self._streams.opening("result", part.index, frame=part.have)
                     async with self._streams.open(backup, opening) as stream:
                         await self._streams.take_result(stream, part, backup, opening.frame)
         except TimeoutError:

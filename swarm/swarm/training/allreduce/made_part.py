@@ -1,9 +1,9 @@
 """The slices from which a member has made a part: it checks them, signs what it made, and shows them to auditors.
 
-A member commits to its encoded pseudo-gradient before there is a group (`committed_tree`). A member that sends slices
-sends the digests of their leaves first (`read_leaves`), so that each owner knows what belongs under the committed root.
-An owner keeps the slices, a byte a value of its part for each member in int8, until the step is over. Before it signs,
-it checks them all: an honest owner never signs for what a sender did not commit to.
+A member commits to its encoded pseudo-gradient before there is a group (`committed_tree`). A member that sends slices shows
+first where they are under the committed root (`leaves_proof`). An owner keeps the slices, a byte a value of its part
+for each member in int8, until the step is over. Before it signs, it hashes them all, which with the proof must give the
+root: an honest owner never signs for what a sender did not commit to.
 
 Functions here block. Shapes: N values of the vector, F of the part.
 """
@@ -19,7 +19,7 @@ from swarm_protocol import limits
 from swarm_protocol.errors import PeerViolation, RoundError
 from swarm_protocol.hash_tree import HashTree, leaf_digest
 from swarm_protocol.proof_messages import AuditedSlice
-from swarm_protocol.training_messages import Contribution, Group, ReduceOpening
+from swarm_protocol.training_messages import Group
 from torch import Tensor
 
 from swarm.training.allreduce.parts import (
@@ -44,32 +44,10 @@ def committed_tree(encode: Callable[[slice], Data], codec: Codec, total_values: 
     return HashTree.of(_leaf_digests(codec, leaf, ((encode(frame), num_values(frame)) for frame in frames)))
 
 
-def leaves_opening(tree: HashTree | None, opening: ReduceOpening, group: Group) -> ReduceOpening:
-    """Return `opening` with the digests of the part's leaves of this member's `tree`; without a tree, as it is."""
-    if tree is None:
-        return opening
-    leaves = part_leaves(group, opening.part)
-    return ReduceOpening(
-        kind=opening.kind,
-        part=opening.part,
-        frame=opening.frame,
-        leaves=b"".join(tree.leaves(leaves.start, leaves.stop)),
-        proof=b"".join(tree.proof(leaves.start, leaves.stop)),
-    )
-
-
-def read_leaves(opening: ReduceOpening, member: Contribution, group: Group) -> HashTree:
-    """Return the digests of `member`'s slice of a part that `opening` shows. Raises PeerViolation unless they are under
-    the root that it has committed to."""
-    leaves = part_leaves(group, opening.part)
-    try:
-        digests, proof = split_digests(opening.leaves), split_digests(opening.proof)
-        tree = HashTree.proven(num_leaves(group.num_values), leaves.start, digests, proof)
-    except ValueError as error:
-        raise PeerViolation(f"it shows no proof of its slice: {error}", peer_id=member.peer_id) from error
-    if len(digests) != len(leaves) or member.commitment is None or tree.root != member.commitment.root:
-        raise PeerViolation("its slice is not the one that it committed to", peer_id=member.peer_id)
-    return tree
+def leaves_proof(tree: HashTree, group: Group, part: int) -> bytes:
+    """Return what shows that the leaves of `part` are under the root of `tree`, together with their digests."""
+    leaves = part_leaves(group, part)
+    return b"".join(tree.proof(leaves.start, leaves.stop))
 
 
 def split_digests(data: bytes) -> list[bytes]:
@@ -87,12 +65,13 @@ class MadePart:
         self._part = part
         self._codec = codec
         self._leaf = leaf_values(group.num_values)
+        self._proofs: dict[str, bytes] = {}
         self._trees: dict[str, HashTree] = {}
         self._slices: dict[str, list[bytes]] = {member.peer_id: [] for member in group.contributors}
 
-    def commit(self, peer: str, tree: HashTree) -> None:
-        """Record which leaves `peer`'s slices must have."""
-        self._trees[peer] = tree
+    def commit(self, peer: str, proof: bytes) -> None:
+        """Record the `proof` that `peer`'s slices are under its committed root (see `leaves_proof`)."""
+        self._proofs[peer] = proof
 
     def keep(self, peer: str, data: bytes) -> None:
         """Keep the next frame of `peer`'s slices. Raises RoundError after `drop`: a slice may arrive when the step is
@@ -105,13 +84,22 @@ class MadePart:
         self._slices.clear()
 
     def check(self) -> None:
-        """Raises PeerViolation, which names a member whose slices are not those that it committed to."""
-        leaves = part_leaves(self._group, self._part.index)
-        for peer, frames in self._slices.items():
-            sizes = zip(frames, map(num_values, self._part.frames), strict=True)
+        """Raises PeerViolation, which names a member whose slices are not those that it committed to. What it has
+        found right is not hashed again."""
+        leaves, total = part_leaves(self._group, self._part.index), num_leaves(self._group.num_values)
+        for member in self._group.contributors:
+            peer = member.peer_id
+            if peer in self._trees or peer not in self._slices:
+                continue
+            sizes = zip(self._slices[peer], map(num_values, self._part.frames), strict=True)
             digests = _leaf_digests(self._codec, self._leaf, sizes)
-            if peer not in self._trees or digests != self._trees[peer].leaves(leaves.start, leaves.stop):
+            try:
+                tree = HashTree.proven(total, leaves.start, digests, split_digests(self._proofs.get(peer, b"")))
+            except ValueError as error:
+                raise PeerViolation(f"it shows no proof of its slices: {error}", peer_id=peer) from error
+            if member.commitment is None or tree.root != member.commitment.root:
                 raise PeerViolation("it sent other slices than it committed to", peer_id=peer)
+            self._trees[peer] = tree
 
     def values_of(self, peer: str) -> tuple[slice, Tensor]:
         """Return the place of the part in the step's vector, and what `peer` contributes to it [F]. Raises RoundError

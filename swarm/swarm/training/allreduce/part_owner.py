@@ -29,7 +29,7 @@ from swarm_protocol.training_messages import Contribution, Group, ReduceOpening
 from torch import Tensor
 
 from swarm.network.interface import EndOfStream, Stream
-from swarm.training.allreduce.made_part import MadePart, read_leaves
+from swarm.training.allreduce.made_part import MadePart
 from swarm.training.allreduce.part_streams import FrameInbox, PartStreams, not_of_others
 from swarm.training.allreduce.parts import (
     PartResult,
@@ -197,8 +197,8 @@ class PartOwner:
         self._group = streams.group
         self._part = part
         self.made = made_part(streams, part)
-        if self.made is not None and streams.tree is not None:
-            self.made.commit(streams.me, streams.tree)
+        if self.made is not None:
+            self.made.commit(streams.me, streams.own_proof(part.index))
         self.reducer = part_reducer(streams)
         self._inboxes = {peer: FrameInbox(peer, streams.heard) for peer in self._group.peer_ids}
         self._accepted: dict[str, asyncio.Future[Stream]] = {}
@@ -216,11 +216,8 @@ class PartOwner:
 
     async def serve(self, peer: str, opening: ReduceOpening, stream: Stream) -> None:
         """Receive `peer`'s slices and keep the stream for its result, until the reduction has ended."""
-        try:
-            note_leaves(self._streams, self.made, peer, opening)
-        except PeerViolation as error:
-            self._inboxes[peer].fail(error)
-            raise
+        if self.made is not None:
+            self.made.commit(peer, opening.proof)
         accepted = self._accepted_from(peer)
         if not accepted.done():
             accepted.set_result(stream)
@@ -335,10 +332,9 @@ class BackupOwner:
     async def run(self) -> None:
         """Return once the part is complete. Raises PeerError, which names the peer that failed it, and RoundError."""
         streams, part, failure = self._streams, self._part, None
-        if self.made is not None and streams.tree is not None:
-            self.made.commit(streams.me, streams.tree)
-        if self.made is not None and part.kept_leaves is not None:
-            self.made.commit(part.owner, part.kept_leaves)
+        if self.made is not None:
+            self.made.commit(streams.me, streams.own_proof(part.index))
+            self.made.commit(part.owner, part.kept_proof)
         here = (streams.me, part.owner)
         others = [member.peer_id for member in self._reducer.contributors if member.peer_id not in here]
         self._inboxes = {peer: FrameInbox(peer, streams.heard) for peer in others}
@@ -355,9 +351,9 @@ class BackupOwner:
 
     async def _pull(self, peer: str) -> None:
         try:
-            async with self._streams.open(peer, ReduceOpening(kind="slices", part=self._part.index)) as stream:
+            async with self._streams.open(peer, self._streams.opening("slices", self._part.index)) as stream:
                 if self.made is not None:
-                    note_leaves(self._streams, self.made, peer, ReduceOpening.from_bytes(await stream.receive()))
+                    self.made.commit(peer, ReduceOpening.from_bytes(await stream.receive()).proof)
                 await self._inboxes[peer].fill(stream)
         except SwarmError as error:
             self._inboxes[peer].fail(error)
@@ -400,10 +396,3 @@ def group_reducer(scheme: ReductionScheme, group: Group) -> PartReducer:
 def made_part(streams: PartStreams, part: PartResult) -> MadePart | None:
     """Return what keeps the slices of `part`; None if nothing is proved."""
     return MadePart(streams.group, part, streams.scheme.codec) if streams.proves else None
-
-
-def note_leaves(streams: PartStreams, made: MadePart | None, peer: str, opening: ReduceOpening) -> None:
-    """Record the leaves of `peer`'s slices, which `opening` shows. Raises PeerViolation."""
-    member = streams.group.members[streams.group.peer_ids.index(peer)]
-    if made is not None and member.num_tokens:
-        made.commit(peer, read_leaves(opening, member, streams.group))

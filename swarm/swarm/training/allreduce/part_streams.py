@@ -30,7 +30,7 @@ from torch import Tensor
 
 from swarm.network.framing import WINDOW_BYTES
 from swarm.network.interface import EndOfStream, FaultHook, Stream
-from swarm.training.allreduce.made_part import leaves_opening
+from swarm.training.allreduce.made_part import leaves_proof
 from swarm.training.allreduce.parts import PartResult, ReductionScheme, check_frame, num_values
 from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, PeerConnections
 
@@ -81,14 +81,22 @@ class PartStreams:
     async def open(self, peer: str, opening: ReduceOpening) -> AsyncIterator[Stream]:
         network, method = self._connections.network, self._connections.methods.reduce
         async with network.stream(peer, method, timeout_s=self.group.reduce_s) as stream:
-            await self.send(stream, self._signed.data)
             await self.send(stream, opening.to_bytes())
             yield stream
 
+    def opening(self, kind: OpeningKind, part: int, *, frame: int = 0, proof: bytes = b"") -> ReduceOpening:
+        """Return the opening of a stream of this reduction."""
+        digest = self._signed.digest
+        return ReduceOpening(kind=kind, part=part, step=self.group.step, group_digest=digest, frame=frame, proof=proof)
+
     def slices_opening(self, kind: OpeningKind, part: int) -> ReduceOpening:
         """Return the opening of a stream on which this member's slices of `part` follow."""
-        tree = self.tree if self.proves and self.contributes else None
-        return leaves_opening(tree, ReduceOpening(kind=kind, part=part), self.group)
+        return self.opening(kind, part, proof=self.own_proof(part))
+
+    def own_proof(self, part: int) -> bytes:
+        """Return the proof of this member's slices of `part`; nothing, if nothing is proved."""
+        proves = self.tree is not None and self.proves and self.contributes
+        return leaves_proof(self.tree, self.group, part) if proves and self.tree is not None else b""
 
     async def encoded(self, frame: slice) -> bytearray:
         """Return this member's encoded slice of one frame. Raises RoundError."""

@@ -22,7 +22,6 @@ from swarm_compression.codec import CUT_VALUES, Data
 from swarm_compression.feedback import ErrorFeedback
 from swarm_protocol import limits
 from swarm_protocol.errors import IntegrityError, RoundError, SwarmError
-from swarm_protocol.hash_tree import HashTree
 from swarm_protocol.training_messages import Contribution, Group
 from torch import Tensor
 
@@ -228,8 +227,8 @@ class Residuals:
 class PartResult:
     """One part's result at one member, as it grows frame by frame.
 
-    The first `have` frames of the result are there; `kept` are the owner's slices, at its backup, and `kept_leaves` the
-    digests of their leaves, if slices are proved. The owner and its backup send the same bytes, so the first frame to
+    The first `have` frames of the result are there; `kept` are the owner's slices, at its backup, and `kept_proof` shows
+    that they are what it committed to, if slices are proved. The owner and its backup send the same bytes, so the first frame to
     arrive counts. Until its result is there, a frame's place in the buffer may hold the owner's own slice, at the
     owner. One task owns this object.
 
@@ -242,7 +241,7 @@ class PartResult:
         self.frames = part_frames(group, index)
         self.have = 0
         self.kept: list[bytes] = []
-        self.kept_leaves: HashTree | None = None
+        self.kept_proof = b""
         sizes = [codec.encoded_bytes(num_values(frame)) for frame in self.frames]
         self._places = [slice(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0))]
         self.data = bytearray(sum(sizes))

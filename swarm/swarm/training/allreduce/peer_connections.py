@@ -101,7 +101,7 @@ def _averaged(average: float | None, rate: float) -> float:
 
 
 class MeteredStream:
-    """Implements `interface.Stream` over `stream`, on which an opening and then frames are received.
+    """Implements `interface.Stream` over `stream`, on which frames are received from now on.
 
     `on_rate` is called with the rate of the first frames, each time it is known better.
     """
@@ -109,7 +109,7 @@ class MeteredStream:
     def __init__(self, stream: Stream, on_rate: Callable[[float], None]) -> None:
         self._stream = stream
         self._on_rate = on_rate
-        self._began_s = 0.0
+        self._began_s = asyncio.get_running_loop().time()
         self._num_received = self._num_bytes = 0
 
     async def send(self, message: bytes) -> None:
@@ -118,10 +118,7 @@ class MeteredStream:
     async def receive(self) -> bytes:
         message = await self._stream.receive()
         self._num_received += 1
-        if self._num_received == 1:
-            # the opening is not counted, however large it is
-            self._began_s = asyncio.get_running_loop().time()
-        if 1 < self._num_received <= 1 + MIN_AHEAD_FRAMES:
+        if self._num_received <= MIN_AHEAD_FRAMES:
             self._measure(len(message))
         return message
 

@@ -7,6 +7,7 @@ Before it votes, a member audits what the others have made (`audit`). It also ge
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,7 +18,7 @@ from swarm_compression import CodecError
 from swarm_compression.codec import Data
 from swarm_protocol.errors import PeerError, PeerViolation, RoundError, SwarmError
 from swarm_protocol.proof_messages import Evidence, PartStatement
-from swarm_protocol.training_messages import Group, SignedGroup
+from swarm_protocol.training_messages import Group, Outcome, ReduceOpening, SignedGroup
 
 from swarm.network.interface import Stream
 from swarm.training.allreduce.audit import Auditing, CaughtLying, NotAudited
@@ -152,7 +153,9 @@ class Reductions:
             return
         try:
             origin = context.signatures.read_group(signed.group.origin or signed.data, context.network.now()).group
-            parts = await context.fetcher.parts(origin, outcome, action.holders, context.codec)
+            parts = await self._kept(outcome)
+            if len(parts) != len(outcome.part_digests):
+                parts = await context.fetcher.parts(origin, outcome, action.holders, context.codec)
         except SwarmError as error:
             self._feed(reduce_failed(attempt, error))
             return
@@ -165,10 +168,22 @@ class Reductions:
                 return
         await self._propose(attempt, outcome.origin_digest, origin, parts)
 
-    async def accept(self, peer: str, signed: SignedGroup, stream: Stream) -> None:
-        """Pass `peer`'s stream to the butterfly of its group, once this member takes part in it. Raises RoundError."""
-        butterfly, entry = None, self._entry(signed.digest)
-        metered = MeteredStream(stream, lambda rate: self._context.meter.measured(peer, rate))
+    async def _kept(self, outcome: Outcome) -> tuple[Data, ...]:
+        """Return the outcome's parts, if this member has got them in the reduction; a slow link takes seconds for them.
+        Empty if it has not, or has others."""
+        parts, loop = self._context.replica.parts_of(outcome.origin_digest), asyncio.get_running_loop()
+
+        def digests() -> tuple[bytes, ...]:
+            return tuple(hashlib.sha256(part).digest() for part in parts)
+
+        found = await loop.run_in_executor(self._context.executor, digests)
+        return parts if found == outcome.part_digests else ()
+
+    async def accept(self, peer: str, opening: ReduceOpening, stream: Stream) -> None:
+        """Pass `peer`'s stream to the butterfly of the group that its `opening` names, once this member takes part in
+        it. Raises RoundError."""
+        digest = opening.group_digest
+        butterfly, entry = None, self._entry(digest)
         entry.num_waiting += 1
         try:
             async with asyncio.timeout(GROUP_WAIT_S):
@@ -178,10 +193,11 @@ class Reductions:
         finally:
             entry.num_waiting -= 1
             if not entry.num_waiting and not entry.butterfly.done():
-                self._entries.pop(signed.digest, None)
+                self._entries.pop(digest, None)
         if butterfly is None:
-            raise RoundError(f"this member takes no part in attempt {signed.group.attempt}")
-        await butterfly.accept(peer, metered)
+            raise RoundError("this member takes no part in the group of this part")
+        metered = MeteredStream(stream, lambda rate: self._context.meter.measured(peer, rate))
+        await butterfly.accept(peer, opening, metered)
 
     async def to_validate(self, proof: Proof) -> DrawnInterval | None:
         """Return what this member needs to validate the interval that the step's outcome draws for it; None if that is

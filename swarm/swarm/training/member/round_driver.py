@@ -17,7 +17,16 @@ from swarm_protocol.envelope import issued_at
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.follow_messages import FollowReply, FollowRequest
 from swarm_protocol.proof_messages import Evidence
-from swarm_protocol.training_messages import Abort, Contribution, Lock, Ready, ReadyReply, SignedGroup, VoteReply
+from swarm_protocol.training_messages import (
+    Abort,
+    Contribution,
+    Lock,
+    Ready,
+    ReadyReply,
+    ReduceOpening,
+    SignedGroup,
+    VoteReply,
+)
 
 from swarm.network.interface import Stream
 from swarm.training.allreduce.peer_connections import SILENT_S
@@ -30,6 +39,7 @@ from swarm.training.member.interval_loop import IntervalLoop, IntervalOffer
 from swarm.training.member.peer_lookout import PeerLookout
 from swarm.training.member.progress_reports import DOWNWEIGHTED, LEFT_OUT, RoundLog, measured
 from swarm.training.member.reductions import Reductions, commit_slices
+from swarm.training.member.shown_groups import ASK_AFTER_S, ShownGroups
 from swarm.training.round import state_machine
 from swarm.training.round.clusters import has_contributed
 from swarm.training.round.group_formation import awaited_peers
@@ -143,7 +153,7 @@ class RoundDriver:
         self._certificate = b""
         self._offered: tuple[float, float] | None = None  # by the loop's clock and by the network's
         self._kept: tuple[int, HeldLock | None, Prepared | None] | None = None
-        self._checked: set[bytes] = set()
+        self.groups = ShownGroups(context, coordinator=lambda: self._state.coordinator, take=self._take_group)
 
     @property
     def setup(self) -> RoundSetup:
@@ -279,7 +289,16 @@ class RoundDriver:
                 self.feed(Withdrew(peer=peer))
             raise
 
-    def take_group(self, signed: SignedGroup) -> None:
+    async def serve_part(self, peer: str, opening: ReduceOpening, stream: Stream) -> None:
+        """Serve a stream of a reduction, once this member takes part in the group that its `opening` names."""
+        is_near = peer in (self.setup.roster or self._state.known) or peer in self.group
+        if self._group is not None and is_near and opening.group_digest not in self.groups:
+            # a second group of one attempt convicts its coordinator, as long as the attempt lasts
+            after_s = 0.0 if self.group else ASK_AFTER_S
+            self._spawn(self.groups.ask(peer, opening.group_digest, after_s=after_s), f"ask {peer[-6:]} for its group")
+        await self.reductions.accept(peer, opening, stream)
+
+    def _take_group(self, signed: SignedGroup) -> None:
         """Take a group that another member shows. Raises PeerViolation or IntegrityError."""
         self._check_group(signed)
         self.feed(Grouped(signed=signed))
@@ -472,7 +491,7 @@ class RoundDriver:
         """Raises PeerViolation or IntegrityError unless the reports and the lock in a group of this step are
         genuine."""
         group, signatures = signed.group, self._context.signatures
-        if signed.digest in self._checked or group.attempt < self.attempt:
+        if signed.digest in self.groups or group.attempt < self.attempt:
             return  # attempts only grow: a group of an earlier one is not looked at
         if group.credentials and issued_at(signed.data) < self._context.network.now() - MAX_GROUP_AGE_S:
             raise PeerViolation("a group that lets newcomers in was signed long ago", peer_id=signed.signer)
@@ -480,7 +499,7 @@ class RoundDriver:
         self._convictions.heard.group(signed)
         if group.lock is not None and signed.origin is not None:
             self.check_lock(group.lock, signed.origin)
-        self._checked.add(signed.digest)
+        self.groups.add(signed)
 
     def check_lock(self, lock: Lock, origin: SignedGroup) -> None:
         """Raises PeerViolation or IntegrityError unless enough members have voted for the lock's outcome, which is from
@@ -510,6 +529,7 @@ class RoundDriver:
         await self._context.faults.reached("round.sign")
         context = self._context
         signed = context.signatures.sign_group(action.group, context.network.now(), self.setup.sequence)
+        self.groups.add(signed)
         await self._context.faults.reached("round.signed")
         for peer in action.group.peer_ids:
             self._bytes_sent += len(signed.data)

@@ -12,7 +12,16 @@ from dataclasses import replace
 from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError
 from swarm_protocol.follow_messages import FollowReply, FollowRequest
 from swarm_protocol.state_messages import StandingRequest
-from swarm_protocol.training_messages import Abort, Ready, ReadyReply, SignedGroup, Vote, VoteReply
+from swarm_protocol.training_messages import (
+    Abort,
+    GroupRequest,
+    Ready,
+    ReadyReply,
+    ReduceOpening,
+    SignedGroup,
+    Vote,
+    VoteReply,
+)
 
 from swarm.network.interface import Stream
 from swarm.training.evidence.convictions import Convictions
@@ -47,6 +56,7 @@ class RoundService:
         await network.serve(methods.alive, _on_alive)
         await network.serve(methods.standing, self._on_standing)
         await network.serve(methods.ready, self._on_ready)
+        await network.serve(methods.group, self._on_group)
         await network.serve(methods.vote, self._on_vote)
         await network.serve(methods.abort, self._on_abort)
         await network.serve(methods.resume, self._on_resume)
@@ -244,17 +254,17 @@ class RoundService:
         await driver.follow(peer, request, stream)
 
     async def _on_reduce(self, peer: str, stream: Stream) -> None:
-        signed = self._context.signatures.read_group(await stream.receive(), self._context.network.now())
-        if not {peer, self._context.network.peer_id} <= set(signed.group.peer_ids):
-            raise PeerViolation("the group of this part does not contain both of us", peer_id=peer)
-        if self._driver is None or self._driver.setup.step != signed.group.step:
-            raise RoundError(f"this member is not at step {signed.group.step}")
-        # anyone can make a group of hundreds of keys, each with a signature to check
-        setup = self._driver.setup
-        if setup.roster and (signed.group.state_digest != setup.state_digest or signed.signer not in setup.roster):
-            raise RoundError("the group of this part is not one that this member can be in")
-        self._driver.take_group(signed)
-        await self._driver.reductions.accept(peer, signed, stream)
+        opening = ReduceOpening.from_bytes(await stream.receive())
+        if self._driver is None or self._driver.setup.step != opening.step:
+            raise RoundError(f"this member is not at step {opening.step}")
+        await self._driver.serve_part(peer, opening, stream)
+
+    async def _on_group(self, _peer: str, request: bytes) -> bytes:
+        """Show a group of this step to whoever knows its digest: certificates show groups to everybody."""
+        wanted = GroupRequest.from_bytes(request)
+        if self._driver is None:
+            raise PeerRefused("this member is not yet at work")
+        return self._driver.groups.show(wanted)
 
 
 async def _on_alive(_peer: str, _request: bytes) -> bytes:

@@ -19,6 +19,7 @@ class Methods:
         self.revoke = f"train.revoke/{run}"
         self.standing = f"train.standing/{run}"
         self.reduce = f"train.reduce/{run}"
+        self.group = f"train.group/{run}"
         self.part = f"train.part/{run}"
         self.history = f"train.history/{run}"
         self.manifest = f"train.manifest/{run}"

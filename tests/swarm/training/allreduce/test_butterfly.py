@@ -87,8 +87,9 @@ class Ring:
 
     async def serve(self, network: MemoryNetwork, butterfly: Butterfly) -> None:
         async def accept(peer: str, stream: Stream) -> None:
-            assert await stream.receive() == self.signed.data
-            await butterfly.accept(peer, stream)
+            opening = ReduceOpening.from_bytes(await stream.receive())
+            assert opening.group_digest == self.signed.digest
+            await butterfly.accept(peer, opening, stream)
 
         await network.serve_stream(METHODS.reduce, accept)
 
@@ -286,7 +287,7 @@ def test_run_with_fewer_blocks_than_members_ends() -> None:
     in_ring([1] * 5, case, num_values=300)
 
 
-EXCHANGE = ReduceOpening(kind="exchange", part=0).to_bytes()
+EXCHANGE = ReduceOpening(kind="exchange", part=0, step=1, group_digest=b"d" * 32).to_bytes()
 NAN = torch.tensor([math.nan]).numpy().tobytes()
 
 
@@ -319,7 +320,6 @@ def test_run_with_too_few_frames_names_the_sender(monkeypatch: pytest.MonkeyPatc
 
         await ring.networks[1].serve_stream(METHODS.reduce, cheat)
         async with ring.networks[1].stream(ring.networks[0].peer_id, METHODS.reduce, timeout_s=5.0) as stream:
-            await stream.send(ring.signed.data)
             await stream.send(EXCHANGE)
             await stream.send(ring.codec.encode(ring.vectors[1][:256]))
             await stream.finish()
@@ -384,10 +384,8 @@ def test_accept_for_a_second_stream_of_one_member_is_refused() -> None:
         await ring.networks[1].serve_stream(METHODS.reduce, silent)
         owner = ring.networks[0].peer_id
         async with ring.networks[1].stream(owner, METHODS.reduce, timeout_s=5.0) as first:
-            await first.send(ring.signed.data)
             await first.send(EXCHANGE)
             async with ring.networks[1].stream(owner, METHODS.reduce, timeout_s=5.0) as second:
-                await second.send(ring.signed.data)
                 await second.send(EXCHANGE)
                 with pytest.raises(PeerViolation, match="an unexpected or repeated exchange stream"):
                     await second.receive()
@@ -570,8 +568,8 @@ def test_accept_refuses_streams_that_the_sender_may_not_open(kind: OpeningKind, 
         await ring.serve(ring.networks[0], honest)
         running = asyncio.create_task(honest.run())
         async with ring.networks[1].stream(ring.networks[0].peer_id, METHODS.reduce, timeout_s=5.0) as stream:
-            await stream.send(ring.signed.data)
-            await stream.send(ReduceOpening(kind=kind, part=part).to_bytes())
+            opening = ReduceOpening(kind=kind, part=part, step=1, group_digest=ring.signed.digest)
+            await stream.send(opening.to_bytes())
             with pytest.raises(PeerViolation, match="an unexpected or repeated"):
                 await stream.receive()
         running.cancel()
@@ -610,27 +608,8 @@ class Lying(Butterfly):
         self._honest = honest
         self._part = part
 
-    async def accept(self, peer: str, stream: Stream) -> None:
-        first = await stream.receive()
-        if ReduceOpening.from_bytes(first).kind != "result":
-            await self._honest.accept(peer, Reread(first, stream))
+    async def accept(self, peer: str, opening: ReduceOpening, stream: Stream) -> None:
+        if opening.kind != "result":
+            await self._honest.accept(peer, opening, stream)
             return
         await stream.send(b"\xff" * self._honest._parts[self._part].frames[0].stop)
-
-
-class Reread:
-    """A stream whose first message is read again."""
-
-    def __init__(self, first: bytes, stream: Stream) -> None:
-        self._first: bytes | None = first
-        self._stream = stream
-
-    async def receive(self) -> bytes:
-        first, self._first = self._first, None
-        return await self._stream.receive() if first is None else first
-
-    async def send(self, message: bytes) -> None:
-        await self._stream.send(message)
-
-    async def finish(self) -> None:
-        await self._stream.finish()

@@ -11,18 +11,20 @@ from support.round_scripts import COORDINATOR, FIRST, ME
 from swarm.testing import virtual_time
 from swarm.training.member.reductions import GROUP_WAIT_S, Reductions
 from swarm_protocol.errors import RoundError
+from swarm_protocol.training_messages import ReduceOpening
 
 
 class Butterfly:
     def __init__(self) -> None:
         self.accepted: list[str] = []
 
-    async def accept(self, peer: str, stream: object) -> None:
+    async def accept(self, peer: str, _opening: object, stream: object) -> None:
         self.accepted.append(peer)
 
 
 def accept(reductions: Reductions, peer: str) -> asyncio.Task[None]:
-    return asyncio.create_task(reductions.accept(peer, FIRST, cast(Any, None)))
+    opening = ReduceOpening(kind="exchange", part=0, step=1, group_digest=FIRST.digest)
+    return asyncio.create_task(reductions.accept(peer, opening, cast(Any, None)))
 
 
 def make_reductions() -> Reductions:

@@ -1,0 +1,133 @@
+"""Groups that streams name by their digest: who is asked for them, and what a stranger's one costs."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from support.training_swarm import Swarm, SyntheticInner, assert_equal_steps, config
+from swarm.testing import virtual_time
+from swarm.training.member.round_driver import RoundDriver
+from swarm.training.member.run_member import RunMember
+from swarm.training.member.shown_groups import ShownGroups
+from swarm.training.run.methods import Methods
+from swarm.training.state.certificate import RunSignatures
+from swarm.training.state.run_context import RunContext
+from swarm.training.trainer_events import OuterStep
+from swarm_protocol.errors import PeerRefused
+from swarm_protocol.identity import Identity
+from swarm_protocol.training_messages import Contribution, Group, GroupRequest, ReadyReply, SignedGroup
+
+ME, COORDINATOR, STRANGER = (Identity(bytes([number]) * 32) for number in range(1, 4))
+RUN = "stdlib-1f00ba44"
+NUM_STEPS = 12
+NOW = 1000.0
+
+
+class Counting:
+    """A run's signatures that count the groups they read."""
+
+    def __init__(self) -> None:
+        self._signatures = RunSignatures(identity=ME, network_id="test", run=RUN)
+        self.num_read = 0
+
+    def read_group(self, data: bytes, now: float) -> SignedGroup:
+        self.num_read += 1
+        return self._signatures.read_group(data, now)
+
+
+def signed_by(signer: Identity, *others: Identity) -> SignedGroup:
+    peers = sorted(each.peer_id for each in (signer, *others))
+    group = Group(
+        run=RUN,
+        step=1,
+        attempt=0,
+        state_digest=bytes(32),
+        members=tuple(Contribution(peer_id=peer) for peer in peers),
+        reduce_s=1.0,
+        vote_s=1.0,
+    )
+    return RunSignatures(identity=signer, network_id="test", run=RUN).sign_group(group, NOW)
+
+
+def asked_for(shown: SignedGroup, digest: bytes) -> tuple[list[SignedGroup], Counting, int]:
+    """Ask twice at one time for the group with this digest, where the peer shows `shown`. Return what was taken, and
+    how many calls were made."""
+    taken, signatures, calls = list[SignedGroup](), Counting(), list[bytes]()
+
+    async def call(_peer: str, _method: str, request: bytes, *, timeout_s: float) -> bytes:
+        calls.append(GroupRequest.from_bytes(request).group_digest)
+        return shown.data
+
+    async def main() -> None:
+        network = SimpleNamespace(call=call, now=lambda: NOW, peer_id=ME.peer_id)
+        context = SimpleNamespace(network=network, methods=Methods(RUN), run=RUN, signatures=signatures)
+        groups = ShownGroups(cast(Any, context), coordinator=lambda: COORDINATOR.peer_id, take=taken.append)
+        both = (groups.ask(COORDINATOR.peer_id, digest, after_s=0.0) for _ in range(2))
+        await asyncio.gather(*both)
+
+    virtual_time.run(main())
+    return taken, signatures, len(calls)
+
+
+def test_group_that_a_stream_names_is_asked_for_once_and_taken() -> None:
+    group = signed_by(COORDINATOR, ME)
+    taken, _, num_calls = asked_for(group, group.digest)
+    assert [each.digest for each in taken] == [group.digest]
+    assert num_calls == 1
+
+
+def test_strangers_group_costs_no_check_of_a_signature() -> None:
+    """It may hold hundreds of signatures, and anyone can make one."""
+    group = signed_by(STRANGER, ME, COORDINATOR)
+    taken, signatures, num_calls = asked_for(group, group.digest)
+    assert (taken, signatures.num_read, num_calls) == ([], 0, 1)
+
+
+@pytest.mark.parametrize("others", [(STRANGER,), (ME,)], ids=["without this member", "of another digest"])
+def test_group_of_others_or_of_another_digest_is_not_taken(others: tuple[Identity, ...]) -> None:
+    group = signed_by(COORDINATOR, *others)
+    taken, _, _ = asked_for(group, bytes(32) if ME in others else group.digest)
+    assert not taken
+
+
+def test_group_is_shown_to_whoever_knows_its_digest() -> None:
+    groups = ShownGroups(cast(Any, None), coordinator=lambda: "", take=lambda _: None)
+    group = signed_by(COORDINATOR, ME)
+    with pytest.raises(PeerRefused):
+        groups.show(GroupRequest(run=RUN, group_digest=group.digest))
+    groups.add(group)
+    assert groups.show(GroupRequest(run=RUN, group_digest=group.digest)) == group.data
+
+
+def test_member_from_which_the_coordinator_keeps_the_group_gets_it_from_another() -> None:
+    withheld = list[int]()
+
+    class Withholding(RunMember):
+        async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
+            reply = driver._reply
+
+            def keep_back(peer: str, answer: ReadyReply) -> None:
+                others = [each for each in driver.setup.roster if each != context.network.peer_id]
+                if answer.kind == "group" and others and peer == others[0]:
+                    withheld.append(driver.setup.step)
+                    return
+                reply(peer, answer)
+
+            driver._reply = keep_back  # type: ignore[method-assign]
+            return await super()._drive(driver, context)
+
+    async def main() -> None:
+        async with Swarm(config(min_group=4, outer_steps=NUM_STEPS)) as swarm:
+            for index in range(3):
+                await swarm.join(f"m{index}", inner=SyntheticInner(num_values=10_000))
+            await swarm.join("withholding", kind=Withholding, inner=SyntheticInner(num_values=10_000))
+            members = await swarm.finish()
+            assert_equal_steps(members, NUM_STEPS)
+            assert withheld, "the liar coordinated no step"
+            for member in members:
+                assert all(len(event.group) == 4 for event in member.of(OuterStep))
+
+    virtual_time.run(main())

@@ -302,7 +302,7 @@ MAX_CERTIFICATE_BYTES = 600 * 2**10
 MAX_ABORT_BYTES = 32 * 2**10
 # Digests and indices.
 MAX_REQUEST_BYTES = 1024
-# A proof of the leaves of a part: two digests for each of the 19 levels of a tree over MAX_PART_VALUES, 98,304 to a leaf.
+# A proof of a part's leaves: two digests for each of the 19 levels of a tree over MAX_PART_VALUES, 98,304 to a leaf.
 MAX_OPENING_BYTES = 2 * 2**10
 # A leaf of 98,304 fp32 values and a proof.
 MAX_AUDITED_SLICE_BYTES = 400 * 2**10

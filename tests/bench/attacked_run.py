@@ -56,7 +56,7 @@ NUM_SAMPLES, NUM_HELD_OUT = 56_000, 4_000
 class Rule:
     """How contributions are put together. `from_last`: CenteredClip that starts at the exponential mean of the last
     results, which the outer momentum is, and takes one step (Karimireddy et al. 2021, algorithm 2); runs do not have
-    it, since evidence could not show the start. `discounts`: four contributions of each round are measured on held-out
+    it, since evidence could not show the start. `discounts`: two contributions of each round are measured on held-out
     samples by all others, and those with a low score count for a tenth."""
 
     name: str
@@ -270,7 +270,7 @@ class AttackedRun:
             Contribution(peer_id=Identity(bytes([index]) * 32).peer_id, num_tokens=BATCH, num_samples=1)
             for index in range(NUM_MEMBERS)
         ]
-        self._scores = HeldOutScores(rule=HeldOutRule(num_drawn=4, discounts=True)) if rule.discounts else None
+        self._scores = HeldOutScores(rule=HeldOutRule(num_drawn=2, discounts=True)) if rule.discounts else None
 
     def train(self) -> float:
         """Return the held-out loss after the last outer step, in nats a symbol."""

@@ -33,9 +33,12 @@ RUINED = 10.0
 NEAREST, BUCKETS = "nearest_neighbours", "bucketing"
 
 MEAN = Rule(name="mean", aggregator="mean")
-DEFAULT = Rule(name="neighbours, centered_clip (default)", aggregator=DEFAULT_AGGREGATOR, mixing=DEFAULT_MIXING)
+DEFAULT = Rule(name="the default without discounts", aggregator=DEFAULT_AGGREGATOR, mixing=DEFAULT_MIXING)
 DISCOUNTING = Rule(
-    name="the default, low scores discounted", aggregator=DEFAULT_AGGREGATOR, mixing=DEFAULT_MIXING, discounts=True
+    name="neighbours, centered_clip, low scores discounted (default)",
+    aggregator=DEFAULT_AGGREGATOR,
+    mixing=DEFAULT_MIXING,
+    discounts=True,
 )
 RULES = (
     MEAN,

@@ -277,7 +277,7 @@ class RunConfig:
         100, 1, 10_000_000, "Outer steps in which a member may vouch for no more than vouch_budget.", implied=100
     )
     held_out_scores: int = whole(
-        1,
+        2,
         0,
         limits.MAX_SCORED,
         "Contributions of each outer step, drawn by its outcome, of which all other members measure what they do to "
@@ -285,7 +285,7 @@ class RunConfig:
         implied=0,
     )
     discount_low_scores: bool = setting(
-        False,
+        True,
         "Whether the work of members whose score is low, a tenth of the median one or less, counts for a tenth. "
         "Otherwise scores only tell.",
         lambda value: isinstance(value, bool),
@@ -416,7 +416,7 @@ class RunConfig:
         """The rule for scores on held-out data. Of a module of its author's own nobody knows what is held out."""
         is_module = self.model.get("model_type") == MODULE_TYPE
         num_drawn = 0 if is_module else self.held_out_scores
-        return HeldOutRule(num_drawn=num_drawn, discounts=self.discount_low_scores)
+        return HeldOutRule(num_drawn=num_drawn, discounts=self.discount_low_scores and num_drawn > 0)
 
     @property
     def samples_per_interval(self) -> int:
@@ -467,10 +467,6 @@ class RunConfig:
             checks.require(self.overlap_steps < self.interval_steps, "overlap_steps", self.overlap_steps, remedy)
         if checks.passed("validation_rate", "model") and self.validation_rate:
             self._check_validation(checks)
-        if checks.passed("held_out_scores", "discount_low_scores"):
-            remedy = "use false, or held_out_scores = 1: without it there are no scores"
-            fits = self.held_out_scores > 0 or not self.discount_low_scores
-            checks.require(fits, "discount_low_scores", self.discount_low_scores, remedy)
         if self.vouchers and checks.passed("vouchers", "absence_steps", "probation_steps", "invitations"):
             self._check_vouching(checks)
         if self.only_named and checks.passed("admission", "min_group"):

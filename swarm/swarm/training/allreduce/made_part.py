@@ -1,9 +1,9 @@
 """The slices from which a member has made a part: it checks them, signs what it made, and shows them to auditors.
 
-A member commits to its encoded pseudo-gradient before there is a group (`committed_tree`). A member that sends slices shows
-first where they are under the committed root (`leaves_proof`). An owner keeps the slices, a byte a value of its part
-for each member in int8, until the step is over. Before it signs, it hashes them all, which with the proof must give the
-root: an honest owner never signs for what a sender did not commit to.
+A member commits to its encoded pseudo-gradient before there is a group (`committed_tree`). A member that sends slices
+shows first where they are under the committed root (`leaves_proof`). An owner keeps the slices, a byte a value of its
+part for each member in int8, until the step is over. Before it signs, it hashes them all, which with the proof must
+give the root: an honest owner never signs for what a sender did not commit to.
 
 Functions here block. Shapes: N values of the vector, F of the part.
 """

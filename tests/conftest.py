@@ -25,7 +25,7 @@ sys.dont_write_bytecode = False
 
 # a busy machine is not a bug: examples have no deadline of their own, tests have pytest's timeout
 settings.register_profile("swarm", deadline=None, max_examples=40)
-# `--hypothesis-profile thorough`: for whoever changes what such a test is about
+# `--hypothesis-profile thorough`: for changes of what such a test is about
 settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("swarm")
 

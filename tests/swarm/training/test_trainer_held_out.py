@@ -21,7 +21,7 @@ from swarm_protocol import limits
 from swarm_protocol.identity import Identity
 
 HONEST = ("m0", "m1", "m2", "m3")
-NUM_STEPS = 10
+NUM_STEPS = 8
 
 
 @pytest.fixture(autouse=True)

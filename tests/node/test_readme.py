@@ -34,6 +34,17 @@ def test_readme_is_short() -> None:
     assert len(README.split()) <= 900
 
 
+def test_readme_figures_are_those_of_the_measurements_which_name_their_benches() -> None:
+    measurements = (ROOT / "docs" / "explanation" / "measurements.md").read_text(encoding="utf-8")
+    _, _, table = README.partition("## What is measured")
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| (.*?) ?\|$", table.partition("## What is missing")[0], flags=re.MULTILINE)
+    figures = {figure for _, *cells in rows for cell in cells for figure in re.findall(r"(?<![\w.])\d[\d.]*", cell)}
+    assert len(figures) >= 14
+    assert {each for each in figures if not re.search(rf"(?<![\d.]){re.escape(each)}(?!\d)", measurements)} == set()
+    benches = re.findall(r"`(tests/[\w/]+\.py)`", measurements)
+    assert {each for each in benches if not (ROOT / each).is_file()} == set()
+
+
 WRITTEN = README.replace("ADDR", f"/ip4/203.0.113.7/tcp/4001/p2p/{PEER_ID}").replace("MODEL", "OWNER/NAME")
 SHELL = "\n".join(re.findall(r"```sh\n(.*?)```", WRITTEN, flags=re.DOTALL))
 PROSE = "\n".join(re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", WRITTEN, flags=re.DOTALL)))

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, reason_of
 
 from swarm_node.gateway import http_limits
 from swarm_node.http.rate_limit import Rates
@@ -81,7 +81,7 @@ def _read(path: Path) -> tuple[list[Key], _Stamp]:
             _check(path, status)
             text = file.read(http_limits.MAX_KEY_FILE_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        why = reason_of(error) if isinstance(error, OSError) else "it is not text"
         raise ConfigError(f"the file of API keys {path} cannot be read: {why}", remedy="check --api-keys") from error
     keys = [_parse(path, number, line) for number, line in enumerate(text.splitlines(), 1) if _content(line)]
     for what, values in (("name", [key.name for key in keys]), ("key", [key.digest for key in keys])):

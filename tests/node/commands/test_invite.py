@@ -289,7 +289,7 @@ def test_private_swarm_of_processes_joins_restarts_and_drops_a_revoked_node(
     code, _, err = invite(capsys, "--home", owner, "--rights", "join", "--out", path)
     assert code == 0, err
     text = path.read_text().strip()
-    guest = Node("join", "--invite", f"@{path}", "--probe", "off", "--no-mdns", home=home, is_light=True)
+    guest = Node("join", "--invite", str(path), "--probe", "off", "--no-mdns", home=home, is_light=True)
     guest.wait_for("ready")
     guest.end()
     path.unlink()

@@ -42,6 +42,9 @@ NUM_THREADS = 4
 
 THREAD_NAME = "virtual-time"
 
+NUM_ROUNDS = 100
+"""Rounds of callbacks after which the real time is looked at again."""
+
 _MIN_TIMERS = 100
 """Fewer are not looked through for cancelled ones."""
 
@@ -199,33 +202,36 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             self.close()
 
     def _run_once(self) -> None:
-        """Run what is ready, and first wait for it as `_idle` does, if nothing is."""
+        """Run what is ready, and first wait for it as `_idle` does, if nothing is. Do so NUM_ROUNDS times, or until the
+        loop is stopped."""
         timers, ready = self._timers, self._ready
         if time.monotonic() > self._real_deadline_s:
             raise RealTimeout(f"out of real time; still there: {_describe(asyncio.all_tasks(self))}")
-        # the system, which costs as much to ask as anything else, is asked once nothing is ready
-        if not ready and not self._stopping and (events := self._idle()):
-            self._process_events(events)
-        due_s = self._now_s + self._clock_resolution
-        while timers and timers[0][0] < due_s:
-            timer = heapq.heappop(timers)[2]
-            timer._scheduled = False
-            if timer._cancelled:
-                self._timer_cancelled_count -= 1
-            else:
-                ready.append(cast("asyncio.Handle", timer))
-        for _ in range(len(ready)):  # what these make ready has its turn afterwards
-            handle: Any = ready.popleft()
-            if not handle._cancelled:
-                try:  # as `Handle._run` does, without a call for each of a hundred million events
-                    handle._context.run(handle._callback, *handle._args)
-                except (SystemExit, KeyboardInterrupt):
-                    raise
-                except BaseException as error:
-                    self.call_exception_handler({"message": "a callback failed", "exception": error, "handle": handle})
+        for _ in range(NUM_ROUNDS):
+            # the system, which costs as much to ask as anything else, is asked once nothing is ready
+            if not ready and not self._stopping and (events := self._idle()):
+                self._process_events(events)
+            due_s = self._now_s + self._clock_resolution
+            while timers and timers[0][0] < due_s:
+                timer = heapq.heappop(timers)[2]
+                timer._scheduled = False
+                if timer._cancelled:
+                    self._timer_cancelled_count -= 1
+                else:
+                    ready.append(cast("asyncio.Handle", timer))
+            for _ in range(len(ready)):  # what these make ready has its turn afterwards
+                handle: Any = ready.popleft()
+                if not handle._cancelled:
+                    try:  # as `Handle._run` does, without a call for each of a hundred million events
+                        handle._context.run(handle._callback, *handle._args)
+                    except (Exception, asyncio.CancelledError) as error:
+                        told = {"message": "a callback failed", "exception": error, "handle": handle}
+                        self.call_exception_handler(told)
+            if self._stopping:
+                return
 
     def _forget_cancelled(self) -> None:
-        """Remove cancelled timers that are due first, and all of them where they are more than half."""
+        """Remove cancelled timers that are due first, and all of them if they are more than half."""
         timers = self._timers
         if self._timer_cancelled_count * 2 > len(timers) > _MIN_TIMERS:
             for _, _, timer in timers:
@@ -239,7 +245,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def _idle(self) -> list[Any]:
         """Deliver a job's result, wait for one, or advance time to the next timer. Return what the sockets bring."""
-        self._forget_cancelled()
+        if self._timers and self._timers[0][2]._cancelled:
+            self._forget_cancelled()
         if not self._inline_jobs and (events := self._sockets.select(0)):
             return events
         if self._due:

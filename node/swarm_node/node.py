@@ -165,6 +165,8 @@ class Activity:
     """Set by a gateway: how long recent requests waited for their first token."""
     spot_checks: Callable[[], SpotCheckStatus | None] = lambda: None
     """Set by a gateway: what its spot checks have found."""
+    convicted_servers: Callable[[], tuple[str, ...]] = tuple
+    """Set by who serves or asks models: lines on the servers that evidence convicts."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -265,6 +267,7 @@ class Node:
             relaying=relay_status(self.relay_counts()),
             limits=self._limit_status(),
             spot_checks=self.activity.spot_checks(),
+            convicted_servers=self.activity.convicted_servers(),
         )
 
     def _limit_status(self) -> LimitStatus:

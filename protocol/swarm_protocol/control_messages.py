@@ -140,7 +140,7 @@ class StatusReply(wire.WireMessage):
     record. `month_bytes` is its traffic in this calendar month, of `month_budget_bytes`; both are 0 without a budget.
     `paths` counts all connected peers, None if its version does not say; `peers` are those with the most bytes.
     `spot_checks` is None of nodes that check no answers, `relaying` while it does not relay, and `limits` if its
-    version does not say.
+    version does not say. `convicted_servers` are lines on the newest servers that evidence convicts.
     """
 
     PROTO = control_pb2.StatusReply
@@ -168,6 +168,7 @@ class StatusReply(wire.WireMessage):
     relaying: RelayStatus | None = None
     limits: LimitStatus | None = None
     spot_checks: SpotCheckStatus | None = None
+    convicted_servers: Annotated[tuple[RunLine, ...], distinct(MAX_CONVICTED_LINES)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -250,6 +250,12 @@ MAX_CHUNK_PATH = 30
 MAX_POSSESSION_STATEMENT_BYTES = 9 * 2**10
 # The statement in its envelope, and the chunks.
 MAX_POSSESSION_BYTES = 528 * 2**10
+# A signed manifest, and a statement in its envelope.
+MAX_WRONG_POSSESSION_BYTES = MAX_MANIFEST_BYTES + 12 * 2**10
+# Servers that one node keeps evidence against: more than serve most models. Each has one statement.
+MAX_SERVER_BANS = 256
+# The peer ids of all of them.
+MAX_SERVER_BANS_REQUEST_BYTES = 16 * 2**10
 
 # --- training rounds -------------------------------------------------------------------------------------------------
 

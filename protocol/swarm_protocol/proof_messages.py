@@ -23,6 +23,7 @@ WRONG_REDUCTION = "wrong_reduction"
 WRONG_INTERVAL = "wrong_interval"
 EQUIVOCATION = "equivocation"
 WRONG_ANSWER = "wrong_answer"
+WRONG_POSSESSION = "wrong_possession"
 
 Leaf = Annotated[int, whole(limits.MAX_PART_VALUES)]
 Kind = Annotated[str, named(limits.MAX_PURPOSE_BYTES)]
@@ -151,7 +152,8 @@ class EvidenceRequest(wire.WireMessage):
 class EvidenceFile(wire.WireMessage):
     """Evidence as it lies on a disk, with all that its check needs: the network's id, and the run's signed file.
 
-    Evidence about a server is of no run: `run` is empty, and the check needs the model's files.
+    Evidence about a server is of no run: `run` is empty. A `wrong_possession` proves itself, and the check of a
+    `wrong_answer` needs the model's files.
     """
 
     PROTO = proofs_pb2.EvidenceFile

@@ -1,7 +1,11 @@
-"""Evidence that a server gave a wrong answer, as it lies on a disk: what the server signed, and what that is of.
+"""Evidence about servers: a wrong proof of possession, which travels, and a wrong answer, which does not.
 
-Everyone with the model's files can compute it once more: see `swarm.serving.server.answer_replay`. It holds the inputs
-of a client's request, which for a model's first blocks are its prompt, so nobody sends it to others by itself.
+A `wrong_possession` is what a server signed and the manifest that it contradicts, so anybody can judge it:
+`swarm.serving.evidence.wrong_possession`. Nodes pass it on.
+
+A `wrong_answer` is what a server signed of an answer, and what that is of. Everyone with the model's files can compute it
+once more: `swarm.serving.server.answer_replay`. It holds the inputs of a client's request, which for a model's first
+blocks are its prompt, so nobody sends it to others by itself.
 """
 
 from __future__ import annotations
@@ -10,11 +14,18 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from swarm_protocol import limits, wire
-from swarm_protocol.checks import Checked, number, one_of, up_to, whole
-from swarm_protocol.proof_messages import WRONG_ANSWER, Evidence
+from swarm_protocol.checks import Checked, distinct, number, one_of, up_to, whole
+from swarm_protocol.identity import PeerId
+from swarm_protocol.proof_messages import WRONG_ANSWER, WRONG_POSSESSION, Evidence
 from swarm_protocol.proto import served_evidence_pb2
 from swarm_protocol.rows import CODECS
 from swarm_protocol.session_frames import Position, SampledToken, TokenDraw, check_fingerprint
+
+SERVER_EVIDENCE_METHOD = "serving.evidence"
+"""A call: Evidence of the kind `wrong_possession` / empty. The model's name follows after a slash."""
+
+SERVER_BANS_METHOD = "serving.bans"
+"""A stream: ServerBansRequest / Evidence, one message each. The model's name follows after a slash."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,3 +93,31 @@ class ServedEvidence(wire.WireMessage):
 
     def evidence(self) -> Evidence:
         return Evidence(kind=WRONG_ANSWER, body=self.to_bytes())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrongPossession(wire.WireMessage):
+    """A server's signed PossessionStatement with a path that leads elsewhere than to the root in `manifest`.
+
+    `manifest` is a SignedManifest. It is the body of Evidence of the kind `wrong_possession`.
+    """
+
+    PROTO = served_evidence_pb2.WrongPossession
+    MAX_BYTES = limits.MAX_WRONG_POSSESSION_BYTES
+
+    manifest: bytes
+    statement: bytes
+
+    def evidence(self) -> Evidence:
+        return Evidence(kind=WRONG_POSSESSION, body=self.to_bytes())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerBansRequest(wire.WireMessage):
+    """Asks a server for the evidence about servers that it holds, without that against `known`. Each answer is one
+    Evidence; then the stream ends."""
+
+    PROTO = served_evidence_pb2.ServerBansRequest
+    MAX_BYTES = limits.MAX_SERVER_BANS_REQUEST_BYTES
+
+    known: Annotated[tuple[PeerId, ...], distinct(limits.MAX_SERVER_BANS)] = ()

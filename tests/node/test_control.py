@@ -220,6 +220,12 @@ def test_status_tells_what_spot_checks_have_found() -> None:
     assert said in this_node.text(replace(REPLY, spot_checks=checks))
 
 
+def test_status_tells_which_servers_are_convicted() -> None:
+    assert "not asked" not in this_node.text(REPLY)
+    lines = ("5Z1T2a is not asked until 2026-12-26: it lied", "5Z1T2b is not asked until 2026-12-27: it lied")
+    assert f"not asked  {lines[0]}\n           {lines[1]}" in this_node.text(replace(REPLY, convicted_servers=lines))
+
+
 def test_status_shows_no_control_characters_of_a_peers_name() -> None:
     # the reply is checked as it is decoded; this one has not been
     hostile = replace(PEERS[0], name="a")

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from swarm_protocol.served_evidence_messages import ServedEvidence, ShownDraw
+from swarm_protocol.identity import Identity
+from swarm_protocol.served_evidence_messages import (
+    ServedEvidence,
+    ServerBansRequest,
+    ShownDraw,
+    WrongPossession,
+)
 
 EXAMPLES: tuple[object, ...] = (
     ServedEvidence(commitment=b"signed", codec="bf16", inputs=b"rows", outputs=b"others"),
@@ -15,4 +21,6 @@ EXAMPLES: tuple[object, ...] = (
             ShownDraw(position=5, index=1, seed=-5, temperature=0.5, top_p=0.9, top_k=40, min_p=0.1, token_id=3),
         ),
     ),
+    WrongPossession(manifest=b"signed manifest", statement=b"signed statement"),
+    ServerBansRequest(known=(Identity(bytes([5]) * 32).peer_id, Identity(bytes([6]) * 32).peer_id)),
 )

@@ -36,6 +36,7 @@ from swarm_node.metrics.readings import (
     read_server,
     read_trainer,
 )
+from swarm_node.roles.server_convictions import read_convictions
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import Refusal, RoundReport
 
@@ -95,6 +96,7 @@ def whole_registry() -> Iterator[Registry]:
     server = MagicMock(sessions=(1, 2), start_block=4, end_block=8)
     server.load = EngineLoad(num_running=1, num_waiting=2, cache_usage=0.5)
     server.connections.num_refused = {"busy": 1, "never": 2, "violation": 3, "connections": 4}
+    server.challenges.num_outcomes, server.challenges.num_bytes = {"proven": 7, "failed": 1, "unanswered": 2}, 455
     server.connections.num_connections, server.connections.backpressure.num_bytes = 9, 10
     _count(registry)
     scores = {"me": 0.5, "b": -0.25, "c": 0.75}
@@ -106,6 +108,7 @@ def whole_registry() -> Iterator[Registry]:
         registry.reading(lambda: read_server(volunteer)),
         registry.reading(lambda: read_possession(MagicMock(num_proven=11, num_failed=1, num_unanswered=2))),
         registry.reading(lambda: read_trainer(member, SLOW, "me")),
+        registry.reading(lambda: read_convictions(MagicMock(peers={"12D3KooW"}, num_refused=4))),
     ):
         yield registry
 

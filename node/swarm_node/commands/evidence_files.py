@@ -2,7 +2,8 @@
 
 An evidence file holds the run's signed file, so its check needs nothing else. Those who do not believe what members
 have signed about an interval compute it once more, from a checkpoint of the state that it began from and the run's
-data. A file about a server's answer is judged by the model's files (`answer_evidence`).
+data. A file about a server's answer is judged by the model's files (`answer_evidence`), and one about its wrong proof
+of possession proves itself (`possession_evidence`).
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from swarm_protocol.errors import IntegrityError, SwarmError
 from swarm_protocol.proof_messages import EvidenceFile
 
 from swarm_node import diagnostics, interrupts
-from swarm_node.commands import answer_evidence
+from swarm_node.commands import answer_evidence, possession_evidence
 from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
 from swarm_node.settings.config import UsageError
-from swarm_node.storage import served_evidence
+from swarm_node.storage import convicted_servers, served_evidence
 from swarm_node.storage.home import EVIDENCE, Home
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ def verify(flags: Flags) -> int:
     if path is None:
         raise UsageError("no evidence file is named", remedy="write swarm-node evidence verify FILE")
     file = _usable(path)
+    if possession_evidence.is_of(file):
+        possession_evidence.judge(path, file, Emitter(json=flags.json))
+        return 0
     if not file.run:
         answer_evidence.judge(path, file, flags.options["model"], Emitter(json=flags.json))
         return 0
@@ -62,8 +66,17 @@ def show(flags: Flags) -> int:
             answer_evidence.tell(path, _usable(path), emitter)
         except SwarmError as error:
             emitter.emit("warning", message=error.message, remedy=error.remedy)
-    if not (paths or served):
-        emitter.say(f"{home.path} keeps no evidence: nobody was convicted in its runs, or named by its spot checks")
+    convicted = convicted_servers.files_in(home.convicted_servers)
+    for path in convicted:
+        try:
+            possession_evidence.judge(path, _usable(path), emitter)
+        except SwarmError as error:
+            emitter.emit("warning", message=error.message, remedy=error.remedy)
+    if not (paths or served or convicted):
+        emitter.say(
+            f"{home.path} keeps no evidence: no member of its runs and no server was convicted, and its spot checks "
+            f"have named nobody"
+        )
     return 0
 
 

@@ -124,6 +124,7 @@ def text(reply: StatusReply) -> str:
         if (serving := reply.serving)
         else "",
         "checks": _checks(reply.spot_checks) if reply.spot_checks else "",
+        "not asked": "\n           ".join(reply.convicted_servers),
         "network": f"{reply.network_id}, {plural(reply.num_peers, 'node')} live, "
         f"reachability {reach(reply.reachability, reply.addrs)}",
         "peers": "\n           ".join(_peers(reply)),

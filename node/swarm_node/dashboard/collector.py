@@ -17,6 +17,7 @@ from typing import NoReturn
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.network.traffic import PeerPath
+from swarm.serving.evidence.server_convictions import ServerConvictions
 from swarm.serving.manifest.manifest_book import ManifestBook
 from swarm.training.run.run_copy import fetch_run
 from swarm_protocol.errors import ConfigError, SwarmError
@@ -94,6 +95,8 @@ class Collector:
         checkpoints: Checkpoints | None = None,
         peer_paths: Callable[[], Mapping[str, PeerPath]] = dict,
     ) -> None:
+        self._convictions = ServerConvictions(network, membership)
+        self._convicted: dict[str, str] = {}  # of what servers are convicted, by peer id
         self._poller = NetworkPoller(network, membership, peer_paths)
         self._manifests = ManifestBook(network)
         self._history = history
@@ -154,7 +157,8 @@ class Collector:
         self._runs.take(tasks, snapshot.runs, names, snapshot.at)
         facts = tuple(run.facts for run in self._runs.runs.values())
         publishers = await self._publishers(snapshot)
-        views = await asyncio.to_thread(self._builder.build, snapshot, facts, names, publishers)
+        self._convicted = await self._learn_convicted(snapshot)
+        views = await asyncio.to_thread(self._builder.build, snapshot, facts, names, publishers, self._convicted)
         self._keep_gone(views, snapshot.at, names)
         self._own_names = {peer_id: self._own_names[peer_id] for peer_id in self._nodes}
         self._snapshot, self._views = snapshot, views
@@ -173,8 +177,16 @@ class Collector:
         found = {digest: self._manifests.known(digest) for digest in digests}
         return {digest: published.publisher for digest, published in found.items() if published is not None}
 
+    async def _learn_convicted(self, snapshot: NetworkSnapshot) -> dict[str, str]:
+        """Return of what servers are convicted, by evidence that was checked here; models' servers are asked for it."""
+        for name, listed in snapshot.models.items():
+            if any(record.manifest for record in listed.records.values()):
+                await self._convictions.learn(name, listed.records)
+        return {ban.verdict.peer_id: shown(ban.verdict.reason) for ban in self._convictions.bans}
+
     async def close(self) -> None:
         """End what is under way beside the polls."""
+        await self._convictions.close()
         await self._manifests.close()
 
     def _keep_gone(self, views: SnapshotViews, at: float, names: Mapping[str, str]) -> None:
@@ -289,7 +301,12 @@ class Collector:
             tokens_trained=total.tokens,
             rounds=total.rounds,
             serving=tuple(
-                current_view(server_view(peer_id, listed.records[peer_id]), self._names(), listed.age_s(peer_id))
+                current_view(
+                    server_view(peer_id, listed.records[peer_id]),
+                    self._names(),
+                    listed.age_s(peer_id),
+                    self._convicted.get(peer_id),
+                )
                 for _, listed in sorted(self._snapshot.models.items())
                 if peer_id in listed.records
             ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -26,6 +27,8 @@ V = TypeVar("V")
 
 Names = Mapping[str, str]
 """Names of nodes by peer id, already fit to be shown."""
+
+NOBODY: Mapping[str, str] = MappingProxyType({})
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -59,22 +62,26 @@ def model_detail(
     rtts_ms: Mapping[str, float],
     memo: RecordMemo[ServeRecord, ServerView],
     publishers: Mapping[bytes, str],
+    *,
+    convicted: Mapping[str, str] = NOBODY,
 ) -> ModelDetail | None:
     """Return the views of the revision that serves most of the model; None if nobody serves any of it.
 
-    `memo` keeps the `server_view` of each record. `publishers` are those of manifests, by digest.
+    `memo` keeps the `server_view` of each record. `publishers` are those of manifests, by digest. Servers that are
+    `convicted`, of what each, are listed, and count for nothing: no client asks them that holds the evidence.
     """
-    found = revisions(listed.records)
+    found = revisions(listed.records, convicted)
     if not found:
         return None
-    servers, num_blocks = found[0].servers, found[0].num_blocks
+    all_servers, num_blocks = found[0].servers, found[0].num_blocks
+    servers = {peer_id: record for peer_id, record in all_servers.items() if peer_id not in convicted}
     changes = np.zeros(num_blocks + 1, dtype=np.int64)
     for record in servers.values():
         if record.state == "serving":
             changes[record.start] += 1
             changes[record.end] -= 1
     replicas = np.cumsum(changes[:-1]).tolist()
-    missing = found[0].missing()
+    missing = found[0].missing(convicted)
     weakest = int(np.argmin(replicas))
     view = ModelView(
         name=shown(model),
@@ -91,7 +98,10 @@ def model_detail(
         manifest=found[0].manifest.hex() or None,
         publisher=publishers.get(found[0].manifest),
     )
-    views = (current_view(each, names, listed.age_s(peer_id)) for peer_id, each in memo.views(servers).items())
+    views = (
+        current_view(each, names, listed.age_s(peer_id), convicted.get(peer_id))
+        for peer_id, each in memo.views(all_servers).items()
+    )
     return ModelDetail(
         model=view,
         servers=tuple(sorted(views, key=lambda server: (server.start, server.end, server.name, server.peer_id))),
@@ -123,9 +133,10 @@ def server_view(peer_id: str, record: ServeRecord) -> ServerView:
     )
 
 
-def current_view(view: ServerView, names: Names, age_s: float) -> ServerView:
+def current_view(view: ServerView, names: Names, age_s: float, convicted: str | None = None) -> ServerView:
     """Return `view` with what changes from snapshot to snapshot."""
-    return view.model_copy(update={"name": names.get(view.peer_id) or view.name, "age_s": age_s})
+    name = names.get(view.peer_id) or view.name
+    return view.model_copy(update={"name": name, "age_s": age_s, "convicted": convicted})
 
 
 def _words(servers: Mapping[str, ServeRecord], missing: Spans, replicas: Sequence[int]) -> str:

@@ -19,7 +19,7 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.records import NodeRecord, ServeRecord
 
 from swarm_node.dashboard.history.facts import SeriesSample
-from swarm_node.dashboard.model_views import RecordMemo, model_detail, server_view
+from swarm_node.dashboard.model_views import NOBODY, RecordMemo, model_detail, server_view
 from swarm_node.dashboard.run_views import RunFacts, run_view
 from swarm_node.dashboard.views import (
     ChangeEvent,
@@ -79,13 +79,16 @@ class ViewBuilder:
         facts: tuple[RunFacts, ...],
         names: Mapping[str, str],
         publishers: Mapping[bytes, str] = NO_PUBLISHERS,
+        convicted: Mapping[str, str] = NOBODY,
     ) -> SnapshotViews:
         """Build the views. `names` has the `unique_names` of all nodes of the snapshot, `publishers` the peer ids that
-        signed the manifests of models, by digest."""
+        signed the manifests of models, by digest, and `convicted` what servers are convicted of, by peer id."""
         nodes = node_views(snapshot, names, self._nodes)
         self._servers = {model: self._servers.get(model) or RecordMemo(server_view) for model in snapshot.models}
         found = {
-            model: model_detail(model, listed, names, snapshot.rtts_ms, self._servers[model], publishers)
+            model: model_detail(
+                model, listed, names, snapshot.rtts_ms, self._servers[model], publishers, convicted=convicted
+            )
             for model, listed in snapshot.models.items()
         }
         models = {model: detail for model, detail in sorted(found.items()) if detail is not None}

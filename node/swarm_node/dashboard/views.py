@@ -105,6 +105,7 @@ class ServerView(View):
     next_start: int | None  # where it is about to move
     next_end: int | None
     age_s: float
+    convicted: str | None = None  # of what evidence that was checked here convicts it; clients do not ask it then
 
 
 class SpanView(View):

@@ -33,6 +33,17 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
         is_proven="bool: whether the model's files prove it; false: nothing was computed",
         reason="text: what was found",
     ),
+    "convicted_server": event_spec(
+        "What `evidence verify` and `evidence list` print of a file that convicts a server of a wrong proof of "
+        "possession, which was checked offline.",
+        "{peer_id} lied: it {reason}; it is not asked until {until_day} ({path})",
+        path="text: the file",
+        peer_id="text: the server",
+        model="text: the model whose files it had not",
+        reason="text: what it did",
+        until="number: until when nodes that hold the evidence do not ask it, in Unix seconds",
+        until_day="text: that day, in UTC",
+    ),
     "run_problem": event_spec(
         "What `run sign` finds impossible in a run file; an `error` follows.",
         "  {problem}",
@@ -196,6 +207,7 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
         "download_bytes_per_s (used over the last seconds), hours (such as 22:00-07:00; empty: always)",
         spot_checks="object?: num_passed, num_failed, num_disputed, num_unchecked spans since the start, barred (peer "
         "ids of servers that were proved to have lied); null: no gateway",
+        convicted_servers="list: lines on the newest servers that evidence convicts, at most 8",
     ),
     "overview": event_spec(
         "What `top` prints: the swarm at a glance.", overview="object: what a dashboard answers at /api/v1/overview"

@@ -234,6 +234,16 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
         until="int?: the last outer step of which it is kept out; null: it is banned for good",
         how_long="text: the same in words",
     ),
+    "server_convicted": event_spec(
+        "Evidence that this node has checked proves that a server of a published model signed a wrong proof. This node "
+        "does not ask it, and passes the evidence on.",
+        "{peer_id} is convicted and not asked until {until_day}: it {reason}",
+        peer_id="text: the server",
+        model="text: the model whose files it had not",
+        reason="text: what it did",
+        until="number: until when it is not asked, in Unix seconds",
+        until_day="text: that day, in UTC",
+    ),
     "interval_validated": event_spec(
         "This node has computed another member's interval once more, as the run's validation_rate draws, or since "
         "others accuse it. In that step it contributes nothing.",

@@ -26,6 +26,7 @@ from swarm.client import AsyncClient
 from swarm.client.possession_checks import FailedProof
 from swarm.serving.checking.check_report import CheckReport
 from swarm.serving.checking.spot_checks import SpotCheckOptions, SpotChecks
+from swarm.serving.evidence.server_convictions import ServerConvictions
 from swarm.serving.session.session import SessionOptions
 from swarm.trust.reputation import MAX_PEERS, Reputation
 from swarm_protocol.control_messages import MAX_BARRED, SpotCheckStatus
@@ -42,6 +43,7 @@ from swarm_node.http.addresses import checked
 from swarm_node.http.rate_limit import Rates
 from swarm_node.http.server import is_local, listen, serving
 from swarm_node.node import Node, NodeRole
+from swarm_node.roles.server_convictions import server_convictions
 from swarm_node.settings.config import Config
 from swarm_node.storage import served_evidence
 from swarm_node.storage.home import read_json, replace_json
@@ -64,27 +66,36 @@ class GatewayRole(NodeRole):
         self._listener = listen(config.host, config.port)
 
     async def run(self, node: Node) -> None:
-        used = used_in(node.home.revisions, node.network.network_id)
-        publishers = publishers_in(node.home.publishers, node.network.network_id, node.config.publisher)
         writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reputation")
         checks = spot_check_options(node, writer)
         remember = partial(_remember, node, writer, checks.reputation or Reputation())
-        client = AsyncClient(
+        async with server_convictions(node) as convictions:
+            client = self._client(node, checks, remember, convictions)
+            node.activity.spot_checks = partial(spot_check_status, client.checks)
+            # the client, which notes what it finds, ends before the thread that writes it
+            with writer:
+                async with aclosing(client):
+                    with node.metrics.reading(lambda: read_possession(client.possession)):
+                        await self._answer(node, client)
+
+    def _client(
+        self,
+        node: Node,
+        checks: SpotCheckOptions,
+        remember: Callable[[], object],
+        convictions: ServerConvictions,
+    ) -> AsyncClient:
+        return AsyncClient(
             network=node.network,
             membership=node.membership,
             pins=self._pins,
-            used=used,
-            publishers=publishers,
+            used=used_in(node.home.revisions, node.network.network_id),
+            publishers=publishers_in(node.home.publishers, node.network.network_id, node.config.publisher),
             on_failed_proof=lambda failure: _tell(node, failure, remember),
             session=SessionOptions(checks=checks),
             text_at_home=kept_models(node.config, node.home, node.emitter),
+            convictions=convictions,
         )
-        node.activity.spot_checks = partial(spot_check_status, client.checks)
-        # the client, which notes what it finds, ends before the thread that writes it
-        with writer:
-            async with aclosing(client):
-                with node.metrics.reading(lambda: read_possession(client.possession)):
-                    await self._answer(node, client)
 
     async def _answer(self, node: Node, client: AsyncClient) -> None:
         """Answer requests until the node leaves."""

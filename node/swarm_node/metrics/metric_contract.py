@@ -67,6 +67,13 @@ NODE: MetricGroup = {
         "`other`",
     ),
     "swarm_node_num_peers": _gauge("Live nodes that it sees, itself included.", "every 10 s, from the DHT"),
+    "swarm_node_num_convicted_servers": _gauge(
+        "Servers that evidence convicts of a wrong proof, and that this node does not ask.",
+        "with evidence that is found or that another node gives, and when it is over; nodes that serve or ask models",
+    ),
+    "swarm_node_server_evidence_refused_total": _counter(
+        "Evidence about servers that proved nothing.", "when another node has given it; it is not listened to again"
+    ),
     "swarm_node_start_time_seconds": _gauge("When the daemon was ready to work, in Unix seconds.", "never"),
     "swarm_libp2p_memory_bytes": _gauge("Resident memory of the libp2p daemon, a child process.", _NOW),
     "swarm_peer_rtt_seconds": _gauge(
@@ -155,6 +162,14 @@ SERVER: MetricGroup = {
         _STEP_S,
         phase="`queue` or `compute`",
         step="`prompt` (several positions) or `generation` (one)",
+    ),
+    "swarm_server_challenges_total": _counter(
+        "Challenges to other servers of a published model to prove one chunk.",
+        "about every 90 s",
+        outcome="`proven`, `failed` or `unanswered`",
+    ),
+    "swarm_server_challenge_bytes_total": _counter(
+        "Bytes of the answers to these challenges.", "about every 90 s, 65 KiB at most"
     ),
     "swarm_server_refusals_total": _counter(
         "Sessions and connections that were not opened.",

@@ -124,6 +124,9 @@ def read_server(volunteer: SpanVolunteer) -> Iterator[Reading]:
     yield Reading("swarm_server_backlog_bytes", server.connections.backpressure.num_bytes)
     yield Reading("swarm_server_start_block", server.start_block)
     yield Reading("swarm_server_end_block", server.end_block)
+    for outcome in ("proven", "failed", "unanswered"):
+        yield Reading("swarm_server_challenges_total", server.challenges.num_outcomes[outcome], {"outcome": outcome})
+    yield Reading("swarm_server_challenge_bytes_total", server.challenges.num_bytes)
     load = server.load
     yield Reading("swarm_server_num_requests_running", load.num_running)
     yield Reading("swarm_server_num_requests_waiting", load.num_waiting)

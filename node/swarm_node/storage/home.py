@@ -12,6 +12,7 @@
     HOME/network.key    the key of a private network that this home owns, and HOME/network.json (see `owned_network`)
     HOME/cache/         measurements and downloaded files; may be deleted at any time
     HOME/served-evidence/   what servers answered that a gateway's spot checks named
+    HOME/convicted-servers/ evidence that convicts servers, from this node and from others
     HOME/checkpoints/   one directory per run, also for its votes and its evidence
     HOME/log/           rotated log files
 
@@ -35,6 +36,9 @@ from swarm_protocol.errors import ConfigError
 
 MAX_SOCKET_PATH_BYTES = 100  # the kernel's sun_path holds 108 on Linux and 104 on macOS, with its ending zero
 _PID_BYTES = 10  # a fixed width, so that a shorter pid leaves nothing of a longer one
+
+NEW_SUFFIX = ".new"
+"""The ending of a file that is being written, and takes its place when it is whole. A crash leaves it behind."""
 
 EVIDENCE = "evidence"
 """The directory of a run's evidence, in that of its checkpoints."""
@@ -91,6 +95,7 @@ class Home:
         self.publishers = path / "publishers.json"
         self.reputation = path / "reputation.json"
         self.served_evidence = path / "served-evidence"
+        self.convicted_servers = path / "convicted-servers"
         self.traffic = path / "traffic.json"
         self.invitation = path / "invitation"
         self.revocations = path / "revocations"
@@ -207,7 +212,7 @@ def check_new_file(path: Path, *, option: str = "--out") -> None:
 
 def write_private(path: Path, data: bytes) -> None:
     """Replace a file in one step, readable by its owner alone. Raises OSError, and then leaves it as it was."""
-    beside = path.with_name(f"{path.name}.new")
+    beside = path.with_name(f"{path.name}{NEW_SUFFIX}")
     try:
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:

@@ -12,7 +12,7 @@ from pathlib import Path
 from swarm_protocol.proof_messages import EvidenceFile
 from swarm_protocol.served_evidence_messages import ServedEvidence
 
-from swarm_node.storage.home import write_private
+from swarm_node.storage.home import NEW_SUFFIX, write_private
 
 logger = logging.getLogger(__name__)
 
@@ -26,11 +26,19 @@ def keep(folder: Path, peer_id: str, network_id: str, evidence: bytes) -> None:
     wrapped = ServedEvidence.from_bytes(evidence).evidence().to_bytes()
     data = EvidenceFile(network_id=network_id, run=b"", evidence=wrapped).to_bytes()
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_private(folder / f"{peer_id}{SUFFIX}", data)
+        write_evidence(folder, peer_id, data)
         _forget_oldest(folder)
     except OSError as error:
         logger.warning("cannot keep evidence against %s in %s: %s", peer_id, folder, error)
+
+
+def write_evidence(folder: Path, peer_id: str, data: bytes) -> None:
+    """Write the EvidenceFile `data` against `peer_id`, and remove what a crash left half written. One process writes
+    to a folder. Raises OSError."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for beside in folder.glob(f"*{SUFFIX}{NEW_SUFFIX}"):
+        beside.unlink()
+    write_private(folder / f"{peer_id}{SUFFIX}", data)
 
 
 def files_in(folder: Path) -> list[Path]:

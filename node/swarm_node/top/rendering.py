@@ -194,6 +194,8 @@ def model(view: ModelDetail, width: int) -> Iterator[Line]:
 
 def _server_facts(server: ServerView) -> Text:
     moving = "" if server.next_start is None else f", moves to {server.next_start}:{server.next_end}"
+    if server.convicted is not None:
+        return Text(f"convicted and not asked: {clean(server.convicted, 200)}", "red")
     return Text.assemble(
         (server.state, STYLES.get(server.state, "")),
         f" {server.start}:{server.end}, {server.queue_depth} waiting, {server.decode_ms_per_block:.1f} ms a block, "

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*swarm_protocol/proto/served_evidence.proto\x12\x18swarm.served_evidence.v1\"\x88\x01\n\x0eServedEvidence\x12\x12\n\ncommitment\x18\x01 \x01(\x0c\x12\r\n\x05\x63odec\x18\x02 \x01(\t\x12\x0e\n\x06inputs\x18\x03 \x01(\x0c\x12\x0f\n\x07outputs\x18\x04 \x01(\x0c\x12\x32\n\x05\x64raws\x18\x05 \x03(\x0b\x32#.swarm.served_evidence.v1.ShownDraw\"\xa3\x01\n\tShownDraw\x12\x10\n\x08position\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\x04\x12\x0c\n\x04seed\x18\x03 \x01(\x12\x12\x13\n\x0btemperature\x18\x04 \x01(\x01\x12\r\n\x05top_p\x18\x05 \x01(\x01\x12\r\n\x05top_k\x18\x06 \x01(\r\x12\r\n\x05min_p\x18\x07 \x01(\x01\x12\x10\n\x08token_id\x18\x08 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\t \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*swarm_protocol/proto/served_evidence.proto\x12\x18swarm.served_evidence.v1\"\x88\x01\n\x0eServedEvidence\x12\x12\n\ncommitment\x18\x01 \x01(\x0c\x12\r\n\x05\x63odec\x18\x02 \x01(\t\x12\x0e\n\x06inputs\x18\x03 \x01(\x0c\x12\x0f\n\x07outputs\x18\x04 \x01(\x0c\x12\x32\n\x05\x64raws\x18\x05 \x03(\x0b\x32#.swarm.served_evidence.v1.ShownDraw\"\xa3\x01\n\tShownDraw\x12\x10\n\x08position\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\x04\x12\x0c\n\x04seed\x18\x03 \x01(\x12\x12\x13\n\x0btemperature\x18\x04 \x01(\x01\x12\r\n\x05top_p\x18\x05 \x01(\x01\x12\r\n\x05top_k\x18\x06 \x01(\r\x12\r\n\x05min_p\x18\x07 \x01(\x01\x12\x10\n\x08token_id\x18\x08 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\t \x01(\x0c\"6\n\x0fWrongPossession\x12\x10\n\x08manifest\x18\x01 \x01(\x0c\x12\x11\n\tstatement\x18\x02 \x01(\x0c\"\"\n\x11ServerBansRequest\x12\r\n\x05known\x18\x01 \x03(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,4 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SERVEDEVIDENCE']._serialized_end=209
   _globals['_SHOWNDRAW']._serialized_start=212
   _globals['_SHOWNDRAW']._serialized_end=375
+  _globals['_WRONGPOSSESSION']._serialized_start=377
+  _globals['_WRONGPOSSESSION']._serialized_end=431
+  _globals['_SERVERBANSREQUEST']._serialized_start=433
+  _globals['_SERVERBANSREQUEST']._serialized_end=467
 # @@protoc_insertion_point(module_scope)

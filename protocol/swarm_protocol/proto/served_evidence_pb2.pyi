@@ -41,3 +41,17 @@ class ShownDraw(_message.Message):
     token_id: int
     fingerprint: bytes
     def __init__(self, position: _Optional[int] = ..., index: _Optional[int] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., token_id: _Optional[int] = ..., fingerprint: _Optional[bytes] = ...) -> None: ...
+
+class WrongPossession(_message.Message):
+    __slots__ = ("manifest", "statement")
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    STATEMENT_FIELD_NUMBER: _ClassVar[int]
+    manifest: bytes
+    statement: bytes
+    def __init__(self, manifest: _Optional[bytes] = ..., statement: _Optional[bytes] = ...) -> None: ...
+
+class ServerBansRequest(_message.Message):
+    __slots__ = ("known",)
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    known: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, known: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -23,6 +23,7 @@ from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.router.routing import NoChain
 from swarm.serving.checking.spot_checks import DEFAULT_SHARE, SpotCheckOptions, SpotChecks
+from swarm.serving.evidence.server_convictions import ServerConvictions
 from swarm.serving.manifest.manifest_book import ManifestBook
 from swarm.serving.session.client_state import ClientState
 from swarm.serving.session.generate import Token, generate, sampler_for
@@ -92,6 +93,7 @@ class AsyncClient(TextClient[Generation]):
     Without a pin, a revision that was `used` before takes precedence. `publishers` are the publishers to believe, each
     as MODEL=PEER_ID or, for every model without one of its own, PEER_ID; or what an earlier process remembers of them.
     `on_failed_proof` is told of each server that was asked to prove that it holds a published model, and failed.
+    `convictions` are the servers that evidence convicts, as this process knows; without them the client has its own.
 
     `text_at_home` names the models of which this client keeps both ends, each with its directory or a KeptModel.
     Servers then get hidden states and never tokens, models that are not named are not asked, and calls that would give
@@ -110,14 +112,23 @@ class AsyncClient(TextClient[Generation]):
         publishers: KnownPublishers | Sequence[str] = (),
         on_failed_proof: Callable[[FailedProof], None] = lambda _failure: None,
         text_at_home: KeptModels | None = None,
+        convictions: ServerConvictions | None = None,
     ) -> None:
         self._network = network
         self._membership = membership
         self._session = session or SessionOptions()
-        self._state = ClientState(network, membership, self._session.checks)
+        self.convictions = convictions or ServerConvictions(network, membership)
+        self.convictions.watch(lambda ban: self._drop(ban.verdict.peer_id))
+        self._state = ClientState(network, membership, self._session.checks, convicted=lambda: self.convictions.peers)
         self._home = TextAtHome(network, text_at_home or {})
         self._manifests = ManifestBook(network)
-        self.possession = PossessionChecks(network, self._state.health, drop=self._drop, on_failure=on_failed_proof)
+        self.possession = PossessionChecks(
+            network,
+            self._state.health,
+            drop=self._drop,
+            on_failure=on_failed_proof,
+            convict=self.convictions.found,
+        )
         self._catalog = ModelCatalog(
             membership,
             self._state.health,
@@ -126,6 +137,7 @@ class AsyncClient(TextClient[Generation]):
             used=used or UsedRevisions(),
             publishers=publishers if isinstance(publishers, KnownPublishers) else KnownPublishers(publishers),
             possession=self.possession,
+            convictions=self.convictions,
         )
         self._assets = AssetsCache(network, self._state.health, tokenizers or TokenizerLimits())
         self._tensor_calls: TensorCalls | None = None
@@ -200,6 +212,7 @@ class AsyncClient(TextClient[Generation]):
         """Close the connections to servers and end the tokenizers' processes. Close generations before."""
         self._assets.close()
         await self.possession.close()
+        await self.convictions.close()
         await self._manifests.close()
         await self._state.close()
         await self._home.close()

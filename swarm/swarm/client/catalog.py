@@ -33,6 +33,7 @@ from swarm.router.revisions import (
     short_revision,
     split_pin,
 )
+from swarm.serving.evidence.server_convictions import ServerConvictions
 from swarm.serving.manifest.manifest_book import ManifestBook
 from swarm.serving.session.peer_health import PeerHealth
 
@@ -50,6 +51,9 @@ MODELS_FRESH_S = 2.0
 
 LOST_S = 10.0
 """A used revision is left for another when its servers have failed for so long, not for a hiccup."""
+
+SHOWN_S = 1.0
+"""How long a first request waits for what a model's servers show of servers that are convicted."""
 
 LEARN_S = 5.0
 """How long a first request waits for the manifests of a model that it knows nothing of."""
@@ -172,6 +176,7 @@ class ModelCatalog:
         used: UsedRevisions,
         publishers: KnownPublishers,
         possession: PossessionChecks,
+        convictions: ServerConvictions,
     ) -> None:
         for name, pin in pins.items():
             if split_pin(f"{name}@{pin}") != (name, pin):
@@ -187,6 +192,7 @@ class ModelCatalog:
         self._publishers = publishers
         self._possession = possession
         self._seen = NewestItems[str, tuple[float, Servers]](MAX_MODELS)
+        self._convictions = convictions
         self._all: tuple[float, Mapping[str, Servers]] = (-MODELS_FRESH_S, {})
         self._warned = NewestItems[tuple[str, str], None](MAX_WARNED)
 
@@ -231,7 +237,8 @@ class ModelCatalog:
     async def to_use(self, model: str) -> ChosenRevision:
         """Choose the revision that is to answer. Raises ConfigError if there is none.
 
-        Warns once of others that could answer, too, and has the servers prove that they hold the files.
+        Warns once of others that could answer, too, has the servers prove that they hold the files, and asks some of
+        them whom evidence convicts: the first request for a model waits a moment for that.
         """
         name, pin = split_pin(model)
         try:
@@ -248,6 +255,7 @@ class ModelCatalog:
             self._warn_of_others(chosen)
         if chosen.published is not None:
             self._possession.start(chosen.servers, chosen.published)
+            await self._convictions.learn(name, chosen.servers, within_s=SHOWN_S)
         return chosen
 
     def answered(self, chosen: ChosenRevision) -> None:

@@ -6,7 +6,8 @@ gives no answer is asked again with later requests. After MAX_UNANSWERED times i
 answer, until it gives a proof: others can keep an honest server from answering, so silence convicts nobody.
 
 What it comes to also goes into the reputation that routes follow and that outlives the client: a server that signed a
-wrong proof is barred, and one whose answer is unusable, or that gave none so often, is in a dispute, which fades.
+wrong proof is barred, and one whose answer is unusable, or that gave none so often, is in a dispute, which fades. A
+server that refuses, since it has proven enough for now, is in none. What convicts a server goes to `convict`.
 
 There is one per client, on its event loop; `close` ends its tasks.
 """
@@ -16,25 +17,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from swarm_protocol import limits
-from swarm_protocol.errors import IntegrityError, PeerRefused, PeerUnreachable, PeerViolation, SwarmError
-from swarm_protocol.manifest_messages import (
-    POSSESSION_METHOD,
-    PossessionRequest,
-    PossessionResponse,
-    PublishedManifest,
-)
+from swarm_protocol.errors import PeerRefused, PeerUnreachable, SwarmError
+from swarm_protocol.manifest_messages import PublishedManifest
 from swarm_protocol.records import ServeRecord
 
 from swarm.network.interface import Network
 from swarm.newest_items import NewestItems
-from swarm.serving.manifest.possession import check_answer, convicted_by, draw
+from swarm.serving.evidence.possession_call import AskedProof, ask_for_proof
 from swarm.serving.session.peer_health import MAX_PEERS, PeerHealth
 from swarm.trust.reputation import Outcome
 
@@ -43,9 +37,6 @@ PROVEN_S = 3600.0
 
 RETRY_S = 60.0
 """Time until a server that gave no answer is asked again."""
-
-DEADLINE_S = 30.0
-"""256 KiB over 70 kbit/s. A server that takes longer is of no use for answers either."""
 
 MAX_UNANSWERED = 5
 MAX_AT_ONCE = 4
@@ -83,6 +74,7 @@ class PossessionChecks:
         *,
         drop: Callable[[str], None],
         on_failure: Callable[[FailedProof], None],
+        convict: Callable[[bytes], None],
     ) -> None:
         self.num_proven = 0
         self.num_unanswered = 0
@@ -92,7 +84,9 @@ class PossessionChecks:
         self._health = health
         self._drop = drop
         self._on_failure = on_failure
-        self._asked = NewestItems[tuple[str, bytes], _Asked](MAX_PEERS)
+from swarm.newest_items import NewestItems
+from swarm.serving.evidence.possession_call import AskedProof, ask_for_proof
+from swarm.serving.session.peer_health import MAX_PEERS, PeerHealth
         self._tasks: dict[tuple[str, bytes], asyncio.Task[None]] = {}
         self._free = asyncio.Semaphore(MAX_AT_ONCE)
         self._rng = random.SystemRandom()
@@ -122,39 +116,18 @@ class PossessionChecks:
             del self._tasks[peer_id, published.digest]
 
     async def _ask(self, peer_id: str, record: ServeRecord, published: PublishedManifest) -> None:
-        request = PossessionRequest(
-            manifest=published.digest,
-            nonce=secrets.token_bytes(limits.DIGEST_BYTES),
-            drawn=draw(published.manifest, record.start, record.end, self._rng),
-        )
-        try:
-            async with self._free:
-                answer = await self._network.call(
-                    peer_id,
-                    f"{POSSESSION_METHOD}/{published.manifest.name}",
-                    request.to_bytes(),
-                    timeout_s=DEADLINE_S,
-                    max_bytes=PossessionResponse.MAX_BYTES,
-                )
-        except SwarmError as error:
-            self._unanswered(peer_id, published, error)
-            return
-        try:
-            check_answer(
-                published.manifest,
-                request,
-                answer,
-                asker=self._network.peer_id,
-                peer_id=peer_id,
-                network_id=self._network.network_id,
-                now=self._network.now(),
-            )
-        except (IntegrityError, PeerViolation) as error:
-            self._failed(peer_id, published, error.message, answer)
-            return
-        self.num_proven += 1
-        self._health.proven(peer_id)
-        self._again(peer_id, published, _Asked(self._later(PROVEN_S)))
+        async with self._free:
+            asked = await ask_for_proof(self._network, peer_id, record, published, self._rng)
+        match asked.outcome:
+            case "proven":
+                self.num_proven += 1
+                self._health.proven(peer_id)
+                self._again(peer_id, published, _Asked(self._later(PROVEN_S)))
+            case "failed":
+                self._failed(peer_id, published, asked)
+            case "unanswered":
+                assert asked.error is not None
+                self._unanswered(peer_id, published, asked.error)
 
     def _unanswered(self, peer_id: str, published: PublishedManifest, error: SwarmError) -> None:
         """Ask again later. A server may be busy, moving or gone; one that never answers may have nothing to show."""
@@ -170,37 +143,30 @@ class PossessionChecks:
                     num,
                     error.message,
                 )
-                self._health.reputation.note(peer_id, "disputed", time.time())
+                if not isinstance(error, PeerRefused):
+                    # what strangers use up is refused to others, and that must not outlive this client
+                    self._health.reputation.note(peer_id, "disputed", time.time())
         if num >= MAX_UNANSWERED:
             self._health.doubt(peer_id)
         wait_s = min(PROVEN_S, max(RETRY_S, error.retry_after_s)) if isinstance(error, PeerRefused) else RETRY_S
         self._again(peer_id, published, _Asked(self._later(wait_s), num))
 
-    def _failed(self, peer_id: str, published: PublishedManifest, reason: str, answer: bytes) -> None:
+    def _failed(self, peer_id: str, published: PublishedManifest, asked: AskedProof) -> None:
         self.num_failed += 1
-        failure = FailedProof(peer_id=peer_id, model=published.manifest.name, reason=reason, answer=answer)
+        reason = asked.error.message if asked.error is not None else ""
+        failure = FailedProof(peer_id=peer_id, model=published.manifest.name, reason=reason, answer=asked.answer)
         self.failures.append(failure)
         logger.warning(
             "%s does not hold %s as it was published and is not asked any more: %s", peer_id, failure.model, reason
         )
         self._again(peer_id, published, _Asked(self._later(PROVEN_S)))
-        outcome: Outcome = "failed" if self._is_convicted(peer_id, published, answer) else "disputed"
+        outcome: Outcome = "failed" if asked.evidence else "disputed"
         self._health.reputation.note(peer_id, outcome, time.time())
         self._health.distrust(peer_id)
         self._drop(peer_id)
         self._on_failure(failure)
-
-    def _is_convicted(self, peer_id: str, published: PublishedManifest, answer: bytes) -> bool:
-        """Return whether the server has signed a proof that is wrong, and not only sent nonsense."""
-        network = self._network
-        try:
-            statement = PossessionResponse.from_bytes(answer).statement
-            signer = convicted_by(
-                published.manifest, published.digest, statement, network_id=network.network_id, now=network.now()
-            )
-        except (IntegrityError, PeerViolation):
-            return False
-        return signer == peer_id
+        if asked.evidence:
+            self._convict(asked.evidence)
 
     def _again(self, peer_id: str, published: PublishedManifest, asked: _Asked) -> None:
         self._asked[peer_id, published.digest] = asked

@@ -39,6 +39,16 @@ def test_chain_tells_what_was_assumed_for_links_without_a_measured_round_trip(
     assert chain.assumed_ms <= chain.ms_per_token
 
 
+def test_convicted_server_is_listed_as_such_and_counts_for_nothing() -> None:
+    servers = {PEERS["a"]: serve_record(0, 4), PEERS["b"]: serve_record(0, 2)}
+    listed = Listed(records=servers, ages_s={})
+    detail = model_detail("tiny", listed, {}, {}, RecordMemo(server_view), {}, convicted={PEERS["a"]: "lied"})
+    assert detail is not None
+    assert {server.peer_id: server.convicted for server in detail.servers} == {PEERS["a"]: "lied", PEERS["b"]: None}
+    assert (detail.model.num_servers, detail.model.health, detail.model.missing) == (1, "incomplete", ((2, 4),))
+    assert (detail.replicas, detail.chains) == ((1, 1, 0, 0), ())
+
+
 @pytest.mark.parametrize("is_known", [True, False])
 def test_model_is_shown_with_its_publisher_once_the_manifest_is_here(*, is_known: bool) -> None:
     digest, publisher = bytes(32), PEERS["b"]

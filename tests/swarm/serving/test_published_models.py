@@ -17,13 +17,15 @@ from support.published_models import PUBLISHER, STRANGER, published_copy
 from swarm.client import AsyncClient, KnownPublishers, possession_checks
 from swarm.client.possession_checks import MAX_UNANSWERED, PROVEN_S, RETRY_S, FailedProof
 from swarm.client.publishers import MAX_REMEMBERED, parse_publisher
+from swarm.router.routing import NoChain
 from swarm.serving.model.model_files import open_model
+from swarm.serving.server.challenges import CHALLENGE_S
 from swarm.serving.server.possession_server import HOUR_S, ChunkBudget
 from swarm.serving.server.server_options import DTYPES, ServerOptions
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, PeerViolation
 from swarm_protocol.identity import Identity
-from swarm_protocol.manifest_messages import WEIGHT_DTYPES, PublishedManifest
+from swarm_protocol.manifest_messages import CHUNK_BYTES, WEIGHT_DTYPES, PublishedManifest
 from swarm_protocol.serving_messages import FilesResponse
 
 HALVES = [(0, 3), (3, 6)]
@@ -283,8 +285,8 @@ async def proving(
             box.client = first
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+async def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
+    async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.1)
 
@@ -317,11 +319,7 @@ def test_server_without_the_published_files_is_named_and_its_sessions_go_on_with
     async def scenario() -> None:
         async with proving(boxes, published, [(0, 6), (0, 6)]) as (box, failures):
             liar, honest = box.servers
-            deployed = box.servers[liar].deployed
-            # the publisher's own manifest, and for every file the bytes and the tree of another one
-            trees = list(deployed.loaded.held.values())
-            held = dict(zip(deployed.loaded.held, [*trees[1:], trees[0]], strict=True))
-            deployed.loaded = replace(deployed.loaded, held=held)
+            lets_lie(box.servers[liar])
             box.servers[liar].possession._reads = asyncio.Semaphore(0)
             await box.servers[honest].drain()  # so that the liar is used first
             await asyncio.sleep(5)
@@ -339,7 +337,7 @@ def test_server_without_the_published_files_is_named_and_its_sessions_go_on_with
             assert box.client._state.health.distrusted == {liar}
             standing = box.client.checks.reputation.track_records[liar]
             assert standing.is_barred(standing.at), "for longer than the client lives"
-            assert f"{liar} does not hold tiny as it was published" in lines(caplog)[-1]
+            assert any(f"{liar} does not hold tiny as it was published" in line for line in lines(caplog))
             for _ in range(3):
                 assert await box.tokens() == box.expected()
                 assert [hop["peer_id"] for hop in box.client.trace()["hops"]] == [honest]
@@ -347,13 +345,21 @@ def test_server_without_the_published_files_is_named_and_its_sessions_go_on_with
     virtual_time.run(scenario())
 
 
+@pytest.mark.parametrize("silence", ["refuses", "hangs"])
 def test_server_that_gives_no_proof_is_used_only_where_no_other_can_answer(
-    boxes: Any, published: Path, caplog: pytest.LogCaptureFixture
+    boxes: Any, published: Path, caplog: pytest.LogCaptureFixture, silence: str
 ) -> None:
+    """One that lets the client wait is in a dispute, too; a refusal can be what strangers have used up."""
+
     async def scenario() -> None:
         async with proving(boxes, published, [(0, 6), (0, 6)]) as (box, failures):
             silent, honest = box.servers
-            identity, box.servers[silent].possession._identity = box.servers[silent].possession._identity, None
+            possession = box.servers[silent].possession
+            identity, reads = possession._identity, possession._reads
+            if silence == "refuses":
+                possession._identity = None
+            else:
+                possession._reads = asyncio.Semaphore(0)
             for number in range(MAX_UNANSWERED):
                 assert await box.tokens() == box.expected()
                 await until(lambda number=number: box.client.possession.num_unanswered == number + 1)
@@ -362,8 +368,9 @@ def test_server_that_gives_no_proof_is_used_only_where_no_other_can_answer(
             assert health.unproven == {silent}
             told = [line for line in lines(caplog) if line.startswith(f"{silent} gave no proof of tiny 5 times")]
             assert len(told) == 1
-            standing = box.client.checks.reputation.track_records[silent]
-            assert (standing.num_disputed, standing.is_barred(standing.at)) == (1.0, False)
+            standing = box.client.checks.reputation.track_records.get(silent)
+            assert (standing is None) == (silence == "refuses")
+            assert standing is None or (standing.num_disputed, standing.is_barred(standing.at)) == (1.0, False)
             for _ in range(3):
                 assert await box.tokens() == box.expected()
                 assert [hop["peer_id"] for hop in box.client.trace()["hops"]] == [honest]
@@ -371,11 +378,58 @@ def test_server_that_gives_no_proof_is_used_only_where_no_other_can_answer(
             await asyncio.sleep(5)
             assert await box.tokens() == box.expected()
             assert [hop["peer_id"] for hop in box.client.trace()["hops"]] == [silent]
-            box.servers[silent].possession._identity = identity
+            possession._identity, possession._reads = identity, reads
             await asyncio.sleep(2 * RETRY_S)
             assert await box.tokens() == box.expected()
             await until(lambda: not health.unproven)
             assert (failures, health.avoid) == ([], set())
+
+    virtual_time.run(scenario())
+
+
+def lets_lie(server: Any) -> None:
+    """Let a server prove, for every file, the bytes and the tree of another one."""
+    loaded = server.deployed.loaded
+    trees = list(loaded.held.values())
+    server.deployed.loaded = replace(loaded, held=dict(zip(loaded.held, [*trees[1:], trees[0]], strict=True)))
+
+
+def test_server_with_swapped_weights_is_shunned_by_a_client_that_never_checked_it(
+    boxes: Any, published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only another server has challenged it, while no client was there."""
+    monkeypatch.setattr(possession_checks.PossessionChecks, "start", lambda _checks, _servers, _published: None)
+
+    async def scenario() -> None:
+        async with proving(boxes, published, [(0, 6)] * 3) as (box, failures):
+            liar, *honest = box.servers
+            lets_lie(box.servers[liar])
+            await until(lambda: any(liar in server.convictions.peers for server in box.servers.values()), within_s=900)
+            await until(lambda: all(liar in box.servers[peer_id].convictions.peers for peer_id in honest))
+            for _ in range(4):
+                assert await box.tokens() == box.expected()
+                assert {hop["peer_id"] for hop in box.client.trace()["hops"]} <= set(honest)
+            assert box.client.convictions.peers == {liar}
+            assert (failures, box.client.possession.num_proven, box.client.possession.num_failed) == ([], 0, 0)
+            for peer_id in honest:
+                await box.servers[peer_id].drain()
+            await asyncio.sleep(5)
+            with pytest.raises(NoChain):
+                await box.tokens()
+
+    virtual_time.run(scenario())
+
+
+def test_servers_challenge_each_other_at_a_low_rate_and_count_what_it_costs(boxes: Any, published: Path) -> None:
+    async def scenario() -> None:
+        async with proving(boxes, published, HALVES) as (box, _failures):
+            await asyncio.sleep(1200)
+            for server in box.servers.values():
+                asked = server.challenges
+                assert asked.num_outcomes.keys() == {"proven"}
+                assert 1200 / (1.5 * CHALLENGE_S) - 1 <= asked.num_outcomes["proven"] <= 1200 / (0.5 * CHALLENGE_S)
+                assert asked.num_bytes <= asked.num_outcomes["proven"] * (CHUNK_BYTES + 2048)
+                assert not server.convictions.peers
 
     virtual_time.run(scenario())
 
@@ -409,6 +463,7 @@ def test_servers_whose_proofs_strangers_use_up_are_still_used(
             assert (failures, health.distrusted, health.barred) == ([], set(), set())
             (status,) = await box.client.models()
             assert status.unreachable == ()
+            assert not box.client.checks.reputation.track_records, "nothing that outlives the client"
 
     virtual_time.run(scenario())
 

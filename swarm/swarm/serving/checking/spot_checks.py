@@ -70,7 +70,13 @@ class SpotChecks:
     waited."""
 
     def __init__(
-        self, network: Network, membership: Membership, reputation: Reputation, options: SpotCheckOptions
+        self,
+        network: Network,
+        membership: Membership,
+        reputation: Reputation,
+        options: SpotCheckOptions,
+        *,
+        convicted: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         self.reputation = reputation
         self.num_results: Counter[Result] = Counter()
@@ -79,6 +85,7 @@ class SpotChecks:
         self._network = network
         self._membership = membership
         self._options = options
+        self._convicted = convicted
         self._waiting: deque[tuple[AnswerToCheck, int]] = deque()
         self._num_bytes = 0
         self._arrived = asyncio.Event()
@@ -172,7 +179,7 @@ class SpotChecks:
             and peer_id != span.peer_id
             and record.dtype
         ]
-        barred = self.reputation.for_routing([peer_id for peer_id, _ in found], now, "").barred
+        barred = self.reputation.for_routing([peer_id for peer_id, _ in found], now, "").barred | self._convicted()
         random.SystemRandom().shuffle(found)
         return {peer_id: record for peer_id, record in found if peer_id not in barred}
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope, unseal
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.hash_tree import HashTree, leaf_digest
@@ -29,13 +30,18 @@ NUM_DRAWN = 4
 """Chunks of one proof: 256 KiB."""
 
 STATEMENT_LIFETIME_S = 30 * 86400.0
-"""How long a signed answer can be shown to others."""
+"""How long a signed answer is valid."""
+
+MAX_AGE_S = limits.MAX_RECORD_LIFETIME_S
+"""Who dates its answers back would be convicted for a shorter time. No server whose clock is as far behind is seen."""
 
 
-def draw(manifest: ModelManifest, start: int, end: int, rng: random.Random) -> tuple[DrawnChunk, ...]:
-    """Draw up to NUM_DRAWN chunks of the tensors of blocks `[start, end)`, each byte as likely as any other."""
+def draw(
+    manifest: ModelManifest, start: int, end: int, rng: random.Random, num_drawn: int = NUM_DRAWN
+) -> tuple[DrawnChunk, ...]:
+    """Draw up to `num_drawn` chunks of the tensors of blocks `[start, end)`, each byte as likely as any other."""
     ranges = list(manifest.ranges_of(start, end))
-    chosen = rng.choices(ranges, weights=[each.num_bytes for each in ranges], k=NUM_DRAWN)
+    chosen = rng.choices(ranges, weights=[each.num_bytes for each in ranges], k=num_drawn)
     places = [(each.file, (each.start + rng.randrange(each.num_bytes)) // CHUNK_BYTES) for each in chosen]
     return tuple(DrawnChunk(file=file, index=index) for file, index in dict.fromkeys(places))
 
@@ -56,7 +62,9 @@ def check_answer(
     not those of the manifest.
     """
     response = PossessionResponse.from_bytes(answer)
-    envelope, statement = _read_statement(response.statement, network_id, now)
+    envelope, statement = read_statement(response.statement, network_id, now)
+    if envelope.issued_at < now - MAX_AGE_S:
+        raise PeerViolation("the answer was signed long ago, or a clock is wrong", peer_id=peer_id)
     asked = (request.manifest, request.nonce, asker, request.drawn)
     if envelope.peer_id != peer_id:
         raise PeerViolation("the answer is signed by another", peer_id=peer_id)
@@ -69,25 +77,14 @@ def check_answer(
             raise PeerViolation(
                 f"a chunk of {manifest.weights[drawn.file].name} is not what was signed", peer_id=peer_id
             )
-    if (name := _wrong_file(manifest, statement.drawn, statement.paths)) is not None:
+    if (name := wrong_file(manifest, statement.drawn, statement.paths)) is not None:
         raise IntegrityError(f"{name} is not the file that {manifest.publisher} published", peer_id=peer_id)
     return response.statement
 
 
-def convicted_by(
-    manifest: ModelManifest, digest: bytes, statement: bytes, *, network_id: str, now: float
-) -> str | None:
-    """Return the peer that has signed a path that leads elsewhere than to the root in its own manifest; else None.
-
-    Anybody who has the manifest can check this. Raises PeerViolation, IntegrityError for what nobody has signed.
-    """
-    envelope, signed = _read_statement(statement, network_id, now)
-    if signed.manifest != digest or len(signed.paths) != len(signed.drawn):
-        return None
-    return envelope.peer_id if _wrong_file(manifest, signed.drawn, signed.paths) is not None else None
-
-
-def _read_statement(data: bytes, network_id: str, now: float) -> tuple[Envelope, PossessionStatement]:
+def read_statement(data: bytes, network_id: str, now: float) -> tuple[Envelope, PossessionStatement]:
+    """Return the signed statement in `data`, with its envelope. Raises PeerViolation, IntegrityError for what nobody
+    has signed for this network, or not for `now`."""
     envelope = unseal(
         data,
         purpose=POSSESSION_PURPOSE,
@@ -99,7 +96,7 @@ def _read_statement(data: bytes, network_id: str, now: float) -> tuple[Envelope,
     return envelope, PossessionStatement.from_bytes(envelope.payload)
 
 
-def _wrong_file(manifest: ModelManifest, drawn: Sequence[DrawnChunk], paths: Sequence[ChunkPath]) -> str | None:
+def wrong_file(manifest: ModelManifest, drawn: Sequence[DrawnChunk], paths: Sequence[ChunkPath]) -> str | None:
     """Return the name of the first file to whose root a path does not lead."""
     for each, path in zip(drawn, paths, strict=True):
         if each.file >= len(manifest.weights):

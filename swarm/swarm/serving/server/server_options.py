@@ -14,6 +14,7 @@ from swarm_protocol.manifest_messages import PublishedManifest
 
 from swarm.network.interface import FaultHook, no_faults
 from swarm.serving.engine.engine import EngineOptions
+from swarm.serving.evidence.server_convictions import ServerConvictions
 
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "int8", "int4"]
 
@@ -35,7 +36,7 @@ class ServerOptions(EngineOptions):
     `max_connections` connections are open. Steps that wait in all sessions together take up to `max_backlog_bytes`,
     three quarters of it for one client. `published` is the manifest that the model's files have to follow; None: the
     one beside them, if there is one. `identity` signs proofs that they are held; without it a published model's server
-    proves nothing.
+    proves nothing. `convictions` is what the process knows of convicted servers; None: the server begins with nothing.
 
     Raises ConfigError for values that allow nothing.
     """
@@ -48,6 +49,7 @@ class ServerOptions(EngineOptions):
     max_backlog_bytes: int = 256 * 2**20
     published: PublishedManifest | None = None
     identity: Identity | None = None
+    convictions: ServerConvictions | None = None
     failpoints: FaultHook = field(default=no_faults)
 
     def __post_init__(self) -> None:

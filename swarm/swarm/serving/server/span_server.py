@@ -1,8 +1,9 @@
 """A node's span of a model: loads it, announces it, serves sessions on it, and leaves in order.
 
-`deployment` computes, `connection_server` takes sessions, `forward_server` takes calls on whole sequences, and
-`span_announcer` announces. The task started by `start` runs all of them; `close` ends it. If a defect ends it earlier,
-the server leaves as if it were drained, at once, and `failure` says why. Handlers run in the network's tasks.
+`deployment` computes, `connection_server` takes sessions, `forward_server` takes calls on whole sequences, `challenges`
+has other servers prove what they hold, and `span_announcer` announces. The task started by `start` runs all of them;
+`close` ends it. If a defect ends it earlier, the server leaves as if it were drained, at once, and `failure` says why.
+Handlers run in the network's tasks.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from swarm_protocol.session_frames import SESSION_METHOD
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.serving.engine.engine import EngineLoad
+from swarm.serving.evidence.server_convictions import ServerConvictions
 from swarm.serving.grammar.grammar_masks import GrammarPool
 from swarm.serving.model.kv_pool import PAGE_TOKENS
+from swarm.serving.server.challenges import PeerChallenges
 from swarm.serving.server.connection_server import ConnectionServer
 from swarm.serving.server.deployment import Deployment
 from swarm.serving.server.forward_server import ForwardServer, ForwardSpan
@@ -65,6 +68,14 @@ class SpanServer:
             offered=lambda: None if self.deployed is None else self.deployed.loaded,
             users=lambda: {session.client for session in self.sessions},
         )
+        self.convictions = self.options.convictions or ServerConvictions(network, membership)
+        self.challenges = PeerChallenges(
+            network,
+            membership,
+            name,
+            self.convictions,
+            offered=lambda: None if self.deployed is None else self.deployed.loaded.manifest,
+        )
         self._network = network
         self._model_dir = model_dir
         self._grammars = GrammarPool(model_dir / "tokenizer.json")
@@ -86,6 +97,7 @@ class SpanServer:
             await self._network.serve(f"{FILES_METHOD}/{self.name}", self._give_files)
             await self._network.serve(f"{MANIFEST_METHOD}/{self.name}", self._give_manifest)
             await self._network.serve(f"{POSSESSION_METHOD}/{self.name}", self.possession.answer)
+            await self.convictions.serve(self.name)
             await self._network.serve_stream(f"{SESSION_METHOD}/{self.name}", self.connections.serve)
             await self._network.serve_stream(f"{KV_METHOD}/{self.name}", self.connections.serve_kv)
             await self.calls.serve(self._network)
@@ -207,10 +219,12 @@ class SpanServer:
             BACKWARD_METHOD,
         )
         self._network.release(*(f"{method}/{self.name}" for method in methods))
+        self.convictions.release(self.name)
         main.cancel()
         try:
             # not `await main`, which could not tell its own cancellation from that of the caller
             await asyncio.wait({main})
+            await self.convictions.close()
             for deployed in self._deployments:
                 await deployed.close()
         finally:
@@ -229,6 +243,7 @@ class SpanServer:
                 self.deployed.start(self._tasks)
                 self._tasks.create_task(self.connections.run(), name="connections")
                 self._tasks.create_task(self.announcer.run(), name="announce load")
+                self._tasks.create_task(self.challenges.run(), name=f"challenge servers of {self.name}")
         except ExceptionGroup as group:
             self._fail(group.exceptions[0])
         finally:

@@ -188,7 +188,13 @@ class SpanVolunteer:
         except PeerTimeout as error:
             logger.warning("cannot see who serves %s: %s", self._name, error)
             return {}
-        return {peer_id: record for peer_id, record in servers.items() if record.revision == revision}
+        book = self._options.server.convictions
+        convicted = book.peers if book is not None else frozenset()  # whom no client asks that holds the evidence
+        return {
+            peer_id: record
+            for peer_id, record in servers.items()
+            if record.revision == revision and peer_id not in convicted
+        }
 
     def _announce_joining(self, decision: PlacementDecision, able: SpanCapability, *, is_settled: bool = False) -> None:
         """Announce the blocks that are to be served. A proposal has no cache room yet (see `placement.is_proposal`)."""

@@ -5,6 +5,8 @@ It has no task of its own; `close` ends those of its parts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.serving.checking.spot_checks import SpotCheckOptions, SpotChecks
@@ -15,14 +17,21 @@ from swarm.serving.session.stage import PrefixStore
 
 class ClientState:
     """What all sessions of one client share: connections to servers, their health, prefixes of earlier sessions, and
-    the spot checks of answers that have ended."""
+    the spot checks of answers that have ended. `convicted` returns the servers that are not asked."""
 
-    def __init__(self, network: Network, membership: Membership, checks: SpotCheckOptions | None = None) -> None:
+    def __init__(
+        self,
+        network: Network,
+        membership: Membership,
+        checks: SpotCheckOptions | None = None,
+        *,
+        convicted: Callable[[], frozenset[str]] = frozenset,
+    ) -> None:
         checks = checks or SpotCheckOptions(share=0.0)
         self.connections = ConnectionPool(network)
-        self.health = PeerHealth(membership, checks.reputation)
+        self.health = PeerHealth(membership, checks.reputation, convicted=convicted)
         self.prefixes = PrefixStore()
-        self.checks = SpotChecks(network, membership, self.health.reputation, checks)
+        self.checks = SpotChecks(network, membership, self.health.reputation, checks, convicted=convicted)
 
     async def close(self) -> None:
         await self.checks.close()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
@@ -71,10 +71,18 @@ class _Refusal:
 
 
 class PeerHealth:
-    """Remembers failures, refusals and open sessions of each server. `reputation` is what spot checks have shown."""
+    """Remembers failures, refusals and open sessions of each server. `reputation` is what spot checks have shown, and
+    `convicted` returns whom evidence convicts."""
 
-    def __init__(self, membership: Membership, reputation: Reputation | None = None) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        reputation: Reputation | None = None,
+        *,
+        convicted: Callable[[], frozenset[str]] = frozenset,
+    ) -> None:
         self.reputation = reputation or Reputation()
+        self._convicted = convicted
         self._membership = membership
         self._measuring: asyncio.Task[object] | None = None
         self._failures = NewestItems[str, _Failures](MAX_PEERS)
@@ -117,9 +125,10 @@ class PeerHealth:
 
     @property
     def distrusted(self) -> set[str]:
-        """Peers that were found to serve something else than they announce: not asked, whatever they answer since."""
+        """Peers that serve something else than they announce, as this client found or evidence proves: not asked,
+        whatever they answer since."""
         now_s = asyncio.get_running_loop().time()
-        return {peer_id for peer_id, until_s in self._distrusted_s.items() if until_s > now_s}
+        return {peer_id for peer_id, until_s in self._distrusted_s.items() if until_s > now_s} | self._convicted()
 
     def distrust(self, peer_id: str) -> None:
         """Do not ask the peer for VIOLATION_BACKOFF_S."""

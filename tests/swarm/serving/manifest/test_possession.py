@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 from support.published_models import PUBLISHER, STRANGER, flip_a_byte, published_copy
 from swarm.network.memory.memory_network import MemoryInternet
+from swarm.serving.evidence.wrong_possession import check_possession
 from swarm.serving.manifest.file_digests import tree_of
-from swarm.serving.manifest.possession import check_answer, convicted_by, draw
+from swarm.serving.manifest.possession import MAX_AGE_S, STATEMENT_LIFETIME_S, check_answer, draw
 from swarm.serving.server.deployment import LoadedSpan, load
 from swarm.serving.server.possession_server import ALL_CHUNKS, HOUR_S, PEER_CHUNKS, ChunkBudget, PossessionServer
 from swarm.serving.server.server_options import ServerOptions
 from swarm.testing import virtual_time
+from swarm_protocol.envelope import Envelope, seal
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.manifest_messages import (
@@ -31,6 +33,7 @@ from swarm_protocol.manifest_messages import (
     PublishedManifest,
     WeightFile,
 )
+from swarm_protocol.served_evidence_messages import WrongPossession
 
 SERVER, ASKER = Identity(bytes([1]) * 32), Identity(bytes([2]) * 32)
 SPAN = (2, 4)
@@ -78,16 +81,13 @@ def ask(
     return virtual_time.run(scenario())
 
 
-def convicted(published: PublishedManifest, statement: bytes) -> str | None:
-    """What somebody finds who has the manifest and was not there."""
-
-    async def scenario() -> str | None:
-        network = MemoryInternet().network()
-        return convicted_by(
-            published.manifest, published.digest, statement, network_id=network.network_id, now=network.now() + 60
-        )
-
-    return virtual_time.run(scenario())
+def convicted(published: PublishedManifest, statement: bytes) -> str:
+    """What somebody finds who was not there; "" if it convicts nobody."""
+    wrong = WrongPossession(manifest=published.signed, statement=statement)
+    try:
+        return check_possession(wrong, MemoryInternet().network().network_id).peer_id
+    except PeerViolation:
+        return ""
 
 
 def test_every_byte_of_a_span_is_drawn_and_no_other() -> None:
@@ -121,7 +121,7 @@ def test_honest_server_proves_what_it_holds_to_all_that_have_the_manifest(
     loaded: LoadedSpan, published: PublishedManifest
 ) -> None:
     for seed in range(20):
-        assert convicted(published, ask(loaded, request_of(published, seed))) is None
+        assert convicted(published, ask(loaded, request_of(published, seed))) == ""
 
 
 def test_server_with_one_tensor_changed_fails_and_convicts_itself(
@@ -175,6 +175,28 @@ def test_answer_to_another_request_or_by_another_key_proves_nothing(
         ask(loaded, fresh, lambda _answer: earlier[0])
     with pytest.raises(PeerViolation, match="signed by another"):
         ask(loaded, fresh, identity=STRANGER)
+
+
+def test_answer_that_is_dated_back_proves_nothing(loaded: LoadedSpan, published: PublishedManifest) -> None:
+    """Its signer would be convicted for a shorter time by it."""
+
+    def dated_back(answer: bytes) -> bytes:
+        sent = PossessionResponse.from_bytes(answer)
+        signed = Envelope.parse(sent.statement)
+        earlier = signed.issued_at - MAX_AGE_S - 1
+        again = seal(
+            SERVER,
+            purpose=signed.purpose,
+            network_id=signed.network_id,
+            subject=signed.subject,
+            payload=signed.payload,
+            issued_at=earlier,
+            expires_at=earlier + STATEMENT_LIFETIME_S,
+        )
+        return replace(sent, statement=again.to_bytes()).to_bytes()
+
+    with pytest.raises(PeerViolation, match="signed long ago"):
+        ask(loaded, request_of(published), dated_back)
 
 
 def test_server_refuses_what_it_does_not_serve_and_reads_nothing_for_it(

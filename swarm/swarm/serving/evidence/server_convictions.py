@@ -1,0 +1,313 @@
+"""The servers whom evidence convicts, as far as this node knows: evidence comes in, is checked, kept, and passed on.
+
+Servers of published models give and show it to each other and to whoever asks, and clients ask them with their first
+request for a model and again every few minutes. So all who use or serve a model come to hold what one of them has
+found. Nothing follows from a peer's word: evidence is checked before it is kept, and a peer whose evidence proves
+nothing is not listened to again.
+
+The path of a byte: it comes in by `take` (from a peer, or found by this node), `learn` (shown by servers that were
+asked), or `recall` (from the disk). `_take` has it checked (`wrong_possession`) and adds the ban (`server_bans`),
+`_keep` writes it to the store, `_spread` gives it to some servers of each model that this node serves or uses, and
+`_answer` shows it to who asks.
+
+One for each node, on its event loop; checks and the store are in threads. `close` ends its tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from typing import Any, Protocol
+
+from swarm_protocol import limits
+from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation, SwarmError
+from swarm_protocol.records import ServeRecord
+from swarm_protocol.served_evidence_messages import (
+    SERVER_BANS_METHOD,
+    SERVER_EVIDENCE_METHOD,
+    ServerBansRequest,
+)
+
+from swarm.network.interface import EndOfStream, Network, Stream
+from swarm.network.membership import Membership
+from swarm.newest_items import NewestItems
+from swarm.serving.evidence.server_bans import ServerBan, ServerBans
+from swarm.serving.evidence.wrong_possession import accused, check_possession, read_possession
+from swarm.serving.manifest.possession import MAX_AGE_S
+
+logger = logging.getLogger(__name__)
+
+ASK_AGAIN_S = 300.0
+"""Time until servers of a model are asked again what they hold, on average."""
+
+NUM_ASKED = 2
+"""Servers that are asked at a time: one may be the liar."""
+
+SPREAD = 8
+"""Servers of a model that are given new evidence, each of which gives it to as many: all of 10,000 in five hops."""
+
+GIVE_TIMEOUT_S = 10.0
+SHOW_TIMEOUT_S = 60.0
+
+LISTED_S = 10.0
+"""How long a lookup of a model's servers counts when evidence comes in."""
+
+MAX_MODELS = 8
+"""Models that this node served or used last: evidence goes to their servers."""
+
+MAX_PEERS = 1024
+
+MAX_TAKEN = 32
+"""Bans that one peer may add within an hour: anyone can make keys that convict themselves."""
+
+HOUR_S = 3600.0
+MAX_SHOWING = 4
+SHOWN_AGAIN_S = 30.0
+"""Pause before the same peer is shown everything again."""
+
+
+class ServerEvidenceStore(Protocol):
+    """Keeps evidence about servers beyond the end of the process. All methods block, and none raises."""
+
+    def read(self) -> list[bytes]:
+        """Return the encoded evidence that is kept, in no order."""
+
+    def keep(self, peer_id: str, evidence: bytes) -> None:
+        """Keep the evidence against `peer_id`, in place of earlier evidence against it."""
+
+    def forget(self, peer_id: str) -> None:
+        """Drop the evidence against `peer_id`, if there is any."""
+
+
+class ServerConvictions:
+    """What one node holds. `store` outlives the process. `num_refused` counts evidence that proved nothing."""
+
+    def __init__(self, network: Network, membership: Membership, *, store: ServerEvidenceStore | None = None) -> None:
+        self.num_refused = 0
+        self._network = network
+        self._membership = membership
+        self._store = store
+        self._listeners: list[Callable[[ServerBan], None]] = []
+        self._bans = ServerBans()
+        self._models = NewestItems[str, None](MAX_MODELS)
+        self._asked_s = NewestItems[str, float](MAX_PEERS)
+        self._listed = NewestItems[str, tuple[float, frozenset[str]]](MAX_MODELS)
+        self._ignored = NewestItems[str, None](MAX_PEERS)
+        self._taken = NewestItems[str, tuple[float, int]](MAX_PEERS)
+        self._shown_s = NewestItems[str, float](MAX_PEERS)
+        self._num_showing = 0
+        self._checking = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._rng = random.SystemRandom()
+
+    @property
+    def bans(self) -> tuple[ServerBan, ...]:
+        """The bans that hold now, newest evidence last."""
+        return self._bans.at(self._network.now())
+
+    @property
+    def peers(self) -> frozenset[str]:
+        """The servers that are not asked now."""
+        return self._bans.peers(self._network.now())
+
+    def watch(self, listener: Callable[[ServerBan], None]) -> None:
+        """Call `listener` with each new ban from now on, also those that `recall` finds."""
+        self._listeners.append(listener)
+
+    async def recall(self) -> None:
+        """Take what was kept before this process started."""
+        if self._store is None:
+            return
+        for data in await asyncio.to_thread(self._store.read):
+            try:
+                await self._take(data, sender=self._network.peer_id, was_kept=True)
+            except (PeerViolation, IntegrityError) as error:
+                logger.warning("evidence about a server that was kept proves nothing: %s", error)
+
+    async def serve(self, model: str) -> None:
+        """Take evidence, and show it, as a server of `model`."""
+        self._use(model)
+        await self._network.serve(f"{SERVER_EVIDENCE_METHOD}/{model}", self._on_evidence)
+        await self._network.serve_stream(f"{SERVER_BANS_METHOD}/{model}", self._answer)
+
+    def release(self, model: str) -> None:
+        """Let another server of `model` on this network take evidence."""
+        self._network.release(f"{SERVER_EVIDENCE_METHOD}/{model}", f"{SERVER_BANS_METHOD}/{model}")
+
+    def found(self, data: bytes) -> None:
+        """Take evidence that this node has found, soon, and pass it on."""
+        self._spawn(self._take_own(data))
+
+    async def take(self, data: bytes, sender: str) -> bool:
+        """Take encoded Evidence from a peer and return whether it is new. Raises PeerViolation or IntegrityError if it
+        proves nothing, and PeerRefused if the peer gives too much."""
+        if sender in self._ignored:
+            raise PeerViolation("its evidence has proved nothing before", peer_id=sender)
+        try:
+            return await self._take(data, sender=sender)
+        except (PeerViolation, IntegrityError):
+            self.num_refused += 1
+            if sender != self._network.peer_id:
+                self._ignored[sender] = None
+            raise
+
+    async def learn(self, model: str, servers: Mapping[str, ServeRecord], *, within_s: float = 0.0) -> None:
+        """Ask some of a model's `servers` for the evidence that they hold, if it is time; wait at most `within_s` for
+        their answers, and only the first time."""
+        now_s = asyncio.get_running_loop().time()
+        is_first = model not in self._asked_s
+        self._use(model)
+        if self._asked_s.get(model, now_s) > now_s:
+            return
+        convicted = self.peers | {self._network.peer_id}
+        serving = [peer for peer, record in servers.items() if record.state == "serving" and peer not in convicted]
+        if not serving:
+            return
+        self._asked_s[model] = now_s + ASK_AGAIN_S * self._rng.uniform(0.5, 1.5)
+        asked = self._rng.sample(serving, min(NUM_ASKED, len(serving)))
+        asking = [self._spawn(self._ask(peer_id, model)) for peer_id in asked]
+        if is_first and within_s:
+            await asyncio.wait(asking, timeout=within_s)
+
+    async def close(self) -> None:
+        """End what is under way. What is held stays, and more may be taken."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _use(self, model: str) -> None:
+        self._models[model] = None
+
+    async def _on_evidence(self, peer_id: str, data: bytes) -> bytes:
+        await self.take(data, peer_id)
+        return b""
+
+    async def _take_own(self, data: bytes) -> None:
+        try:
+            await self.take(data, self._network.peer_id)
+        except (PeerViolation, IntegrityError) as error:
+            logger.warning("what a server has signed does not convict it: %s", error)
+
+    async def _take(self, data: bytes, *, sender: str, was_kept: bool = False) -> bool:
+        is_own = sender == self._network.peer_id
+        async with self._checking:  # one at a time, of all senders
+            wrong = read_possession(data)
+            peer_id, at = accused(wrong)
+            now = self._network.now()
+            # one that is dated ahead counts once it is time: clocks differ, and an honest peer may have passed it on
+            if not self._bans.is_news(peer_id, at) or at > now + MAX_AGE_S:
+                return False
+            if not is_own:
+                self._count(sender)
+            verdict = await asyncio.to_thread(check_possession, wrong, self._network.network_id)
+            await self._forget(self._bans.lapse(now))
+            listed = await self._listed_servers() | ({peer_id} if is_own else frozenset())
+            if verdict.until <= now or not self._bans.has_room(peer_id, listed):
+                return False
+            ban = ServerBan(verdict=verdict, data=data)
+            displaced = self._bans.add(ban, listed)
+            if not was_kept:
+                await self._keep(peer_id, data)
+            await self._forget(displaced)
+        logger.warning("%s is convicted and not asked any more: it %s", peer_id, verdict.reason)
+        if not was_kept:
+            self._spawn(self._spread(data, {sender, peer_id}))
+        for listener in self._listeners:
+            listener(ban)
+        return True
+
+    def _count(self, sender: str) -> None:
+        """Count evidence that is checked for a peer. Raises PeerRefused if it has given enough."""
+        now_s = asyncio.get_running_loop().time()
+        since_s, num = self._taken.get(sender, (now_s, 0))
+        if now_s - since_s >= HOUR_S:
+            since_s, num = now_s, 0
+        if num >= MAX_TAKEN:
+            raise PeerRefused(
+                "enough evidence of that peer was taken",
+                remedy="ask again later",
+                retry_after_s=since_s + HOUR_S - now_s,
+            )
+        self._taken[sender] = since_s, num + 1
+
+    async def _listed_servers(self) -> frozenset[str]:
+        """Return the servers of the models that this node serves or uses."""
+        return frozenset().union(*[await self._servers_of(model) for model in tuple(self._models)])
+
+    async def _servers_of(self, model: str) -> frozenset[str]:
+        now_s = asyncio.get_running_loop().time()
+        at_s, servers = self._listed.get(model, (-LISTED_S, frozenset()))
+        if now_s - at_s >= LISTED_S:
+            try:
+                servers = frozenset(await self._membership.servers(model))
+            except SwarmError as error:
+                logger.info("looking up the servers of %s: %s", model, error)
+            self._listed[model] = now_s, servers
+        return servers
+
+    async def _spread(self, data: bytes, left_out: Collection[str]) -> None:
+        """Give evidence to some servers of each model that this node serves or uses."""
+        chosen: set[str] = set()
+        for model in tuple(self._models):
+            others = (await self._servers_of(model)) - self.peers - chosen - {self._network.peer_id, *left_out}
+            for peer_id in self._rng.sample(sorted(others), min(SPREAD, len(others))):
+                chosen.add(peer_id)
+                self._spawn(self._give(peer_id, model, data))
+
+    async def _give(self, peer_id: str, model: str, data: bytes) -> None:
+        try:
+            await self._network.call(peer_id, f"{SERVER_EVIDENCE_METHOD}/{model}", data, timeout_s=GIVE_TIMEOUT_S)
+        except SwarmError as error:
+            logger.info("%s did not take evidence about a server: %s", peer_id, error)
+
+    async def _ask(self, peer_id: str, model: str) -> None:
+        """Take what a server of `model` shows."""
+        request = ServerBansRequest(known=tuple(self.peers))
+        try:
+            async with (
+                asyncio.timeout(SHOW_TIMEOUT_S),
+                self._network.stream(peer_id, f"{SERVER_BANS_METHOD}/{model}", timeout_s=GIVE_TIMEOUT_S) as stream,
+            ):
+                await stream.send(request.to_bytes())
+                await stream.finish()
+                for _ in range(limits.MAX_SERVER_BANS):
+                    await self.take(await stream.receive(), peer_id)
+        except EndOfStream:
+            return
+        except (SwarmError, TimeoutError) as error:
+            logger.info("%s does not show whom evidence convicts: %s", peer_id, error)
+
+    async def _answer(self, peer_id: str, stream: Stream) -> None:
+        """Show a peer the evidence that it does not know. Raises PeerRefused if it asks too often, or many ask."""
+        request = ServerBansRequest.from_bytes(await stream.receive())
+        now_s = asyncio.get_running_loop().time()
+        wait_s = self._shown_s.get(peer_id, now_s - SHOWN_AGAIN_S) + SHOWN_AGAIN_S - now_s
+        if wait_s > 0 or self._num_showing >= MAX_SHOWING:
+            raise PeerRefused("it shows its evidence to others now", remedy="ask again", retry_after_s=max(1.0, wait_s))
+        self._shown_s[peer_id] = now_s
+        self._num_showing += 1
+        try:
+            async with asyncio.timeout(SHOW_TIMEOUT_S):
+                for ban in self._bans.unknown_to(request.known, self._network.now()):
+                    await stream.send(ban.data)
+        finally:
+            self._num_showing -= 1
+
+    async def _keep(self, peer_id: str, data: bytes) -> None:
+        if self._store is not None:
+            await asyncio.to_thread(self._store.keep, peer_id, data)
+
+    async def _forget(self, peer_ids: Collection[str]) -> None:
+        if self._store is not None:
+            for peer_id in peer_ids:
+                await asyncio.to_thread(self._store.forget, peer_id)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, name="evidence about servers")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

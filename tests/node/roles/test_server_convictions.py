@@ -1,0 +1,85 @@
+"""A node keeps evidence about servers in its home, and tells of it: event, status, `swarm-node evidence`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from support.wrong_possession import against, against_nobody
+from swarm.network.membership import Membership
+from swarm.network.memory.memory_network import MemoryInternet
+from swarm.testing import virtual_time
+from swarm_node import cli
+from swarm_node.metrics.metric_registry import Registry
+from swarm_node.node import Activity, Node
+from swarm_node.roles.server_convictions import server_convictions
+from swarm_node.storage.convicted_servers import ConvictedServersFolder, files_in
+from swarm_node.storage.home import Home
+from swarm_protocol.identity import Identity
+
+LIAR = Identity(bytes([50]) * 32)
+
+
+class Events(list[dict[str, Any]]):
+    def emit(self, name: str, **fields: Any) -> None:
+        self.append({"event": name, **fields})
+
+
+def test_convicted_server_is_told_shown_counted_and_kept_over_a_restart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events, registry = Events(), Registry()
+
+    async def scenario() -> None:
+        network = MemoryInternet().network()
+        async with Membership(network) as membership:
+            node = SimpleNamespace(
+                network=network,
+                membership=membership,
+                home=Home(tmp_path),
+                emitter=events,
+                activity=Activity(),
+                metrics=registry,
+            )
+            async with server_convictions(cast("Node", node)) as held:
+                assert node.activity.convicted_servers() == ()
+                await held.take(against(LIAR, network.network_id, network.now()), network.peer_id)
+                (shown,) = node.activity.convicted_servers()
+                assert f"{LIAR.peer_id[-6:]} is not asked until 20" in shown
+                assert "signed a wrong proof that it holds weights of tiny" in shown
+                assert b"swarm_node_num_convicted_servers 1.0" in registry.exposition()
+            assert node.activity.convicted_servers() == ()
+            async with server_convictions(cast("Node", node)) as again:
+                assert again.peers == {LIAR.peer_id}
+
+    virtual_time.run(scenario())
+    assert [(each["event"], each["peer_id"]) for each in events] == [("server_convicted", LIAR.peer_id)] * 2
+    assert cli.run(["evidence", "list", "--home", str(tmp_path), "--json"]) == 0
+    (told,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert (told["event"], told["peer_id"], told["model"]) == ("convicted_server", LIAR.peer_id, "tiny")
+    assert cli.run(["evidence", "verify", told["path"]]) == 0
+    assert "lied: it signed a wrong proof that it holds weights of tiny" in capsys.readouterr().out
+
+
+def test_file_that_convicts_nobody_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ConvictedServersFolder(tmp_path, "test").keep(LIAR.peer_id, against_nobody(LIAR, "test", 1e9))
+    (path,) = files_in(tmp_path)
+    assert cli.run(["evidence", "verify", str(path)]) == 1
+    assert "proves nothing: the statement is right" in capsys.readouterr().err
+
+
+def test_folder_gives_what_it_kept_of_its_network_and_removes_what_a_crash_left(tmp_path: Path) -> None:
+    folder, data = ConvictedServersFolder(tmp_path / "here", "test"), against(LIAR, "test", 1e9)
+    folder.keep(LIAR.peer_id, data)
+    (tmp_path / "here" / "broken.evidence").write_bytes(b"no evidence")
+    assert folder.read() == [data]
+    assert ConvictedServersFolder(tmp_path / "here", "another").read() == []
+    half = tmp_path / "here" / f"{LIAR.peer_id}.evidence.new"
+    half.write_bytes(data[:10])
+    folder.keep("another", data)
+    assert not half.exists()
+    folder.forget(LIAR.peer_id)
+    assert sorted(path.name for path in (tmp_path / "here").iterdir()) == ["another.evidence", "broken.evidence"]

@@ -1,0 +1,56 @@
+"""The bans of servers: until when they hold, and that servers that nobody lists displace no others."""
+
+from __future__ import annotations
+
+import pytest
+from swarm.serving.evidence import server_bans as module
+from swarm.serving.evidence.server_bans import MAX_UNLISTED, RENEWAL_S, ServerBan, ServerBans
+from swarm.serving.evidence.wrong_possession import ServerVerdict
+from swarm.trust.reputation import BAR_S
+from swarm_protocol import limits
+
+
+def ban(peer_id: str, at: float = 0.0, size: int = 10) -> ServerBan:
+    verdict = ServerVerdict(peer_id=peer_id, model="tiny", at=at, reason="lied")
+    return ServerBan(verdict=verdict, data=bytes(size))
+
+
+def test_ban_holds_for_as_long_after_the_lie_as_a_client_s_own_finding_and_no_longer() -> None:
+    bans = ServerBans()
+    bans.add(ban("a", at=1000.0), ())
+    assert bans.peers(1000.0 + BAR_S - 1) == {"a"}
+    assert (bans.peers(1000.0 + BAR_S), bans.at(1000.0 + BAR_S)) == (frozenset(), ())
+    assert (bans.lapse(1000.0 + BAR_S), bans.is_news("a", 1000.0)) == ({"a"}, True)
+
+
+def test_later_lie_makes_the_ban_longer_and_one_of_the_same_day_is_no_news() -> None:
+    bans = ServerBans()
+    bans.add(ban("a", at=0.0), ())
+    assert not bans.is_news("a", RENEWAL_S - 1)
+    assert bans.is_news("a", RENEWAL_S)
+    assert bans.add(ban("a", at=RENEWAL_S), ()) == frozenset()
+    assert [each.verdict.until for each in bans.at(0.0)] == [RENEWAL_S + BAR_S]
+
+
+def test_servers_that_nobody_lists_are_few_and_displace_nobody() -> None:
+    bans = ServerBans()
+    for number in range(MAX_UNLISTED):
+        assert bans.has_room(f"stranger {number}", ())
+        bans.add(ban(f"stranger {number}"), ())
+    assert not bans.has_room("another", ())
+    assert bans.has_room("another", {"another"})
+    assert bans.has_room("stranger 0", ()), "its own place"
+    listed = {f"listed {number}" for number in range(limits.MAX_SERVER_BANS)}
+    for peer_id in sorted(listed):
+        bans.add(ban(peer_id, at=-5.0), listed)
+    assert bans.peers(0.0) == listed, "strangers give way, although their lies are later"
+
+
+def test_bans_are_bounded_in_bytes_and_the_earliest_lie_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_EVIDENCE_BYTES", 30)
+    bans = ServerBans()
+    listed = {"a", "b", "c", "d"}
+    for peer_id, at in (("a", 3.0), ("b", 1.0), ("c", 2.0)):
+        assert bans.add(ban(peer_id, at), listed) == frozenset()
+    assert bans.add(ban("d", 4.0), listed) == {"b"}
+    assert {each.verdict.peer_id for each in bans.unknown_to({"a"}, 0.0)} == {"c", "d"}

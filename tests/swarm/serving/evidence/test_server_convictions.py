@@ -1,0 +1,266 @@
+"""Evidence about servers travels from node to node: checked, bounded, kept, and never from a word."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from support.wrong_possession import MODEL, against, against_nobody, manifest, statement
+from swarm.network.membership import Membership
+from swarm.network.memory.memory_network import MemoryInternet
+from swarm.serving.evidence import server_convictions as module
+from swarm.serving.evidence.server_bans import MAX_UNLISTED, RENEWAL_S
+from swarm.serving.evidence.server_convictions import MAX_TAKEN, SHOWN_AGAIN_S, ServerConvictions
+from swarm.testing import virtual_time
+from swarm.trust.reputation import BAR_S
+from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation
+from swarm_protocol.identity import Identity
+from swarm_protocol.proof_messages import WRONG_ANSWER, Evidence
+from swarm_protocol.records import ServeRecord
+from swarm_protocol.served_evidence_messages import SERVER_EVIDENCE_METHOD, WrongPossession
+
+LIAR = Identity(bytes([50]) * 32)
+SERVERS = [Identity(bytes([number]) * 32) for number in range(60, 72)]
+NETWORK = "test"
+
+
+class Kept(dict[str, bytes]):
+    """Implements ServerEvidenceStore in memory."""
+
+    def read(self) -> list[bytes]:
+        return list(self.values())
+
+    def keep(self, peer_id: str, evidence: bytes) -> None:
+        self[peer_id] = evidence
+
+    def forget(self, peer_id: str) -> None:
+        self.pop(peer_id, None)
+
+
+def record() -> ServeRecord:
+    return ServeRecord(
+        model=MODEL,
+        revision=manifest().revision("float32"),
+        num_blocks=1,
+        start=0,
+        end=1,
+        state="serving",
+        prefill_ms_per_token=1.0,
+        decode_ms_per_block=1.0,
+        free_kv_tokens=100,
+        manifest=manifest().digest,
+        dtype="float32",
+    )
+
+
+class Nodes:
+    """Nodes that announce themselves as servers of MODEL, and what each knows of convicted ones."""
+
+    def __init__(self, internet: MemoryInternet, stack: AsyncExitStack) -> None:
+        self._internet = internet
+        self._stack = stack
+
+    async def add(
+        self, identity: Identity, *, serves: bool = True, store: Kept | None = None, lies: bool = False
+    ) -> ServerConvictions:
+        network = self._internet.network(identity=identity)
+        membership = await self._stack.enter_async_context(Membership(network))
+        held = ServerConvictions(network, membership, store=store)
+        self._stack.push_async_callback(held.close)
+        if serves or lies:
+            membership.announce(record())
+        if serves:
+            await held.serve(MODEL)
+        return held
+
+
+@asynccontextmanager
+async def nodes() -> AsyncIterator[Nodes]:
+    async with AsyncExitStack() as stack:
+        yield Nodes(MemoryInternet(), stack)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.1)
+
+
+def now(held: ServerConvictions) -> float:
+    return held._network.now()
+
+
+def test_evidence_that_one_server_finds_reaches_all_others_and_is_sent_a_bounded_number_of_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "SPREAD", 3)
+    given: list[str] = []
+    give = ServerConvictions._give
+
+    async def counted(self: ServerConvictions, peer_id: str, model: str, data: bytes) -> None:
+        given.append(peer_id)
+        await give(self, peer_id, model, data)
+
+    monkeypatch.setattr(ServerConvictions, "_give", counted)
+
+    async def scenario() -> None:
+        async with nodes() as swarm:
+            await swarm.add(LIAR, serves=False, lies=True)
+            all_held = [await swarm.add(each) for each in SERVERS]
+            await asyncio.sleep(5)
+            all_held[0].found(against(LIAR, NETWORK, now(all_held[0])))
+            await until(lambda: sum(held.peers == {LIAR.peer_id} for held in all_held) >= len(SERVERS) - 2)
+            for held in all_held:  # whom the gossip left out asks, as each server does every few minutes
+                await held.learn(MODEL, {each.peer_id: record() for each in SERVERS})
+            await until(lambda: all(held.peers == {LIAR.peer_id} for held in all_held))
+            assert len(given) <= 3 * len(SERVERS)
+            assert LIAR.peer_id not in given
+
+    virtual_time.run(scenario())
+
+
+def test_client_that_asks_holds_what_servers_hold_and_passes_on_what_it_finds_itself() -> None:
+    async def scenario() -> None:
+        async with nodes() as swarm:
+            await swarm.add(LIAR, serves=False, lies=True)
+            first, second = [await swarm.add(each) for each in SERVERS[:2]]
+            client = await swarm.add(SERVERS[2], serves=False)
+            await asyncio.sleep(5)
+            await first.take(against(LIAR, NETWORK, now(first)), first._network.peer_id)
+            heard: list[str] = []
+            client.watch(lambda ban: heard.append(ban.verdict.peer_id))
+            await client.learn(MODEL, {SERVERS[0].peer_id: record()}, within_s=1.0)
+            assert (client.peers, heard) == ({LIAR.peer_id}, [LIAR.peer_id])
+            other = Identity(bytes([51]) * 32)
+            client.found(against(other, NETWORK, now(client)))
+            await until(lambda: other.peer_id in first.peers & second.peers)
+
+    virtual_time.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (lambda at: against_nobody(LIAR, NETWORK, at), "the statement is right"),
+        (lambda at: against(LIAR, "another", at), "for network"),
+        (lambda at: against(LIAR, NETWORK, at)[:-1], "."),
+        (lambda at: Evidence(kind=WRONG_ANSWER, body=b"x").to_bytes(), "not about a server's files"),
+        (
+            lambda at: (
+                WrongPossession(manifest=manifest().signed, statement=statement(LIAR, NETWORK, at)[:-64] + bytes(64))
+                .evidence()
+                .to_bytes()
+            ),
+            "signature",
+        ),
+        (
+            lambda at: (
+                WrongPossession(manifest=manifest(SERVERS[5]).signed, statement=statement(LIAR, NETWORK, at))
+                .evidence()
+                .to_bytes()
+            ),
+            "another manifest",
+        ),
+        (lambda at: bytes(WrongPossession.MAX_BYTES + 1), "more than"),
+    ],
+)
+def test_what_proves_nothing_convicts_nobody_and_its_sender_is_not_listened_to_again(
+    made: Callable[[float], bytes], why: str
+) -> None:
+    async def scenario() -> None:
+        async with nodes() as swarm:
+            held = await swarm.add(SERVERS[0])
+            sender = await swarm.add(SERVERS[1])
+            with pytest.raises((PeerViolation, IntegrityError), match=why):
+                await held.take(made(now(held)), SERVERS[1].peer_id)
+            assert (held.peers, held.num_refused) == (frozenset(), 1)
+            with pytest.raises(PeerViolation, match="proved nothing before"):
+                await sender._network.call(
+                    SERVERS[0].peer_id,
+                    f"{SERVER_EVIDENCE_METHOD}/{MODEL}",
+                    against(LIAR, NETWORK, now(held)),
+                    timeout_s=5.0,
+                )
+            assert not held.peers
+
+    virtual_time.run(scenario())
+
+
+def test_evidence_is_kept_over_a_restart_and_forgotten_when_the_ban_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        store = Kept()
+        async with nodes() as swarm:
+            first = await swarm.add(SERVERS[0], store=store)
+            assert await first.take(against(LIAR, NETWORK, now(first)), SERVERS[1].peer_id)
+            assert not await first.take(against(LIAR, NETWORK, now(first) + 1), SERVERS[1].peer_id), "no news"
+            again = await swarm.add(SERVERS[2], store=store)
+            store["broken"] = b"no evidence"
+            await again.recall()
+            assert again.peers == {LIAR.peer_id}
+            later = now(again) + BAR_S
+            monkeypatch.setattr(again._network, "now", lambda: later)
+            assert (again.peers, again.bans) == (frozenset(), ())
+            other = Identity(bytes([51]) * 32)
+            await again.take(against(other, NETWORK, now(again)), SERVERS[1].peer_id)
+            assert set(store) == {other.peer_id, "broken"}
+
+    virtual_time.run(scenario())
+
+
+def test_old_evidence_and_such_from_the_future_change_nothing_and_blame_nobody() -> None:
+    async def scenario() -> None:
+        async with nodes() as swarm:
+            held, sender = await swarm.add(SERVERS[0]), SERVERS[1].peer_id
+            for at in (now(held) - BAR_S - 1, now(held) + RENEWAL_S):
+                assert not await held.take(against(LIAR, NETWORK, at), sender)
+            assert (held.peers, held.num_refused) == (frozenset(), 0)
+            assert await held.take(against(LIAR, NETWORK, now(held) - BAR_S + 60), sender)
+
+    virtual_time.run(scenario())
+
+
+def strangers(num: int) -> Sequence[Identity]:
+    return [Identity(number.to_bytes(32, "big")) for number in range(1000, 1000 + num)]
+
+
+def test_keys_that_convict_themselves_are_few_and_leave_room_for_servers() -> None:
+    """Each of a peer is checked; beyond its share it is refused, and beyond theirs strangers are not kept."""
+
+    async def scenario() -> None:
+        async with nodes() as swarm:
+            await swarm.add(LIAR, serves=False, lies=True)
+            held = await swarm.add(SERVERS[0])
+            await asyncio.sleep(5)
+            made = strangers(MAX_UNLISTED + 4)
+            for each in made[:MAX_TAKEN]:
+                assert await held.take(against(each, NETWORK, now(held)), SERVERS[1].peer_id)
+            with pytest.raises(PeerRefused, match="enough evidence"):
+                await held.take(against(made[-1], NETWORK, now(held)), SERVERS[1].peer_id)
+            for each in made[MAX_TAKEN:]:
+                await held.take(against(each, NETWORK, now(held)), SERVERS[2].peer_id)
+            assert len(held.peers) == MAX_UNLISTED
+            assert await held.take(against(LIAR, NETWORK, now(held)), SERVERS[2].peer_id)
+            assert LIAR.peer_id in held.peers
+
+    virtual_time.run(scenario())
+
+
+def test_peer_that_asks_again_at_once_is_refused() -> None:
+    async def scenario() -> None:
+        async with nodes() as swarm:
+            held = await swarm.add(SERVERS[0])
+            await held.take(against(LIAR, NETWORK, now(held)), SERVERS[0].peer_id)
+            client = await swarm.add(SERVERS[1], serves=False)
+            await client._ask(SERVERS[0].peer_id, MODEL)
+            assert client.peers == {LIAR.peer_id}
+            other = Identity(bytes([51]) * 32)
+            await held.take(against(other, NETWORK, now(held)), SERVERS[0].peer_id)
+            await client._ask(SERVERS[0].peer_id, MODEL)
+            assert client.peers == {LIAR.peer_id}
+            await asyncio.sleep(SHOWN_AGAIN_S)
+            await client._ask(SERVERS[0].peer_id, MODEL)
+            assert client.peers == {LIAR.peer_id, other.peer_id}
+
+    virtual_time.run(scenario())

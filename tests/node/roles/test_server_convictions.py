@@ -61,7 +61,7 @@ def test_convicted_server_is_told_shown_counted_and_kept_over_a_restart(
     (told,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert (told["event"], told["peer_id"], told["model"]) == ("convicted_server", LIAR.peer_id, "tiny")
     assert cli.run(["evidence", "verify", told["path"]]) == 0
-    assert "lied: it signed a wrong proof that it holds weights of tiny" in capsys.readouterr().out
+    assert "lied: it signed a wrong proof that it holds weights of tiny" in capsys.readouterr().err
 
 
 def test_file_that_convicts_nobody_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,8 +3,8 @@
 A `wrong_possession` is what a server signed and the manifest that it contradicts, so anybody can judge it:
 `swarm.serving.evidence.wrong_possession`. Nodes pass it on.
 
-A `wrong_answer` is what a server signed of an answer, and what that is of. Everyone with the model's files can compute it
-once more: `swarm.serving.server.answer_replay`. It holds the inputs of a client's request, which for a model's first
+A `wrong_answer` is what a server signed of an answer, and what that is of. Everyone with the model's files can compute
+it once more: `swarm.serving.server.answer_replay`. It holds the inputs of a client's request, which for a model's first
 blocks are its prompt, so nobody sends it to others by itself.
 """
 

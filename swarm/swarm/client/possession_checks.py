@@ -84,9 +84,8 @@ class PossessionChecks:
         self._health = health
         self._drop = drop
         self._on_failure = on_failure
-from swarm.newest_items import NewestItems
-from swarm.serving.evidence.possession_call import AskedProof, ask_for_proof
-from swarm.serving.session.peer_health import MAX_PEERS, PeerHealth
+        self._convict = convict
+        self._asked = NewestItems[tuple[str, bytes], _Asked](MAX_PEERS)
         self._tasks: dict[tuple[str, bytes], asyncio.Task[None]] = {}
         self._free = asyncio.Semaphore(MAX_AT_ONCE)
         self._rng = random.SystemRandom()

@@ -16,7 +16,7 @@ from swarm_node.node import Node
 from swarm_node.storage.convicted_servers import ConvictedServersFolder
 
 MAX_LINE_CHARS = 200
-"""As long as `status` takes one."""
+"""The protocol's limit of a line in a status."""
 
 
 @asynccontextmanager

@@ -33,7 +33,8 @@ STATEMENT_LIFETIME_S = 30 * 86400.0
 """How long a signed answer is valid."""
 
 MAX_AGE_S = limits.MAX_RECORD_LIFETIME_S
-"""Who dates its answers back would be convicted for a shorter time. No server whose clock is as far behind is seen."""
+"""Maximum age of an answer: one that is dated back would convict its signer for a shorter time. A server whose clock is
+so far behind is in no listing either."""
 
 
 def draw(

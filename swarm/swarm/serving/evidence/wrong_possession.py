@@ -31,7 +31,7 @@ class ServerVerdict:
 
     @property
     def until(self) -> float:
-        """Until when the server is not asked, in Unix seconds. No later proof ends it: see `docs/decisions`."""
+        """Return until when the server is not asked, in Unix seconds. No later proof ends it: see `docs/decisions`."""
         return self.at + BAR_S
 
 

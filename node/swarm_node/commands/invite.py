@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
 from pathlib import Path
 
@@ -41,7 +42,8 @@ def create(flags: Flags) -> int:
     emitter = Emitter(json=flags.json)
     owned = OwnedNetwork.create(home) if options["new_network"] else OwnedNetwork(home)
     if options["new_network"]:
-        emitter.emit("network_created", network_id=owned.network_id, home=str(home.path))
+        option = f" --home {shlex.quote(str(home.path))}" if flags.values["home"] else ""
+        emitter.emit("network_created", network_id=owned.network_id, home=str(home.path), option=option)
     seeds = _seeds(config, home)
     if not seeds and options["new_network"]:
         return 0

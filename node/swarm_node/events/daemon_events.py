@@ -32,10 +32,11 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
     "network_created": event_spec(
         "`invite --new-network` made a private network.",
         "this home owns the private network {network_id}\n"
-        "  start its first node: swarm-node seed --listen /ip4/0.0.0.0/tcp/4001\n"
-        "  then invite others:   swarm-node invite",
+        "  start its first node: swarm-node seed{option} --listen /ip4/0.0.0.0/tcp/4001\n"
+        "  then invite others:   swarm-node invite{option}",
         network_id="text: the network's id, which names its owner's key",
         home="text: the home that holds the key",
+        option="text: how further commands are told that home, with a space before it; empty: they find it",
     ),
     "invited": event_spec(
         "An invitation to a private network was signed. Its text is in no event: it goes to stdout, or to stderr with "

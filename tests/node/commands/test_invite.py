@@ -36,6 +36,8 @@ def invite(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int,
 
 def test_invite_new_network_makes_a_key_and_a_member(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = invite(capsys, "--new-network", "--home", tmp_path)
+    assert f"swarm-node seed --home {tmp_path} --listen" in err
+    assert f"swarm-node invite --home {tmp_path}" in err
     assert (code, out) == (0, "")
     assert "this home owns the private network private-12D3KooW" in err
     home = Home(tmp_path)

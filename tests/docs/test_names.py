@@ -28,7 +28,7 @@ FOLDERS = {
 }
 MESSAGES = re.findall(r"^### (?:Unknown )?`(.+)`$", PAGES["guides/troubleshooting.md"], flags=re.MULTILINE)
 # options and classes of others that the documents name, and a file that is yet to be written
-OTHERS = {"--all"}
+OTHERS = {"--all", "--cpu-durations", "--hypothesis-profile"}
 OTHERS_CLASSES = {"PublicKey", "PrivateKey"}
 UNWRITTEN = {"build/diloco.svg"}
 

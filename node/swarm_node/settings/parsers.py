@@ -125,8 +125,9 @@ class KeptSource:
 
 
 def parse_kept(text: str) -> KeptSource:
-    """Parse `[MODEL=]SOURCE`; without MODEL it is served under the source's own name."""
-    name, equals, source = text.partition("=")
+    """Parse `[MODEL=]SOURCE`; without MODEL it is served under the source's own name. What begins as a path is a
+    SOURCE, also with a "=" in it: no model's name begins so."""
+    name, equals, source = ("", "", "") if text.startswith(("/", ".", "~")) else text.partition("=")
     found = parse_model(source if equals else text)
     if equals and not name:
         raise ValueError("is not a directory or OWNER/NAME on a hub, nor MODEL= and one of them")

@@ -9,7 +9,7 @@ import pytest
 from support.node_settings import resolve
 from swarm_node.events.emitter import Emitter
 from swarm_node.settings.config import Config, UsageError
-from swarm_node.settings.parsers import HubId, KeptSource, parse_kept
+from swarm_node.settings.parsers import HubId, KeptSource, parse_kept, parse_path
 from swarm_node.storage.home import Home
 from swarm_node.storage.kept_models import kept_models
 from swarm_protocol.errors import ConfigError
@@ -22,6 +22,9 @@ def kept(config: Config, err: io.StringIO | None = None) -> object:
 def test_sources_are_directories_or_names_on_a_hub(tmp_path: Path) -> None:
     assert parse_kept(str(tmp_path)) == KeptSource(tmp_path.name, tmp_path)
     assert parse_kept(f"story={tmp_path}") == KeptSource("story", tmp_path)
+    assert parse_kept(f"{tmp_path}/a=b/tiny") == KeptSource("tiny", tmp_path / "a=b" / "tiny")
+    assert parse_kept("./a=b/tiny").source == parse_path("./a=b/tiny")
+    assert parse_kept(f"story={tmp_path}/a=b") == KeptSource("story", tmp_path / "a=b")
     assert parse_kept("someone/tiny@v2") == KeptSource("tiny", HubId("someone/tiny", "v2"))
     for wrong in ("=x", "story=", ""):
         with pytest.raises(ValueError, match="is n"):

@@ -219,6 +219,8 @@ class RoundService:
             if len(pending) >= MAX_PENDING_REVOCATIONS:
                 raise PeerRefused("the run has not yet learned of earlier revocations: try again after some steps")
             pending.append(request)
+        elif request not in pending and not context.replica.standings.knows(revocation):
+            raise PeerRefused("the run's state has no room for further revocations")
         return b""
 
     async def _on_evidence(self, peer: str, request: bytes) -> bytes:

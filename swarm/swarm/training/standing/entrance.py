@@ -19,11 +19,15 @@ from swarm_protocol.checks import check_int
 from swarm_protocol.identity import check_peer_id
 
 MAX_ENTRIES = 512
-"""The newest entries that a state keeps, 190 KiB at most. Who entered before them stays where it is; its invitation or
-its vouchers are forgotten."""
+"""The newest entries that a state keeps, 190 KiB at most. Who entered before them stays where it is. Its vouchers are
+forgotten; of its invitation the use still counts."""
 
-MAX_ALL_REVOKED = 512
-"""The newest revoked serials, and keys, that a state keeps."""
+MAX_SERIALS = 2048
+"""Invitations of whose uses a state keeps count beside the entries, 50 KiB. Beyond that it honours no further ones."""
+
+MAX_ALL_REVOKED = 2048
+"""Revoked serials, and keys, that a state keeps, 40 and 110 KiB at most. It forgets none: what it has no room for is
+not revoked, since an old revocation that was displaced could be shown again to displace others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from swarm_protocol import limits
 from swarm_protocol.checks import check_int
 from swarm_protocol.identity import check_peer_id
 
-from swarm.training.standing.entrance import MAX_ALL_REVOKED, MAX_ENTRIES, Entry
+from swarm.training.standing.entrance import MAX_ALL_REVOKED, MAX_ENTRIES, MAX_SERIALS, Entry
 
 MAX_AWAY = 1024
 """Members that are remembered while they are away: four full groups, 60 KiB of a state's manifest."""
@@ -28,11 +28,12 @@ MAX_AWAY = 1024
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Register:
     """`credits` are by peer, in the order of peer ids. `entries` say who entered by an invitation or by vouches, the
-    newest ones last (see `entrance`). `revoked` are serials of invitations and `revoked_inviters` keys that the run's
-    author has taken back, the newest ones last."""
+    newest ones last (see `entrance`), and `uses` by serial how many did before them. `revoked` are serials of
+    invitations and `revoked_inviters` keys that the run's author has taken back, the newest ones last."""
 
     credits: tuple[tuple[str, int], ...] = ()
     entries: tuple[Entry, ...] = ()
+    uses: tuple[tuple[int, int], ...] = ()
     revoked: tuple[int, ...] = ()
     revoked_inviters: tuple[str, ...] = ()
 
@@ -44,6 +45,12 @@ class Register:
         for peer, value in self.credits:
             check_peer_id(peer)
             check_int(value, "credits", high=limits.MAX_ABSENCE_STEPS)
+        serials = [serial for serial, _ in self.uses]
+        if serials != sorted(set(serials)) or len(serials) > MAX_SERIALS + MAX_ENTRIES:
+            raise ValueError("the uses are too many, or not in the order of distinct serials")
+        for serial, count in self.uses:
+            check_int(serial, "uses", low=1, high=2**64 - 1)
+            check_int(count, "uses", low=1, high=2**53)
         for serial in self.revoked:
             check_int(serial, "revoked", low=1, high=2**64 - 1)
         for peer in self.revoked_inviters:
@@ -58,6 +65,7 @@ class Register:
         """Return what a manifest says of it: nothing, if there is nothing."""
         head: dict[str, Any] = {"credits": self.credits} if self.credits else {}
         head |= {"entries": [each.to_json() for each in self.entries]} if self.entries else {}
+        head |= {"uses": [[f"{serial:016x}", count] for serial, count in self.uses]} if self.uses else {}
         head |= {"revoked": [f"{serial:016x}" for serial in self.revoked]} if self.revoked else {}
         return head | ({"revoked_inviters": self.revoked_inviters} if self.revoked_inviters else {})
 
@@ -67,6 +75,7 @@ class Register:
         return cls(
             credits=tuple((peer, value) for peer, value in head.get("credits", ())),
             entries=tuple(map(Entry.from_json, head.get("entries", ()))),
+            uses=tuple((int(serial, 16), count) for serial, count in head.get("uses", ())),
             revoked=tuple(int(serial, 16) for serial in head.get("revoked", ())),
             revoked_inviters=tuple(head.get("revoked_inviters", ())),
         )

@@ -6,12 +6,13 @@ the same. Pure functions.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from swarm_protocol.run_credentials import Grant, RunCredential, RunRevocation, grant_of
 
-from swarm.training.standing.entrance import MAX_ALL_REVOKED, MAX_ENTRIES, Entrance, Entry
+from swarm.training.standing.entrance import MAX_ALL_REVOKED, MAX_ENTRIES, MAX_SERIALS, Entrance, Entry
 from swarm.training.standing.probation import Probation
 from swarm.training.standing.register import Register, credits_after
 
@@ -23,8 +24,8 @@ class TrainerStandings:
     """Says where peers stand after `outer_step` steps. Of the `known` ones, the trainers of the state, those in
     `left` are on probation, for so many more steps. Those with `credits` are remembered (see `register`), and count
     fully. Any other peer would begin now, at once where the `entrance` honours its grant. `entries` are of those that
-    entered so. The author has taken back the invitations with the serials in `revoked`, and the right of the
-    `revoked_inviters`."""
+    entered so, and `uses` count those of each serial that are no more among them. The author has taken back the
+    invitations with the serials in `revoked`, and the right of the `revoked_inviters`."""
 
     rule: Probation = field(default_factory=Probation)
     entrance: Entrance = field(default_factory=Entrance)
@@ -33,6 +34,7 @@ class TrainerStandings:
     outer_step: int = 0
     credits: Mapping[str, int] = field(default_factory=dict)
     entries: tuple[Entry, ...] = ()
+    uses: Mapping[int, int] = field(default_factory=dict)
     revoked: tuple[int, ...] = ()
     revoked_inviters: tuple[str, ...] = ()
 
@@ -115,11 +117,15 @@ class TrainerStandings:
             num_steps=num_steps,
         )
         serials, inviters = (revocation.serials, revocation.inviters) if revocation else ((), ())
+        entries = self._entries_after(trainers, grants or {}, demoted)
+        uses = Counter(self.uses)
+        uses.update(each.serial for each in entries[:-MAX_ENTRIES] if each.serial)
         return Register(
             credits=credit,
-            entries=self._entries_after(trainers, grants or {}, demoted),
-            revoked=tuple(dict.fromkeys((*self.revoked, *serials)))[-MAX_ALL_REVOKED:],
-            revoked_inviters=tuple(dict.fromkeys((*self.revoked_inviters, *inviters)))[-MAX_ALL_REVOKED:],
+            entries=entries[-MAX_ENTRIES:],
+            uses=tuple(sorted(uses.items())),
+            revoked=tuple(dict.fromkeys((*self.revoked, *serials)))[:MAX_ALL_REVOKED],
+            revoked_inviters=tuple(dict.fromkeys((*self.revoked_inviters, *inviters)))[:MAX_ALL_REVOKED],
         )
 
     def _entries_after(self, trainers: Collection[str], grants: Grants, demoted: Collection[str]) -> tuple[Entry, ...]:
@@ -130,9 +136,7 @@ class TrainerStandings:
             replace(each, vouchers=tuple(peer for peer in each.vouchers if peer not in demoted)) for each in entries
         )
         out = self.put_out & set(demoted)
-        return tuple(each for each in without if (each.serial or each.vouchers) and each.peer_id not in out)[
-            -MAX_ENTRIES:
-        ]
+        return tuple(each for each in without if (each.serial or each.vouchers) and each.peer_id not in out)
 
     def _entry(self, grant: Grant) -> Entry | None:
         """Return how the peer of `grant` would enter with it; None if the state does not honour it.
@@ -147,7 +151,9 @@ class TrainerStandings:
         if grant.serial in self.revoked or grant.inviter in self.revoked_inviters:
             return None
         if grant.serial:
-            num_uses = sum(each.serial == grant.serial for each in others)
+            if grant.serial not in self.uses and len(self.uses) >= MAX_SERIALS:
+                return None
+            num_uses = self.uses.get(grant.serial, 0) + sum(each.serial == grant.serial for each in others)
             return Entry(peer_id=grant.peer_id, step=step, serial=grant.serial) if num_uses < grant.max_uses else None
         lately = [each for each in others if each.step > self.outer_step - rule.vouch_steps]
         able = [peer for peer in grant.vouchers if self._may_vouch(peer, lately)]
@@ -167,11 +173,17 @@ class TrainerStandings:
         return frozenset(each.peer_id for each in self.entries if each.serial in self.revoked)
 
     def is_news(self, revocation: RunRevocation | None) -> bool:
-        """Return whether the state does not know all of `revocation`."""
+        """Return whether the state does not know all of `revocation`, and has room for more."""
         if revocation is None:
             return False
+        has_room = len(self.revoked) < MAX_ALL_REVOKED and not set(revocation.serials) <= set(self.revoked)
+        has_inviters = len(self.revoked_inviters) < MAX_ALL_REVOKED
+        return has_room or (has_inviters and not set(revocation.inviters) <= set(self.revoked_inviters))
+
+    def knows(self, revocation: RunRevocation) -> bool:
+        """Return whether the state knows all of `revocation`."""
         known = set(revocation.serials) <= set(self.revoked)
-        return not known or not set(revocation.inviters) <= set(self.revoked_inviters)
+        return known and set(revocation.inviters) <= set(self.revoked_inviters)
 
     def to_demote(self, convicted: Collection[str]) -> tuple[str, ...]:
         """Return whom a member's report names: those whose invitation is revoked, which all members know, and then the

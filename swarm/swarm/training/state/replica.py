@@ -159,6 +159,7 @@ class Replica:
             entrance=self.config.entrance,
             entries=state.register.entries,
             revoked=state.register.revoked,
+            uses=dict(state.register.uses),
             revoked_inviters=state.register.revoked_inviters,
         )
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.settings import ImpossibleRun
-from swarm.training.standing.entrance import MAX_ALL_REVOKED, MAX_ENTRIES, Entrance, Entry
+from swarm.training.standing.entrance import MAX_ALL_REVOKED, MAX_ENTRIES, MAX_SERIALS, Entrance, Entry
 from swarm.training.standing.probation import Probation
 from swarm.training.standing.register import Register
 from swarm.training.standing.standings import TrainerStandings
@@ -47,6 +47,7 @@ def enter(standings: TrainerStandings, *grants: Grant, trainers: tuple[str, ...]
         outer_step=standings.outer_step + 1,
         credits=dict(register.credits),
         entries=register.entries,
+        uses=dict(register.uses),
     )
 
 
@@ -214,12 +215,31 @@ def test_revoked_inviter_lets_in_nobody_any_more() -> None:
     assert (known.steps_left(NEW[0], by_it), known.steps_left(NEW[0], by_another)) == (4, 0)
 
 
-def test_state_keeps_the_newest_revocations_and_writes_them_as_they_were() -> None:
+def test_uses_of_an_invitation_count_also_when_the_entries_of_those_who_used_it_are_forgotten() -> None:
+    many = tuple(
+        Entry(peer_id=Identity(number.to_bytes(32, "big")).peer_id, step=1, serial=number) for number in range(100, 611)
+    )
+    first = Entry(peer_id=PEERS[0], step=1, serial=7)
+    full = replace(STANDINGS, entries=(first, *many))
+    after = full.register_after([*MEMBERS, NEW[0]], (), num_steps=1, grants={NEW[0]: invited(NEW[0], serial=9999)})
+    assert first not in after.entries
+    assert after.uses == ((7, 1),)
+    assert Register.from_json(after.to_json()) == after
+    known = replace(full, entries=after.entries, uses=dict(after.uses))
+    assert known.steps_left(NEW[1], invited(NEW[1])) == 4, "its one use is used up"
+    assert known.steps_left(NEW[1], invited(NEW[1], max_uses=2)) == 0
+    crowded = replace(STANDINGS, uses=dict.fromkeys(range(1000, 1000 + MAX_SERIALS), 1))
+    assert crowded.steps_left(NEW[0], invited(NEW[0])) == 4, "no count could be kept of another one"
+
+
+def test_state_forgets_no_revocation_and_writes_them_as_they_were() -> None:
     register = Register(revoked=(2**64 - 1, 5), revoked_inviters=(PEERS[1], PEERS[0]))
     assert Register.from_json(register.to_json()) == register
     full = replace(STANDINGS, revoked=tuple(range(1, MAX_ALL_REVOKED + 1)))
-    assert revoke(full, RunRevocation(run="run", serials=(9999,))).revoked[-1] == 9999
-    assert len(revoke(full, RunRevocation(run="run", serials=(9999,))).revoked) == MAX_ALL_REVOKED
+    news = RunRevocation(run="run", serials=(9999,))
+    assert not full.is_news(news), "else an old revocation, shown again, would displace others"
+    assert not full.knows(news)
+    assert revoke(full, news).revoked == full.revoked
     for wrong in ({"revoked": (0,)}, {"revoked_inviters": ("nobody",)}, {"revoked": (1,) * (MAX_ALL_REVOKED + 1)}):
         with pytest.raises(ValueError, match=r".+"):
             Register(**wrong)  # type: ignore[arg-type]

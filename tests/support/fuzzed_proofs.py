@@ -28,7 +28,8 @@ from support.wrong_reduction import (
     signatures,
     times_minus_ten,
 )
-from swarm.serving.manifest.possession import STATEMENT_LIFETIME_S, check_answer, convicted_by, draw
+from swarm.serving.evidence.wrong_possession import check_possession, possession_evidence, read_possession
+from swarm.serving.manifest.possession import STATEMENT_LIFETIME_S, check_answer, draw
 from swarm.serving.manifest.verification import complaint_about
 from swarm.training.allreduce.parts import leaf_at
 from swarm.training.evidence.evidence import accused, check
@@ -245,8 +246,9 @@ def try_manifest(data: bytes) -> None:
         now=NOW,
         lifetime_s=STATEMENT_LIFETIME_S,
     )
-    convicted_by(opened, published.digest, sealed, network_id=NETWORK, now=NOW)
     answer = PossessionResponse(statement=sealed, chunks=(CHUNKS[0],) * len(drawn))
+    if evidence := possession_evidence(published, SERVER.peer_id, answer.to_bytes(), NETWORK):
+        check_possession(read_possession(evidence), NETWORK)
     check_answer(
         opened,
         request,

@@ -15,9 +15,9 @@ from swarm.training.member.peer_lookout import overtaken
 from swarm.training.run.methods import Methods
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.trainer_events import OuterStep, RoundAborted
-from swarm_protocol.errors import IntegrityError, PeerViolation, RoundError
+from swarm_protocol.errors import IntegrityError, PeerTimeout, PeerViolation, RoundError
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Contribution, Group, Lock, Outcome, Ready, SignedGroup
+from swarm_protocol.training_messages import Contribution, Group, Lock, Outcome, Ready, ReduceOpening, SignedGroup
 
 NUM_STEPS = 3
 
@@ -53,9 +53,19 @@ def test_forged_groups_and_votes_are_refused_and_change_nothing() -> None:
             group = replace(genuine.origin, step=2)
             outcome = Outcome(origin_digest=bytes(32), part_digests=(), state_digest=bytes(32))
             vote = SignedGroup(group=group, signer="", data=b"", digest=bytes(32)).vote(outcome, "commit")
-            # signed by the stranger, who is in no group
-            with pytest.raises(PeerViolation, match="does not contain both of us"):
-                await exchange(network, member.peer_id, names.reduce, stranger.sign_group(group, now).data)
+            # signed by the stranger, who is in no group: nobody asks it for the group, so that it costs no signature check
+            asked: list[bytes] = []
+
+            async def show(_peer: str, request: bytes) -> bytes:
+                asked.append(request)
+                return forged_group.data
+
+            await network.serve(names.group, show)
+            forged_group = stranger.sign_group(group, now)
+            opening = ReduceOpening(kind="exchange", part=0, step=2, group_digest=forged_group.digest)
+            with pytest.raises(PeerTimeout):
+                await exchange(network, member.peer_id, names.reduce, opening.to_bytes())
+            assert asked == []
             # a broken signature
             signature = stranger.sign_vote(vote).signature
             broken = replace(vote, signature=signature[:-1] + bytes([signature[-1] ^ 1]))
@@ -175,9 +185,10 @@ def test_parts_for_another_round_are_refused() -> None:
             proof = signatures.check_certificate(member.trainer.certificate, now)
             names = Methods(swarm.run.run_id)
             for group in (proof.origin, replace(proof.origin, step=9)):
-                data = signatures.sign_group(group, now).data
+                digest = signatures.sign_group(group, now).digest
+                opening = ReduceOpening(kind="exchange", part=0, step=group.step, group_digest=digest)
                 with pytest.raises(RoundError, match="not at step"):
-                    await exchange(fellow.network, member.peer_id, names.reduce, data)
+                    await exchange(fellow.network, member.peer_id, names.reduce, opening.to_bytes())
             members = await swarm.finish("m0", "m1")
             await network.close()
             assert_equal_steps(members, NUM_STEPS)

@@ -53,7 +53,7 @@ def test_forged_groups_and_votes_are_refused_and_change_nothing() -> None:
             group = replace(genuine.origin, step=2)
             outcome = Outcome(origin_digest=bytes(32), part_digests=(), state_digest=bytes(32))
             vote = SignedGroup(group=group, signer="", data=b"", digest=bytes(32)).vote(outcome, "commit")
-            # signed by the stranger, who is in no group: nobody asks it for the group, so that it costs no signature check
+            # signed by a stranger, who is in no group: nobody asks it for the group, so no signature is checked
             asked: list[bytes] = []
 
             async def show(_peer: str, request: bytes) -> bytes:

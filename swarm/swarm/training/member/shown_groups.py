@@ -16,6 +16,7 @@ from swarm_protocol.envelope import claimed_signer
 from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError, SwarmError
 from swarm_protocol.training_messages import GroupRequest, SignedGroup
 
+from swarm.newest_items import NewestItems
 from swarm.training.run.methods import short
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S
 from swarm.training.state.run_context import RunContext
@@ -25,9 +26,12 @@ logger = logging.getLogger(__name__)
 ASK_AFTER_S = 0.5
 """How long the coordinator's own answer is awaited before another member is asked: it usually comes with the stream."""
 
+MAX_GROUPS = 8
+"""Groups that are kept, of up to half a megabyte. Each attempt has one, and a step that cannot end has thousands."""
+
 
 class ShownGroups:
-    """The groups of one step that this member has seen and checked, by digest.
+    """The newest groups of one step that this member has seen and checked, by digest.
 
     `coordinator` returns who may sign a group now, and `take` takes one that another member has shown.
     """
@@ -38,7 +42,7 @@ class ShownGroups:
         self._context = context
         self._coordinator = coordinator
         self._take = take
-        self._groups: dict[bytes, bytes] = {}
+        self._groups = NewestItems[bytes, bytes](MAX_GROUPS)
         self._asking: set[str] = set()
 
     def __contains__(self, digest: bytes) -> bool:

@@ -46,7 +46,9 @@ class Register:
             check_peer_id(peer)
             check_int(value, "credits", high=limits.MAX_ABSENCE_STEPS)
         serials = [serial for serial, _ in self.uses]
-        if serials != sorted(set(serials)) or len(serials) > MAX_SERIALS + MAX_ENTRIES:
+        # the entries that are there when the last group of new serials comes, and that group, are counted in the end
+        most = MAX_SERIALS + MAX_ENTRIES + limits.MAX_CREDENTIALS
+        if serials != sorted(set(serials)) or len(serials) > most:
             raise ValueError("the uses are too many, or not in the order of distinct serials")
         for serial, count in self.uses:
             check_int(serial, "uses", low=1, high=2**64 - 1)

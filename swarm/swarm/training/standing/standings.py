@@ -108,10 +108,11 @@ class TrainerStandings:
         """Return the register after a round of `num_steps` outer steps, 0 or 1, behind which there are `trainers`."""
         unproven = {peer for peer, _ in self.after(trainers, contributors, grants=grants, demoted=demoted)}
         is_kept = self.rule.steps or self.entrance.required or self.entrance.vouchers
+        out = self.put_out
         credit = credits_after(
-            {peer: value for peer, value in self.credits.items() if peer not in demoted and peer not in self.put_out},
+            {peer: value for peer, value in self.credits.items() if peer not in demoted and peer not in out},
             most=self.rule.absence_steps if is_kept else 0,
-            proven=set(trainers) - unproven - set(demoted) - self.put_out,
+            proven=set(trainers) - unproven - set(demoted) - out,
             unproven=unproven,
             contributors=contributors,
             num_steps=num_steps,
@@ -170,7 +171,8 @@ class TrainerStandings:
     @property
     def put_out(self) -> frozenset[str]:
         """The peers that entered by an invitation which the author has revoked since."""
-        return frozenset(each.peer_id for each in self.entries if each.serial in self.revoked)
+        revoked = set(self.revoked)
+        return frozenset(each.peer_id for each in self.entries if each.serial in revoked)
 
     def is_news(self, revocation: RunRevocation | None) -> bool:
         """Return whether the state does not know all of `revocation`, and has room for more."""

@@ -11,7 +11,7 @@ from support.training_swarm import Swarm, SyntheticInner, assert_equal_steps, co
 from swarm.testing import virtual_time
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
-from swarm.training.member.shown_groups import ShownGroups
+from swarm.training.member.shown_groups import MAX_GROUPS, ShownGroups
 from swarm.training.run.methods import Methods
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.run_context import RunContext
@@ -100,6 +100,14 @@ def test_group_is_shown_to_whoever_knows_its_digest() -> None:
         groups.show(GroupRequest(run=RUN, group_digest=group.digest))
     groups.add(group)
     assert groups.show(GroupRequest(run=RUN, group_digest=group.digest)) == group.data
+
+
+def test_groups_of_a_step_that_fails_for_long_do_not_fill_the_memory() -> None:
+    groups = ShownGroups(cast(Any, None), coordinator=lambda: "", take=lambda _: None)
+    signed = [signed_by(COORDINATOR, Identity(bytes([number]) * 32)) for number in range(10, 11 + MAX_GROUPS)]
+    for each in signed:
+        groups.add(each)
+    assert [each.digest in groups for each in signed] == [False] + [True] * MAX_GROUPS
 
 
 def test_member_from_which_the_coordinator_keeps_the_group_gets_it_from_another() -> None:

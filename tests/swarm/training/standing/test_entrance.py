@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from itertools import count, islice
 
 import pytest
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.settings import ImpossibleRun
 from swarm.training.standing.entrance import MAX_ALL_REVOKED, MAX_ENTRIES, MAX_SERIALS, Entrance, Entry
 from swarm.training.standing.probation import Probation
-from swarm.training.standing.register import Register
+from swarm.training.standing.register import MAX_AWAY, Register
 from swarm.training.standing.standings import TrainerStandings
 from swarm_protocol.identity import Identity
+from swarm_protocol.limits import MAX_CREDENTIALS
 from swarm_protocol.run_credentials import Grant, RunRevocation
 
 PEERS = sorted(Identity(bytes([number]) * 32).peer_id for number in range(30))
@@ -230,6 +233,35 @@ def test_uses_of_an_invitation_count_also_when_the_entries_of_those_who_used_it_
     assert known.steps_left(NEW[1], invited(NEW[1], max_uses=2)) == 0
     crowded = replace(STANDINGS, uses=dict.fromkeys(range(1000, 1000 + MAX_SERIALS), 1))
     assert crowded.steps_left(NEW[0], invited(NEW[0])) == 4, "no count could be kept of another one"
+
+
+def test_run_goes_on_when_as_many_invitations_have_been_used_as_a_state_can_count() -> None:
+    newcomers = (Identity(number.to_bytes(32, "big")).peer_id for number in count(100))
+    entries = tuple(
+        Entry(peer_id=peer, step=1, serial=10_000 + number)
+        for number, peer in enumerate(islice(newcomers, MAX_ENTRIES))
+    )
+    standings = replace(STANDINGS, entries=entries, uses=dict.fromkeys(range(1000, 999 + MAX_SERIALS), 1))
+    assert len(standings.uses) == MAX_SERIALS - 1, "there is room for one more, and so for all of the next group"
+    last_group = enumerate(islice(newcomers, MAX_CREDENTIALS))
+    standings = enter(standings, *(invited(peer, serial=20_000 + number) for number, peer in last_group))
+    for _ in range(MAX_ENTRIES // MAX_CREDENTIALS):
+        group = islice(newcomers, MAX_CREDENTIALS)
+        standings = enter(standings, *(invited(peer, serial=1000, max_uses=10_000) for peer in group))
+    assert {each.serial for each in standings.entries} == {1000}, "all others are displaced, and counted"
+    assert len(standings.uses) == MAX_SERIALS - 1 + MAX_ENTRIES + MAX_CREDENTIALS
+
+
+def test_large_run_with_many_revoked_invitations_computes_its_register_at_once() -> None:
+    peers = [Identity(number.to_bytes(32, "big")).peer_id for number in range(100, 100 + MAX_AWAY)]
+    entries = tuple(Entry(peer_id=peer, step=1, serial=10_000 + number) for number, peer in enumerate(peers))
+    revoked = tuple(range(1, MAX_ALL_REVOKED + 1))
+    standings = replace(
+        STANDINGS, entries=entries[:MAX_ENTRIES], revoked=revoked, credits=dict.fromkeys(sorted(peers), 20)
+    )
+    began_s = time.process_time()
+    assert standings.register_after(MEMBERS, MEMBERS, num_steps=1).revoked == revoked
+    assert time.process_time() - began_s < 1.0, "it was looked up 2,048 times for each of 512 entries of each of 1,024"
 
 
 def test_state_forgets_no_revocation_and_writes_them_as_they_were() -> None:

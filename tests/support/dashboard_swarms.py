@@ -144,7 +144,10 @@ class _Invention:
         for server in servers:
             self.serving.setdefault(server.peer_id, []).append(server)
         replicas = tuple(
-            sum(server.start <= block < server.end and server.state == "serving" for server in servers)
+            sum(
+                server.start <= block < server.end and server.state == "serving" and server.convicted is None
+                for server in servers
+            )
             for block in range(num_blocks)
         )
         return ModelDetail(
@@ -172,6 +175,9 @@ class _Invention:
             next_start=0 if moving else None,
             next_end=end - start if moving else None,
             age_s=self.random.uniform(1, 29),
+            convicted=self._named(f"signed a wrong proof that it holds model.safetensors of {name}", i)
+            if self.num_nodes >= 100 and i % 41 == 13
+            else None,
         )
 
     def _model_view(
@@ -206,7 +212,7 @@ class _Invention:
 
     def _chains(self, servers: Sequence[ServerView], num_blocks: int) -> list[ChainView]:
         chains: list[ChainView] = []
-        left = [server for server in servers if server.state == "serving"]
+        left = [server for server in servers if server.state == "serving" and server.convicted is None]
         while len(chains) < 3:
             spans: list[SpanView] = []
             cost_ms = 0.0

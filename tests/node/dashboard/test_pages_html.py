@@ -273,6 +273,15 @@ def test_other_weights_under_a_name_are_shown_with_what_to_do(client: TestClient
     assert "2 revisions under this name" in client.get("/").text
 
 
+def test_convicted_server_is_marked_with_what_it_signed(client: TestClient, source: ExampleSource) -> None:
+    name, detail = next(iter(source.model_details.items()))
+    html = client.get(f"/models/{quote(name, safe='')}").text
+    listed = {server.peer_id: server for server in detail.servers}
+    convicted = [server for peer_id in rows(html) if (server := listed.get(peer_id)) and server.convicted]
+    assert convicted
+    assert html.count(f"{convicted[0].convicted}; clients do not ask it") == len(convicted) < len(rows(html))
+
+
 def test_a_run_that_only_the_history_knows_says_when_it_was_last_seen(source: ExampleSource) -> None:
     detail = next(iter(source.run_details.values()))
     at = source.overview().at - 7200

@@ -47,7 +47,13 @@ async def ask_for_proof(
     *,
     num_drawn: int = NUM_DRAWN,
 ) -> AskedProof:
-    """Ask the server of `record` for `num_drawn` chunks of its blocks, within DEADLINE_S."""
+    """Ask the server of `record` for `num_drawn` chunks of its blocks, within DEADLINE_S. One that announces blocks
+    that the manifest does not have has failed, and is not asked."""
+    if record.end > published.manifest.num_blocks:
+        error = PeerViolation(
+            f"it announces blocks up to {record.end} of {published.manifest.num_blocks}", peer_id=peer_id
+        )
+        return AskedProof(outcome="failed", error=error)
     request = PossessionRequest(
         manifest=published.digest,
         nonce=secrets.token_bytes(limits.DIGEST_BYTES),

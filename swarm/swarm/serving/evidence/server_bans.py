@@ -6,7 +6,7 @@ so servers that nobody lists have few places, and never those of others. Values 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from swarm_protocol import limits
@@ -42,19 +42,28 @@ class ServerBans:
         held = self._bans.get(peer_id)
         return held is None or at >= held.verdict.at + RENEWAL_S
 
-    def has_room(self, peer_id: str, listed: Collection[str]) -> bool:
-        """Return whether a ban of the peer may be added: of one that is `listed` now always, in place of others."""
-        return peer_id in listed or peer_id in self._bans or len(set(self._bans).difference(listed)) < MAX_UNLISTED
-
-    def add(self, ban: ServerBan, listed: Collection[str]) -> frozenset[str]:
+    def add(self, ban: ServerBan, listed: Collection[str]) -> frozenset[str] | None:
         """Add a ban in place of an earlier one of its server; return the servers that gave way to it, those first that
-        are not `listed`, and then those of the earliest lies."""
-        before = set(self._bans)
-        self._bans.pop(ban.verdict.peer_id, None)
-        self._bans[ban.verdict.peer_id] = ban
-        while len(self._bans) > limits.MAX_SERVER_BANS or self._num_bytes > MAX_EVIDENCE_BYTES:
-            del self._bans[min(self._bans, key=lambda peer: (peer in listed, self._bans[peer].verdict.at))]
-        return frozenset(before - set(self._bans))
+        are not `listed`, and then those of the earliest lies.
+
+        Return None, and change nothing, if it has no place: it would itself give way first, or is of one server more
+        that is not listed than MAX_UNLISTED. The order is one of all bans, so that no two displace each other in turn,
+        which would be news to every node each time.
+        """
+        peer_id = ban.verdict.peer_id
+        bans = {peer: held for peer, held in self._bans.items() if peer != peer_id}
+        is_new_stranger = peer_id not in listed and peer_id not in self._bans
+        if is_new_stranger and len(set(bans).difference(listed)) >= MAX_UNLISTED:
+            return None
+        bans[peer_id] = ban
+        while len(bans) > limits.MAX_SERVER_BANS or _num_bytes(bans) > MAX_EVIDENCE_BYTES:
+            first = min(bans, key=lambda peer: (peer in listed, bans[peer].verdict.at, peer))
+            if first == peer_id:
+                return None
+            del bans[first]
+        displaced = frozenset(set(self._bans).difference(bans))
+        self._bans = bans
+        return displaced
 
     def at(self, now: float) -> tuple[ServerBan, ...]:
         """Return the bans that hold, newest evidence last."""
@@ -76,6 +85,6 @@ class ServerBans:
         held = frozenset(known)
         return tuple(ban for ban in self.at(now) if ban.verdict.peer_id not in held)
 
-    @property
-    def _num_bytes(self) -> int:
-        return sum(len(ban.data) for ban in self._bans.values())
+
+def _num_bytes(bans: Mapping[str, ServerBan]) -> int:
+    return sum(len(ban.data) for ban in bans.values())

@@ -1,8 +1,8 @@
 """The servers whom evidence convicts, as far as this node knows: evidence comes in, is checked, kept, and passed on.
 
-Servers of published models give and show it to each other and to whoever asks, and clients ask them with their first
-request for a model and again every few minutes. So all who use or serve a model come to hold what one of them has
-found. Nothing follows from a peer's word: evidence is checked before it is kept, and a peer whose evidence proves
+Servers of published models give and show it to each other and to every node that asks, and clients ask them with their
+first request for a model and again every few minutes. So all who use or serve a model come to hold what one of them
+has found. Nothing follows from a peer's word: evidence is checked before it is kept, and a peer whose evidence proves
 nothing is not listened to again.
 
 The path of a byte: it comes in by `take` (from a peer, or found by this node), `learn` (shown by servers that were
@@ -206,10 +206,13 @@ class ServerConvictions:
             verdict = await asyncio.to_thread(check_possession, wrong, self._network.network_id)
             await self._forget(self._bans.lapse(now))
             listed = await self._listed_servers() | ({peer_id} if is_own else frozenset())
-            if verdict.until <= now or not self._bans.has_room(peer_id, listed):
+            if verdict.until <= now:
+                await self._forget({peer_id})  # what a process that has ended kept of it
                 return False
             ban = ServerBan(verdict=verdict, data=data)
             displaced = self._bans.add(ban, listed)
+            if displaced is None:
+                return False
             if not was_kept:
                 await self._keep(peer_id, data)
             await self._forget(displaced)

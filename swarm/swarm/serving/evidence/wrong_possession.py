@@ -1,8 +1,8 @@
 """Judge a wrong proof of possession: anybody can who has the evidence, which holds the publisher's manifest. Pure.
 
 An honest server checks its files against the manifest before it serves them, and signs paths in the trees that it has
-checked, so that it signs no wrong one, whoever made the manifest. A server without the files need not sign: it can send
-a wrong chunk with a right path, or nothing. That convicts nobody, and only who asked knows it.
+checked, so that it signs no wrong one, no matter who made the manifest. A server without the files need not sign: it
+can send a wrong chunk with a right path, or nothing. That convicts nobody, and only who asked knows it.
 """
 
 from __future__ import annotations

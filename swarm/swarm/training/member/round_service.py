@@ -262,7 +262,7 @@ class RoundService:
         await self._driver.serve_part(peer, opening, stream)
 
     async def _on_group(self, _peer: str, request: bytes) -> bytes:
-        """Show a group of this step to whoever knows its digest: certificates show groups to everybody."""
+        """Show a group of this step to every node that knows its digest: certificates show groups to all."""
         wanted = GroupRequest.from_bytes(request)
         if self._driver is None:
             raise PeerRefused("this member is not yet at work")

@@ -35,11 +35,10 @@ def test_later_lie_makes_the_ban_longer_and_one_of_the_same_day_is_no_news() -> 
 def test_servers_that_nobody_lists_are_few_and_displace_nobody() -> None:
     bans = ServerBans()
     for number in range(MAX_UNLISTED):
-        assert bans.has_room(f"stranger {number}", ())
-        bans.add(ban(f"stranger {number}"), ())
-    assert not bans.has_room("another", ())
-    assert bans.has_room("another", {"another"})
-    assert bans.has_room("stranger 0", ()), "its own place"
+        assert bans.add(ban(f"stranger {number}"), ()) == frozenset()
+    assert bans.add(ban("another"), ()) is None
+    assert bans.add(ban("stranger 0", at=RENEWAL_S), ()) == frozenset(), "its own place"
+    assert bans.add(ban("another"), {"another"}) == frozenset()
     listed = {f"listed {number}" for number in range(limits.MAX_SERVER_BANS)}
     for peer_id in sorted(listed):
         bans.add(ban(peer_id, at=-5.0), listed)
@@ -54,3 +53,15 @@ def test_bans_are_bounded_in_bytes_and_the_earliest_lie_goes_first(monkeypatch: 
         assert bans.add(ban(peer_id, at), listed) == frozenset()
     assert bans.add(ban("d", 4.0), listed) == {"b"}
     assert {each.verdict.peer_id for each in bans.unknown_to({"a"}, 0.0)} == {"c", "d"}
+
+
+def test_ban_that_would_give_way_at_once_is_not_added_and_no_two_displace_each_other_in_turn() -> None:
+    bans = ServerBans()
+    peers = [f"server {number:03}" for number in range(limits.MAX_SERVER_BANS + 1)]
+    for peer_id in peers[1:]:
+        bans.add(ban(peer_id, at=5.0), peers)
+    assert bans.add(ban("stranger", at=9.0), peers) is None, "all others are listed"
+    assert bans.add(ban(peers[0], at=4.0), peers) is None, "its lie is the earliest"
+    assert bans.add(ban(peers[0], at=5.0), peers) is None, "the lies are of one moment"
+    assert bans.peers(0.0) == set(peers[1:])
+    assert bans.add(ban(peers[0], at=6.0), peers) == {peers[1]}

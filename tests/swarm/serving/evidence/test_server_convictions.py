@@ -15,6 +15,7 @@ from swarm.serving.evidence.server_bans import MAX_UNLISTED, RENEWAL_S
 from swarm.serving.evidence.server_convictions import MAX_TAKEN, SHOWN_AGAIN_S, ServerConvictions
 from swarm.testing import virtual_time
 from swarm.trust.reputation import BAR_S
+from swarm_protocol import limits
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.proof_messages import WRONG_ANSWER, Evidence
@@ -217,6 +218,41 @@ def test_old_evidence_and_such_from_the_future_change_nothing_and_blame_nobody()
                 assert not await held.take(against(LIAR, NETWORK, at), sender)
             assert (held.peers, held.num_refused) == (frozenset(), 0)
             assert await held.take(against(LIAR, NETWORK, now(held) - BAR_S + 60), sender)
+
+    virtual_time.run(scenario())
+
+
+def test_evidence_that_has_no_place_is_neither_told_nor_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would come back as news to every node, again and again."""
+    monkeypatch.setattr(limits, "MAX_SERVER_BANS", 1)
+
+    async def scenario() -> None:
+        async with nodes() as swarm:
+            await swarm.add(LIAR, serves=False, lies=True)
+            store = Kept()
+            held, other = await swarm.add(SERVERS[0], store=store), await swarm.add(SERVERS[1])
+            await asyncio.sleep(5)
+            assert await held.take(against(LIAR, NETWORK, now(held)), SERVERS[2].peer_id)
+            await until(lambda: other.peers == {LIAR.peer_id})
+            heard: list[str] = []
+            held.watch(lambda ban: heard.append(ban.verdict.peer_id))
+            stranger = strangers(1)[0]
+            assert not await held.take(against(stranger, NETWORK, now(held)), SERVERS[2].peer_id)
+            await asyncio.sleep(5)
+            assert (heard, held.peers, set(store)) == ([], {LIAR.peer_id}, {LIAR.peer_id})
+            assert other._taken[SERVERS[0].peer_id][1] == 1, "evidence that it was given"
+
+    virtual_time.run(scenario())
+
+
+def test_file_about_a_ban_that_ended_while_no_process_ran_is_forgotten() -> None:
+    async def scenario() -> None:
+        async with nodes() as swarm:
+            store = Kept()
+            held = await swarm.add(SERVERS[0], store=store)
+            store[LIAR.peer_id] = against(LIAR, NETWORK, now(held) - BAR_S - 1)
+            await held.recall()
+            assert (held.peers, dict(store)) == (frozenset(), {})
 
     virtual_time.run(scenario())
 

@@ -93,7 +93,7 @@ def test_group_of_others_or_of_another_digest_is_not_taken(others: tuple[Identit
     assert not taken
 
 
-def test_group_is_shown_to_whoever_knows_its_digest() -> None:
+def test_group_is_shown_to_a_node_that_knows_its_digest() -> None:
     groups = ShownGroups(cast(Any, None), coordinator=lambda: "", take=lambda _: None)
     group = signed_by(COORDINATOR, ME)
     with pytest.raises(PeerRefused):

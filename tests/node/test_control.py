@@ -170,7 +170,7 @@ def test_status_lists_the_peers_with_the_most_bytes_and_counts_all() -> None:
 
 
 def test_status_of_a_node_without_peers_and_of_an_older_daemon() -> None:
-    assert "peers      0 connected: none" in this_node.text(replace(REPLY, paths=PathCounts()))
+    assert "peers      none connected" in this_node.text(replace(REPLY, paths=PathCounts()))
     assert "peers" not in this_node.text(REPLY)
 
 

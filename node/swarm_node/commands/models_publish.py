@@ -77,9 +77,18 @@ def publish_directory(
         digest=published.digest.hex(),
         path=str(path),
         is_kept=is_kept,
-        how="is already published, with the same files," if is_kept else "is published",
+        how=_how(name, found, is_kept=is_kept),
     )
     return published
+
+
+def _how(name: str, found: PublishedManifest | None, *, is_kept: bool) -> str:
+    """Say in words what became of the manifest that was `found` beside the model."""
+    if is_kept:
+        return "is already published, with the same files,"
+    if found is not None and found.manifest.name != name:
+        return f"is published, in place of {found.manifest.name},"
+    return "is published"
 
 
 def _name(name: str) -> str:

@@ -172,7 +172,8 @@ def _peers(reply: StatusReply) -> Iterator[str]:
     if reply.paths is None:  # an older daemon
         return
     counts = reply.paths.by_kind()
-    yield f"{sum(counts.values()):,} connected: {path_counts(counts)}"
+    num = sum(counts.values())
+    yield f"{num:,} connected: {path_counts(counts)}" if num else "none connected"
     for peer in reply.peers[:MAX_SHOWN_PEERS]:
         sent, received = decimal_size(peer.sent_bytes), decimal_size(peer.received_bytes)
         how = f"{peer.path:<12}  {round_trip(peer.rtt_ms):>7}"

@@ -258,7 +258,7 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
         digest="text: digest of the manifest",
         path="text: the manifest's file",
         is_kept="bool: whether the manifest was there already; the model's revision stays the same then",
-        how="text: whether it was there already, in words",
+        how="text: whether it was there already, or is in place of one of another name, in words",
     ),
     "verified": event_spec(
         "`models verify` has found that every file of a directory is the one in a manifest; `error` names another.",

@@ -61,7 +61,8 @@ def test_publish_without_a_key_or_over_another_s_manifest_is_refused(
         1,
         True,
     )
-    assert run(capsys, "publish", story, "--home", home, "--name", "again")[0] == 0
+    code, err = run(capsys, "publish", story, "--home", home, "--name", "again")
+    assert (code, "again is published, in place of story, by 12D3KooW" in err) == (0, True)
 
 
 def test_publish_that_cannot_write_its_copy_leaves_the_manifest_as_it_was(
@@ -88,10 +89,11 @@ def test_publishing_the_same_files_again_keeps_the_manifest_and_says_so(
     code, err = run(capsys, "publish", story, "--home", home, "--out", copy)
     assert (code, "story is already published, with the same files, by 12D3KooW" in err) == (0, True)
     assert (story / MANIFEST_FILE).read_bytes() == copy.read_bytes() == kept
-    assert "is published by" in run(capsys, "publish", story, "--home", home, "--name", "other")[1]
+    as_other = ("publish", story, "--home", home, "--name", "other")
+    assert "other is published, in place of story, by" in run(capsys, *as_other)[1]
     renamed = (story / MANIFEST_FILE).read_bytes()
     (story / "chat_template.jinja").write_text("{{ messages }}")
-    assert "is published by" in run(capsys, "publish", story, "--home", home, "--name", "other")[1]
+    assert "other is published by" in run(capsys, *as_other)[1]
     assert len({kept, renamed, (story / MANIFEST_FILE).read_bytes()}) == 3
 
 

@@ -19,6 +19,7 @@ from swarm_protocol.manifest_messages import (
     WeightFile,
     sign_manifest,
 )
+from swarm_protocol.records import ServeRecord
 from swarm_protocol.served_evidence_messages import WrongPossession
 
 CHUNKS = [bytes([number]) * CHUNK_BYTES for number in range(3)]
@@ -79,3 +80,20 @@ def against_nobody(server: Identity, network_id: str, at: float) -> bytes:
     """Encoded Evidence whose statement is right."""
     right = statement(server, network_id, at, digest=leaf_digest(CHUNKS[1]))
     return WrongPossession(manifest=manifest().signed, statement=right).evidence().to_bytes()
+
+
+def record() -> ServeRecord:
+    """Return what a server of the first block of `manifest` announces."""
+    return ServeRecord(
+        model=MODEL,
+        revision=manifest().revision("float32"),
+        num_blocks=1,
+        start=0,
+        end=1,
+        state="serving",
+        prefill_ms_per_token=1.0,
+        decode_ms_per_block=1.0,
+        free_kv_tokens=100,
+        manifest=manifest().digest,
+        dtype="float32",
+    )

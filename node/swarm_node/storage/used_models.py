@@ -1,4 +1,4 @@
-"""Which models have answered the clients of a home, and who published them, kept across restarts.
+"""Remembers across restarts which models have answered the clients of a home, and who published them.
 
     HOME/revisions.json    {"network_id": …, "used": {MODEL: [REVISION, …], …}}        (see `UsedRevisions`)
     HOME/publishers.json   {"network_id": …, "publishers": {MODEL: PEER_ID, …}}        (see `KnownPublishers`)

@@ -1,4 +1,4 @@
-"""Which members a coordinator takes into the group of an attempt, and whom it leaves out, for which reason.
+"""Decides which members a coordinator takes into the group of an attempt, and whom it leaves out, and why.
 
 Pure functions. `group_formation` says when the group is formed; the other members check it (`group_checks`).
 """

@@ -20,10 +20,9 @@ which 45 are code in the system's file cache), and the libp2p daemon (70 MiB).""
 PARAMETER_BYTES = 34
 """The most that a member on one CPU device holds for each parameter, beside activations, when the next state is made:
 weights 4, moments 8, the committed state 8, the next one 8, the last four rounds' results in int8 4, and 2 of
-contributions whose held-out scores are yet to be measured. An interval
-takes 4 of gradient, a round 4 of pseudo-gradient, 1 of its own result and 1 of the members' slices, instead of the next
-state. A run with overlap does both at once; what a peer fetches, and what waits for a slow disk, adds a state of 8
-each."""
+contributions whose held-out scores are yet to be measured. An interval takes 4 of gradient, a round 4 of
+pseudo-gradient, 1 of its own result and 1 of the members' slices, instead of the next state. A run with overlap does
+both at once; what a peer fetches, and what waits for a slow disk, adds a state of 8 each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,31 +5,18 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from support.wrong_possession import MODEL, manifest
+from support.wrong_possession import manifest, record
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.serving.evidence.possession_call import ask_for_proof
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.identity import Identity
-from swarm_protocol.records import ServeRecord
 
 SERVER = Identity(bytes([60]) * 32)
 
 
 def test_server_that_announces_blocks_beyond_the_manifest_s_has_failed_without_being_asked() -> None:
-    announced = ServeRecord(
-        model=MODEL,
-        revision=manifest().revision("float32"),
-        num_blocks=9,
-        start=7,
-        end=8,
-        state="serving",
-        prefill_ms_per_token=1.0,
-        decode_ms_per_block=1.0,
-        free_kv_tokens=100,
-        manifest=manifest().digest,
-        dtype="float32",
-    )
+    announced = replace(record(), num_blocks=9, start=7, end=8)
 
     async def scenario() -> None:
         network = MemoryInternet().network(identity=Identity(bytes([61]) * 32))

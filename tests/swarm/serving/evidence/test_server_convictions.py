@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from support.wrong_possession import MODEL, against, against_nobody, manifest, statement
+from support.wrong_possession import MODEL, against, against_nobody, manifest, record, statement
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.serving.evidence import server_convictions as module
@@ -19,7 +19,6 @@ from swarm_protocol import limits
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.proof_messages import WRONG_ANSWER, Evidence
-from swarm_protocol.records import ServeRecord
 from swarm_protocol.served_evidence_messages import SERVER_EVIDENCE_METHOD, WrongPossession
 
 LIAR = Identity(bytes([50]) * 32)
@@ -38,22 +37,6 @@ class Kept(dict[str, bytes]):
 
     def forget(self, peer_id: str) -> None:
         self.pop(peer_id, None)
-
-
-def record() -> ServeRecord:
-    return ServeRecord(
-        model=MODEL,
-        revision=manifest().revision("float32"),
-        num_blocks=1,
-        start=0,
-        end=1,
-        state="serving",
-        prefill_ms_per_token=1.0,
-        decode_ms_per_block=1.0,
-        free_kv_tokens=100,
-        manifest=manifest().digest,
-        dtype="float32",
-    )
 
 
 class Nodes:

@@ -292,8 +292,9 @@ def test_server_alone_with_its_blocks_is_counted_as_unchecked(boxes: Any, llama_
 def test_checker_that_lies_is_named_and_not_the_server_that_it_checks(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, THREE, checks=ALL) as box:
-            liar = next(iter(box.servers))
-            server = box.servers[liar]
+            # the server that has passed is asked for answers, and the others check it
+            asked = await trusted(box, 0)
+            liar, server = next((who, it) for who, it in box.servers.items() if not it.record.start and who != asked)
             honest = server.calls._forward
 
             async def forward(call: Any, x: Tensor) -> Tensor:

@@ -51,7 +51,9 @@ def found(request: pytest.FixtureRequest, boxes: Any, llama_dir: Path, tmp_path_
     other = _scaled(llama_dir, folder / "other")
 
     async def noting(answer: FinishedAnswer, span: AnsweredSpan, context: CheckContext) -> CheckReport:
-        report = await check_span(answer, span, context)
+        # were the liar found out as a checker, nobody would ask it for an answer
+        others = tuple(peer_id for peer_id in context.candidates if peer_id != result.liar)
+        report = await check_span(answer, span, dataclasses.replace(context, candidates=others))
         if report.result == "passed" and span.peer_id != result.liar:
             result.right.append(evidence_of(answer, span, context.network_id))
         return report

@@ -352,6 +352,9 @@ class Exchange:
         await guard(talk())
 
     async def _send_slices(self, stream: Stream) -> None:
+        if self._streams.queued_s(self._part.owner) > QUIET_S:
+            # or the answers to what the owner opens would wait behind all slices that come in
+            await self._butterfly.own.until_opened_by(self._part.owner)
         ahead = max(MIN_AHEAD_FRAMES, AHEAD_FRAMES // (len(self._group.members) - 1))
         await self._streams.send_slices(stream, self._part, ahead=ahead, phase="round.slice")
         with blamed(self._part.owner):

@@ -52,6 +52,8 @@ NOTABLE_KEPT = 0.5
 """A member that keeps less of its weight is reported. Aggregators shorten the longest honest contributions a little,
 too: the least that one of them kept, of five to eight members, was 0.9 by default, and 0.4 with CenteredClip of
 radius 1."""
+OPENING_S = 1.0
+"""Members learn of their group within a fraction of this of each other."""
 NOTABLE_VALUES = 256
 """A part of fewer values tells nothing of a contribution's length."""
 
@@ -227,6 +229,13 @@ class PartOwner:
         finally:
             # a stream belongs to its handler: nobody may use it after this
             self.stop_delivery(peer)
+
+    async def until_opened_by(self, peer: str) -> None:
+        """Return once `peer` has opened its stream to this part, or has had OPENING_S for that."""
+        if self._part.frames:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(OPENING_S):
+                    await asyncio.shield(self._accepted_from(peer))
 
     def stop_delivery(self, peer: str) -> None:
         """Send no more of the result to `peer`."""

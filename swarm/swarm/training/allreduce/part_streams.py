@@ -148,17 +148,22 @@ class PartStreams:
         """Return when the latest frame of `peer` arrived, in the loop's time; -inf if none has."""
         return self._heard_at[peer]
 
+    def queued_s(self, peer: str) -> float:
+        """Return how long the slices of a part that are on their way at once take between `peer` and this member."""
+        part_bytes = self.scheme.codec.encoded_bytes(max(self.group.part_values))
+        return self._connections.meter.transfer_s(peer, min(part_bytes, WINDOW_BYTES))
+
     async def until_silent(self, peer: str) -> None:
         """Return once `peer` has sent nothing for QUIET_S, and leaves a call unanswered for longer than the bytes
         queued before it can take on the connection between the two."""
-        loop, codec = asyncio.get_running_loop(), self.scheme.codec
-        queued_bytes = min(codec.encoded_bytes(max(self.group.part_values)), WINDOW_BYTES)
+        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(QUIET_S)
             asked_at = loop.time()
             if self._heard_at[peer] > asked_at - QUIET_S:
                 continue
-            queued_s = min(self._connections.meter.transfer_s(peer, queued_bytes), self.group.reduce_s / 4)
+            # before the call on the way there, and before the answer on the way back
+            queued_s = min(2 * self.queued_s(peer), self.group.reduce_s / 2)
             if not await self._connections.answers(peer, SILENT_S + queued_s) and self._heard_at[peer] < asked_at:
                 self._is_silent[peer].set()
                 return

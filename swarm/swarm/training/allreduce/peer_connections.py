@@ -90,10 +90,12 @@ class BandwidthMeter:
         return int(min(self._latest.get(peer, 0.0), MAX_BYTES_PER_S))
 
     def transfer_s(self, peer: str, num_bytes: int) -> float:
-        """Return how long `num_bytes` may travel between `peer` and this member. Without a measurement, the slowest
-        connection that a run supports is assumed."""
-        known = [rate for rates in (self._latest, self._from, self._to) if (rate := rates.get(peer))]
-        return num_bytes / min(known, default=SLOWEST_BYTES_PER_S / max(1, self._num_others))
+        """Return how long `num_bytes` may travel between `peer` and this member. Until a reduction has measured it, the
+        slowest connection that a run supports is assumed."""
+        known = [rate for rates in (self._from, self._to) if (rate := rates.get(peer))]
+        if not known:
+            return num_bytes / (SLOWEST_BYTES_PER_S / max(1, self._num_others))
+        return num_bytes / min(*known, self._latest.get(peer, math.inf))
 
 
 def _averaged(average: float | None, rate: float) -> float:

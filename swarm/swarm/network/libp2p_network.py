@@ -304,7 +304,11 @@ class Libp2pNetwork:
                 yield stream
         finally:
             pump.cancel()
-            await asyncio.wait((pump,))
+            try:
+                await asyncio.wait((pump,))
+            except asyncio.CancelledError:  # again, while it leaves
+                stream.abort()
+                raise
             stream.leave()
 
     async def replace_path(self, peer_id: str, *, timeout_s: float) -> None:

@@ -481,7 +481,10 @@ def test_leaving_a_stream_full_of_unread_messages_cancels_its_handler(run: Run) 
     run(case)
 
 
-def test_cancelled_task_leaves_its_stream(run: Run) -> None:
+@pytest.mark.parametrize("turns", [None, 1, 2, 3])
+def test_cancelled_task_leaves_its_stream(run: Run, turns: int | None) -> None:
+    """Also one that is cancelled again, some turns of the loop later, while it leaves."""
+
     async def case(world: World) -> None:
         hanging, method = Hanging(), world.name()
         await world.a.serve_stream(method, hanging.stream)
@@ -493,6 +496,10 @@ def test_cancelled_task_leaves_its_stream(run: Run) -> None:
         using = asyncio.create_task(use())
         await soon(hanging.running)
         using.cancel()
+        if turns is not None:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            using.cancel()
         with pytest.raises(asyncio.CancelledError):
             await using
         await soon(hanging.cancelled)

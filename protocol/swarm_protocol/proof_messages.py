@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from swarm_protocol import limits, wire
-from swarm_protocol.checks import Digest, Name, distinct, named, up_to, whole
-from swarm_protocol.identity import PeerId
+from swarm_protocol.checks import Digest, Name, distinct, named, sized, up_to, whole
+from swarm_protocol.identity import SIGNATURE_BYTES, PeerId
 from swarm_protocol.proto import proofs_pb2
 from swarm_protocol.training_messages import Attempt, Step
 from swarm_protocol.version import NetworkId
@@ -22,6 +22,7 @@ FINDING_PURPOSE = "interval"
 WRONG_REDUCTION = "wrong_reduction"
 WRONG_INTERVAL = "wrong_interval"
 EQUIVOCATION = "equivocation"
+BAD_SLICE = "bad_slice"
 WRONG_ANSWER = "wrong_answer"
 WRONG_POSSESSION = "wrong_possession"
 
@@ -134,6 +135,32 @@ class WrongInterval(wire.WireMessage):
 
     def evidence(self) -> Evidence:
         return Evidence(kind=WRONG_INTERVAL, body=self.to_bytes())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadSlice(wire.WireMessage):
+    """What convicts `peer`, which committed to its slices of `step` from the state `state_digest` by `signature` of
+    `root` (see `round_signatures.slices_message`): the leaf `shown` is in the committed tree of `num_leaves` leaves,
+    and no encoder of the run's codec writes such bytes."""
+
+    PROTO = proofs_pb2.BadSlice
+    MAX_BYTES = limits.MAX_AUDITED_SLICE_BYTES + limits.MAX_REQUEST_BYTES
+
+    peer: PeerId
+    step: Step
+    state_digest: Digest
+    root: Digest
+    signature: Annotated[bytes, sized(SIGNATURE_BYTES)]
+    num_leaves: Annotated[int, whole(limits.MAX_PART_VALUES, low=1)]
+    leaf: Leaf
+    shown: AuditedSlice
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.shown, AuditedSlice):
+            raise ValueError("it shows no slice")  # noqa: TRY004 - absent in the message
+
+    def evidence(self) -> Evidence:
+        return Evidence(kind=BAD_SLICE, body=self.to_bytes())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ GROUP_PURPOSE = "group"
 RESUME_PURPOSE = "resume"
 ENDORSEMENT_PURPOSE = "endorsement"
 
-OpeningKind: TypeAlias = Literal["exchange", "keep", "result", "slices", "audit"]
+OpeningKind: TypeAlias = Literal["exchange", "keep", "result", "slices", "audit", "proof"]
 ReplyKind: TypeAlias = Literal["group", "pending", "attempt", "behind", "left_out"]
 VoteKind: TypeAlias = Literal["prepare", "commit"]
 
@@ -408,6 +408,8 @@ class ReduceOpening(wire.WireMessage):
     result    to the backup: the owner failed, and the sender asks for the result from `frame` on
     slices    from the backup: it replaces the owner, and asks for the receiver's slices from `frame` on
     audit     to the owner or the backup: the sender asks for a PartStatement, and then for slices (see `AuditDraw`)
+    proof     from the owner: it cannot decode one leaf of the receiver's slice, which it names by an AuditDraw, and
+              asks where that is under the receiver's root; the answer is an AuditedSlice without data
 
     Who sends slices shows before them where they are under the root to which it has committed: `proof` leads there,
     together with the digests of the leaves of its slice of the part, which the receiver computes from the slice. For

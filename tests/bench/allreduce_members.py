@@ -30,6 +30,7 @@ from swarm.training.allreduce.peer_connections import PeerConnections
 from swarm.training.run.methods import Methods
 from swarm.trust.aggregators import get_aggregator
 from swarm_compression import get_codec, warm_up
+from swarm_protocol.errors import SwarmError
 from swarm_protocol.training_messages import Contribution, Group, SignedGroup
 from torch import Tensor
 
@@ -96,9 +97,12 @@ class Member:
             self._delta_N,
             ReductionScheme(codec=CODEC, aggregator=get_aggregator("mean", {})),
             self._executor,
-            on_failure=lambda error: print("member", self._index, error, flush=True),
+            on_failure=self._report,
         )
         self._next.set_result(self._butterfly)
+
+    async def _report(self, error: SwarmError) -> None:
+        print("member", self._index, error, flush=True)
 
     async def go(self) -> dict[str, float]:
         """The reduction, and its mean decoded: what hivemind's averager leaves, too."""

@@ -31,7 +31,7 @@ from support.wrong_reduction import (
 from swarm.serving.evidence.wrong_possession import check_possession, possession_evidence, read_possession
 from swarm.serving.manifest.possession import STATEMENT_LIFETIME_S, check_answer, draw
 from swarm.serving.manifest.verification import complaint_about
-from swarm.training.allreduce.parts import leaf_at
+from swarm.training.allreduce.parts import leaf_at, num_leaves
 from swarm.training.evidence.evidence import accused, check
 from swarm.training.evidence.interval_draws import draw_leaves, draw_validators
 from swarm.training.run.run_config import RunConfig
@@ -61,7 +61,14 @@ from swarm_protocol.network_invitation import (
     check_chain,
     parse_invitation,
 )
-from swarm_protocol.proof_messages import AuditedSlice, Evidence, IntervalFinding, WrongInterval, WrongReduction
+from swarm_protocol.proof_messages import (
+    AuditedSlice,
+    BadSlice,
+    Evidence,
+    IntervalFinding,
+    WrongInterval,
+    WrongReduction,
+)
 from swarm_protocol.training_messages import Certificate, Outcome, PlacedSignature, SignedGroup
 
 RUN = config(aggregator="centered_clip", validation_rate=0.5, inner=InnerConfig(batch_windows=2, fresh_moments=True))
@@ -164,6 +171,44 @@ def try_interval(data: bytes) -> None:
         findings[chance.randrange(len(findings))] = signatures(signer).sign_finding(finding, NOW)
         whole = replace(whole, findings=tuple(dict.fromkeys(findings)))
     check_evidence(whole.evidence(), {wrong_interval().peer})
+
+
+@cache
+def bad_slice() -> BadSlice:
+    """The liar's commitment to a leaf of NaN."""
+    leaves = [CODEC.encode(case().vectors[1][leaf_at(NUM_VALUES, leaf)]) for leaf in range(num_leaves(NUM_VALUES))]
+    leaves[4] = b"\xff" * len(leaves[4])
+    tree = HashTree.of([leaf_digest(each) for each in leaves])
+    commitment = signatures(LIAR).sign_slices(1, bytes(32), tree.root)
+    return BadSlice(
+        peer=LIAR.peer_id,
+        step=1,
+        state_digest=bytes(32),
+        root=commitment.root,
+        signature=commitment.signature,
+        num_leaves=len(leaves),
+        leaf=4,
+        shown=AuditedSlice(data=leaves[4], proof=b"".join(tree.proof(4, 5))),
+    )
+
+
+def try_bad_slice(data: bytes) -> None:
+    """Check evidence of a bad slice that its accuser has changed, or which is about an honest member's genuine
+    commitment. Raises AssertionError if it convicts anyone but the member that committed to it."""
+    chance, whole = random.Random(data), bad_slice()
+    if chance.random() < 0.5:
+        place, leaf = chance.choice((0, 2, 3)), chance.randrange(num_leaves(NUM_VALUES))
+        honest, tree = case().group.members[place], case().trees[place]
+        assert honest.commitment is not None
+        genuine = AuditedSlice(
+            data=CODEC.encode(case().vectors[place][leaf_at(NUM_VALUES, leaf)]),
+            proof=b"".join(tree.proof(leaf, leaf + 1)),
+        )
+        root, signature = honest.commitment.root, honest.commitment.signature
+        whole = replace(whole, peer=honest.peer_id, root=root, signature=signature, leaf=leaf, shown=genuine)
+    if chance.random() < 0.7:
+        whole = altered(whole, chance, texts=NAMES, num_changes=chance.choice((1, 2)))
+    check_evidence(whole.evidence(), {LIAR.peer_id})
 
 
 def try_equivocation(data: bytes) -> None:
@@ -290,6 +335,7 @@ TARGETS = (
     Target(name="evidence of a reduction", take=try_reduction),
     Target(name="evidence of an interval", take=try_interval),
     Target(name="evidence of two votes", take=try_equivocation),
+    Target(name="evidence of a bad slice", take=try_bad_slice),
     Target(name="certificate of a step", take=try_certificate),
     Target(name="manifest and its proofs", take=try_manifest),
     Target(name="chain of an invitation", take=try_invitation),

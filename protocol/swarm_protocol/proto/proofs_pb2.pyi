@@ -86,6 +86,26 @@ class WrongInterval(_message.Message):
     findings: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, certificate: _Optional[bytes] = ..., peer: _Optional[str] = ..., slices: _Optional[_Iterable[_Union[AuditedSlice, _Mapping]]] = ..., findings: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
+class BadSlice(_message.Message):
+    __slots__ = ("peer", "step", "state_digest", "root", "signature", "num_leaves", "leaf", "shown")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    NUM_LEAVES_FIELD_NUMBER: _ClassVar[int]
+    LEAF_FIELD_NUMBER: _ClassVar[int]
+    SHOWN_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    step: int
+    state_digest: bytes
+    root: bytes
+    signature: bytes
+    num_leaves: int
+    leaf: int
+    shown: AuditedSlice
+    def __init__(self, peer: _Optional[str] = ..., step: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., root: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., num_leaves: _Optional[int] = ..., leaf: _Optional[int] = ..., shown: _Optional[_Union[AuditedSlice, _Mapping]] = ...) -> None: ...
+
 class EvidenceRequest(_message.Message):
     __slots__ = ("run", "known")
     RUN_FIELD_NUMBER: _ClassVar[int]

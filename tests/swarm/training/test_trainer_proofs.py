@@ -14,6 +14,7 @@ from support.faults import Fault, FaultScript
 from support.lying_owners import owner_that, times_minus_ten, without_the_first
 from support.training_swarm import (
     Member,
+    SpoiledCodec,
     Swarm,
     SyntheticInner,
     assert_equal_steps,
@@ -165,6 +166,35 @@ def test_member_that_sends_other_slices_than_it_committed_to_is_named_and_left_o
             assert all(liar.peer_id not in event.group for event in member.of(OuterStep))
         reasons = [event.reason for member in members for event in member.of(RoundAborted)]
         assert any(liar.peer_id[-6:] in reason and "committed to" in reason for reason in reasons), reasons
+
+    virtual_time.run(main())
+
+
+def with_bad_scales(data: bytes) -> bytes:
+    """Return encoded int8 values with NaN as the scale of each block, wherever the vector was cut."""
+    num_blocks = -(-len(data) // 260)
+    return b"\x00\x00\xc0\x7f" * num_blocks + data[4 * num_blocks :]
+
+
+class BadSlices(SpoiledCodec):
+    """Spoils slices, and gives a result of its own part that the others can decode."""
+
+    def combine(self, encoded: Any, weights: Any, num_values: int, buffer: Any) -> None:
+        self._honest.combine(encoded[:1], weights[:1], num_values, buffer)
+
+
+def test_member_that_commits_to_slices_that_nobody_can_decode_is_convicted_by_its_own_commitment() -> None:
+    class Liar(RunMember):
+        async def _open_context(self) -> RunContext:
+            return replace(await super()._open_context(), codec=BadSlices(with_bad_scales))
+
+    async def main() -> None:
+        members, liar = await run_with(Liar, aggregator="mean")
+        assert_convicted(members, liar)
+        for member in members:
+            assert all(liar.peer_id not in event.group for event in member.of(OuterStep))
+            (event,) = member.of(MemberConvicted)
+            assert "nobody can decode" in event.reason
 
     virtual_time.run(main())
 

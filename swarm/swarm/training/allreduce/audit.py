@@ -27,13 +27,14 @@ from swarm_compression import Codec
 from swarm_compression.codec import Data
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerError, PeerTimeout, PeerViolation, SwarmError
-from swarm_protocol.proof_messages import AuditDraw, AuditedSlice, Evidence, PartStatement, WrongReduction
+from swarm_protocol.proof_messages import AuditDraw, AuditedSlice, PartStatement, WrongReduction
 from swarm_protocol.training_messages import Group, SignedGroup
 from torch import Tensor
 
 from swarm.network.interface import EndOfStream, Stream
 from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.leaf_checks import are_committed, hashed_part, part_leaf, reduced_leaf
+from swarm.training.allreduce.lies import CaughtLying
 from swarm.training.allreduce.made_part import MadePart
 from swarm.training.allreduce.part_streams import blamed
 from swarm.training.allreduce.parts import backup_peer, leaf_values, num_leaves, part_leaves
@@ -56,14 +57,6 @@ class Statements(Protocol):
 
     def read_part(self, data: bytes) -> tuple[str, PartStatement]:
         """Return the signer and the statement. Raises PeerViolation or IntegrityError."""
-
-
-class CaughtLying(PeerViolation):
-    """A member has signed a result that does not follow from the committed slices, as `evidence` shows."""
-
-    def __init__(self, message: str, *, peer_id: str, evidence: Evidence) -> None:
-        super().__init__(message, peer_id=peer_id)
-        self.evidence = evidence
 
 
 class NotAudited(PeerError):

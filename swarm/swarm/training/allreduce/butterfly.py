@@ -32,6 +32,7 @@ from swarm_protocol.training_messages import OpeningKind, ReduceOpening, SignedG
 from torch import Tensor
 
 from swarm.network.interface import EndOfStream, FaultHook, Stream, no_faults
+from swarm.training.allreduce.bad_slices import proved, show_path
 from swarm.training.allreduce.made_part import MadePart
 from swarm.training.allreduce.part_owner import BackupOwner, PartOwner
 from swarm.training.allreduce.part_streams import PartStreams, blamed, silence_of
@@ -64,12 +65,13 @@ class Butterfly:
         scheme: ReductionScheme,
         executor: Executor,
         *,
-        on_failure: Callable[[SwarmError], None],
+        on_failure: Callable[[SwarmError], Awaitable[None]],
         tree: HashTree | None = None,
         faults: FaultHook = no_faults,
     ) -> None:
         """Each member's handler of `connections.methods.reduce` passes its streams to `accept` of the butterfly of the
-        same group. `on_failure` is called with the first failure; PeerError and PeerViolation name the peer at fault.
+        same group. `on_failure` is called with the first failure; PeerError and PeerViolation name the peer at fault,
+        and CaughtLying proves what it did.
         `tree` is the hash tree to whose root this member has committed, if the group's members have committed to their
         slices.
         """
@@ -198,6 +200,8 @@ class Butterfly:
                 await self.streams.send_slices(stream, part, opening.frame)
             case "audit":
                 await self.answer_audit(opening.part, stream)
+            case "proof":
+                await show_path(self.streams, part.index, stream)
 
     def _fits(self, peer: str, opening: ReduceOpening) -> bool:
         """Return whether `peer` may open such a stream to this member."""
@@ -212,6 +216,7 @@ class Butterfly:
             "result": asks_backup,
             "slices": is_third and backup == peer,
             "audit": is_own or asks_backup,
+            "proof": owner == peer,
         }
         return fits[opening.kind]
 
@@ -255,13 +260,13 @@ class Butterfly:
         try:
             await self.own.reduce()
         except SwarmError as error:
-            await self.fail(error)
+            await self.fail(await proved(self.streams, self._me, error))
 
     async def fail(self, error: SwarmError) -> None:
         """Report the first failure, and keep everything open until cancelled."""
         if not self._failed:
             self._failed = True
-            self._on_failure(error)
+            await self._on_failure(error)
         await asyncio.get_running_loop().create_future()
 
 

@@ -10,7 +10,7 @@ Functions here block. Shapes: N values of the vector, F of the part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from swarm_compression import Codec
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from swarm.training.allreduce.parts import (
     PartResult,
+    check_frame,
     decode_frame,
     frames_of,
     leaf_at,
@@ -38,10 +39,18 @@ _DIGEST_BYTES = limits.DIGEST_BYTES
 
 
 def committed_tree(encode: Callable[[slice], Data], codec: Codec, total_values: int) -> HashTree:
-    """Return the hash tree over the leaves of a vector of `total_values`, of which `encode` encodes a frame."""
+    """Return the hash tree over the leaves of a vector of `total_values`, of which `encode` encodes a frame. Raises
+    CodecError if a frame cannot be encoded, or is one that its receivers would refuse."""
     leaf = leaf_values(total_values)
-    frames = frames_of(total_values, leaf=leaf)
-    return HashTree.of(_leaf_digests(codec, leaf, ((encode(frame), num_values(frame)) for frame in frames)))
+
+    def encoded() -> Iterator[tuple[Data, int]]:
+        for frame in frames_of(total_values, leaf=leaf):
+            data = encode(frame)
+            # a commitment to what nobody can decode convicts its signer
+            check_frame(codec, data, num_values(frame))
+            yield data, num_values(frame)
+
+    return HashTree.of(_leaf_digests(codec, leaf, encoded()))
 
 
 def leaves_proof(tree: HashTree, group: Group, part: int) -> bytes:

@@ -24,11 +24,12 @@ import torch
 from numpy.typing import NDArray
 from swarm_compression import CodecError
 from swarm_compression.codec import Data
-from swarm_protocol.errors import PeerError, PeerUnreachable, PeerViolation, RoundError, SwarmError
+from swarm_protocol.errors import PeerError, PeerUnreachable, RoundError, SwarmError
 from swarm_protocol.training_messages import Contribution, Group, ReduceOpening
 from torch import Tensor
 
 from swarm.network.interface import EndOfStream, Stream
+from swarm.training.allreduce.lies import UndecodableSlice
 from swarm.training.allreduce.made_part import MadePart
 from swarm.training.allreduce.part_streams import FrameInbox, PartStreams, not_of_others
 from swarm.training.allreduce.parts import (
@@ -109,7 +110,7 @@ class PartReducer:
         """Write the frame's encoded result into `buffer`, where one of the slices may lie. Raises PeerViolation, which
         names the sender of a slice that cannot be decoded, and RoundError if the result cannot be encoded."""
         if self._fixed is not None and self._fixed.is_sum:
-            self._check(encoded, num_values(frame))
+            self._check(encoded, frame)
             with _encoding():
                 # the bits of `Aggregation.combine`, without a decoded frame in between
                 self._codec.combine(encoded, self._fixed.coefficients, num_values(frame), buffer)
@@ -122,8 +123,8 @@ class PartReducer:
         """Return the frame's result [F] as it is before it is encoded. Raises PeerViolation as `reduce` does."""
         size = num_values(frame)
         if self._fixed is not None:
-            return torch.from_numpy(self._fixed.combine(self._rows(encoded, size)))
-        rows, result_F = list(self._rows(encoded, size)), torch.empty(size)
+            return torch.from_numpy(self._fixed.combine(self._rows(encoded, frame)))
+        rows, result_F = list(self._rows(encoded, frame)), torch.empty(size)
         for start in range(0, size, self._leaf_values):
             place = slice(start, min(start + self._leaf_values, size))
             leaf = (frame.start + start) // self._leaf_values
@@ -148,15 +149,15 @@ class PartReducer:
             self._kept[index] += share * size
         return aggregation.combine(rows)
 
-    def _check(self, encoded: Sequence[Data], num_values: int) -> None:
+    def _check(self, encoded: Sequence[Data], frame: slice) -> None:
         for member, data in zip(self.contributors, encoded, strict=True):
-            with _decoding_slice_of(member):
-                check_frame(self._codec, data, num_values)
+            with _decoding_slice_of(member, data, frame):
+                check_frame(self._codec, data, num_values(frame))
 
-    def _rows(self, encoded: Sequence[Data], num_values: int) -> Iterator[NDArray[Any]]:
+    def _rows(self, encoded: Sequence[Data], frame: slice) -> Iterator[NDArray[Any]]:
         for member, data in zip(self.contributors, encoded, strict=True):
-            with _decoding_slice_of(member):
-                x_F = decode_frame(self._codec, data, num_values)
+            with _decoding_slice_of(member, data, frame):
+                x_F = decode_frame(self._codec, data, num_values(frame))
             yield x_F.numpy()
 
 
@@ -169,11 +170,12 @@ def _encoding() -> Iterator[None]:
 
 
 @contextmanager
-def _decoding_slice_of(member: Contribution) -> Iterator[None]:
+def _decoding_slice_of(member: Contribution, data: Data, frame: slice) -> Iterator[None]:
     try:
         yield
     except CodecError as error:
-        raise PeerViolation(f"it sent a bad slice: {error}", peer_id=member.peer_id) from error
+        reason = f"it sent a bad slice: {error}"
+        raise UndecodableSlice(reason, peer_id=member.peer_id, data=data, frame=frame) from error
 
 
 async def _reduce_part(

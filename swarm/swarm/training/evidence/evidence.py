@@ -1,8 +1,8 @@
 """Checks what convicts a member of a run. Pure; anyone can do it who has the run's file and the evidence.
 
 Evidence has a kind, and each kind a checker in `KINDS`; what is no evidence of any kind convicts nobody, such as that a
-member sent nothing or nonsense. To add a kind, write its message, its two functions in a module of its own, and its
-line here. A wrong reduction and an equivocation prove themselves; a wrong interval counts by the signed findings of
+member sent nothing. To add a kind, write its message, its two functions in a module of its own, and its line here. A
+wrong reduction, an equivocation and a bad slice prove themselves; a wrong interval counts by the signed findings of
 members who computed it again. Signatures in evidence count however old they are: that somebody signed two things stays
 true.
 """
@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from swarm_protocol.errors import PeerViolation
-from swarm_protocol.proof_messages import EQUIVOCATION, WRONG_INTERVAL, WRONG_REDUCTION, Evidence
+from swarm_protocol.proof_messages import BAD_SLICE, EQUIVOCATION, WRONG_INTERVAL, WRONG_REDUCTION, Evidence
 
+from swarm.training.evidence.bad_slice import accused_of_bad_slice, check_bad_slice
 from swarm.training.evidence.bans import Verdict
 from swarm.training.evidence.equivocation import accused_of_equivocation, check_equivocation
 from swarm.training.evidence.wrong_interval import accused_of_interval, check_interval
@@ -36,6 +37,7 @@ KINDS: Mapping[str, EvidenceKind] = {
     WRONG_REDUCTION: EvidenceKind(accused_of, check_reduction),
     WRONG_INTERVAL: EvidenceKind(accused_of_interval, check_interval),
     EQUIVOCATION: EvidenceKind(accused_of_equivocation, check_equivocation),
+    BAD_SLICE: EvidenceKind(accused_of_bad_slice, check_bad_slice),
 }
 
 

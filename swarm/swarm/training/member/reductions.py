@@ -21,8 +21,9 @@ from swarm_protocol.proof_messages import Evidence, PartStatement
 from swarm_protocol.training_messages import Group, Outcome, ReduceOpening, SignedGroup
 
 from swarm.network.interface import Stream
-from swarm.training.allreduce.audit import Auditing, CaughtLying, NotAudited
+from swarm.training.allreduce.audit import Auditing, NotAudited
 from swarm.training.allreduce.butterfly import Butterfly
+from swarm.training.allreduce.lies import CaughtLying
 from swarm.training.allreduce.made_part import committed_tree
 from swarm.training.allreduce.parts import ReductionScheme
 from swarm.training.allreduce.peer_connections import MeteredStream
@@ -100,7 +101,7 @@ class Reductions:
             offer.delta_F if offer else None,
             self._scheme(group),
             context.executor,
-            on_failure=lambda error: self._feed(reduce_failed(group.attempt, error)),
+            on_failure=partial(self._failed, group.attempt),
             tree=offer.tree if offer else None,
             faults=context.faults,
         )
@@ -128,20 +129,25 @@ class Reductions:
         try:
             await auditing.sign_own_part()
             await auditing.audit(parts)
-        except CaughtLying as error:
-            logger.warning("%s lied: %s", short(error.peer_id), error.message)
-            try:
-                await self._convict(error.evidence)
-            except SwarmError as failure:  # too large, for instance: it is accused by this member's word alone
-                logger.warning("this lie could not be turned into evidence: %s", failure)
-                self._feed(reduce_failed(attempt, error))
         except NotAudited as error:
             self._feed(replace(reduce_failed(attempt, error), unaudited=True))
         except SwarmError as error:
-            self._feed(reduce_failed(attempt, error))
+            await self._failed(attempt, error)
         else:
             return True
         return False
+
+    async def _failed(self, attempt: int, error: SwarmError) -> None:
+        """End the attempt: by evidence, if `error` has some that convicts, else by ReduceFailed."""
+        if not isinstance(error, CaughtLying):
+            self._feed(reduce_failed(attempt, error))
+            return
+        logger.warning("%s lied: %s", short(error.peer_id), error.message)
+        try:
+            await self._convict(error.evidence)
+        except SwarmError as failure:  # too large, for instance: it is accused by this member's word alone
+            logger.warning("this lie could not be turned into evidence: %s", failure)
+            self._feed(reduce_failed(attempt, error))
 
     async def recover(self, action: Recover) -> None:
         """Get the parts of an outcome from other members. Ends with Reduced, with ReduceFailed, or with evidence."""

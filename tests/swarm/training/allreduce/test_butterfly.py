@@ -81,9 +81,12 @@ class Ring:
             self.vectors[index] if has_tokens else None,
             ReductionScheme(codec=codec or self.codec, aggregator=self.aggregator),
             self.executor,
-            on_failure=lambda error: self.failures.setdefault(index, error),
+            on_failure=partial(self._failed, index),
             faults=faults,
         )
+
+    async def _failed(self, index: int, error: SwarmError) -> None:
+        self.failures.setdefault(index, error)
 
     async def serve(self, network: MemoryNetwork, butterfly: Butterfly) -> None:
         async def accept(peer: str, stream: Stream) -> None:

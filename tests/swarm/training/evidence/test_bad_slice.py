@@ -1,0 +1,124 @@
+"""A commitment to a slice that nobody can decode convicts who signed it, and no honest member, wherever its leaves are
+said to be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from support.wrong_reduction import IDENTITIES, RUN, STRANGER, signatures
+from swarm.training.allreduce.bad_slices import is_encoding
+from swarm.training.allreduce.made_part import committed_tree
+from swarm.training.evidence.evidence import accused, check
+from swarm_compression import get_codec
+from swarm_compression.codec import CodecError
+from swarm_protocol import limits
+from swarm_protocol.errors import IntegrityError, PeerViolation
+from swarm_protocol.hash_tree import HashTree, leaf_digest
+from swarm_protocol.proof_messages import AuditedSlice, BadSlice, Evidence
+from torch import Tensor
+
+LIAR = IDENTITIES[0]
+INT8 = get_codec("int8")
+NAN = b"\x00\x00\xc0\x7f"
+
+
+def vector(num_values: int) -> Tensor:
+    return torch.randn(num_values, generator=torch.Generator().manual_seed(1))
+
+
+def encoded_leaves() -> list[bytes]:
+    """Return five encoded leaves of 256 values; the last one has 100."""
+    return [INT8.encode(leaf_L) for leaf_L in vector(1124).split(256)]
+
+
+def case_of(leaves: list[bytes], leaf: int) -> BadSlice:
+    """Return what would show `leaf` of `leaves`, to which the liar has committed."""
+    tree = HashTree.of([leaf_digest(each) for each in leaves])
+    commitment = signatures(LIAR).sign_slices(3, bytes(32), tree.root)
+    return BadSlice(
+        peer=LIAR.peer_id,
+        step=3,
+        state_digest=bytes(32),
+        root=commitment.root,
+        signature=commitment.signature,
+        num_leaves=len(leaves),
+        leaf=leaf,
+        shown=AuditedSlice(data=leaves[leaf], proof=b"".join(tree.proof(leaf, leaf + 1))),
+    )
+
+
+@cache
+def bad() -> BadSlice:
+    leaves = encoded_leaves()
+    leaves[2] = NAN + leaves[2][4:]
+    return case_of(leaves, 2)
+
+
+def verdict(case: BadSlice) -> str:
+    evidence = Evidence.from_bytes(case.evidence().to_bytes())
+    assert accused(evidence, signatures()) == (case.peer, case.step)
+    found = check(evidence, signatures(), RUN)
+    assert (found.peer_id, found.step, found.kind) == (case.peer, case.step, "bad_slice")
+    return found.reason
+
+
+def test_committed_leaf_that_nobody_can_decode_convicts_its_signer() -> None:
+    assert verdict(bad()) == "it committed to a slice that nobody can decode, at outer step 3"
+    far = INT8.encode(torch.full((256,), 1.1e12))
+    verdict(case_of([far], 0))  # moves a parameter further than the protocol allows
+    verdict(case_of([b"\x00"], 0))  # no number of values takes one byte
+
+
+FALSE: dict[str, Callable[[], BadSlice]] = {
+    "a leaf that can be decoded": lambda: case_of(encoded_leaves(), 2),
+    "the last leaf, said to be a whole one": lambda: replace(case_of(encoded_leaves(), 4), num_leaves=5),
+    "a leaf that was changed": lambda: replace(
+        bad(), shown=replace(bad().shown, data=NAN + bad().shown.data[4:-1] + b"!")
+    ),
+    "another leaf": lambda: replace(bad(), leaf=3),
+    "a leaf without its path": lambda: replace(bad(), shown=replace(bad().shown, proof=b"")),
+    "a path with a broken digest": lambda: replace(bad(), shown=replace(bad().shown, proof=bad().shown.proof[:-1])),
+    "a root that was not signed": lambda: replace(bad(), root=bytes(32)),
+    "another step": lambda: replace(bad(), step=4),
+    "another state": lambda: replace(bad(), state_digest=b"s" * 32),
+    "another member": lambda: replace(bad(), peer=STRANGER.peer_id),
+    "an inner node as a leaf": lambda: replace(
+        case_of(encoded_leaves(), 0),
+        num_leaves=3,
+        shown=AuditedSlice(
+            data=b"\x01" + b"".join(leaf_digest(each) for each in encoded_leaves()[:2]),
+            proof=case_of(encoded_leaves(), 0).shown.proof[32:],
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FALSE)
+def test_bad_slice_that_proves_nothing_convicts_nobody(what: str) -> None:
+    with pytest.raises((PeerViolation, IntegrityError)):
+        verdict(FALSE[what]())
+
+
+def test_bad_slice_counts_in_its_own_run_and_network_only() -> None:
+    for foreign in (signatures(run="other"), signatures(network="other")):
+        with pytest.raises(IntegrityError):
+            check(bad().evidence(), foreign, RUN)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("num_values", [1, 2, 99, 100, 255, 256, 257, 1000])
+def test_every_honest_leaf_is_an_encoding_whatever_its_size(name: str, num_values: int) -> None:
+    """The accuser says how many leaves there are, so the last one may be said to have another number of values."""
+    codec = get_codec(name)
+    assert is_encoding(codec, codec.encode(vector(num_values)))
+
+
+def test_honest_member_commits_to_nothing_that_its_receivers_refuse() -> None:
+    x_N = vector(1000)
+    x_N[700] = 2 * limits.MAX_PARAMETER_MOVE
+    with pytest.raises(CodecError, match="moves"):
+        committed_tree(lambda frame: INT8.encode(x_N[frame]), INT8, 1000)

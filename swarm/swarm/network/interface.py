@@ -1,4 +1,4 @@
-"""The interface of the network that everything above it uses.
+"""The interface of the network that everything above it uses, and what its implementations share.
 
 Two implementations hold to it, checked by one conformance suite: `libp2p_network.Libp2pNetwork` (real sockets) and
 `memory.MemoryNetwork` (a simulated internet with virtual time). Callers see bytes, peer ids and typed errors, and
@@ -10,13 +10,15 @@ the wall clock only through `Network.now`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from swarm_protocol import limits
-from swarm_protocol.envelope import Envelope
+from swarm_protocol.envelope import Envelope, seal_now
 from swarm_protocol.errors import PeerRefused, PeerViolation
+from swarm_protocol.identity import Identity
 
 from swarm.network.link_meter import LinkMeter
 
@@ -133,6 +135,69 @@ class Network(StreamOpener, Protocol):
 
     async def close(self) -> None:
         """Stop serving and end every task, socket and child process. Idempotent."""
+
+
+class SigningNetwork(ABC):
+    """The part of `Network` that follows from the node's identity alone."""
+
+    def __init__(self, identity: Identity, network_id: str) -> None:
+        self._identity = identity
+        self._network_id = network_id
+
+    @property
+    def peer_id(self) -> str:
+        return self._identity.peer_id
+
+    @property
+    def network_id(self) -> str:
+        return self._network_id
+
+    @abstractmethod
+    def now(self) -> float: ...
+
+    def sign(self, purpose: str, subject: str, payload: bytes, *, lifetime_s: float) -> bytes:
+        return seal_now(
+            self._identity,
+            self._network_id,
+            purpose=purpose,
+            subject=subject,
+            payload=payload,
+            now=self.now(),
+            lifetime_s=lifetime_s,
+        )
+
+
+H = TypeVar("H")
+
+
+class ServedMethods(Generic[H]):
+    """The handlers of the methods that a node serves. Each method has one, which another replaces once it is
+    released."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, H] = {}
+        self._released: set[str] = set()
+
+    def add(self, method: str, handler: H) -> bool:
+        """Return whether the method is new. Raises ValueError if it is served, and was not released."""
+        is_new = method not in self._handlers
+        if not is_new and method not in self._released:
+            raise ValueError(f"{method!r} is served already")
+        self._released.discard(method)
+        self._handlers[method] = handler
+        return is_new
+
+    def release(self, *methods: str) -> None:
+        self._released.update(methods)
+
+    def get(self, method: str) -> H | None:
+        return self._handlers.get(method)
+
+    def __getitem__(self, method: str) -> H:
+        return self._handlers[method]
+
+    def clear(self) -> None:
+        self._handlers.clear()
 
 
 def too_many_calls(peer_id: str) -> PeerRefused:

@@ -18,33 +18,29 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
 
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import Contact
-from swarm_protocol.envelope import Envelope, seal_now
+from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import PeerTimeout, PeerUnreachable, StartError, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import Reachability
 
-from swarm.network.dht.own_records import OwnRecords
+from swarm.network.dht.own_records import AddressNews, OwnRecords
 from swarm.network.dht.record_dht import DhtCounts, RecordDht
 from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.discovery.peer_names import HURRIED_TIMEOUT_S, TIMEOUT_S, GivenPeers
-from swarm.network.interface import NotServed, Stream, StreamHandler, UnaryHandler
-from swarm.network.libp2p.address_news import AddressNews
+from swarm.network.interface import NotServed, ServedMethods, SigningNetwork, Stream, StreamHandler, UnaryHandler
 from swarm.network.libp2p.calls import TOKEN_BYTES, Calls
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
-from swarm.network.libp2p.libp2p_stream import Libp2pStream
-from swarm.network.libp2p.local_peers import LocalPeers
+from swarm.network.libp2p.local_peers import LocalPeers, start_discovery
+from swarm.network.libp2p.opened_streams import OpenedStreams
 from swarm.network.libp2p.path_watch import PathWatch
 from swarm.network.libp2p.reconnection import Reconnector
-from swarm.network.libp2p.sent_frames import SentFrames
-from swarm.network.libp2p.stream_resume import Resumption, new_id, reopening
 from swarm.network.libp2p.stream_server import StreamServer
 from swarm.network.link_meter import LinkMeter
-from swarm.network.multiaddr import is_loopback, parse_peer_addr
+from swarm.network.multiaddr import parse_peer_addr
 from swarm.network.network_entry import (
     HELLO,
     NetworkEntry,
@@ -67,39 +63,28 @@ from swarm.network.relay.relay import Relay, RelayCounts, RelayLimits
 from swarm.network.relay.reservations import Reservations
 from swarm.network.traffic import PeerPath, Traffic
 
-if TYPE_CHECKING:
-    from swarm.network.discovery.local_discovery import LocalDiscovery
-
-
-_CALL, _STREAM = range(2)
-
-H = TypeVar("H", UnaryHandler, StreamHandler)
-
 logger = logging.getLogger(__name__)
 
 NEARBY_S = 3.0
 """Time for nodes of the local network to answer, if no other way in was found. A second question is asked after one."""
 
 
-class Libp2pNetwork:
+class Libp2pNetwork(SigningNetwork):
     """A node's network over libp2p; it implements `Network`. Use it as a context, or `close` it."""
 
     def __init__(self, identity: Identity, host: Host, options: Libp2pOptions, given: GivenPeers) -> None:
-        self._identity = identity
+        super().__init__(identity, options.network_id)
         self._host = host
-        self._network_id = options.network_id
         self._options = options
         self._given = given
         self._prefix = method_prefix(options.network_id)
-        self._calls = Calls(host, self._open_unbounded)
         reconnector = Reconnector(host)
         self._reservations = Reservations(host, self._relay_candidates, reconnector.drop, wanted=wants_relays(options))
         self._watch = PathWatch(host, reconnector, self._kept_peers)
         self._gate: PrivateGate | None = None
         self._entry = NetworkEntry()
-        self._calls_served: dict[str, UnaryHandler] = {}
-        self._streams_served: dict[str, StreamHandler] = {}
-        self._released: set[tuple[int, str]] = set()
+        self._calls_served = ServedMethods[UnaryHandler]()
+        self._streams_served = ServedMethods[StreamHandler]()
         loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = loop.create_future()
         self._start_error: BaseException | None = None
@@ -144,14 +129,6 @@ class Libp2pNetwork:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-    @property
-    def peer_id(self) -> str:
-        return self._identity.peer_id
-
-    @property
-    def network_id(self) -> str:
-        return self._network_id
 
     @property
     def entry(self) -> NetworkEntry:
@@ -238,88 +215,37 @@ class Libp2pNetwork:
         timeout_s: float,
         max_bytes: int = limits.MAX_MESSAGE_BYTES,
     ) -> bytes:
-        self._check_open()
         if len(request) > limits.MAX_MESSAGE_BYTES:
             raise ValueError(f"request of {len(request)} bytes, more than {limits.MAX_MESSAGE_BYTES}")
         names = (self._name("call", method), self._name("bulk", method), self._name("parcel", ""))
-        try:
-            async with asyncio.timeout(timeout_s):
-                try:
-                    return await self._calls.call(peer_id, names, request, max_bytes)
-                except NotServed:
-                    raise await explain_refusal(self._host, peer_id, self._network_id, method) from None
-        except TimeoutError:
-            raise PeerTimeout(f"no answer to {method!r} within {timeout_s:g} s", peer_id=peer_id) from None
+        async with self._asking(peer_id, method, timeout_s, f"no answer to {method!r}"):
+            return await self._calls.call(peer_id, names, request, max_bytes)
 
     @contextlib.asynccontextmanager
     async def stream(self, peer_id: str, method: str, *, timeout_s: float) -> AsyncIterator[Stream]:
-        self._check_open()
-        try:
-            async with asyncio.timeout(timeout_s):
-                try:
-                    reader, writer = await self._host.open_stream(peer_id, self._name("stream", method))
-                except NotServed:
-                    raise await explain_refusal(self._host, peer_id, self._network_id, method) from None
-        except TimeoutError:
-            raise PeerTimeout(f"{method!r} was not opened within {timeout_s:g} s", peer_id=peer_id) from None
-        async with self._opened(reader, writer, peer_id, timeout_s=timeout_s) as stream:
+        async with self._asking(peer_id, method, timeout_s, f"{method!r} was not opened"):
+            reader, writer = await self._host.open_stream(peer_id, self._name("stream", method))
+        async with self._opened_streams.run(reader, writer, peer_id, timeout_s=timeout_s) as stream:
             yield stream
-
-    @contextlib.asynccontextmanager
-    async def _open_unbounded(self, peer_id: str, protocol: str, max_bytes: int) -> AsyncIterator[Stream]:
-        """Open a stream without a deadline of its own: a call has one deadline for everything."""
-        reader, writer = await self._host.open_stream(peer_id, protocol)
-        async with self._opened(reader, writer, peer_id, timeout_s=None, max_message_bytes=max_bytes) as stream:
-            yield stream
-
-    @contextlib.asynccontextmanager
-    async def _opened(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        peer_id: str,
-        *,
-        timeout_s: float | None,
-        max_message_bytes: int = limits.MAX_MESSAGE_BYTES,
-    ) -> AsyncIterator[Stream]:
-        stream_id = new_id()
-        writer.write(stream_id)
-        reconnect = reopening(self._host, self._watch.reconnector, self._name("resume", ""), peer_id, stream_id)
-        stream = Libp2pStream(
-            reader,
-            writer,
-            peer_id=peer_id,
-            timeout_s=timeout_s,
-            traffic=self._host.traffic,
-            unread=self._host.unread,
-            resumption=Resumption(sent=SentFrames(peer_id, self._host.unacknowledged), reconnect=reconnect),
-            max_message_bytes=max_message_bytes,
-        )
-        pump = asyncio.create_task(stream.pump())
-        try:
-            with (
-                self._streams.resumable.opened(peer_id, stream_id, stream.break_off),
-                self._watch.watching(stream),
-            ):
-                yield stream
-        finally:
-            pump.cancel()
-            try:
-                await asyncio.wait((pump,))
-            except asyncio.CancelledError:  # again, while it leaves
-                stream.abort()
-                raise
-            stream.leave()
 
     async def replace_path(self, peer_id: str, *, timeout_s: float) -> None:
         """Dial `peer_id` anew, at a moment when no small call with it is under way: its streams go on over the best
         path that there is now. Raises PeerUnreachable, or PeerTimeout (also if there was no such moment)."""
+        async with self._asking(peer_id, "", timeout_s, "no new path"):
+            await self._watch.replace(peer_id)
+
+    @contextlib.asynccontextmanager
+    async def _asking(self, peer_id: str, method: str, timeout_s: float, late: str) -> AsyncIterator[None]:
+        """Bound the body's time: PeerTimeout says that it was `late`. Explain why a peer does not know `method`."""
         self._check_open()
         try:
             async with asyncio.timeout(timeout_s):
-                await self._watch.replace(peer_id)
+                try:
+                    yield
+                except NotServed:
+                    raise await explain_refusal(self._host, peer_id, self._network_id, method) from None
         except TimeoutError:
-            raise PeerTimeout(f"no new path within {timeout_s:g} s", peer_id=peer_id) from None
+            raise PeerTimeout(f"{late} within {timeout_s:g} s", peer_id=peer_id) from None
 
     def _kept_peers(self) -> set[str]:
         """Return the peers that keep this node reachable, and those through which others find it."""
@@ -329,7 +255,8 @@ class Libp2pNetwork:
         async def answer(peer_id: str, request: bytes) -> bytes:
             return await self._calls_served[method](peer_id, request)
 
-        if self._claim(self._calls_served, (_CALL, method), handler):
+        self._check_open()
+        if self._calls_served.add(method, handler):
             await self._streams.serve(self._name("bulk", method), self._calls.bulk_handler(answer))
             await self._host.serve(self._name("call", method), self._calls.unary_answer(answer))
 
@@ -337,24 +264,15 @@ class Libp2pNetwork:
         async def answer(peer_id: str, stream: Stream) -> None:
             await self._streams_served[method](peer_id, stream)
 
-        if self._claim(self._streams_served, (_STREAM, method), handler):
+        self._check_open()
+        if self._streams_served.add(method, handler):
             await self._streams.serve(self._name("stream", method), answer)
 
     def release(self, *methods: str) -> None:
-        self._released.update((kind, method) for method in methods for kind in (_CALL, _STREAM))
+        self._calls_served.release(*methods)
+        self._streams_served.release(*methods)
 
     # --- records ------------------------------------------------------------------------------------------------------
-
-    def sign(self, purpose: str, subject: str, payload: bytes, *, lifetime_s: float) -> bytes:
-        return seal_now(
-            self._identity,
-            self.network_id,
-            purpose=purpose,
-            subject=subject,
-            payload=payload,
-            now=self.now(),
-            lifetime_s=lifetime_s,
-        )
 
     async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
         self._check_open()
@@ -411,6 +329,8 @@ class Libp2pNetwork:
 
     async def _enter(self, tasks: asyncio.TaskGroup) -> None:
         self._streams = StreamServer(self._host, tasks, self._watch, self._name("resume", ""))
+        self._opened_streams = OpenedStreams(self._host, self._watch, self._streams.resumable, self._name("resume", ""))
+        self._calls = Calls(self._host, self._opened_streams.open)
         network_peers = self._gate or NetworkPeers(lambda peer_id: check_member(self._host, peer_id, self._network_id))
         bounds = replace(RelayLimits(), bytes_per_s=self._options.relay_bytes_per_s)
         self._relay = Relay(self._host, tasks, bounds, network_peers, serves=self._options.relay == "serve")
@@ -432,7 +352,7 @@ class Libp2pNetwork:
         await self._streams.serve(self._name("parcel", ""), self._calls.hand_out_parcel, max_message_bytes=TOKEN_BYTES)
         await self._host.serve(HELLO, self._gate.answer if self._gate else hello_answer(self._network_id))
         remembered = [contact for contact in self._options.remembered if contact.peer_id != self.peer_id]
-        discovery = self._discovery(tasks)
+        discovery = start_discovery(self._options, self.peer_id, lambda: self._dht.own_addrs, tasks)
         self._entry = entry = await join(
             self._host,
             self._given,
@@ -455,28 +375,9 @@ class Libp2pNetwork:
         watch.begin(met, remembered)
         tasks.create_task(watch.run())
         if discovery:
-            for contact in discovery.nearby.contacts:
-                if contact.peer_id in entry.nearby:
-                    discovery.nearby.reached(contact)
             local_peers = LocalPeers(discovery, self._dht, self._reach, self._records.publish_again)
+            local_peers.note_met(entry.nearby)
             tasks.create_task(local_peers.run(), name="meet local peers")
-
-    def _discovery(self, tasks: asyncio.TaskGroup) -> LocalDiscovery | None:
-        """Begin to look for nodes in the local network, if this node is to be reached from there."""
-        listen = self._options.listen
-        if not self._options.mdns or all(map(is_loopback, listen)):
-            return None
-        # a node without it need not import it
-        from swarm.network.discovery.local_discovery import LocalDiscovery, local_addrs  # noqa: PLC0415
-
-        discovery = LocalDiscovery(
-            self._network_id,
-            self.peer_id,
-            lambda subnets: local_addrs(listen, self._dht.own_addrs, subnets),
-            secret=self._options.invitation.network_secret if self._options.invitation else None,
-        )
-        tasks.create_task(discovery.run(), name="local discovery")
-        return discovery
 
     async def _reach(self, contact: Contact) -> None:
         await connect(self._host, contact.peer_id, contact.addrs, self._network_id)
@@ -510,17 +411,6 @@ class Libp2pNetwork:
 
     def _name(self, kind: str, method: str) -> str:
         return f"{self._prefix}{kind}/{method}"
-
-    def _claim(self, served: dict[str, H], kind_and_method: tuple[int, str], handler: H) -> bool:
-        """Have `handler` answer a method from now on, and return whether the daemon does not know its name yet."""
-        self._check_open()
-        _, method = kind_and_method
-        is_new = method not in served
-        if not is_new and kind_and_method not in self._released:
-            raise ValueError(f"{method!r} is served already")
-        self._released.discard(kind_and_method)
-        served[method] = handler
-        return is_new
 
     def _check_open(self) -> None:
         if self._closing or self._failure.done():

@@ -13,14 +13,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from swarm_protocol import limits
-from swarm_protocol.envelope import Envelope, seal_now
+from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable
 from swarm_protocol.identity import SIGNATURE_BYTES, Identity
 
 from swarm.network.dht.own_records import OwnRecords
 from swarm.network.dht.record_dht import RecordDht
 from swarm.network.dht.record_storage import RecordValidator
-from swarm.network.interface import NotServed, Stream, StreamHandler, UnaryHandler, too_long
+from swarm.network.interface import NotServed, SigningNetwork, Stream, StreamHandler, UnaryHandler, too_long
 from swarm.network.link_meter import LinkMeter
 from swarm.network.memory.memory_network import EPOCH_S, MemoryNetwork
 from swarm.newest_items import NewestItems
@@ -66,13 +66,13 @@ class _SharingDht(RecordDht):
         return await super().store(envelope)
 
 
-class SimulatedNetwork:
+class SimulatedNetwork(SigningNetwork):
     """Implements `Network`. `streams` is this node's place on the memory network; without it there are no streams."""
 
     def __init__(
         self, seed: bytes, host: SimulatedHost, records: SharedRecords, streams: MemoryNetwork | None = None
     ) -> None:
-        self._signer = _Signer(seed)
+        super().__init__(_Signer(seed), NETWORK_ID)
         self._shared = records
         self._streams = streams
         self.links = LinkMeter()
@@ -94,19 +94,11 @@ class SimulatedNetwork:
         """Meet the peers `entries` and the nodes nearest to this one, as a real node does when it starts."""
         network = cls(seed, host, records, streams)
         network.dht = dht = await _SharingDht.create(host, "dht/", records)
-        network._own_records = OwnRecords(dht, network._signer, NETWORK_ID, records.now, on_copy=lambda: None)
+        network._own_records = OwnRecords(dht, network._identity, NETWORK_ID, records.now, on_copy=lambda: None)
         network.dht.own_addrs = (addr,)
         await asyncio.gather(*(network.dht.ping(peer_id) for peer_id in entries))
         await network.dht.refresh()
         return network
-
-    @property
-    def peer_id(self) -> str:
-        return self._signer.peer_id
-
-    @property
-    def network_id(self) -> str:
-        return NETWORK_ID
 
     def now(self) -> float:
         return self._shared.now()
@@ -142,17 +134,6 @@ class SimulatedNetwork:
     def release(self, *methods: str) -> None:
         if self._streams is not None:
             self._streams.release(*methods)
-
-    def sign(self, purpose: str, subject: str, payload: bytes, *, lifetime_s: float) -> bytes:
-        return seal_now(
-            self._signer,
-            self.network_id,
-            purpose=purpose,
-            subject=subject,
-            payload=payload,
-            now=self.now(),
-            lifetime_s=lifetime_s,
-        )
 
     async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
         if not self.host.is_up:

@@ -10,7 +10,8 @@ from functools import wraps
 import pytest
 from swarm.network.interface import EndOfStream, Stream
 from swarm.network.memory.memory_link import LinkModel
-from swarm.network.memory.memory_network import DETECTION_S, MemoryInternet, MemoryNetwork
+from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
+from swarm.network.memory.memory_routes import DETECTION_S
 from swarm.testing import virtual_time
 from swarm_protocol.envelope import seal_record
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation

@@ -1,12 +1,16 @@
-"""The records that this node has signed: stores them with other nodes, and finds them again beside those of others.
+"""What this node tells the DHT of itself: the records that it has signed, and that its own addresses have changed.
 
 A record of ours that others hold, and that we did not sign since our start, means that somebody else has our key.
+
+Peers learn addresses from requests and answers of the DHT, of which two peers may exchange none for minutes. So
+`AddressNews` tells those that are in use at once, and the nodes near this node's place, whom others ask.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from itertools import islice
 
 from swarm_protocol.envelope import Envelope, seal_record
 from swarm_protocol.errors import PeerTimeout
@@ -16,6 +20,11 @@ from swarm.network.dht.record_dht import RecordDht
 
 MIN_ISSUE_STEP_S = 0.002
 """Minimum difference between the issue times of two records of one key, of which the later one counts."""
+
+LOOK_S = 1.0
+"""Time between two looks, and so the least between two changes that are told."""
+
+MAX_TOLD = 256
 
 
 class OwnRecords:
@@ -81,3 +90,20 @@ class OwnRecords:
     def _forget_expired(self) -> None:
         now = self._now()
         self._published = {key: envelope for key, envelope in self._published.items() if envelope.expires_at > now}
+
+
+class AddressNews:
+    """Tells peers when this node's own addresses have changed. `run` is a task of the network."""
+
+    def __init__(self, dht: RecordDht, used: Callable[[], Collection[str]]) -> None:
+        """`used` returns the peers that would look for this node if its connection to them was lost."""
+        self._dht = dht
+        self._used = used
+
+    async def run(self) -> None:
+        told = set(self._dht.own_addrs)
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if (now := set(self._dht.own_addrs)) != told:
+                told = now
+                await asyncio.gather(*map(self._dht.ping, islice(self._used(), MAX_TOLD)), self._dht.refresh())

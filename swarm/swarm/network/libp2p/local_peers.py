@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.errors import PeerError
+
+from swarm.network.libp2p.libp2p_options import Libp2pOptions
+from swarm.network.multiaddr import is_loopback
 
 if TYPE_CHECKING:
     from swarm.network.discovery.local_discovery import LocalDiscovery
@@ -29,6 +32,25 @@ KNOWN_FOR_S = 600.0
 """Time until one that was met is dialled again: the routing table may have no room for it."""
 
 logger = logging.getLogger(__name__)
+
+
+def start_discovery(
+    options: Libp2pOptions, peer_id: str, own_addrs: Callable[[], Sequence[str]], tasks: asyncio.TaskGroup
+) -> LocalDiscovery | None:
+    """Begin to look for nodes in the local network, if this node is to be reached from there."""
+    if not options.mdns or all(map(is_loopback, options.listen)):
+        return None
+    # a node without it need not import it
+    from swarm.network.discovery.local_discovery import LocalDiscovery, local_addrs  # noqa: PLC0415
+
+    discovery = LocalDiscovery(
+        options.network_id,
+        peer_id,
+        lambda subnets: local_addrs(options.listen, own_addrs(), subnets),
+        secret=options.invitation.network_secret if options.invitation else None,
+    )
+    tasks.create_task(discovery.run(), name="local discovery")
+    return discovery
 
 
 class Table(Protocol):
@@ -57,6 +79,12 @@ class LocalPeers:
         self._reach = reach
         self._on_met = on_met
         self._again_at: dict[Contact, float] = {}  # by what was claimed: one claim of a peer may be a lie, another true
+
+    def note_met(self, peer_ids: Collection[str]) -> None:
+        """Note through which of its addresses each of these peers was reached already."""
+        for contact in self._discovery.nearby.contacts:
+            if contact.peer_id in peer_ids:
+                self._discovery.nearby.reached(contact)
 
     async def run(self) -> None:
         while True:

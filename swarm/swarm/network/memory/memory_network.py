@@ -1,11 +1,10 @@
 """A simulated internet inside one event loop: the second implementation of `interface.Network`.
 
-`MemoryInternet` knows every node, the links between them, and what is broken; `MemoryNetwork` is one node's place in
-it. Under `testing.virtual_time` whole swarms run on it in milliseconds, the same way for the same seed. What crosses
-is bytes, failures travel in their wire form, records pass the checks of the real validator: code that works here
-fails on the real network only for reasons that belong to the real network.
+`MemoryInternet` knows every node, and with `MemoryRoutes` what connects them and what is broken; `MemoryNetwork` is one
+node's place in it. Under `testing.virtual_time` whole swarms run on it in milliseconds, the same way for the same seed.
+What crosses is bytes, failures travel in their wire form, records pass the checks of the real validator: code that
+works here fails on the real network only for reasons that belong to the real network.
 
-Bytes in motion are left to `memory_link`, streams to `memory_stream`. `RecordStore` keeps one node's share of records.
 Handlers run in tasks that their node owns and `close` ends. Nothing here may be used from two event loops.
 """
 
@@ -15,15 +14,13 @@ import asyncio
 import hashlib
 import logging
 import math
-import random
 import statistics
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 from swarm_protocol import limits
-from swarm_protocol.envelope import Envelope, seal_now, seal_record, unseal_record
+from swarm_protocol.envelope import Envelope, seal_record, unseal_record
 from swarm_protocol.errors import (
     IntegrityError,
     PeerError,
@@ -37,10 +34,11 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.network_invitation import NetworkInvitation
 from swarm_protocol.version import Hello, check_hello, software_version
 
-from swarm.network.interface import Stream, StreamHandler, UnaryHandler, too_many_calls
+from swarm.network.interface import ServedMethods, SigningNetwork, Stream, StreamHandler, UnaryHandler, too_many_calls
 from swarm.network.link_meter import LinkMeter
-from swarm.network.memory.memory_link import LinkModel, Pipe
+from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_records import RecordStore, newest
+from swarm.network.memory.memory_routes import DETECTION_S, AccessLink, MemoryRoutes
 from swarm.network.memory.memory_stream import StreamEnd
 from swarm.network.private.member_roll import MemberRoll
 from swarm.network.rate import Rate
@@ -48,20 +46,13 @@ from swarm.network.rate import Rate
 EPOCH_S = 1_750_000_000.0
 """Unix time when the loop's clock reads zero."""
 
-DETECTION_S = 1.0
-"""Time until a peer that vanished silently, or a cut route, is noticed."""
-
-NUM_ROUND_TRIPS_TO_RESUME = 6
-"""A stream goes on over another path after this many round trips: TCP, libp2p's encryption and multiplexer, the
-request itself."""
-
 logger = logging.getLogger(__name__)
 
 _CALL = "call/"
 _Serve = Callable[[str, StreamEnd], Awaitable[None]]
 
 
-class MemoryInternet:
+class MemoryInternet(MemoryRoutes):
     """All nodes of one simulation. Faults are switched at any time by the methods, and take effect at once.
 
     `default_link` is the link of every two peers, or a function of both.
@@ -74,16 +65,9 @@ class MemoryInternet:
         *,
         detection_s: float = DETECTION_S,
     ) -> None:
-        self._seed = seed
-        self._default_link = default_link or LinkModel()
-        self._detection_s = detection_s
+        super().__init__(seed, default_link or LinkModel(), detection_s)
         self._nodes: dict[str, MemoryNetwork] = {}
         self._num_created = 0
-        self._links: dict[tuple[str, str], LinkModel] = {}
-        self._pipes: dict[tuple[str, str], Pipe] = {}
-        self._conversations: dict[StreamEnd, tuple[str, str]] = {}
-        self._islands: dict[str, int] = {}
-        self._num_partitions = 0
 
     def network(
         self,
@@ -106,49 +90,6 @@ class MemoryInternet:
             raise ValueError(f"{identity.peer_id} is live already")
         access = AccessLink(up=Rate(up_bytes_per_s), down=Rate(down_bytes_per_s), clock_offset_s=clock_offset_s)
         return self._start(identity, invitation.network_id if invitation else network_id, access, invitation)
-
-    def link(self, a: str, b: str, link: LinkModel, back: LinkModel | None = None) -> None:
-        """Connect two peers by `link`, and in the direction from `b` to `a` by `back` if it differs."""
-        for pair, each in (((a, b), link), ((b, a), back or link)):
-            self._links[pair] = each
-            if pair in self._pipes:
-                self._pipes[pair].set_link(each)
-
-    def partition(self, groups: Iterable[Iterable[str]]) -> None:
-        """Cut the routes between the groups; peers in none of them form one more. Replaces an earlier partition.
-
-        Bytes under way are held. What still waits for them after the detection time breaks as PeerUnreachable.
-        """
-        self._islands = {peer_id: index for index, group in enumerate(groups, start=1) for peer_id in group}
-        self._num_partitions += 1
-        for (sender, receiver), pipe in self._pipes.items():
-            if self._separated(sender, receiver):
-                pipe.hold()
-            else:
-                pipe.release()
-        asyncio.get_running_loop().call_later(self._detection_s, self._break_separated, self._num_partitions)
-
-    def heal(self) -> None:
-        """Let all routes work again; what was held arrives."""
-        self._islands = {}
-        self._num_partitions += 1
-        for pipe in self._pipes.values():
-            pipe.release()
-
-    def replace_path(self, a: str, b: str) -> None:
-        """Break what carries bytes between two peers, with another path there at once: calls under way fail, streams go
-        on after the round trips that it takes to find each other again."""
-        pipes = [self._pipe(a, b), self._pipe(b, a)]
-        for pipe in pipes:
-            pipe.hold()
-        for end, pair in list(self._conversations.items()):
-            if set(pair) == {a, b} and end.is_call:
-                end.break_off(PeerUnreachable("the connection broke", peer_id=pair[1]))
-                end.other.break_off(PeerUnreachable("the connection broke", peer_id=pair[0]))
-        loop = asyncio.get_running_loop()
-        if not self._separated(a, b):
-            for pipe in pipes:
-                loop.call_later(NUM_ROUND_TRIPS_TO_RESUME * self._round_trip_s(a, b), pipe.release)
 
     def crash(self, peer_id: str, *, detection_s: float | None = None) -> None:
         """End the node without a word: its handlers are cancelled, everything it holds is lost.
@@ -187,15 +128,13 @@ class MemoryInternet:
     ) -> MemoryNetwork:
         for pair in [pair for pair in self._pipes if identity.peer_id in pair]:
             del self._pipes[pair]
+        self._access[identity.peer_id] = access
         node = MemoryNetwork(self, identity, network_id, access, invitation)
         self._nodes[identity.peer_id] = node
         return node
 
     def _is_up(self, peer_id: str) -> bool:
         return peer_id in self._nodes and self._nodes[peer_id].is_up
-
-    def _separated(self, a: str, b: str) -> bool:
-        return self._islands.get(a, 0) != self._islands.get(b, 0)
 
     def _reaches(self, a: str, b: str) -> bool:
         return self._is_up(b) and not self._separated(a, b)
@@ -211,52 +150,8 @@ class MemoryInternet:
             and node._is_acquainted(other)
         ]
 
-    def _round_trip_s(self, a: str, b: str) -> float:
-        return sum(self._link_of(pair).latency_s for pair in ((a, b), (b, a)))
 
-    def _link_of(self, pair: tuple[str, str]) -> LinkModel:
-        link = self._links.get(pair, self._default_link)
-        return link(*pair) if callable(link) else link
-
-    def _pipe(self, sender: str, receiver: str) -> Pipe:
-        pair = (sender, receiver)
-        if pair not in self._pipes:
-            self._pipes[pair] = Pipe(
-                self._link_of(pair),
-                up=self._nodes[sender]._access.up,
-                down=self._nodes[receiver]._access.down,
-                rng=random.Random(f"{self._seed}/{sender}/{receiver}"),
-            )
-        return self._pipes[pair]
-
-    def _connect(self, caller: str, server: str, timeout_s: float) -> StreamEnd:
-        """Return the caller's end of a new conversation."""
-        meters = [self._nodes[each].links for each in (caller, server)]
-        end = StreamEnd(server, self._pipe(caller, server), meters[0], timeout_s=timeout_s)
-        end.other = StreamEnd(caller, self._pipe(server, caller), meters[1], timeout_s=None)
-        end.other.other = end
-        self._conversations[end] = (caller, server)
-        return end
-
-    def _break_separated(self, partition: int) -> None:
-        if partition != self._num_partitions:
-            return  # healed or replaced meanwhile
-        for end, (caller, server) in list(self._conversations.items()):
-            if self._separated(caller, server):
-                end.break_off(PeerUnreachable("the route to the peer is gone", peer_id=server))
-                end.other.break_off(PeerUnreachable("the route to the peer is gone", peer_id=caller))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccessLink:
-    """A node's attachment to the internet, which outlives a crash of the node."""
-
-    up: Rate
-    down: Rate
-    clock_offset_s: float
-
-
-class MemoryNetwork:
+class MemoryNetwork(SigningNetwork):
     """One node of a MemoryInternet. Implements `interface.Network`; made by `MemoryInternet.network`."""
 
     def __init__(
@@ -267,27 +162,17 @@ class MemoryNetwork:
         access: AccessLink,
         invitation: NetworkInvitation | None = None,
     ) -> None:
+        super().__init__(identity, network_id)
         self.is_up = True
         self.links = LinkMeter()
         self._internet = internet
-        self._identity = identity
-        self._network_id = network_id
         self._access = access
-        self._handlers: dict[str, _Serve] = {}
-        self._released: set[str] = set()
+        self._handlers = ServedMethods[_Serve]()
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_calls: Counter[str] = Counter()
         self._records = RecordStore(network_id, self.now)
         self._invitation = invitation
         self._roll = MemberRoll(invitation, identity.peer_id, self.now()) if invitation else None
-
-    @property
-    def peer_id(self) -> str:
-        return self._identity.peer_id
-
-    @property
-    def network_id(self) -> str:
-        return self._network_id
 
     def now(self) -> float:
         return EPOCH_S + asyncio.get_running_loop().time() + self._access.clock_offset_s
@@ -325,18 +210,7 @@ class MemoryNetwork:
         self._add_handler(f"stream/{method}", handler)
 
     def release(self, *methods: str) -> None:
-        self._released.update(name for method in methods for name in (f"{_CALL}{method}", f"stream/{method}"))
-
-    def sign(self, purpose: str, subject: str, payload: bytes, *, lifetime_s: float) -> bytes:
-        return seal_now(
-            self._identity,
-            self.network_id,
-            purpose=purpose,
-            subject=subject,
-            payload=payload,
-            now=self.now(),
-            lifetime_s=lifetime_s,
-        )
+        self._handlers.release(*(name for method in methods for name in (f"{_CALL}{method}", f"stream/{method}")))
 
     async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
         envelope = seal_record(
@@ -402,18 +276,15 @@ class MemoryNetwork:
 
     def _add_handler(self, method: str, serve: _Serve) -> None:
         self._check_up()
-        if method in self._handlers and method not in self._released:
-            raise ValueError(f"{method} is served already")
-        self._released.discard(method)
-        self._handlers[method] = serve
+        self._handlers.add(method, serve)
 
     @asynccontextmanager
     async def _conversation(self, peer_id: str, method: str, timeout_s: float) -> AsyncIterator[StreamEnd]:
         await self._reach(peer_id, timeout_s)
         self._meet(self._internet._nodes[peer_id], _method_of(method))
-        end = self._internet._connect(self.peer_id, peer_id, timeout_s)
-        end.is_call = method.startswith(_CALL)
         target = self._internet._nodes[peer_id]
+        end = self._internet._connect(self.peer_id, peer_id, (self.links, target.links), timeout_s)
+        end.is_call = method.startswith(_CALL)
         try:
             end.open(method, lambda: target._accept(self.peer_id, method, end.other))
             yield end

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
+from swarm.network.dht.own_records import LOOK_S, MAX_TOLD, AddressNews
 from swarm.network.dht.record_dht import RecordDht
-from swarm.network.libp2p.address_news import LOOK_S, MAX_TOLD, AddressNews
 from swarm.testing import virtual_time
 
 

@@ -17,8 +17,9 @@ import pytest
 import uvloop
 from support.network_worlds import RelayedWorld, eventually, libp2p_node
 from swarm.network import libp2p_network
+from swarm.network.dht import own_records
 from swarm.network.interface import Stream
-from swarm.network.libp2p import address_news, stream_resume
+from swarm.network.libp2p import stream_resume
 from swarm.network.libp2p.daemon_control import read_delimited
 from swarm.network.libp2p.host import Host, RawStream
 from swarm.network.libp2p.p2pd_process import DaemonOptions
@@ -188,7 +189,7 @@ def test_node_with_two_relays_is_reached_through_the_other_when_one_has_gone(tmp
 def test_node_whose_only_relay_dies_is_reached_through_a_member_that_it_found_and_its_streams_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (reservations, own_addresses, address_news):
+    for module in (reservations, own_addresses, own_records):
         monkeypatch.setattr(module, "LOOK_S", 0.1)
     # on this machine nobody has a public address
     monkeypatch.setattr(libp2p_network, "candidates", partial(candidates, takes=lambda addr: "p2p-circuit" not in addr))

@@ -1,0 +1,133 @@
+"""What carries bytes between the nodes of a simulated internet: links, pipes, conversations, and cuts in the routes.
+
+`MemoryRoutes` knows nodes by their peer ids alone. What runs at either end of a conversation belongs to
+`memory_network`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from swarm_protocol.errors import PeerUnreachable
+
+from swarm.network.link_meter import LinkMeter
+from swarm.network.memory.memory_link import LinkModel, Pipe
+from swarm.network.memory.memory_stream import StreamEnd
+from swarm.network.rate import Rate
+
+DETECTION_S = 1.0
+"""Time until a peer that vanished silently, or a cut route, is noticed."""
+
+NUM_ROUND_TRIPS_TO_RESUME = 6
+"""A stream goes on over another path after this many round trips: TCP, libp2p's encryption and multiplexer, the
+request itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessLink:
+    """A node's attachment to the internet, which outlives a crash of the node."""
+
+    up: Rate
+    down: Rate
+    clock_offset_s: float
+
+
+class MemoryRoutes:
+    """The routes between all nodes of one simulation. Faults are switched at any time by the methods, and take effect
+    at once."""
+
+    def __init__(
+        self, seed: int, default_link: LinkModel | Callable[[str, str], LinkModel], detection_s: float
+    ) -> None:
+        self._seed = seed
+        self._default_link = default_link
+        self._detection_s = detection_s
+        self._access: dict[str, AccessLink] = {}
+        self._links: dict[tuple[str, str], LinkModel] = {}
+        self._pipes: dict[tuple[str, str], Pipe] = {}
+        self._conversations: dict[StreamEnd, tuple[str, str]] = {}
+        self._islands: dict[str, int] = {}
+        self._num_partitions = 0
+
+    def link(self, a: str, b: str, link: LinkModel, back: LinkModel | None = None) -> None:
+        """Connect two peers by `link`, and in the direction from `b` to `a` by `back` if it differs."""
+        for pair, each in (((a, b), link), ((b, a), back or link)):
+            self._links[pair] = each
+            if pair in self._pipes:
+                self._pipes[pair].set_link(each)
+
+    def partition(self, groups: Iterable[Iterable[str]]) -> None:
+        """Cut the routes between the groups; peers in none of them form one more. Replaces an earlier partition.
+
+        Bytes under way are held. What still waits for them after the detection time breaks as PeerUnreachable.
+        """
+        self._islands = {peer_id: index for index, group in enumerate(groups, start=1) for peer_id in group}
+        self._num_partitions += 1
+        for (sender, receiver), pipe in self._pipes.items():
+            if self._separated(sender, receiver):
+                pipe.hold()
+            else:
+                pipe.release()
+        asyncio.get_running_loop().call_later(self._detection_s, self._break_separated, self._num_partitions)
+
+    def heal(self) -> None:
+        """Let all routes work again; what was held arrives."""
+        self._islands = {}
+        self._num_partitions += 1
+        for pipe in self._pipes.values():
+            pipe.release()
+
+    def replace_path(self, a: str, b: str) -> None:
+        """Break what carries bytes between two peers, with another path there at once: calls under way fail, streams go
+        on after the round trips that it takes to find each other again."""
+        pipes = [self._pipe(a, b), self._pipe(b, a)]
+        for pipe in pipes:
+            pipe.hold()
+        for end, pair in list(self._conversations.items()):
+            if set(pair) == {a, b} and end.is_call:
+                end.break_off(PeerUnreachable("the connection broke", peer_id=pair[1]))
+                end.other.break_off(PeerUnreachable("the connection broke", peer_id=pair[0]))
+        loop = asyncio.get_running_loop()
+        if not self._separated(a, b):
+            for pipe in pipes:
+                loop.call_later(NUM_ROUND_TRIPS_TO_RESUME * self._round_trip_s(a, b), pipe.release)
+
+    def _separated(self, a: str, b: str) -> bool:
+        return self._islands.get(a, 0) != self._islands.get(b, 0)
+
+    def _round_trip_s(self, a: str, b: str) -> float:
+        return sum(self._link_of(pair).latency_s for pair in ((a, b), (b, a)))
+
+    def _link_of(self, pair: tuple[str, str]) -> LinkModel:
+        link = self._links.get(pair, self._default_link)
+        return link(*pair) if callable(link) else link
+
+    def _pipe(self, sender: str, receiver: str) -> Pipe:
+        pair = (sender, receiver)
+        if pair not in self._pipes:
+            self._pipes[pair] = Pipe(
+                self._link_of(pair),
+                up=self._access[sender].up,
+                down=self._access[receiver].down,
+                rng=random.Random(f"{self._seed}/{sender}/{receiver}"),
+            )
+        return self._pipes[pair]
+
+    def _connect(self, caller: str, server: str, meters: tuple[LinkMeter, LinkMeter], timeout_s: float) -> StreamEnd:
+        """Return the caller's end of a new conversation. `meters` are the caller's and the server's."""
+        end = StreamEnd(server, self._pipe(caller, server), meters[0], timeout_s=timeout_s)
+        end.other = StreamEnd(caller, self._pipe(server, caller), meters[1], timeout_s=None)
+        end.other.other = end
+        self._conversations[end] = (caller, server)
+        return end
+
+    def _break_separated(self, partition: int) -> None:
+        if partition != self._num_partitions:
+            return  # healed or replaced meanwhile
+        for end, (caller, server) in list(self._conversations.items()):
+            if self._separated(caller, server):
+                end.break_off(PeerUnreachable("the route to the peer is gone", peer_id=server))
+                end.other.break_off(PeerUnreachable("the route to the peer is gone", peer_id=caller))

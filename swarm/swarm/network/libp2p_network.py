@@ -1,10 +1,10 @@
 """The real network: `Network` over libp2p, which reaches everyone, behind NAT too, through relays if need be.
 
 Puts the other modules together, as `Libp2pOptions` says: `p2pd_process` runs hivemind's go-libp2p daemon, `host`
-speaks to it over `daemon_control` and `unary_connection`, `libp2p_stream` and `calls` carry messages, `record_dht`
-keeps records and addresses, and `network_entry` finds the other peers. With `relay`, this node relays connections of
-others, and others relay connections to this node. One task per network, `_run`, owns all other tasks. `close` ends it,
-and so does the daemon's death.
+speaks to it, `opened_streams`, `stream_server` and `calls` carry messages, `record_dht` keeps records and addresses,
+and `network_entry` finds the other peers. With `relay`, this node relays connections of others, and others relay
+connections to this node. One task per network, `_run`, owns all other tasks. `close` ends it, and so does the daemon's
+death.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from swarm.training.round.round_events import (
     AttemptLeft,
     CastVote,
     Convicted,
+    CredentialsExpired,
     Event,
     Grouped,
     LeftOut,
@@ -130,6 +131,9 @@ class RoundHistory:
 
     def withdrew(self) -> Event:
         return Withdrew(peer=self._peer())
+
+    def expired(self) -> Event:
+        return CredentialsExpired(at=self.chance.random() * 100)
 
     def lost(self) -> Event:
         return Lost(peer=self._peer(), reason="it broke")
@@ -250,6 +254,7 @@ _DRAWS: tuple[Callable[[RoundHistory], Event | None], ...] = (
     RoundHistory.reported,
     RoundHistory.reported,
     RoundHistory.withdrew,
+    RoundHistory.expired,
     RoundHistory.lost,
     RoundHistory.moved,
     RoundHistory.left_out,

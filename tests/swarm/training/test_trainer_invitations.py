@@ -7,10 +7,11 @@ import logging
 
 import pytest
 from support.lying_owners import owner_that, times_minus_ten
-from support.training_swarm import AUTHOR, Member, Swarm, assert_equal_steps, config, identity_of
+from support.training_swarm import AUTHOR, Member, Swarm, SyntheticInner, assert_equal_steps, config, identity_of
 from swarm.network.memory.memory_network import EPOCH_S
 from swarm.testing import virtual_time
 from swarm.training.round.group_checks import NOT_INVITED
+from swarm.training.round.group_formation import OWN_EXPIRED
 from swarm.training.run.methods import Methods
 from swarm.training.run.run_config import RunConfig
 from swarm.training.state.certificate import RunSignatures
@@ -251,3 +252,24 @@ def test_revocation_that_one_member_took_reaches_the_state_and_puts_out_or_demot
                 assert late.of(OnProbation)[0].steps_left == 4
 
     virtual_time.run(main(), compute_s=_cost)
+
+
+def test_invitation_that_expires_while_the_round_waits_blames_nobody() -> None:
+    """The newcomer is ready at once, and waits for the others' interval, which is longer than its invitation lasts."""
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=3)) as swarm:
+            members = [await swarm.join(f"m{index}", inner=SyntheticInner(virtual_step_s=40.0)) for index in range(2)]
+            await _until_step(members[0], 1)
+            now = EPOCH_S + asyncio.get_running_loop().time()
+            short = invite_to_run(AUTHOR, swarm.run.run_id, network_id="test", now=now, lifetime_s=140.0)
+            friend = await swarm.join("friend", inner=SyntheticInner(virtual_step_s=40.0), invitations=(short,))
+            await swarm.finish("m0", "m1")
+            (aborted,) = friend.of(RoundAborted)
+            assert (aborted.reason, aborted.missing) == (OWN_EXPIRED, ())
+            for member in members:
+                assert not member.of(RoundAborted)
+                assert [event.step for event in member.of(OuterStep)] == [1, 2, 3]
+            assert friend.of(OnProbation), "it goes on without the invitation"
+
+    virtual_time.run(main())

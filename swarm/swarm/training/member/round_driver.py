@@ -17,6 +17,7 @@ from swarm_protocol.envelope import issued_at
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.follow_messages import FollowReply, FollowRequest
 from swarm_protocol.proof_messages import Evidence
+from swarm_protocol.run_credentials import grant_of
 from swarm_protocol.training_messages import (
     Abort,
     Contribution,
@@ -49,6 +50,7 @@ from swarm.training.round.round_events import (
     Announce,
     Ask,
     CastVote,
+    CredentialsExpired,
     Event,
     Finish,
     GiveUp,
@@ -77,6 +79,7 @@ from swarm.training.round.round_state import (
     own_report,
     with_coordinator,
 )
+from swarm.training.state.certificate import CREDENTIAL_MARGIN_S
 from swarm.training.state.certificate_history import Proof
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S
 from swarm.training.state.run_context import RunContext
@@ -463,6 +466,11 @@ class RoundDriver:
         reply = ReadyReply(kind="pending")
         try:
             while reply.kind == "pending":
+                at = context.network.now() + CREDENTIAL_MARGIN_S + POLL_S
+                if any(grant_of(each).expires_at <= at for each in action.ready.credentials):
+                    # the coordinator would refuse the report, and seem to be gone
+                    self.feed(CredentialsExpired(at=at))
+                    return
                 num_bytes += len(request)
                 data = await context.network.call(peer, context.methods.ready, request, timeout_s=POLL_S + SILENT_S)
                 reply = ReadyReply.from_bytes(data)
@@ -527,8 +535,12 @@ class RoundDriver:
 
     async def _sign(self, action: Sign) -> None:
         await self._context.faults.reached("round.sign")
-        context = self._context
-        signed = context.signatures.sign_group(action.group, context.network.now(), self.setup.sequence)
+        context, at = self._context, self._context.network.now()
+        if any(grant_of(each).expires_at <= at for each in action.group.credentials):
+            # every member would refuse a group that is signed now
+            self.feed(CredentialsExpired(at=at))
+            return
+        signed = context.signatures.sign_group(action.group, at, self.setup.sequence)
         self.groups.add(signed)
         await self._context.faults.reached("round.signed")
         for peer in action.group.peer_ids:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 
+from swarm_protocol.run_credentials import RunCredential, grant_of
 from swarm_protocol.training_messages import Ready, ReadyReply
 
 from swarm.training.round.group_members import NOT_ADMITTED, form_group
@@ -44,6 +45,9 @@ MAX_EXACT_MOVES = 3
 
 FOLLOWS = "another member brings its work"
 CONVICTED = "evidence convicts it of a lie"
+
+EXPIRED = "its invitation or a vouch for it expired before the group was signed: it has to report anew"
+OWN_EXPIRED = "this member's invitation or a vouch for it expires before a group can be signed: it reports without it"
 
 MIN_GRACE_S = 1.0
 """The time between two calls for members that a group needs."""
@@ -111,6 +115,32 @@ def on_left_out(state: RoundState, attempt: int, reason: str, now: float) -> Ste
     timers = replace(state.timers, deadline=now + LEFT_OUT_REST_S)
     notice = GiveUp(step=state.setup.step, attempt=attempt, reason=f"left out: {reason}", missing=())
     return replace(state, phase="left_out", asked="", timers=timers), [notice]
+
+
+def on_expired(state: RoundState, at: float, now: float) -> Step:
+    """Go on without the credentials that do not hold until `at`. Members that show such a one are told to report anew,
+    with what they have then. This member reports without it, and in a later attempt if it may have reported to this
+    one: two reports to one attempt would convict it."""
+    if state.phase not in {"forming", "signing"}:
+        return state, []
+
+    def holds(credential: RunCredential) -> bool:
+        return grant_of(credential).expires_at > at
+
+    setup, mine = state.setup, state.mine
+    expired = [peer for peer, ready in state.ready.items() if not all(map(holds, ready.credentials))]
+    if setup.credential is not None and not holds(setup.credential):
+        setup = replace(setup, credential=None)
+    if mine is not None:
+        mine = replace(mine, credentials=tuple(filter(holds, mine.credentials)))
+    kept = {peer: ready for peer, ready in state.ready.items() if peer not in expired}
+    is_own = (setup, mine) != (state.setup, state.mine)
+    state = replace(state, setup=setup, mine=mine, ready=kept, phase="forming")
+    if is_own and state.coordinator != setup.me:
+        state, actions = give_up(state, OWN_EXPIRED, (), now)
+    else:
+        state, actions = advance(state, now)
+    return state, [*(Reply(peer=peer, reply=ReadyReply(kind="left_out", reason=EXPIRED)) for peer in expired), *actions]
 
 
 def too_few(state: RoundState, now: float) -> Step:

@@ -45,6 +45,14 @@ class Withdrew:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CredentialsExpired:
+    """Credentials in this member's report, or in the group that it was to sign, do not hold until `at`, in Unix
+    seconds."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
     """`peer` could not be reached, or did not answer in time."""
 
@@ -136,6 +144,7 @@ Event: TypeAlias = (
     | Sighted
     | Reported
     | Withdrew
+    | CredentialsExpired
     | Lost
     | Moved
     | LeftOut

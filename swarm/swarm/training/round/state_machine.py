@@ -41,6 +41,7 @@ from swarm.training.round.group_formation import (
     absent_members,
     advance,
     move,
+    on_expired,
     on_left_out,
     on_reported,
     too_few,
@@ -49,6 +50,7 @@ from swarm.training.round.promise import Promise, bound_by
 from swarm.training.round.round_events import (
     AttemptLeft,
     Convicted,
+    CredentialsExpired,
     Event,
     Finish,
     Grouped,
@@ -147,6 +149,8 @@ def step(state: RoundState, event: Event, now: float) -> Step:  # noqa: C901, PL
             return on_reported(state, peer, ready, now)
         case Withdrew(peer=peer):
             return replace(state, ready={by: each for by, each in state.ready.items() if by != peer}), []
+        case CredentialsExpired(at=at):
+            return on_expired(state, at, now)
         case Lost(peer=peer, reason=reason):
             return _on_lost(state, peer, reason, now)
         case Moved(attempt=attempt, to=to):

@@ -10,12 +10,25 @@ from hypothesis import strategies as st
 from swarm.training.allreduce.parts import fair_shares, leaf_values, part_sizes, part_values
 from swarm.training.round.beacon import attempt_beacon, coordinator_of
 from swarm.training.round.group_checks import complaint, origin_complaint
-from swarm.training.round.group_formation import MAX_GRACE_S, grace_after
+from swarm.training.round.group_formation import EXPIRED, MAX_GRACE_S, OWN_EXPIRED, grace_after
 from swarm.training.round.group_members import form_group, whom_to_leave_out, widely_accused
 from swarm.training.round.quorum import Succession
-from swarm.training.round.round_state import RoundSetup
+from swarm.training.round.round_events import (
+    Action,
+    Ask,
+    CredentialsExpired,
+    GiveUp,
+    Offered,
+    Reply,
+    Reported,
+    Sign,
+    Tick,
+)
+from swarm.training.round.round_state import RoundSetup, RoundState
+from swarm.training.round.state_machine import begin, step
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Contribution, Group, Lock, Outcome, Ready, SignedGroup
+from swarm_protocol.run_credentials import RunCredential, credential_of, invite_to_run
+from swarm_protocol.training_messages import Contribution, Group, Lock, Outcome, Ready, ReadyReply, SignedGroup
 
 PEERS = tuple(sorted(Identity(bytes([number]) * 32).peer_id for number in range(6)))
 A, B, C, D, E, F = PEERS
@@ -343,3 +356,61 @@ def test_form_group_sizes_parts_by_what_the_members_carry() -> None:
 )
 def test_grace_is_a_share_of_the_interval_within_bounds(interval_s: float, least_s: float, grace_s: float) -> None:
     assert grace_after(interval_s, least_s) == grace_s
+
+
+# --- credentials that expire meanwhile --------------------------------------------------------------------------------
+
+
+def invited(peer: str, *, expires_at: float) -> RunCredential:
+    author = Identity(b"author".ljust(32))
+    word = invite_to_run(author, "run", network_id="test", now=1.0, lifetime_s=expires_at - 1.0, node=peer)
+    shown = credential_of([word], peer, "run", network_id="test", now=1.0)
+    assert shown is not None
+    return shown
+
+
+def waiting_coordinator() -> RoundState:
+    """Return the state of a coordinator that signs a group with two newcomers, of whom one's invitation ends at 100."""
+    coordinator = coordinator_of(attempt_beacon("run", DIGEST, 5, 0), (A, B, C, D))
+    setup = replace(TERMS, me=coordinator, max_group=6)
+    state = begin(setup, accused={})
+    state, _ = step(state, Offered(contribution=Contribution(peer_id=coordinator, num_tokens=40, num_samples=10)), 0.0)
+    reports = {peer: ready() for peer in (A, B, C, D) if peer != coordinator}
+    for peer, end in ((E, 100.0), (F, 900.0)):
+        reports[peer] = ready(0, num_tokens=0, loss=0.0, credentials=(invited(peer, expires_at=end),))
+    actions: list[Action] = []
+    for peer, each in sorted(reports.items(), key=lambda item: item[1].num_tokens):
+        state, actions = step(state, Reported(peer=peer, ready=each), 1.0)
+    (sign,) = actions
+    assert isinstance(sign, Sign)
+    assert {E, F} <= {*sign.group.peer_ids}
+    return state
+
+
+def test_coordinator_signs_no_credential_that_has_expired_and_tells_its_member_to_report_anew() -> None:
+    state, actions = step(waiting_coordinator(), CredentialsExpired(at=100.0), 2.0)
+    told, sign = actions
+    assert told == Reply(peer=E, reply=ReadyReply(kind="left_out", reason=EXPIRED))
+    assert isinstance(sign, Sign)
+    assert E not in sign.group.peer_ids
+    assert {*sign.group.peer_ids} == {A, B, C, D, F}
+    assert state.phase == "signing"
+
+
+def test_member_whose_credential_expires_reports_without_it_and_in_another_attempt() -> None:
+    """Two reports to one attempt, one with the credential and one without, would convict it."""
+    setup = replace(TERMS, me=E, credential=invited(E, expires_at=100.0))
+    state = begin(setup, accused={})
+    state, actions = step(state, Offered(contribution=Contribution(peer_id=E)), 0.0)
+    (ask,) = actions
+    assert isinstance(ask, Ask)
+    assert ask.ready.credentials
+    state, actions = step(state, CredentialsExpired(at=100.0), 1.0)
+    (notice,) = actions
+    assert isinstance(notice, GiveUp)
+    assert (notice.reason, notice.missing) == (OWN_EXPIRED, ())
+    assert not state.faults.peers
+    state, actions = step(state, Tick(), 100.0)
+    (ask,) = actions
+    assert isinstance(ask, Ask)
+    assert (ask.ready.attempt, ask.ready.credentials) == (1, ())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from swarm_node.events.event_contract import EVENTS
+from swarm_node.events.emitter import EVENTS
 from swarm_node.metrics.metric_contract import GROUPS, MetricSpec
 
 GENERATED = "This page is generated: `.venv/bin/python docs/contracts.py`.\n"

@@ -13,7 +13,7 @@ import typer
 from support.deploy_commands import PEER_ID, config_of, shell_commands
 from support.site_pages import ROOT, written
 from swarm_node import cli
-from swarm_node.events.event_contract import EVENTS
+from swarm_node.events.emitter import EVENTS
 from swarm_node.metrics.metric_contract import METRICS
 
 PAGES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.site_pages import written
 from swarm.network import announcer, framing, unread_budget
-from swarm.network.dht import record_dht, record_holders, record_storage, routing_table
+from swarm.network.dht import known_peers, record_dht, record_holders, record_storage, routing_table
 from swarm.network.libp2p import (
     calls,
     path_watch,
@@ -81,7 +81,7 @@ SAID = [
     ("records.md", f"the {record_holders.NUM_REPLICAS} nearest nodes"),
     ("records.md", f"asks the {routing_table.SAMPLE_WIDTH} nearest nodes"),
     ("records.md", f"at most {routing_table.MAX_CALLS} for each key"),
-    ("records.md", f"deadline of one call | {record_dht.RPC_TIMEOUT_S:.0f} s"),
+    ("records.md", f"deadline of one call | {known_peers.RPC_TIMEOUT_S:.0f} s"),
     ("records.md", f"neighbours, the {routing_table.NARROW_WIDTH} nearest, and {routing_table.WIDTH} after a second"),
     (
         "records.md",

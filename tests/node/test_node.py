@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 from swarm.network.traffic import PeerPath
-from swarm_node.dashboard.role import DashboardRole
+from swarm_node.dashboard.app import DashboardRole
 from swarm_node.gateway.role import GatewayRole
 from swarm_node.machine.hardware import Hardware, Speeds
 from swarm_node.node import Activity, FirstTokenWait, Node, RoleName

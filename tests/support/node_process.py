@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 from support.forked_node import Begin, ForkedNode
-from swarm_node.events import event_contract
+from swarm_node.events import emitter
 
 COMMAND = (str(Path(sys.executable).with_name("swarm-node")),)
 START_S = 60.0  # imports take 2 s on an idle machine; this is for one that is not
@@ -30,7 +30,7 @@ def environment(**more: str) -> dict[str, str]:
 
 def parsed(lines: list[str]) -> list[Event]:
     events = [json.loads(line) for line in lines]
-    assert [problem for event in events for problem in event_contract.problems(event)] == []
+    assert [problem for event in events for problem in emitter.problems(event)] == []
     return events
 
 

@@ -17,7 +17,7 @@ from swarm_protocol.run_credentials import check_given
 from swarm_node import diagnostics
 from swarm_node.commands.command_options import Flags, imported
 from swarm_node.events.emitter import Emitter
-from swarm_node.machine.libraries import UNUSED_PACKAGES
+from swarm_node.machine.hardware import UNUSED_PACKAGES
 from swarm_node.settings.config import Config, UsageError
 from swarm_node.settings.parsers import RUN_ID_FORM
 from swarm_node.storage import remembered_peers
@@ -84,7 +84,7 @@ def gateway(flags: Flags) -> int:
 
 
 def dashboard(flags: Flags) -> int:
-    return live(flags, flags.member(), "swarm_node.dashboard.role:DashboardRole", joins=True)
+    return live(flags, flags.member(), "swarm_node.dashboard.app:DashboardRole", joins=True)
 
 
 def _within_rights(config: Config) -> Config:

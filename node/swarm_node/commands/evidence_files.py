@@ -2,26 +2,30 @@
 
 An evidence file holds the run's signed file, so its check needs nothing else. Those who do not believe what members
 have signed about an interval compute it once more, from a checkpoint of the state that it began from and the run's
-data. A file about a server's answer is judged by the model's files (`answer_evidence`), and one about its wrong proof
-of possession proves itself (`possession_evidence`).
+data. A file about a server's answer is judged by the model's files, and one about its wrong proof of possession proves
+itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from swarm_protocol.errors import IntegrityError, SwarmError
-from swarm_protocol.proof_messages import EvidenceFile
+from swarm.serving.checking.wrong_answer import signer_of
+from swarm.serving.evidence.wrong_possession import check_possession, read_possession
+from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation, SwarmError
+from swarm_protocol.proof_messages import WRONG_ANSWER, WRONG_POSSESSION, Evidence, EvidenceFile
+from swarm_protocol.served_evidence_messages import ServedEvidence
 
 from swarm_node import diagnostics, interrupts
-from swarm_node.commands import answer_evidence, possession_evidence
 from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
 from swarm_node.settings.config import UsageError
-from swarm_node.storage import convicted_servers, served_evidence
 from swarm_node.storage.home import EVIDENCE, Home
+from swarm_node.storage.server_evidence import files_in as server_files
 
 if TYPE_CHECKING:
     from swarm.training.evidence.bans import Verdict
@@ -36,11 +40,11 @@ def verify(flags: Flags) -> int:
     if path is None:
         raise UsageError("no evidence file is named", remedy="write swarm-node evidence verify FILE")
     file = _usable(path)
-    if possession_evidence.is_of(file):
-        possession_evidence.judge(path, file, Emitter(json=flags.json))
+    if _is_of_possession(file):
+        _judge_possession(path, file, Emitter(json=flags.json))
         return 0
     if not file.run:
-        answer_evidence.judge(path, file, flags.options["model"], Emitter(json=flags.json))
+        _judge_answer(path, file, flags.options["model"], Emitter(json=flags.json))
         return 0
     _tell(path, flags.options["run"], Emitter(json=flags.json), _replay(flags))
     return 0
@@ -55,24 +59,22 @@ def show(flags: Flags) -> int:
     if not home.path.is_dir():
         raise UsageError(f"there is no home at {home.path}", remedy="name the home of a node with --home")
     paths = [path for folder in sorted(home.checkpoints.glob(f"*/{EVIDENCE}")) for path in files_in(folder)]
-    for path in paths:
+    told: list[tuple[Path, Callable[[Path], None]]] = [
+        (path, lambda path: _tell(path, None, emitter)) for path in paths
+    ]
+    told += [
+        (path, lambda path: _tell_answer(path, _usable(path), emitter)) for path in server_files(home.served_evidence)
+    ]
+    told += [
+        (path, lambda path: _judge_possession(path, _usable(path), emitter))
+        for path in server_files(home.convicted_servers)
+    ]
+    for path, tell in told:
         try:
-            _tell(path, None, emitter)
+            tell(path)
         except SwarmError as error:
             emitter.emit("warning", message=error.message, remedy=error.remedy)
-    served = served_evidence.files_in(home.served_evidence)
-    for path in served:
-        try:
-            answer_evidence.tell(path, _usable(path), emitter)
-        except SwarmError as error:
-            emitter.emit("warning", message=error.message, remedy=error.remedy)
-    convicted = convicted_servers.files_in(home.convicted_servers)
-    for path in convicted:
-        try:
-            possession_evidence.judge(path, _usable(path), emitter)
-        except SwarmError as error:
-            emitter.emit("warning", message=error.message, remedy=error.remedy)
-    if not (paths or served or convicted):
+    if not told:
         emitter.say(
             f"{home.path} keeps no evidence: no member of its runs and no server was convicted, and its spot checks "
             f"have named nobody"
@@ -138,3 +140,102 @@ def _tell(path: Path, run_file: Path | None, emitter: Emitter, replay: Check | N
         until=until,
         how_long=how_long(until),
     )
+
+
+def _is_of_possession(file: EvidenceFile) -> bool:
+    """Return whether the file is about a wrong proof of possession."""
+    try:
+        return not file.run and Evidence.from_bytes(file.evidence).kind == WRONG_POSSESSION
+    except SwarmError:
+        return False
+
+
+def _judge_possession(path: Path, file: EvidenceFile, emitter: Emitter) -> None:
+    """Print what the file proves, offline. Raises IntegrityError if it proves nothing."""
+    try:
+        verdict = check_possession(read_possession(file.evidence), file.network_id)
+    except SwarmError as error:
+        raise IntegrityError(f"{path} proves nothing: {error.message}") from error
+    emitter.emit(
+        "convicted_server",
+        path=str(path),
+        peer_id=verdict.peer_id,
+        model=verdict.model,
+        reason=verdict.reason,
+        until=verdict.until,
+        until_day=time.strftime("%Y-%m-%d", time.gmtime(verdict.until)),
+    )
+
+
+def _judge_answer(path: Path, file: EvidenceFile, model: Path | None, emitter: Emitter) -> None:
+    """Print what the file about a server's answer proves, by the files of the published model in `model`.
+
+    Raises UsageError if it cannot be judged: without the model, or with another one; IntegrityError if it proves
+    nothing.
+    """
+    evidence = _served(path, file)
+    with _proving(path):
+        peer_id, stated = signer_of(evidence, file.network_id)
+    if model is None:
+        raise UsageError(
+            f"{path} is of an answer of {peer_id} with {stated.model}, which only the model's files can judge",
+            remedy="add --model DIR: the directory of the published model",
+        )
+    from swarm.serving.server.answer_replay import replay_answer  # noqa: PLC0415 - torch, which takes seconds
+
+    diagnostics.quieten_libraries()
+    interrupts.raise_in_command()
+    try:
+        verdict = replay_answer(evidence, file.network_id, model)
+    except PeerViolation as error:
+        raise IntegrityError(f"{path} proves nothing: {error.message}") from error
+    except (ConfigError, IntegrityError) as error:
+        raise UsageError(error.message, remedy=error.remedy) from error
+    emitter.emit(
+        "served_evidence",
+        path=str(path),
+        peer_id=verdict.peer_id,
+        model=verdict.model,
+        start=verdict.start,
+        end=verdict.end,
+        is_proven=True,
+        reason=f"lied: {verdict.reason}",
+    )
+
+
+def _tell_answer(path: Path, file: EvidenceFile, emitter: Emitter) -> None:
+    """Print what the file is about, unjudged. Raises UsageError or IntegrityError for one that is of no answer."""
+    with _proving(path):
+        peer_id, stated = signer_of(_served(path, file), file.network_id)
+    emitter.emit(
+        "served_evidence",
+        path=str(path),
+        peer_id=peer_id,
+        model=stated.model,
+        start=stated.start,
+        end=stated.end,
+        is_proven=False,
+        reason="was named by this node's spot checks; evidence verify --model DIR judges it",
+    )
+
+
+def _served(path: Path, file: EvidenceFile) -> ServedEvidence:
+    try:
+        evidence = Evidence.from_bytes(file.evidence)
+        if evidence.kind != WRONG_ANSWER:
+            raise UsageError(
+                f"{path} holds evidence of the kind {evidence.kind!r} without a run",
+                remedy="check it with a newer swarm-node, or get the file again",
+            )
+        return ServedEvidence.from_bytes(evidence.body)
+    except PeerViolation as error:
+        raise UsageError(f"{path} holds no evidence: {error.message}", remedy="get the file again") from error
+
+
+@contextmanager
+def _proving(path: Path) -> Iterator[None]:
+    """Raise IntegrityError, which names the file, for what nobody has signed."""
+    try:
+        yield
+    except SwarmError as error:
+        raise IntegrityError(f"{path} proves nothing: {error.message}") from error

@@ -1,4 +1,7 @@
-"""The dashboard as an ASGI application, and beside a gateway's in one server. Public: no key is asked for here."""
+"""The dashboard as a node's role and as an ASGI application, alone or beside a gateway's in one server.
+
+It is public and read-only: no key is asked for here. Beyond this machine it listens only where `--host` says so.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swarm_node.dashboard import api, pages
 from swarm_node.dashboard.checkpoints import Checkpoints
+from swarm_node.dashboard.collector import checkpoints, daemon_collector
 from swarm_node.dashboard.live import Live
 from swarm_node.dashboard.views import ViewSource
 from swarm_node.formatting import shown
-from swarm_node.http.addresses import caller_of
+from swarm_node.http.addresses import caller_of, checked
 from swarm_node.http.http_error import HttpError, install_errors
 from swarm_node.http.rate_limit import RateLimiters, Rates
+from swarm_node.http.server import is_local, listen, serving
+from swarm_node.node import Node, NodeRole
+from swarm_node.settings.config import Config
 
 logger = logging.getLogger(__name__)
 
@@ -127,3 +134,24 @@ class DefaultHeaders:
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
+
+
+class DashboardRole(NodeRole):
+    """Serves pages and API until the node leaves. The port is bound with construction, as a gateway's is.
+
+    Raises StartError if it cannot listen.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._listener = listen(config.host, config.port)
+
+    async def run(self, node: Node) -> None:
+        async with daemon_collector(node) as collector:
+            app = create_dashboard(collector, checkpoints=checkpoints(node.config))
+            async with serving(checked(app, node.config), self._listener) as url:
+                node.activity.state = "dashboard"
+                whom = "this machine" if is_local(node.config.host) else "anyone who reaches it"
+                node.steps.done("dashboard", f"pages for {whom}, read-only")
+                node.emitter.emit("dashboard", url=url)
+                await node.shutdown.leaving.wait()
+                app.state.live.close()

@@ -19,7 +19,7 @@ from swarm_node.demo.demo_plan import DemoPlan
 from swarm_node.demo.demo_state import DemoState, NodeState
 from swarm_node.demo.display import DemoSummary, Reporter
 from swarm_node.demo.nodes import DemoError, Fleet
-from swarm_node.machine.libraries import UNUSED_PACKAGES
+from swarm_node.machine.hardware import UNUSED_PACKAGES
 
 
 @dataclass(slots=True, kw_only=True)

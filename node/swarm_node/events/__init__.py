@@ -1,1 +1,1 @@
-"""What a command prints while it runs: `event_contract` lists the events, `emitter` prints them."""
+"""The events that a command prints while it runs: `emitter` has all of them, and prints them."""

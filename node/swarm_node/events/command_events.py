@@ -1,4 +1,4 @@
-"""The events of commands that end by themselves, by name. `event_contract` puts them together with those of daemons."""
+"""The events of commands that end by themselves, by name. `emitter` puts them together with those of daemons."""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
 """Prints what a node is doing: JSON lines for programs on stdout, short lines for people on stderr.
 
-`swarm_node.events.event_contract` has the names and fields. The command creates one `Emitter` and hands it down. Any
-task or thread may call it: one lock guards all that it writes. `LiveLine` draws the status line of a terminal.
+EVENTS has every event, its fields, and the line that people read instead. Scripts are written against these names, so a
+name or field may be added but never renamed or given another meaning. `daemon_events` and `command_events` declare
+them, and are the one source of `docs/reference/events.md`: `docs/contracts.py` writes it, and a test compares the two.
+The command creates one `Emitter` and hands it down. Any task or thread may call it: one lock guards all that it writes.
+`LiveLine` draws the status line of a terminal.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ from typing import TextIO
 
 from swarm_protocol.errors import SwarmError
 
-from swarm_node.events import event_contract
+from swarm_node.events.command_events import COMMAND_EVENTS
+from swarm_node.events.daemon_events import DAEMON_EVENTS
+from swarm_node.events.event_spec import TYPES, EventSpec
 from swarm_node.formatting import clean, progress
 
 logger = logging.getLogger(__name__)
@@ -37,6 +42,9 @@ _REPEATED_AT = frozenset(10**power for power in range(1, 10))
 
 Listener = Callable[[str, Mapping[str, object]], None]
 """A function `listener(event, fields)` that neither blocks nor raises, called in the thread that emits."""
+
+EVENTS: Mapping[str, EventSpec] = {**DAEMON_EVENTS, **COMMAND_EVENTS}
+"""Every event by name: first those of daemons, then those of commands that end by themselves."""
 
 
 class Emitter:
@@ -63,7 +71,7 @@ class Emitter:
     def emit(self, event: str, **fields: object) -> None:
         """Print one event of the contract. AssertionError if it is not in the contract."""
         line = {"event": event, "time": round(time.time(), 3)} | {name: _plain(v) for name, v in fields.items()}
-        found = event_contract.problems(line)
+        found = problems(line)
         assert not found, "; ".join(found)
         logger.debug("%s %s", event, fields)
         for listener in tuple(self._listeners):
@@ -72,7 +80,7 @@ class Emitter:
             self._print(json_module.dumps(line, allow_nan=False), self._out)
         if event == "stopped":
             self._guarded(self._line.end)
-        spec, text = event_contract.EVENTS[event], _text(event, fields)
+        spec, text = EVENTS[event], _text(event, fields)
         if spec.repeated_field:
             text = self._counted(event, str(fields[spec.repeated_field]), text)
         if text and spec.live:
@@ -138,7 +146,7 @@ def _plain(value: object) -> object:
 
 
 def _text(event: str, fields: Mapping[str, object]) -> str:
-    template = event_contract.EVENTS[event].text
+    template = EVENTS[event].text
     if not template:
         return ""
     known: dict[str, object] = dict(fields)
@@ -200,3 +208,22 @@ class LiveLine:
     def _write(self, text: str) -> None:
         self._stream.write(text)
         self._stream.flush()
+
+
+def problems(event: Mapping[str, object]) -> list[str]:
+    """Return where a printed `event` departs from the contract; empty if it conforms."""
+    name = event.get("event")
+    spec = EVENTS.get(name) if isinstance(name, str) else None
+    if spec is None:
+        return [f"unknown event {name!r}"]
+    given = set(event) - {"event", "time"}
+    found = [f"{name} lacks {field}" for field in spec.fields if field not in given]
+    found += [f"{name} has the undocumented field {field}" for field in sorted(given - set(spec.fields))]
+    for field in spec.fields:
+        type_name, nullable = spec.field_type(field)
+        value = event.get(field)
+        if field not in given or (nullable and value is None):
+            continue
+        if not isinstance(value, TYPES[type_name]) or (isinstance(value, bool) and type_name != "bool"):
+            found.append(f"{name}.{field} is {value!r}, not {type_name}")
+    return found

@@ -45,7 +45,7 @@ from swarm_node.http.server import is_local, listen, serving
 from swarm_node.node import Node, NodeRole
 from swarm_node.roles.server_convictions import server_convictions
 from swarm_node.settings.config import Config
-from swarm_node.storage import served_evidence
+from swarm_node.storage import server_evidence
 from swarm_node.storage.home import read_json, replace_json
 from swarm_node.storage.kept_models import kept_models
 from swarm_node.storage.used_models import publishers_in, used_in
@@ -145,7 +145,7 @@ def spot_check_options(node: Node, writer: Executor) -> SpotCheckOptions:
     def note(report: CheckReport) -> None:
         counted.add(report)
         if report.evidence:
-            writer.submit(served_evidence.keep, folder, report.named, network_id, report.evidence)
+            writer.submit(server_evidence.keep_answer, folder, report.named, network_id, report.evidence)
         if report.outcomes:
             _remember(node, writer, reputation)
 

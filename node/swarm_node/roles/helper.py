@@ -20,7 +20,7 @@ from swarm_protocol.errors import SwarmError
 from swarm_protocol.records import ServeRecord
 
 from swarm_node.formatting import plural
-from swarm_node.machine.libraries import UNUSED_PACKAGES
+from swarm_node.machine.hardware import UNUSED_PACKAGES
 from swarm_node.network_snapshot import NetworkPoller, NetworkSnapshot
 from swarm_node.node import Node, NodeRole, RelayUse
 from swarm_node.settings.config import Config

@@ -13,7 +13,7 @@ from swarm_protocol.control_messages import MAX_CONVICTED_LINES
 from swarm_node.formatting import ending
 from swarm_node.metrics.metric_registry import Reading
 from swarm_node.node import Node
-from swarm_node.storage.convicted_servers import ConvictedServersFolder
+from swarm_node.storage.server_evidence import ConvictedServersFolder
 
 MAX_LINE_CHARS = 200
 """The protocol's limit of a line in a status."""

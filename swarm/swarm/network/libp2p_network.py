@@ -343,7 +343,7 @@ class Libp2pNetwork(SigningNetwork):
         validator = RecordValidator(self._network_id, self.now)
         self._dht = await RecordDht.create(self._host, self._name("dht", ""), validator)
         self._records = OwnRecords(self._dht, self._identity, self._network_id, self.now, self._end_as_copy)
-        self._dht.on_answer = self.links.answered
+        self._dht.known.on_answer = self.links.answered
         if self._gate is not None:
             self._dht.may_store = self._gate.may_store
             tasks.create_task(self._gate.run(self._watch.end_streams), name="private gate")

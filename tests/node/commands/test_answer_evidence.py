@@ -13,7 +13,7 @@ from support.tiny_models import FAMILIES, write_model
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span_loading import load_span
 from swarm_node import cli
-from swarm_node.storage import served_evidence
+from swarm_node.storage import server_evidence
 from swarm_protocol.answer_commitments import COMMITMENT_PURPOSE, AnswerCommitment, PositionDigests
 from swarm_protocol.envelope import seal_now
 from swarm_protocol.identity import Identity
@@ -71,8 +71,8 @@ def signed(model: Path, *, factor: float) -> bytes:
 
 
 def kept(home: Path, evidence: bytes) -> Path:
-    served_evidence.keep(home / "served-evidence", SERVER.peer_id, "test", evidence)
-    (path,) = served_evidence.files_in(home / "served-evidence")
+    server_evidence.keep_answer(home / "served-evidence", SERVER.peer_id, "test", evidence)
+    (path,) = server_evidence.files_in(home / "served-evidence")
     return path
 
 
@@ -119,13 +119,13 @@ def test_answer_that_nobody_signed_proves_nothing(model: Path, tmp_path: Path) -
 
 
 def test_home_keeps_the_newest_evidence_within_its_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served_evidence, "MAX_FILES", 3)
+    monkeypatch.setattr(server_evidence, "MAX_ANSWERS", 3)
     evidence = ServedEvidence(commitment=b"signed", codec="raw", inputs=b"rows").to_bytes()
     for number in range(5):
-        served_evidence.keep(tmp_path, f"peer{number}", "test", evidence)
+        server_evidence.keep_answer(tmp_path, f"peer{number}", "test", evidence)
         os.utime(tmp_path / f"peer{number}.evidence", ns=(number, number))
-    assert [path.stem for path in served_evidence.files_in(tmp_path)] == ["peer2", "peer3", "peer4"]
+    assert [path.stem for path in server_evidence.files_in(tmp_path)] == ["peer2", "peer3", "peer4"]
     size = (tmp_path / "peer4.evidence").stat().st_size
-    monkeypatch.setattr(served_evidence, "MAX_BYTES", 2 * size)
-    served_evidence.keep(tmp_path, "peer4", "test", evidence)
-    assert [path.stem for path in served_evidence.files_in(tmp_path)] == ["peer3", "peer4"]
+    monkeypatch.setattr(server_evidence, "MAX_ANSWER_BYTES", 2 * size)
+    server_evidence.keep_answer(tmp_path, "peer4", "test", evidence)
+    assert [path.stem for path in server_evidence.files_in(tmp_path)] == ["peer3", "peer4"]

@@ -18,7 +18,7 @@ from swarm.training.run.run_file import load_run, read_config, write_run
 from swarm.training.run.run_model import initial_theta, module_run
 from swarm.training.state.genesis import genesis_digest
 from swarm_node import cli
-from swarm_node.events import event_contract
+from swarm_node.events import emitter
 from swarm_protocol.identity import Identity
 
 TINY = """\
@@ -43,7 +43,7 @@ def author() -> Identity:
 
 def events(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [problem for event in found for problem in event_contract.problems(event)] == []
+    assert [problem for event in found for problem in emitter.problems(event)] == []
     return found
 
 

@@ -30,7 +30,7 @@ from swarm.training.trainer_events import OuterStep
 from swarm_node import cli
 from swarm_node.commands import run_export
 from swarm_node.commands.run_export import newest_state
-from swarm_node.events import event_contract
+from swarm_node.events import emitter
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 from transformers import AutoModelForCausalLM
@@ -93,7 +93,7 @@ def keep(run: SignedRun, states: Sequence[Committed]) -> None:
 
 def events(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [problem for event in found for problem in event_contract.problems(event)] == []
+    assert [problem for event in found for problem in emitter.problems(event)] == []
     return found
 
 

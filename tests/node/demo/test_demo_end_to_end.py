@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from swarm_node.events import event_contract
+from swarm_node.events import emitter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 SHORT = ("--nodes", "4", "--outer-steps", "2", "--interval-steps", "2", "--min-tokens", "40", "--json")
@@ -80,7 +80,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, A
 @pytest.mark.timeout(180)
 def test_every_event_holds_to_the_contract_and_the_last_is_the_summary(finished: Any) -> None:
     events, _, _ = finished
-    assert [problem for event in events for problem in event_contract.problems(event)] == []
+    assert [problem for event in events for problem in emitter.problems(event)] == []
     assert [event["event"] for event in events].count("summary") == 1
     assert events[-1]["event"] == "summary"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.site_pages import script
-from swarm_node.events.emitter import EVERY_S, WIPE, Emitter, LiveLine, event_contract
+from swarm_node.events.emitter import EVENTS, EVERY_S, WIPE, Emitter, LiveLine, problems
 from swarm_node.formatting import progress
 from swarm_node.roles.serving import serving_line
 from swarm_protocol.control_messages import ServingStatus
@@ -19,7 +19,7 @@ SAMPLES = {"text": "word", "int": 3, "number": 1.5, "bool": True, "list": ["a", 
 
 
 def sample(event: str, *, with_nulls: bool = False) -> dict[str, object]:
-    spec = event_contract.EVENTS[event]
+    spec = EVENTS[event]
     types = {field: spec.field_type(field) for field in spec.fields}
     return {field: None if nullable and with_nulls else SAMPLES[name] for field, (name, nullable) in types.items()}
 
@@ -35,15 +35,15 @@ def test_docs_of_events_are_what_the_code_says() -> None:
     assert page.read_text(encoding="utf-8") == script("contracts").events_page(), "run docs/contracts.py"
 
 
-@pytest.mark.parametrize("event", event_contract.EVENTS)
+@pytest.mark.parametrize("event", EVENTS)
 @pytest.mark.parametrize("with_nulls", [False, True])
 def test_emit_each_event_prints_json_for_programs_and_text_for_people(event: str, with_nulls: bool) -> None:
     fields = sample(event, with_nulls=with_nulls)
     out, err = emitted(event, as_json=True, **fields)
     line = json.loads(out)
     assert line["event"] == event
-    assert event_contract.problems(line) == []
-    assert bool(err) == bool(event_contract.EVENTS[event].text)
+    assert problems(line) == []
+    assert bool(err) == bool(EVENTS[event].text)
     assert emitted(event, as_json=False, **fields) == ("", err), "without --json stdout is left to results"
 
 

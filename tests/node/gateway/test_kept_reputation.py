@@ -13,7 +13,7 @@ from swarm.trust.reputation import Reputation
 from swarm_node.gateway.role import keep, reputation_in, spot_check_options
 from swarm_node.metrics.metric_registry import Registry
 from swarm_node.node import Node
-from swarm_node.storage import served_evidence
+from swarm_node.storage import server_evidence
 from swarm_node.storage.home import Home
 from swarm_protocol.identity import Identity
 from swarm_protocol.served_evidence_messages import ServedEvidence
@@ -57,5 +57,5 @@ def test_wrong_answer_of_a_server_that_a_check_named_is_kept_with_what_is_known_
         options.on_report(
             CheckReport(peer_id=PEER, start=0, end=2, result="failed", named=PEER, outcomes=outcomes, evidence=evidence)  # type: ignore[arg-type]
         )
-    assert [path.stem for path in served_evidence.files_in(tmp_path / "served-evidence")] == [PEER]
+    assert [path.stem for path in server_evidence.files_in(tmp_path / "served-evidence")] == [PEER]
     assert reputation_in(tmp_path / "reputation.json", "swarm").for_routing([PEER], NOW, "").barred == {PEER}

@@ -15,8 +15,8 @@ from node.gateway.scripted_client import ScriptedClient
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 from support.node_settings import resolve
-from swarm_node.dashboard import role
-from swarm_node.dashboard.role import DashboardRole
+from swarm_node.dashboard import app
+from swarm_node.dashboard.app import DashboardRole
 from swarm_node.gateway.app import GatewayOptions, create_app
 from swarm_node.gateway.role import GatewayRole
 from swarm_node.http.addresses import KnownHosts, TrustedProxies
@@ -183,8 +183,8 @@ def test_what_gateways_and_dashboards_serve_is_behind_the_checks(
     kind: type[GatewayRole | DashboardRole], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = resolve({"trusted_proxies": ["127.0.0.1"], "port": "0"}, env={}, file=None)
-    monkeypatch.setattr(role, "daemon_collector", no_collector)
-    monkeypatch.setattr(role, "create_dashboard", lambda *_, **__: Echo())
+    monkeypatch.setattr(app, "daemon_collector", no_collector)
+    monkeypatch.setattr(app, "create_dashboard", lambda *_, **__: Echo())
 
     async def main() -> None:
         urls = asyncio.Queue[str]()

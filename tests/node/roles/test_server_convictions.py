@@ -16,8 +16,8 @@ from swarm_node import cli
 from swarm_node.metrics.metric_registry import Registry
 from swarm_node.node import Activity, Node
 from swarm_node.roles.server_convictions import server_convictions
-from swarm_node.storage.convicted_servers import ConvictedServersFolder, files_in
 from swarm_node.storage.home import Home
+from swarm_node.storage.server_evidence import ConvictedServersFolder, files_in
 from swarm_protocol.identity import Identity
 
 LIAR = Identity(bytes([50]) * 32)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.network_worlds import libp2p_node
 from swarm.network import partition_watch
-from swarm.network.dht import record_dht, routing_table
+from swarm.network.dht import known_peers, routing_table
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.libp2p_network import (
@@ -198,7 +198,7 @@ def test_malformed_request_gets_no_answer_and_makes_nobody_a_member(tmp_path: Pa
             await libp2p_node(tmp_path / "a") as a,
             liar_beside(a, tmp_path / "liar") as liar,
         ):
-            a._dht._table.lost(liar.identity.peer_id)
+            a._dht.known.table.lost(liar.identity.peer_id)
             assert await liar.call(method, b"\x01\xff") == b""
             assert a._dht.peers() == ()
 
@@ -275,7 +275,7 @@ def test_lookup_that_nobody_answers_raises_timeout(tmp_path: Path, monkeypatch: 
             await libp2p_node(tmp_path / "a") as a,
             await libp2p_node(tmp_path / "b", peers=await a.addrs()) as b,
         ):
-            monkeypatch.setattr(record_dht, "RPC_TIMEOUT_S", 30)
+            monkeypatch.setattr(known_peers, "RPC_TIMEOUT_S", 30)
             a._host.unary._answers[f"{PREFIX}find"] = _silent
             with pytest.raises(PeerTimeout):
                 await b.lookup([KEY], timeout_s=0.3)
@@ -290,7 +290,7 @@ def test_peer_that_hangs_costs_one_deadline_and_is_dropped(tmp_path: Path, monke
             liar_beside(a, tmp_path / "liar") as liar,
         ):
             await a.publish(KEY, b"honest", lifetime_s=60)
-            monkeypatch.setattr(record_dht, "RPC_TIMEOUT_S", 0.2)
+            monkeypatch.setattr(known_peers, "RPC_TIMEOUT_S", 0.2)
             liar.answer = None
             assert await payloads(a) == [b"honest"]
             assert liar.identity.peer_id not in a._dht.peers()

@@ -175,8 +175,8 @@ def test_seed_that_forgot_nodes_which_are_still_connected_is_asked_again(
         await eventually(all_know_all)
         for one in (seed, nodes[0]):
             for other in nodes[1:]:
-                one._dht._table.lost(other.peer_id)
-                other._dht._table.lost(one.peer_id)
+                one._dht.known.table.lost(other.peer_id)
+                other._dht.known.table.lost(one.peer_id)
         assert not await all_know_all()
         await eventually(all_know_all)
         await close_all([seed, *nodes])

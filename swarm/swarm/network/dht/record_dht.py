@@ -1,8 +1,8 @@
 """The record DHT: Kademlia (Maymounkov and Mazieres 2002) over unary calls.
 
-Puts together the pure parts: `routing_table` knows the peers and whom to ask next (`NodeLookup`), `record_storage` has
-the records that this node holds and decides which records are valid (`RecordValidator`), and `AddressBook` has the
-addresses of peers.
+Puts together the parts: `known_peers` calls others, `routing_table` knows them, their addresses and whom to ask next
+(`NodeLookup`), and `record_storage` has the records that this node holds and decides which ones are valid
+(`RecordValidator`).
 
 A search belongs to its caller and ends with it. At its deadline it is done with what it has: peers that answer nothing,
 however many a liar names, delay what the others said and hide none of it.
@@ -24,7 +24,7 @@ import random
 from collections.abc import AsyncGenerator, Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol, TypeVar, cast
+from typing import cast
 
 from swarm_protocol.dht_messages import (
     Contact,
@@ -36,35 +36,26 @@ from swarm_protocol.dht_messages import (
     place_of,
 )
 from swarm_protocol.envelope import Envelope
-from swarm_protocol.errors import PeerError, PeerViolation
+from swarm_protocol.errors import PeerViolation
 from swarm_protocol.identity import check_peer_id
 
 from swarm.network.dht.address_search import AddressSearch
+from swarm.network.dht.known_peers import KnownPeers, RecordTransport
 from swarm.network.dht.record_holders import MAX_HELD_PLACES, NUM_REPLICAS, RecordHolders
 from swarm.network.dht.record_storage import RecordStorage, RecordValidator
 from swarm.network.dht.routing_table import (
     NARROW_WIDTH,
     SAMPLE_WIDTH,
     WIDTH,
-    AddressBook,
     NodeLookup,
-    RoutingTable,
-    Suspects,
     node_id_of,
     to_id,
 )
-from swarm.network.interface import NotServed, UnaryHandler
 from swarm.newest_items import NewestItems
 
-NUM_PARALLEL_CALLS = 16
 NUM_PARALLEL_CHECKS = 8
 """Calls that check members of the routing table. Silent members, which a stranger can provide, thus leave half of all
 calls to searches."""
-
-SMALL_BYTES = 4096
-"""The time of a longer answer says more of the bandwidth than of the way."""
-
-RPC_TIMEOUT_S = 3.0
 
 SEARCH_TIMEOUT_S = 4.0
 """Time-out of the search for the nodes that store a record. It covers one silent round of calls and leaves a second of
@@ -88,8 +79,6 @@ MAKE_ROOM_S = 1.0
 _NO_ANSWER = b""
 """The answer to a malformed request. No decoder accepts it."""
 
-T = TypeVar("T")
-
 logger = logging.getLogger(__name__)
 
 
@@ -104,43 +93,25 @@ class DhtCounts:
     num_addresses: int
 
 
-class RecordTransport(Protocol):
-    """The part of a host that the DHT uses: `libp2p.host.Host`, or a simulated one."""
-
-    @property
-    def peer_id(self) -> str: ...
-
-    async def call(self, peer_id: str, protocol: str, request: bytes, *, addrs: Sequence[str] | None = None) -> bytes:
-        """Ask a peer, which may have to be dialled at `addrs`. Raises PeerError or NotServed."""
-
-    async def serve(self, protocol: str, answer: UnaryHandler) -> None: ...
-
-
 class RecordDht:
     """Publishes and finds records in the network's Kademlia table, and answers other nodes that do so."""
 
     def __init__(self, host: RecordTransport, prefix: str, validator: RecordValidator) -> None:
         self._host = host
-        self._prefix = prefix
         self._validator = validator
-        self._table = RoutingTable(host.peer_id)
+        self.known = KnownPeers(host, prefix)
         self._storage = RecordStorage(validator.now)
         self.own_addrs: tuple[str, ...] = ()
         """This node's own addresses, kept up to date by its network. While it has none, it only asks others."""
-        self._book = AddressBook()
-        self._suspects = Suspects()
         self._nearest = NewestItems[bytes, tuple[str, ...]](MAX_HELD_PLACES)
         """The nodes nearest to a key by the last search for it: the next one begins there."""
-        self._addresses = AddressSearch(host.peer_id, self._book, self._carry_out)
-        self._holders = RecordHolders(self._table)
+        self._addresses = AddressSearch(host.peer_id, self.known.book, self._carry_out)
+        self._holders = RecordHolders(self.known.table)
         self.last_hops = 0
         """Calls one after the other by which the last `find` came to the node nearest to a key."""
         self._num_tended = 0
         self._num_refused = 0
-        self._calls = asyncio.Semaphore(NUM_PARALLEL_CALLS)
         self._checks = asyncio.Semaphore(NUM_PARALLEL_CHECKS)
-        self.on_answer: Callable[[str, float], None] = lambda _peer_id, _seconds: None
-        """Told of each small answer to a call, and after how many seconds it came: peers answer these calls at once."""
         self._chance = random.Random(host.peer_id)
         self.may_store: Callable[[str, Envelope], bool] = lambda _peer_id, _envelope: True
         """Returns whether a peer may have a record kept here; a private network sets it."""
@@ -155,11 +126,11 @@ class RecordDht:
 
     def peers(self) -> tuple[str, ...]:
         """Return everyone in the routing table."""
-        return self._table.peers
+        return self.known.table.peers
 
     def contacts(self) -> tuple[Contact, ...]:
         """Return everyone in the routing table who said where to dial it."""
-        found = map(self._book.contact, self._table.peers)
+        found = map(self.known.book.contact, self.known.table.peers)
         return tuple(contact for contact in found if contact.addrs)
 
     @property
@@ -168,8 +139,8 @@ class RecordDht:
         return DhtCounts(
             num_records=self._storage.num_records,
             num_refused=self._num_refused,
-            num_peers=self._table.num_peers,
-            num_addresses=len(self._book),
+            num_peers=self.known.table.num_peers,
+            num_addresses=len(self.known.book),
         )
 
     async def ping(self, peer_id: str, addrs: Sequence[str] = ()) -> bool:
@@ -192,7 +163,7 @@ class RecordDht:
         seconds: nobody finds the address of a node that no table has."""
         loop = asyncio.get_running_loop()
         until = loop.time() + MAKE_ROOM_S
-        while loop.time() < until and (peers := self._table.crowded(loop.time())):
+        while loop.time() < until and (peers := self.known.table.crowded(loop.time())):
             await self._check(peers)
 
     async def tend(self) -> None:
@@ -202,9 +173,9 @@ class RecordDht:
         self._storage.clear_due()
         turn, self._num_tended = self._num_tended, self._num_tended + 1
         heard_before_s = asyncio.get_running_loop().time() - DOUBT_S
-        await self._check(self._table.doubtful(turn, heard_before_s))
+        await self._check(self.known.table.doubtful(turn, heard_before_s))
         if turn % SEARCH_EVERY == 0:
-            self._book.forget_all_but(frozenset(self._table.peers))
+            self.known.book.forget_all_but(frozenset(self.known.table.peers))
         if turn < NUM_FIRST_SEARCHES or turn % SEARCH_EVERY == 0:
             await self.refresh()
 
@@ -246,7 +217,7 @@ class RecordDht:
 
     async def _store_with(self, peers: Sequence[str], request: bytes) -> list[StoreResponse | None]:
         return await asyncio.gather(
-            *(self._call(peer_id, "store", request, StoreResponse.from_bytes) for peer_id in peers)
+            *(self.known.call(peer_id, "store", request, StoreResponse.from_bytes) for peer_id in peers)
         )
 
     def _keep_own(self, envelope: Envelope, data: bytes, nearest: Sequence[str]) -> None:
@@ -273,7 +244,7 @@ class RecordDht:
 
     def known_addrs(self, peer_id: str) -> Sequence[str]:
         """Return the addresses that `peer_id` told this node; none if it is not in the routing table."""
-        return self._book.of(peer_id)
+        return self.known.book.of(peer_id)
 
     def find_addrs(self, peer_id: str) -> AsyncGenerator[Sequence[str], None]:
         """Yield addresses of `peer_id`: what it told this node, then what it told the nodes nearest to its id."""
@@ -302,9 +273,9 @@ class RecordDht:
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         loop = asyncio.get_running_loop()
-        suspects = self._suspects.at(loop.time())
+        suspects = self.known.suspects.at(loop.time())
         for key in search.keys:
-            search.meet(self._table.nearest(to_id(key), WIDTH), suspects)
+            search.meet(self.known.table.nearest(to_id(key), WIDTH), suspects)
             search.meet(self._nearest.get(key, ()), suspects)
         running: set[asyncio.Task[None]] = set()
         ended = asyncio.Event()
@@ -380,34 +351,11 @@ class RecordDht:
                 raise PeerViolation(f"{len(response.found)} answers to {num_keys} keys", peer_id=peer_id)
             return response
 
-        response = await self._call(peer_id, "find", request, decode, hints)
+        response = await self.known.call(peer_id, "find", request, decode, hints)
         if response is None:
             return None
-        self._learn(peer_id, response.addrs)
+        self.known.learn(peer_id, response.addrs)
         return response.found
-
-    async def _call(
-        self, peer_id: str, method: str, request: bytes, decode: Callable[[bytes], T], hints: Sequence[str] = ()
-    ) -> T | None:
-        """Call a peer. Return None if there is no answer, or one that is none. The peer is then out of the table, and
-        suspected."""
-        addrs = tuple(dict.fromkeys((*self._book.of(peer_id), *hints)))
-        try:
-            async with self._calls, asyncio.timeout(RPC_TIMEOUT_S):
-                asked_s = asyncio.get_running_loop().time()
-                data = await self._host.call(peer_id, self._prefix + method, request, addrs=addrs)
-            answered_s = asyncio.get_running_loop().time()
-            answer = decode(data)
-        except (PeerError, NotServed, TimeoutError) as error:
-            logger.debug("%s did not answer %s: %s", peer_id, method, error)
-            self._table.lost(peer_id)
-            self._suspects.add(peer_id, asyncio.get_running_loop().time())
-            return None
-        self._table.heard_of(peer_id, asyncio.get_running_loop().time())
-        self._suspects.clear(peer_id)
-        if len(data) <= SMALL_BYTES:
-            self.on_answer(peer_id, answered_s - asked_s)
-        return answer
 
     # --- answering ----------------------------------------------------------------------------------------------------
 
@@ -415,7 +363,7 @@ class RecordDht:
         try:
             asked = FindRequest.from_bytes(request)
             if asked.addrs:
-                self._meet_caller(peer_id, asked.addrs)
+                self.known.meet(peer_id, asked.addrs)
         except PeerViolation as violation:
             logger.debug("%s asked for something else: %s", peer_id, violation)
             return _NO_ANSWER
@@ -435,22 +383,9 @@ class RecordDht:
         self._num_refused += envelope is None
         return StoreResponse(held=envelope is not None and self._storage.store(envelope, record)).to_bytes()
 
-    def _meet_caller(self, peer_id: str, addrs: Sequence[str]) -> None:
-        try:
-            self._table.heard_of(check_peer_id(peer_id), now_s := asyncio.get_running_loop().time())
-        except ValueError as error:  # another kind of key, which no node has
-            raise PeerViolation(str(error)) from None
-        self._suspects.has_called(peer_id, now_s)
-        self._learn(peer_id, addrs)
-
-    def _learn(self, peer_id: str, addrs: Sequence[str]) -> None:
-        """Remember the addresses of peers that the table keeps, so that a flood of newcomers pushes out no address."""
-        if peer_id in self._table:
-            self._book.learn(peer_id, addrs)
-
     def _found(self, asker: str, key: bytes, asked: FindRequest) -> Found:
-        others = [peer_id for peer_id in self._table.nearest(to_id(key), WIDTH + 1) if peer_id != asker]
-        peers = tuple([self._book.contact(peer_id) for peer_id in others[:WIDTH]])
+        others = [peer_id for peer_id in self.known.table.nearest(to_id(key), WIDTH + 1) if peer_id != asker]
+        peers = tuple([self.known.book.contact(peer_id) for peer_id in others[:WIDTH]])
         records = () if asked.only_peers else self._storage.get(key)
         if 0 < asked.max_records < len(records):
             records = tuple(self._chance.sample(records, asked.max_records))

@@ -1,14 +1,16 @@
 """Talks to a running libp2p daemon (p2pd) over its unix control socket: one short connection a request.
 
-Speaks the daemon's protocol (`swarm_protocol/proto/p2pd.proto`). Leaves persistent calls to
-`unary_connection`, and the daemon's process to `p2pd_process`. Holds no state and owns no task.
+Speaks the daemon's protocol (`swarm_protocol/proto/p2pd.proto`). Leaves persistent calls to `unary_connection`, and the
+daemon's process to `p2pd_process`. `IncomingStreams` accepts the streams that the daemon passes to this process, and
+runs a task for each. A stream's handler closes its connection. It is closed here where no handler can do so: when it
+comes while the network closes, and when its task is cancelled before its first step.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from swarm_protocol.proto import p2pd_pb2
@@ -29,6 +31,11 @@ MAX_CONTROL_MESSAGE_BYTES = 8 << 20
 """The daemon is our own child, yet a length prefix is never trusted with an allocation without a bound."""
 
 MessageT = TypeVar("MessageT")
+
+READ_AHEAD_BYTES = 1 << 16
+"""asyncio's default. What is read ahead of a stream's messages is bounded by `unread_budget`."""
+
+StreamTask = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
 
 class ControlError(Exception):
@@ -140,3 +147,40 @@ def _known(addrs: Iterable[bytes]) -> tuple[str, ...]:
 def raise_if_error(response: Any) -> None:
     if response.type == p2pd_pb2.Response.ERROR:
         raise ControlError(response.error.msg)
+
+
+class IncomingStreams:
+    """Runs `serve` in `tasks` for each stream that comes, until it is closed or `tasks` are cancelled. A reader buffers
+    `limit` bytes."""
+
+    def __init__(self, tasks: asyncio.TaskGroup, serve: StreamTask, *, limit: int = READ_AHEAD_BYTES) -> None:
+        self._tasks = tasks
+        self._serve = serve
+        self._limit = limit
+        self._server: asyncio.Server | None = None
+        self._closed = asyncio.Event()
+
+    async def listen(self, path: str) -> None:
+        self._server = await asyncio.start_unix_server(self.connected, path, limit=self._limit, backlog=BACKLOG)
+        self._tasks.create_task(self._close_with_tasks(), name="accept streams")
+
+    def close(self) -> None:
+        """Take no further stream. Those that have a task are left to it. A second call does nothing."""
+        self._closed.set()
+        if self._server is not None:
+            self._server.close()
+
+    def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._closed.is_set():
+            writer.transport.abort()
+            return
+        task = self._tasks.create_task(self._serve(reader, writer))
+        # cancelled before its first step, it has not come to its own `finally`
+        task.add_done_callback(lambda ended: writer.transport.abort() if ended.cancelled() else None)
+
+    async def _close_with_tasks(self) -> None:
+        """Close when `tasks` are cancelled: what came later would not be cancelled any more, and be waited for."""
+        try:
+            await self._closed.wait()
+        finally:
+            self.close()

@@ -16,9 +16,8 @@ from swarm_protocol.errors import PeerRefused, PeerUnreachable, SwarmError
 from swarm_protocol.proto import p2pd_pb2
 
 from swarm.network.interface import StreamHandler
-from swarm.network.libp2p.daemon_control import ControlError, read_message
+from swarm.network.libp2p.daemon_control import ControlError, IncomingStreams, read_message
 from swarm.network.libp2p.host import Host
-from swarm.network.libp2p.incoming_streams import IncomingStreams
 from swarm.network.libp2p.libp2p_stream import LINGER_S, Libp2pStream
 from swarm.network.libp2p.path_watch import PathWatch
 from swarm.network.libp2p.sent_frames import SentFrames

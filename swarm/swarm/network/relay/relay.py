@@ -25,9 +25,8 @@ from typing import Literal, TypeVar, get_args
 
 from swarm_protocol.proto import p2pd_pb2
 
-from swarm.network.libp2p.daemon_control import ControlError, read_delimited, read_message
+from swarm.network.libp2p.daemon_control import ControlError, IncomingStreams, read_delimited, read_message
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host, RawStream
-from swarm.network.libp2p.incoming_streams import IncomingStreams
 from swarm.network.multiaddr import addr_text, is_relayed, peer_id_bytes, peer_id_text
 from swarm.network.relay.circuit_messages import (
     HOP,

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
-from swarm.network.dht import record_dht, routing_table
-from swarm.network.dht.record_dht import RPC_TIMEOUT_S, SEARCH_TIMEOUT_S, RecordDht
+from swarm.network.dht import known_peers, routing_table
+from swarm.network.dht.known_peers import RPC_TIMEOUT_S
+from swarm.network.dht.record_dht import SEARCH_TIMEOUT_S, RecordDht
 from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.dht.routing_table import BUCKET_SIZE, MIN_CROWDED_S, SAMPLE_WIDTH, WIDTH, node_id_of, to_id
 from swarm.testing import virtual_time
@@ -86,7 +87,7 @@ class World:
             return FindResponse(found=tuple(found)).to_bytes()
 
         self.wire[LIAR.peer_id, "find"] = answer
-        asker._table.heard_of(LIAR.peer_id)
+        asker.known.table.heard_of(LIAR.peer_id)
 
 
 def record(identity: Identity, key: str = KEY) -> Envelope:
@@ -118,7 +119,7 @@ def test_record_is_placed_in_time_with_those_that_answer() -> None:
         assert await asker.ping(HONEST.peer_id)
         world.add_liar(asker)
         for number in range(100, 150):  # more than are asked at once
-            asker._table.heard_of(peer_id_of(hashlib.sha256(b"%d" % number).digest()))
+            asker.known.table.heard_of(peer_id_of(hashlib.sha256(b"%d" % number).digest()))
         begin = asyncio.get_running_loop().time()
         assert await asker.store(record(ASKER))
         assert asyncio.get_running_loop().time() - begin <= SEARCH_TIMEOUT_S + RPC_TIMEOUT_S
@@ -191,7 +192,7 @@ def test_liar_that_answers_first_hides_no_address_that_others_name() -> None:
             return FindResponse(found=(Found(peers=(Contact(peer_id=SOUGHT.peer_id, addrs=false),)),)).to_bytes()
 
         world.wire[HONEST.peer_id, "find"], world.wire[LIAR.peer_id, "find"] = answer_late, lie
-        asker._table.heard_of(LIAR.peer_id)
+        asker.known.table.heard_of(LIAR.peer_id)
         found = [addrs async for addrs in asker.find_addrs(SOUGHT.peer_id)]
         assert found == [false, addr_of(SOUGHT)]
 
@@ -213,7 +214,7 @@ def test_addresses_that_a_liar_names_are_tried_beside_the_true_ones_and_told_to_
             ).to_bytes()
 
         world.wire[LIAR.peer_id, "find"] = answer
-        asker._table.heard_of(LIAR.peer_id)
+        asker.known.table.heard_of(LIAR.peer_id)
         await asker.refresh()
         dialled = world.hosts[ASKER.peer_id].dialled[SOUGHT.peer_id]
         assert set(dialled) == {*false, *addr_of(SOUGHT)}
@@ -262,8 +263,8 @@ def test_silent_members_that_are_checked_leave_calls_to_searches(monkeypatch: py
         asker, honest = await world.node(ASKER), await world.node(HONEST)
         honest._storage.store(record(HONEST), record(HONEST).to_bytes())
         assert await asker.ping(HONEST.peer_id)
-        silent = [numbered(number).peer_id for number in range(2 * record_dht.NUM_PARALLEL_CALLS)]
-        monkeypatch.setattr(asker._table, "crowded", lambda _now_s: silent)
+        silent = [numbered(number).peer_id for number in range(2 * known_peers.NUM_PARALLEL_CALLS)]
+        monkeypatch.setattr(asker.known.table, "crowded", lambda _now_s: silent)
         checking = asyncio.create_task(asker.make_room())
         await asyncio.sleep(0.1)
         assert silent[0] in world.hosts[ASKER.peer_id].dialled
@@ -343,8 +344,8 @@ def test_search_for_a_key_begins_where_the_last_one_ended() -> None:
         assert await asker.ping(HONEST.peer_id)
         assert len((await asker.find([KEY], timeout_s=5))[0]) == len(others)
         for identity in others:
-            asker._table.lost(identity.peer_id)
-            honest._table.lost(identity.peer_id)
+            asker.known.table.lost(identity.peer_id)
+            honest.known.table.lost(identity.peer_id)
         assert len((await asker.find([KEY], timeout_s=5))[0]) == len(others)
         assert asker.last_hops == 1
 

@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from swarm.network.libp2p.incoming_streams import IncomingStreams
+from swarm.network.libp2p.daemon_control import IncomingStreams
 
 
 def test_stream_whose_task_is_cancelled_before_it_began_is_closed(tmp_path: Path) -> None:

@@ -1,0 +1,385 @@
+"""Every sub-command of `swarm-node` but `demo`: its purpose, its code, its settings and options. Values only."""
+
+from __future__ import annotations
+
+from swarm_node.commands.command_options import Command
+
+HERE = ("home",)
+NETWORK = ("home", "name", "network_id", "peers", "invite", "listen", "announce")
+DAEMON = (*NETWORK, "mdns", "relay_rate", "tethered", "drain_s", "metrics", "otlp", "log_format", "log_level")
+LINK = ("max_upload", "max_download")
+WORK = (
+    *LINK,
+    "relay",
+    "run",
+    "invitation",
+    "then_serve",
+    "model",
+    "manifest",
+    "take",
+    "dtype",
+    "blocks",
+    "max_blocks",
+    "max_memory",
+    "monthly_traffic",
+    "hours",
+    "device",
+    "threads",
+    "probe",
+)
+HTTP = ("host", "port", "allowed_hosts", "trusted_proxies", "history", "checkpoints")
+DATA = ("data", "tokenizer", "start")
+TRAINING = (
+    *DATA,
+    "devices",
+    "micro_batch",
+    "autocast",
+    "checkpoint_activations",
+    "compile",
+    "tensorboard",
+    "keep_checkpoints",
+    "keep_every",
+)
+ADDR = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…"
+
+# options of several commands
+RUN_FILE = {"PATH": "The signed run file (default: run.toml)."}
+SIGNER = {"--identity FILE": "Sign with this key instead of the one in the home."}
+EXPIRES = {"--expires TIME": "When it ends: 30d, 12h or 90m from now, at most 366d (default: 30d)."}
+NEW_FILE = {
+    "--out FILE": "Write it to a new file that only you can read, instead of to stdout (with --json: to stderr)."
+}
+FOR_NODE = {"--for-node NODE": "Bind it to the node with this peer id, as swarm-node identity shows it there."}
+COMMANDS = (
+    Command(
+        name="seed",
+        purpose="Run a seed: the peer that others join through, and that relays for nodes behind a NAT.",
+        code="swarm_node.commands.daemons:seed",
+        settings=DAEMON,
+        example="swarm-node seed --listen /ip4/0.0.0.0/tcp/4001",
+    ),
+    Command(
+        name="join",
+        purpose="Join a network with this machine: train a run, serve a model, or help where help is needed most.",
+        code="swarm_node.commands.daemons:join",
+        settings=(*DAEMON, *WORK, *TRAINING),
+        example=f"swarm-node join --peers {ADDR} --run story.toml --then-serve",
+    ),
+    Command(
+        name="run init",
+        purpose="Write a new run file for you to edit, with every setting, its meaning and its default.",
+        code="swarm_node.commands.run:init",
+        settings=HERE,
+        example="swarm-node run init story.toml",
+        options={
+            "PATH": "The new run file (default: run.toml).",
+            "--start START": "Start from this checkpoint: a Hugging Face model directory, or OWNER/NAME[@REVISION].",
+        },
+    ),
+    Command(
+        name="run sign",
+        purpose="Check a run file, pin its data and its checkpoint, and sign it, so that others can join the run.",
+        code="swarm_node.commands.run:sign",
+        settings=(*HERE, *DATA),
+        example="swarm-node run sign story.toml",
+        options={
+            "PATH": "The run file (default: run.toml).",
+            **SIGNER,
+            "--pin": "Pin a data set of the hub by its tokens as well as its commit: download and tokenize it now.",
+            "--unpinned": "Do not pin the data: members may then train on different data.",
+        },
+    ),
+    Command(
+        name="run show",
+        purpose="Show what a run file describes, what the run costs, and whether its signature is valid.",
+        code="swarm_node.commands.run:show",
+        settings=(),
+        example="swarm-node run show story.toml",
+        options={"PATH": "The run file (default: run.toml)."},
+    ),
+    Command(
+        name="run watch",
+        purpose="Follow the outer steps and the members of a run, without training it.",
+        code="swarm_node.commands.run:watch",
+        settings=("home", "peers", "network_id", "invite", "tensorboard"),
+        example=f"swarm-node run watch story.toml --peers {ADDR}",
+        options={"PATH": "The signed run file, or the run's id (default: run.toml)."},
+    ),
+    Command(
+        name="run export",
+        purpose="Write a run's certified state, from checkpoints or from its members, as a Hugging Face model.",
+        code="swarm_node.commands.run:export",
+        settings=(*HERE, "tokenizer", "peers", "network_id", "invite"),
+        example="swarm-node run export story.toml --step 200",
+        options={
+            "PATH": "The signed run file, or the run's id (default: run.toml).",
+            "--out DIR": "The directory to create (default: RUN_ID-step-STEP in the current directory).",
+            "--step STEP": "The outer step to export (default: the newest one available).",
+            "--checkpoint DIR": "Export from this checkpoint, or from a directory of a run's checkpoints, offline.",
+            "--publish NAME": "Publish the model under NAME, too, with the key of this home (see models publish).",
+        },
+    ),
+    Command(
+        name="run resume",
+        purpose="Let a run continue without members that are gone. Only the run's author can do this.",
+        code="swarm_node.commands.run:resume",
+        settings=(*HERE, "peers", "network_id", "invite"),
+        example=f"swarm-node run resume story.toml --peers {ADDR} --yes",
+        options={
+            **RUN_FILE,
+            **SIGNER,
+            "--members FILE": "Continue with these peers, one peer id a line (default: the last members that answer).",
+            "--yes": "Sign and deliver the order; without this, only show what would be signed.",
+        },
+    ),
+    Command(
+        name="run endorse",
+        purpose="Sign a run's newest state, by which newcomers know its history. Only the run's author can do it.",
+        code="swarm_node.commands.run:endorse",
+        settings=(*HERE, "peers", "network_id", "invite"),
+        example=f"swarm-node run endorse story.toml --peers {ADDR} --every 1h --yes",
+        options={
+            **RUN_FILE,
+            **SIGNER,
+            "--members FILE": "Ask only these peers where the run is, one peer id a line (default: all that train it).",
+            "--every TIME": "Endorse again and again, after this time, such as 30m or 1h, until the run is finished.",
+            "--yes": "Sign the endorsement and give it to the members; without this, only show what would be signed.",
+        },
+    ),
+    Command(
+        name="run invite",
+        purpose="Print an invitation to a run: who has it skips probation. For the run's author and its inviters.",
+        code="swarm_node.commands.run_invite:invite",
+        settings=(*HERE, "network_id"),
+        example="swarm-node run invite story.toml --expires 7d --out alice.invitation",
+        options={
+            **RUN_FILE,
+            **SIGNER,
+            **EXPIRES,
+            "--uses NUMBER": "How many nodes may enter with it (default: 1).",
+            **FOR_NODE,
+            **NEW_FILE,
+        },
+    ),
+    Command(
+        name="run revoke",
+        purpose="Revoke invitations to a run, or a key that may invite. Only the run's author can do it.",
+        code="swarm_node.commands.run_invite:revoke",
+        settings=(*HERE, "peers", "network_id", "invite"),
+        example=f"swarm-node run revoke story.toml --serial 4f0c2d9a51b37e86 --peers {ADDR}",
+        options={
+            **RUN_FILE,
+            **SIGNER,
+            "--serial SERIAL…": "The invitation's serial, as run invite and status show it; repeat it for several.",
+            "--inviter NODE": "The peer id of an inviter whose invitations let in nobody any more.",
+        },
+    ),
+    Command(
+        name="run vouch",
+        purpose="Sign for a newcomer to a run as one of its members, so that it skips probation.",
+        code="swarm_node.commands.run_invite:vouch",
+        settings=(*HERE, "network_id"),
+        example="swarm-node run vouch story.toml --for-node 12D3KooW… --out bob.vouch",
+        options={
+            **RUN_FILE,
+            "--for-node NODE": "The newcomer's peer id, as swarm-node identity shows it there.",
+            **EXPIRES,
+            **NEW_FILE,
+        },
+    ),
+    Command(
+        name="evidence list",
+        purpose="List the evidence that this home keeps against members of runs and servers: who, how, which file.",
+        code="swarm_node.commands.evidence_files:show",
+        settings=HERE,
+        example="swarm-node evidence list",
+    ),
+    Command(
+        name="evidence verify",
+        purpose="Check an evidence file offline. Exit code 0: it proves a lie; 1: it does not; 2: it cannot be judged.",
+        code="swarm_node.commands.evidence_files:verify",
+        settings=(*HERE, "data", "tokenizer"),
+        example="swarm-node evidence verify 12D3KooW….evidence --run story.toml",
+        options={
+            "PATH": "The evidence file, as a home keeps it (see: swarm-node evidence list).",
+            "--run FILE": "The run file that the evidence must be of (default: the one that it holds).",
+            "--state DIR": "Believe no findings about an interval: compute it from this checkpoint of its start.",
+            "--model DIR": "Judge a server's answer: compute it with the published model in this directory.",
+        },
+    ),
+    Command(
+        name="models list",
+        purpose="List the models of a network, with their revisions and whether all blocks are served.",
+        code="swarm_node.commands.models:list_models",
+        settings=(*HERE, "peers", "network_id", "invite", "publisher"),
+        example=f"swarm-node models list --peers {ADDR}",
+    ),
+    Command(
+        name="models check",
+        purpose="Check whether a model can be served on this machine. Only its config.json is read.",
+        code="swarm_node.commands.models:check",
+        settings=HERE,
+        example="swarm-node models check OWNER/NAME",
+        options={"MODEL": "A directory, or OWNER/NAME[@REVISION] on a hub."},
+    ),
+    Command(
+        name="models publish",
+        purpose="Sign a manifest of a model's files, so that clients can tell the model from others of its name.",
+        code="swarm_node.commands.models_publish:publish",
+        settings=HERE,
+        example="swarm-node models publish ~/models/story --name story",
+        options={
+            "MODEL": "A directory, or OWNER/NAME[@REVISION] on a hub, which is downloaded.",
+            "--name NAME": "The name to publish it under (default: the directory's name, or NAME on the hub).",
+            **SIGNER,
+            "--out FILE": "Write the manifest to a new file as well as beside the model, as swarm-model.manifest.",
+        },
+    ),
+    Command(
+        name="models verify",
+        purpose="Check the files of a model against its publisher's manifest.",
+        code="swarm_node.commands.models_publish:verify",
+        settings=("manifest",),
+        example="swarm-node models verify ~/models/story --manifest story.manifest",
+        options={
+            "DIR": "The model's directory.",
+        },
+    ),
+    Command(
+        name="chat",
+        purpose="Chat with a model of a network. A question on standard input gets one answer.",
+        code="swarm_node.commands.chat:run",
+        settings=(*HERE, "peers", "network_id", "invite", "publisher", "text_at_home", "blocks_at_home"),
+        example=f"swarm-node chat story --peers {ADDR}",
+        options={
+            "MODEL": "The model's name, or NAME@REVISION for one of several that are served under it.",
+            "--system SYSTEM": "System message: instructions to the model before the conversation.",
+            "--temperature TEMPERATURE": "Sampling temperature, from 0 (the likeliest token) to 2 (default: 0.7).",
+            "--max-tokens TOKENS": "Maximum tokens of an answer (default: 512).",
+        },
+    ),
+    Command(
+        name="gateway",
+        purpose="Serve the models of a network over OpenAI's HTTP API, to any OpenAI client.",
+        code="swarm_node.commands.daemons:gateway",
+        settings=(
+            *DAEMON,
+            *LINK,
+            *HTTP,
+            "dashboard",
+            "api_keys",
+            "open_to_all",
+            "requests_per_min",
+            "tokens_per_min",
+            "pin_model",
+            "publisher",
+            "spot_check",
+            "text_at_home",
+            "blocks_at_home",
+        ),
+        example=f"swarm-node gateway --peers {ADDR} --port 8000",
+    ),
+    Command(
+        name="dashboard",
+        purpose="Serve web pages that show a network live: its models, runs and nodes. They are read-only.",
+        code="swarm_node.commands.daemons:dashboard",
+        settings=(*DAEMON, *LINK, *HTTP),
+        example=f"swarm-node dashboard --peers {ADDR} --host 0.0.0.0 --port 8000",
+    ),
+    Command(
+        name="top",
+        purpose="Show a network live in the terminal: its models, runs and nodes.",
+        code="swarm_node.top.command:run",
+        settings=("home", "peers", "url", "network_id", "invite"),
+        example=f"swarm-node top --peers {ADDR}",
+        options={"--once": "Print the overview once as plain text and exit. Without a terminal this is always done."},
+    ),
+    Command(
+        name="invite create",
+        purpose="Print an invitation to a private network that this home owns, or start such a network.",
+        code="swarm_node.commands.invite:create",
+        settings=(*HERE, "peers"),
+        example="swarm-node invite create --rights join,ask --out alice.invitation",
+        options={
+            "--new-network": "Make a new private network, which this home owns. Its key is never overwritten.",
+            "--rights RIGHTS": "What its node may do: some of join, serve, train, ask (default: all).",
+            **EXPIRES,
+            **FOR_NODE,
+            "--note NOTE": "A word for your own list, such as whom it is for.",
+            **NEW_FILE,
+        },
+    ),
+    Command(
+        name="invite list",
+        purpose="List the invitations to the private network of this home: serial, state, expiry and rights.",
+        code="swarm_node.commands.invite:show",
+        settings=HERE,
+        example="swarm-node invite list",
+    ),
+    Command(
+        name="invite revoke",
+        purpose="Revoke an invitation: its nodes are dropped, and told so by those that they ask.",
+        code="swarm_node.commands.invite:revoke",
+        settings=(*HERE, "peers"),
+        example="swarm-node invite revoke 0123456789abcdef",
+        options={"SERIAL": "The serial that invite list shows."},
+    ),
+    Command(
+        name="status",
+        purpose="Show what the daemon of this home does, its limits, and its connections.",
+        code="swarm_node.commands.this_node:status",
+        settings=HERE,
+        example="swarm-node status --json",
+    ),
+    Command(
+        name="drain",
+        purpose="Let the daemon of this home finish its work in flight, and leave.",
+        code="swarm_node.commands.this_node:drain",
+        settings=HERE,
+        example="swarm-node drain",
+    ),
+    Command(
+        name="stop",
+        purpose="End the daemon of this home at once, without finishing its work.",
+        code="swarm_node.commands.this_node:stop",
+        settings=HERE,
+        example="swarm-node stop --home /srv/swarm",
+    ),
+    Command(
+        name="doctor",
+        purpose="Check this machine for problems that keep a node from working, and say how to solve them.",
+        code="swarm_node.commands.doctor:run",
+        settings=(*NETWORK, "mdns"),
+        example=f"swarm-node doctor --peers {ADDR}",
+    ),
+    Command(
+        name="plan",
+        purpose="Show which node would serve which blocks of a model, and how fast, before any node joins.",
+        code="swarm_node.commands.plan:run",
+        settings=("home", "model", "dtype"),
+        example="swarm-node plan --model ~/models/story --nodes nodes.toml",
+        options={
+            "--nodes FILE": "TOML file: a [[nodes]] for each, with name, memory, decode_ms_per_block or tokens_per_s."
+        },
+    ),
+    Command(
+        name="simulate",
+        purpose="Simulate a network of thousands of nodes that join and leave, and report how it performs.",
+        code="swarm_node.commands.simulate:run",
+        settings=(),
+        example="swarm-node simulate scenario.toml --out report",
+        options={
+            "PATH": "The scenario file (TOML).",
+            "--out FILE": "Write FILE.html and FILE.json (default: the scenario's name with -report).",
+            "--seed SEED": "Random seed, instead of the one in the file. Equal seeds give equal reports.",
+        },
+    ),
+    Command(
+        name="identity",
+        purpose="Show this node's peer id, by which other nodes identify it.",
+        code="swarm_node.commands.this_node:identity",
+        settings=HERE,
+        example="swarm-node identity --new",
+        options={"--new": "Create the key. An existing key is never overwritten."},
+    ),
+)

@@ -1,0 +1,97 @@
+"""Evidence about servers in a home, one file for each server, which `swarm-node evidence verify` judges. Blocks.
+
+A folder keeps what convicts servers: a wrong proof that one signed. What cannot be read there is a warning: other nodes
+show the same evidence again. Another one keeps the newest wrong answer of each server that a gateway's spot checks have
+named. Such a file holds what a client asked, so only the home's owner may read it, and nothing sends it anywhere; it is
+bounded in number and bytes, and the oldest go first.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from pathlib import Path
+
+from swarm_protocol import limits
+from swarm_protocol.errors import SwarmError
+from swarm_protocol.proof_messages import EvidenceFile
+from swarm_protocol.served_evidence_messages import ServedEvidence
+
+from swarm_node.storage.home import NEW_SUFFIX, write_private
+
+logger = logging.getLogger(__name__)
+
+MAX_FILE_BYTES = limits.MAX_WRONG_POSSESSION_BYTES + 2**10
+
+SUFFIX = ".evidence"
+MAX_ANSWERS = 64
+MAX_ANSWER_BYTES = 256 * 2**20
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Return the files of evidence, at most MAX_SERVER_BANS, by name."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == SUFFIX)[: limits.MAX_SERVER_BANS]
+    except OSError:
+        return []
+
+
+class ConvictedServersFolder:
+    """Implements `ServerEvidenceStore` in `folder`, for one network."""
+
+    def __init__(self, folder: Path, network_id: str) -> None:
+        self._folder = folder
+        self._network_id = network_id
+
+    def read(self) -> list[bytes]:
+        found = []
+        for path in files_in(self._folder):
+            try:
+                with path.open("rb") as file:
+                    kept = EvidenceFile.from_bytes(file.read(MAX_FILE_BYTES + 1))
+            except (OSError, SwarmError) as error:
+                logger.warning("evidence against a server in %s is not used: %s", path, error)
+                continue
+            if kept.network_id == self._network_id:
+                found.append(kept.evidence)
+        return found
+
+    def keep(self, peer_id: str, evidence: bytes) -> None:
+        data = EvidenceFile(network_id=self._network_id, run=b"", evidence=evidence).to_bytes()
+        try:
+            write_evidence(self._folder, peer_id, data)
+        except OSError as error:
+            logger.warning("evidence against %s does not outlive a restart: %s", peer_id, error)
+
+    def forget(self, peer_id: str) -> None:
+        with suppress(OSError):
+            (self._folder / f"{peer_id}{SUFFIX}").unlink()
+
+
+def keep_answer(folder: Path, peer_id: str, network_id: str, evidence: bytes) -> None:
+    """Keep the ServedEvidence against `peer_id`, in place of an earlier one. A disk that refuses is a warning."""
+    wrapped = ServedEvidence.from_bytes(evidence).evidence().to_bytes()
+    data = EvidenceFile(network_id=network_id, run=b"", evidence=wrapped).to_bytes()
+    try:
+        write_evidence(folder, peer_id, data)
+        _forget_oldest(folder)
+    except OSError as error:
+        logger.warning("cannot keep evidence against %s in %s: %s", peer_id, folder, error)
+
+
+def write_evidence(folder: Path, peer_id: str, data: bytes) -> None:
+    """Write the EvidenceFile `data` against `peer_id`, and remove what a crash left half written. One process writes
+    to a folder. Raises OSError."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for beside in folder.glob(f"*{SUFFIX}{NEW_SUFFIX}"):
+        beside.unlink()
+    write_private(folder / f"{peer_id}{SUFFIX}", data)
+
+
+def _forget_oldest(folder: Path) -> None:
+    newest = sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    num_bytes = 0
+    for place, path in enumerate(newest):
+        num_bytes += path.stat().st_size
+        if place >= MAX_ANSWERS or num_bytes > MAX_ANSWER_BYTES:
+            path.unlink()

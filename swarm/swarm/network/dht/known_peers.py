@@ -1,0 +1,92 @@
+"""The peers that this node's part of the DHT knows, and calls to them, which show whether a peer is there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from swarm_protocol.errors import PeerError, PeerViolation
+from swarm_protocol.identity import check_peer_id
+
+from swarm.network.dht.routing_table import AddressBook, RoutingTable, Suspects
+from swarm.network.interface import NotServed, UnaryHandler
+
+NUM_PARALLEL_CALLS = 16
+
+SMALL_BYTES = 4096
+"""The time of a longer answer says more of the bandwidth than of the way."""
+
+RPC_TIMEOUT_S = 3.0
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+class RecordTransport(Protocol):
+    """The part of a host that the DHT uses: `libp2p.host.Host`, or a simulated one."""
+
+    @property
+    def peer_id(self) -> str: ...
+
+    async def call(self, peer_id: str, protocol: str, request: bytes, *, addrs: Sequence[str] | None = None) -> bytes:
+        """Ask a peer, which may have to be dialled at `addrs`. Raises PeerError or NotServed."""
+
+    async def serve(self, protocol: str, answer: UnaryHandler) -> None: ...
+
+
+class KnownPeers:
+    """The routing `table`, the addresses of its members in `book`, and the `suspects`, which did not answer lately.
+
+    `on_answer` is told of each small answer to a call, and after how many seconds it came: peers answer these calls at
+    once.
+    """
+
+    def __init__(self, host: RecordTransport, prefix: str) -> None:
+        self._host = host
+        self._prefix = prefix
+        self.table = RoutingTable(host.peer_id)
+        self.book = AddressBook()
+        self.suspects = Suspects()
+        self._calls = asyncio.Semaphore(NUM_PARALLEL_CALLS)
+        self.on_answer: Callable[[str, float], None] = lambda _peer_id, _seconds: None
+
+    async def call(
+        self, peer_id: str, method: str, request: bytes, decode: Callable[[bytes], T], hints: Sequence[str] = ()
+    ) -> T | None:
+        """Call a peer. Return None if there is no answer, or one that is none. The peer is then out of the table, and
+        suspected. `hints` are addresses of the peer that others named."""
+        addrs = tuple(dict.fromkeys((*self.book.of(peer_id), *hints)))
+        try:
+            async with self._calls, asyncio.timeout(RPC_TIMEOUT_S):
+                asked_s = asyncio.get_running_loop().time()
+                data = await self._host.call(peer_id, self._prefix + method, request, addrs=addrs)
+            answered_s = asyncio.get_running_loop().time()
+            answer = decode(data)
+        except (PeerError, NotServed, TimeoutError) as error:
+            logger.debug("%s did not answer %s: %s", peer_id, method, error)
+            self.table.lost(peer_id)
+            self.suspects.add(peer_id, asyncio.get_running_loop().time())
+            return None
+        self.table.heard_of(peer_id, asyncio.get_running_loop().time())
+        self.suspects.clear(peer_id)
+        if len(data) <= SMALL_BYTES:
+            self.on_answer(peer_id, answered_s - asked_s)
+        return answer
+
+    def meet(self, peer_id: str, addrs: Sequence[str]) -> None:
+        """Note a caller that says where it can be dialled. Raises PeerViolation for a key of a kind that no node
+        has."""
+        try:
+            self.table.heard_of(check_peer_id(peer_id), now_s := asyncio.get_running_loop().time())
+        except ValueError as error:
+            raise PeerViolation(str(error)) from None
+        self.suspects.has_called(peer_id, now_s)
+        self.learn(peer_id, addrs)
+
+    def learn(self, peer_id: str, addrs: Sequence[str]) -> None:
+        """Remember the addresses of peers that the table keeps, so that a flood of newcomers pushes out no address."""
+        if peer_id in self.table:
+            self.book.learn(peer_id, addrs)

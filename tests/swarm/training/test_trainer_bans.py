@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 from support.dashboard_world import trainer_record
+from support.kept_evidence import KeptEvidence
 from support.lying_owners import owner_that, times_minus_ten
 from support.training_swarm import Member, Swarm, SyntheticInner, assert_equal_steps, config
 from support.wrong_reduction import reduced
@@ -53,22 +54,6 @@ def ban_of(member: Member) -> Ban:
     return ban
 
 
-class KeptEvidence:
-    """Implements EvidenceStore in memory."""
-
-    def __init__(self, *evidence: bytes) -> None:
-        self.kept = dict(enumerate(evidence)) if evidence else {}
-
-    def read(self) -> list[bytes]:
-        return list(self.kept.values())
-
-    def keep(self, peer_id: str, evidence: bytes) -> None:
-        self.kept[peer_id] = evidence  # type: ignore[index]
-
-    def forget(self, peer_id: str) -> None:
-        self.kept.pop(peer_id, None)  # type: ignore[call-overload]
-
-
 def test_who_joins_later_asks_the_others_whom_they_have_banned() -> None:
     """The liar is gone, so that no group with it makes anybody show the evidence."""
 
@@ -92,9 +77,11 @@ def test_restarted_member_has_not_forgotten_whom_it_convicted() -> None:
             data, kept = ban_of(swarm.members["m0"]).data, KeptEvidence()
             await swarm.join("m9", inner=slow_inner(), evidence=kept)
             await swarm.finish(*NAMES, "m9")
-            assert list(kept.kept) == [liar.peer_id]
+            assert list(kept) == [liar.peer_id]
         async with Swarm(swarm.run.config) as alone:
-            member = await alone.join("m0", inner=slow_inner(), evidence=KeptEvidence(data, b"nonsense"))
+            member = await alone.join(
+                "m0", inner=slow_inner(), evidence=KeptEvidence({"liar": data, "nobody": b"nonsense"})
+            )
             while not member.of(MemberConvicted):
                 await asyncio.sleep(0.1)
             assert ban_of(member).verdict.peer_id == liar.peer_id
@@ -118,7 +105,7 @@ def test_ban_ends_when_the_run_says_and_the_member_trains_again() -> None:
             assert not present & {2, 3, 4, 5}
             assert max(present) > 5
             assert first.trainer.bans == ()
-            assert kept.kept == {}
+            assert kept == {}
 
     virtual_time.run(main())
 

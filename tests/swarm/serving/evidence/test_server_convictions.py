@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
+from support.kept_evidence import KeptEvidence
 from support.wrong_possession import MODEL, against, against_nobody, manifest, record, statement
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet
@@ -26,19 +27,6 @@ SERVERS = [Identity(bytes([number]) * 32) for number in range(60, 72)]
 NETWORK = "test"
 
 
-class Kept(dict[str, bytes]):
-    """Implements ServerEvidenceStore in memory."""
-
-    def read(self) -> list[bytes]:
-        return list(self.values())
-
-    def keep(self, peer_id: str, evidence: bytes) -> None:
-        self[peer_id] = evidence
-
-    def forget(self, peer_id: str) -> None:
-        self.pop(peer_id, None)
-
-
 class Nodes:
     """Nodes that announce themselves as servers of MODEL, and what each knows of convicted ones."""
 
@@ -47,7 +35,7 @@ class Nodes:
         self._stack = stack
 
     async def add(
-        self, identity: Identity, *, serves: bool = True, store: Kept | None = None, lies: bool = False
+        self, identity: Identity, *, serves: bool = True, store: KeptEvidence | None = None, lies: bool = False
     ) -> ServerConvictions:
         network = self._internet.network(identity=identity)
         membership = await self._stack.enter_async_context(Membership(network))
@@ -174,7 +162,7 @@ def test_what_proves_nothing_convicts_nobody_and_its_sender_is_not_listened_to_a
 
 def test_evidence_is_kept_over_a_restart_and_forgotten_when_the_ban_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        store = Kept()
+        store = KeptEvidence()
         async with nodes() as swarm:
             first = await swarm.add(SERVERS[0], store=store)
             assert await first.take(against(LIAR, NETWORK, now(first)), SERVERS[1].peer_id)
@@ -212,7 +200,7 @@ def test_evidence_that_has_no_place_is_neither_told_nor_passed_on(monkeypatch: p
     async def scenario() -> None:
         async with nodes() as swarm:
             await swarm.add(LIAR, serves=False, lies=True)
-            store = Kept()
+            store = KeptEvidence()
             held, other = await swarm.add(SERVERS[0], store=store), await swarm.add(SERVERS[1])
             await asyncio.sleep(5)
             assert await held.take(against(LIAR, NETWORK, now(held)), SERVERS[2].peer_id)
@@ -231,7 +219,7 @@ def test_evidence_that_has_no_place_is_neither_told_nor_passed_on(monkeypatch: p
 def test_file_about_a_ban_that_ended_while_no_process_ran_is_forgotten() -> None:
     async def scenario() -> None:
         async with nodes() as swarm:
-            store = Kept()
+            store = KeptEvidence()
             held = await swarm.add(SERVERS[0], store=store)
             store[LIAR.peer_id] = against(LIAR, NETWORK, now(held) - BAR_S - 1)
             await held.recall()

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
+from support.kept_evidence import KeptEvidence
 from support.made_up_interval import LIARS, VALIDATED, VICTIM, accusation
 from support.training_swarm import certificate_of, config
 from support.wrong_reduction import IDENTITIES, NOW, RUN, STRANGER, reduced, signatures, times_minus_ten
@@ -24,26 +25,13 @@ from swarm_protocol.training_messages import Contribution, Group, Outcome
 SENDER = LIARS[0].peer_id
 
 
-class Kept(dict[str, bytes]):
-    """Implements EvidenceStore in memory."""
-
-    def read(self) -> list[bytes]:
-        return list(self.values())
-
-    def keep(self, peer_id: str, evidence: bytes) -> None:
-        self[peer_id] = evidence
-
-    def forget(self, peer_id: str) -> None:
-        self.pop(peer_id, None)
-
-
 def convictions(
     history: tuple[Proof, ...] = (),
     *,
     run: RunConfig = VALIDATED,
     roster: tuple[str, ...] = (),
     outer_step: int = 1,
-    store: Kept | None = None,
+    store: KeptEvidence | None = None,
 ) -> Convictions:
     """Return the convictions of a member that has committed this `history`."""
     state = SimpleNamespace(stripes=())
@@ -110,7 +98,7 @@ def test_bans_of_strangers_are_few_and_of_no_step_to_come(monkeypatch: pytest.Mo
 
 def test_evidence_that_is_displaced_or_over_is_no_longer_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     peer, data = self_conviction()
-    store = Kept()
+    store = KeptEvidence()
     member = convictions(run=RUN, store=store)
     assert banned(member, data) == {peer}
     assert set(store) == {peer}
@@ -118,7 +106,7 @@ def test_evidence_that_is_displaced_or_over_is_no_longer_on_the_disk(monkeypatch
     member._bans.add(Verdict(peer_id="later", step=9, kind="wrong_reduction", reason="it lied"), b"")
     asyncio.run(member._keep("later", b"later"))
     assert set(store) == {"later"}
-    over = Kept({peer: data})
+    over = KeptEvidence({peer: data})
     asyncio.run(convictions(run=config(aggregator="centered_clip", ban_steps=2), outer_step=9, store=over).recall())
     assert not over
 

@@ -1,0 +1,16 @@
+"""A store of evidence in memory, for members of runs and for nodes that know servers."""
+
+from __future__ import annotations
+
+
+class KeptEvidence(dict[str, bytes]):
+    """Implements EvidenceStore and ServerEvidenceStore: the evidence by the peer id of whom it convicts."""
+
+    def read(self) -> list[bytes]:
+        return list(self.values())
+
+    def keep(self, peer_id: str, evidence: bytes) -> None:
+        self[peer_id] = evidence
+
+    def forget(self, peer_id: str) -> None:
+        self.pop(peer_id, None)

@@ -68,7 +68,12 @@ def check_announce_addr(text: str) -> str:
 
 def dialable(addrs: Iterable[str]) -> tuple[str, ...]:
     """Return those of `addrs` that a host can dial, each without its final /p2p: what a peer names may be anything."""
-    return tuple(addr for addr in addrs if _is_dialable(addr))
+    return _dialable(tuple(addrs))
+
+
+@lru_cache(maxsize=2**14)
+def _dialable(addrs: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(filter(_is_dialable, addrs))
 
 
 def is_loopback(addr: str) -> bool:
@@ -126,7 +131,6 @@ def is_tcp_by_ip(addr: str) -> bool:
     return ip_of(addr) is not None and tcp_place(addr) is not None
 
 
-@lru_cache(maxsize=2**15)
 def _is_dialable(addr: str) -> bool:
     try:
         return _split(addr)[-1][0] != "p2p"

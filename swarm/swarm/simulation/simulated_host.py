@@ -9,6 +9,7 @@ State belongs to the one event loop.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 
@@ -127,17 +128,23 @@ class SimulatedHost:
         request: bytes,
         *,
         addrs: Sequence[str] | None = None,  # noqa: ARG002 - peers are dialled by their id
+        timeout_s: float = math.inf,
     ) -> bytes:
-        world = self._world
+        """Call a peer. Only what is served by `serve` keeps the time-out."""
+        world, loop = self._world, self._world.loop
         if not self.is_up:
             raise PeerUnreachable("this node has left", peer_id=self.peer_id)
         target = world.hosts.get(peer_id)
         if target is None:
             place = world.left.get(peer_id)
-            await asyncio.sleep(DIAL_TIMEOUT_S if place is None else 2 * world.links.latency_s(self.place, place))
+            dial_s = DIAL_TIMEOUT_S if place is None else 2 * world.links.latency_s(self.place, place)
+            await asyncio.sleep(min(dial_s, timeout_s))
+            if timeout_s < dial_s:
+                raise TimeoutError
             raise PeerUnreachable("the peer does not answer", peer_id=peer_id)
-        answer: asyncio.Future[bytes] = world.loop.create_future()
-        world.loop.call_at(self._send(target, len(request)), target._receive, self, protocol, request, answer)
+        answer: asyncio.Future[bytes] = loop.create_future()
+        until_s = loop.time() + timeout_s
+        loop.call_at(self._send(target, len(request)), target._receive, self, protocol, request, answer, until_s)
         return await answer
 
     def _send(self, target: SimulatedHost, num_bytes: int) -> float:
@@ -147,14 +154,25 @@ class SimulatedHost:
         self.sent_bytes += num_bytes
         now = self._world.loop.time()
         latency_s, s_per_byte = self._world.links.cost(self.place, target.place)
-        left_s = max(self.up.reserve(num_bytes, now), target.down.reserve(num_bytes, now))
-        return left_s + num_bytes * s_per_byte + latency_s
+        up_s, down_s = self.up.reserve(num_bytes, now), target.down.reserve(num_bytes, now)
+        return (up_s if up_s > down_s else down_s) + num_bytes * s_per_byte + latency_s
 
-    def _receive(self, caller: SimulatedHost, protocol: str, request: bytes, answer: asyncio.Future[bytes]) -> None:
-        if not self.is_up or answer.done():
-            return  # the caller's own deadline ends its waiting
-        if (quick := self._quick.get(protocol)) is not None:
-            self._answer(caller, _run_at_once(quick(caller.peer_id, request)), answer)
+    def _receive(
+        self, caller: SimulatedHost, protocol: str, request: bytes, answer: asyncio.Future[bytes], until_s: float
+    ) -> None:
+        """Take in a message whose sender waits until `until_s`. Only for one that waits in vain a timer is set: one for
+        each call, cancelled with its answer, costs as much as all else that carries a message."""
+        if answer.done():
+            return
+        if not self.is_up:
+            _time_out(self._world.loop, answer, until_s)
+        elif (quick := self._quick.get(protocol)) is not None:
+            response = _run_at_once(quick(caller.peer_id, request))
+            arrives_s = self._send(caller, len(response))
+            if arrives_s < until_s:
+                self._world.loop.call_at(arrives_s, _resolve, answer, response)
+            else:
+                _time_out(self._world.loop, answer, until_s)
         elif (handler := self._answers.get(protocol)) is not None:
             task = self._world.loop.create_task(self._work(handler, caller, request, answer), name=protocol)
             self._tasks.add(task)
@@ -185,6 +203,12 @@ def _run_at_once(answering: Awaitable[bytes]) -> bytes:
         response: bytes = done.value
         return response
     raise AssertionError("a handler of the record DHT waits for something")
+
+
+def _time_out(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[bytes], until_s: float) -> None:
+    """Let nobody wait for `answer` after `until_s`. Without an end, the caller's own deadline ends its waiting."""
+    if until_s < math.inf:
+        loop.call_at(until_s, _reject, answer, TimeoutError())
 
 
 def _resolve(answer: asyncio.Future[bytes], response: bytes) -> None:

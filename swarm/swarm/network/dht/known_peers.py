@@ -31,8 +31,17 @@ class RecordTransport(Protocol):
     @property
     def peer_id(self) -> str: ...
 
-    async def call(self, peer_id: str, protocol: str, request: bytes, *, addrs: Sequence[str] | None = None) -> bytes:
-        """Ask a peer, which may have to be dialled at `addrs`. Raises PeerError or NotServed."""
+    async def call(
+        self,
+        peer_id: str,
+        protocol: str,
+        request: bytes,
+        *,
+        addrs: Sequence[str] | None = None,
+        timeout_s: float,
+    ) -> bytes:
+        """Ask a peer, which may have to be dialled at `addrs`. Raises PeerError, NotServed, or TimeoutError after
+        `timeout_s`."""
 
     async def serve(self, protocol: str, answer: UnaryHandler) -> None: ...
 
@@ -58,19 +67,23 @@ class KnownPeers:
     ) -> T | None:
         """Call a peer. Return None if there is no answer, or one that is none. The peer is then out of the table, and
         suspected. `hints` are addresses of the peer that others named."""
-        addrs = tuple(dict.fromkeys((*self.book.of(peer_id), *hints)))
+        addrs, now = self.book.of(peer_id), asyncio.get_running_loop().time
+        if hints and hints != addrs:
+            addrs = tuple(dict.fromkeys((*addrs, *hints)))
         try:
-            async with self._calls, asyncio.timeout(RPC_TIMEOUT_S):
-                asked_s = asyncio.get_running_loop().time()
-                data = await self._host.call(peer_id, self._prefix + method, request, addrs=addrs)
-            answered_s = asyncio.get_running_loop().time()
+            async with self._calls:
+                asked_s = now()
+                data = await self._host.call(
+                    peer_id, self._prefix + method, request, addrs=addrs, timeout_s=RPC_TIMEOUT_S
+                )
+            answered_s = now()
             answer = decode(data)
         except (PeerError, NotServed, TimeoutError) as error:
             logger.debug("%s did not answer %s: %s", peer_id, method, error)
             self.table.lost(peer_id)
-            self.suspects.add(peer_id, asyncio.get_running_loop().time())
+            self.suspects.add(peer_id, now())
             return None
-        self.table.heard_of(peer_id, asyncio.get_running_loop().time())
+        self.table.heard_of(peer_id, answered_s)
         self.suspects.clear(peer_id)
         if len(data) <= SMALL_BYTES:
             self.on_answer(peer_id, answered_s - asked_s)
@@ -80,11 +93,12 @@ class KnownPeers:
         """Note a caller that says where it can be dialled. Raises PeerViolation for a key of a kind that no node
         has."""
         try:
-            self.table.heard_of(check_peer_id(peer_id), now_s := asyncio.get_running_loop().time())
+            is_member = self.table.heard_of(check_peer_id(peer_id), now_s := asyncio.get_running_loop().time())
         except ValueError as error:
             raise PeerViolation(str(error)) from None
         self.suspects.has_called(peer_id, now_s)
-        self.learn(peer_id, addrs)
+        if is_member:
+            self.book.learn(peer_id, addrs)
 
     def learn(self, peer_id: str, addrs: Sequence[str]) -> None:
         """Remember the addresses of peers that the table keeps, so that a flood of newcomers pushes out no address."""

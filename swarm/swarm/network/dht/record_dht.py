@@ -384,8 +384,9 @@ class RecordDht:
         return StoreResponse(held=envelope is not None and self._storage.store(envelope, record)).to_bytes()
 
     def _found(self, asker: str, key: bytes, asked: FindRequest) -> Found:
-        others = [peer_id for peer_id in self.known.table.nearest(to_id(key), WIDTH + 1) if peer_id != asker]
-        peers = tuple([self.known.book.contact(peer_id) for peer_id in others[:WIDTH]])
+        others = self.known.table.nearest(to_id(key), WIDTH + 1)
+        others = [peer_id for peer_id in others if peer_id != asker][:WIDTH]
+        peers = tuple(map(self.known.book.contact, others))
         records = () if asked.only_peers else self._storage.get(key)
         if 0 < asked.max_records < len(records):
             records = tuple(self._chance.sample(records, asked.max_records))

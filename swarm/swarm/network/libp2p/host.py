@@ -206,12 +206,24 @@ class Host:
             for peer_id, addrs in self.connected.items()
         }
 
-    async def call(self, peer_id: str, protocol: str, request: bytes, *, addrs: Sequence[str] | None = None) -> bytes:
+    async def call(
+        self,
+        peer_id: str,
+        protocol: str,
+        request: bytes,
+        *,
+        addrs: Sequence[str] | None = None,
+        timeout_s: float | None = None,
+    ) -> bytes:
         """Ask a peer, dialled at `addrs` if the daemon does not reach it; None: wherever `find_addrs` finds it.
 
-        Raises PeerUnreachable, PeerRefused (it works on too many calls of ours) or NotServed; in a private network also
-        what `Gate.enter` raises.
+        Raises PeerUnreachable, PeerRefused (it works on too many calls of ours), NotServed, or TimeoutError after
+        `timeout_s`; in a private network also what `Gate.enter` raises.
         """
+        async with asyncio.timeout(timeout_s):
+            return await self._call(peer_id, protocol, request, addrs)
+
+    async def _call(self, peer_id: str, protocol: str, request: bytes, addrs: Sequence[str] | None) -> bytes:
         if self.gate is not None:
             await self.gate.enter(peer_id, protocol, addrs)
         wire_name = self.wire_name(protocol)

@@ -49,12 +49,15 @@ class Host:
     async def serve(self, protocol: str, answer: Any) -> None:
         self._wire[self.peer_id, protocol] = answer
 
-    async def call(self, peer_id: str, protocol: str, request: bytes, *, addrs: Sequence[str]) -> bytes:
+    async def call(
+        self, peer_id: str, protocol: str, request: bytes, *, addrs: Sequence[str], timeout_s: float
+    ) -> bytes:
         self.dialled[peer_id] = tuple(addrs)
-        if (peer_id, protocol) not in self._wire:
-            await asyncio.sleep(2 * RPC_TIMEOUT_S)
-            raise PeerUnreachable("no answer", peer_id=peer_id)
-        return await self._wire[peer_id, protocol](self.peer_id, request)
+        async with asyncio.timeout(timeout_s):
+            if (peer_id, protocol) not in self._wire:
+                await asyncio.sleep(2 * RPC_TIMEOUT_S)
+                raise PeerUnreachable("no answer", peer_id=peer_id)
+            return await self._wire[peer_id, protocol](self.peer_id, request)
 
 
 class World:

@@ -12,6 +12,7 @@ from unittest.mock import AsyncMock, MagicMock
 import pytest
 from swarm.network.libp2p.daemon_control import ControlError
 from swarm.network.libp2p.host import Host
+from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerUnreachable
 from swarm_protocol.identity import Identity
 
@@ -40,6 +41,21 @@ def test_call_whose_dial_finds_the_daemon_gone_is_a_peer_that_is_unreachable() -
             await host.call(PEER, "method", b"")
 
     asyncio.run(main())
+
+
+def test_call_of_a_peer_that_is_silent_ends_at_its_time_out() -> None:
+    async def main() -> None:
+        async def silent(*_: object) -> None:
+            await asyncio.sleep(60)
+
+        host = Host(MagicMock(), MagicMock(), MagicMock(call=silent), "me")
+        began_s = asyncio.get_running_loop().time()
+        with pytest.raises(TimeoutError):
+            await host.call("far", "method", b"", timeout_s=3)
+        assert asyncio.get_running_loop().time() - began_s == pytest.approx(3)
+        assert "far" not in host.called_peers()
+
+    virtual_time.run(main())
 
 
 def test_two_calls_may_find_at_once_that_an_introduced_peer_is_lost() -> None:

@@ -1,0 +1,79 @@
+"""Calls between simulated hosts keep their time-out, without a timer for those that are answered in time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from swarm.network.rate import Rate
+from swarm.simulation.scenario import Nat, Region, Scenario
+from swarm.simulation.simulated_host import DIAL_TIMEOUT_S, HostWorld, Links, Place, SimulatedHost
+from swarm.testing import virtual_time
+from swarm_protocol.errors import PeerUnreachable
+
+LATENCY_S = 0.1
+
+
+def two_hosts(up_bytes_per_s: float = 1e9) -> tuple[SimulatedHost, SimulatedHost]:
+    """Return a host that asks and one that answers, at `up_bytes_per_s`."""
+    world = HostWorld(Links(Scenario(regions=(Region(name="eu", latency_ms=1e3 * LATENCY_S),))))
+    place = Place(region=0, nat=Nat())
+    asker = SimulatedHost(world, "asker", place, up=Rate(1e9), down=Rate(1e9))
+    return asker, SimulatedHost(world, "answerer", place, up=Rate(up_bytes_per_s), down=Rate(1e9))
+
+
+async def serve_echo(host: SimulatedHost) -> None:
+    async def echo(_peer_id: str, request: bytes) -> bytes:
+        return request
+
+    await host.serve("echo", echo)
+
+
+async def seconds_until_timeout(asker: SimulatedHost, timeout_s: float) -> float:
+    began_s = asyncio.get_running_loop().time()
+    with pytest.raises(TimeoutError):
+        await asker.call("answerer", "echo", b"hello", timeout_s=timeout_s)
+    return asyncio.get_running_loop().time() - began_s
+
+
+def test_call_that_is_answered_in_time_takes_both_ways_and_sets_no_timer_for_its_end() -> None:
+    async def main() -> None:
+        asker, answerer = two_hosts()
+        await serve_echo(answerer)
+        loop = asyncio.get_running_loop()
+        began_s, timers = loop.time(), loop._timers  # type: ignore[attr-defined]
+        assert await asker.call("answerer", "echo", b"hello", timeout_s=3) == b"hello"
+        assert loop.time() - began_s == pytest.approx(2 * LATENCY_S, rel=1e-3)
+        assert timers == []
+
+    virtual_time.run(main())
+
+
+def test_call_of_a_host_that_ends_while_the_message_is_under_way_times_out() -> None:
+    async def main() -> None:
+        asker, answerer = two_hosts()
+        await serve_echo(answerer)
+        asyncio.get_running_loop().call_later(LATENCY_S / 2, lambda: answerer.stop(goodbye=True))
+        assert await seconds_until_timeout(asker, 3) == pytest.approx(3)
+
+    virtual_time.run(main())
+
+
+def test_answer_over_a_slow_link_comes_too_late() -> None:
+    async def main() -> None:
+        asker, answerer = two_hosts(up_bytes_per_s=10)
+        await serve_echo(answerer)
+        assert await seconds_until_timeout(asker, 3) == pytest.approx(3)
+
+    virtual_time.run(main())
+
+
+def test_dial_of_a_host_that_left_without_a_word_ends_at_the_time_out() -> None:
+    async def main() -> None:
+        asker, answerer = two_hosts()
+        answerer.stop(goodbye=False)
+        assert await seconds_until_timeout(asker, DIAL_TIMEOUT_S / 2) == pytest.approx(DIAL_TIMEOUT_S / 2)
+        with pytest.raises(PeerUnreachable):
+            await asker.call("answerer", "echo", b"hello", timeout_s=2 * DIAL_TIMEOUT_S)
+
+    virtual_time.run(main())

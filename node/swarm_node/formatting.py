@@ -1,4 +1,4 @@
-"""How facts are shown to people: speeds, sizes and times in a few characters, reachability, and text of strangers.
+"""Formats facts for people: speeds, sizes and times in a few characters, reachability, and text of strangers.
 
 "–" stands for an unknown number. Pure.
 """

@@ -1,4 +1,4 @@
-"""What Ctrl-C does while a command starts: it ends the process at once and silently, which a shell shows as 130.
+"""Sets what Ctrl-C does while a command starts: it ends the process at once and silently, which a shell shows as 130.
 
 KeyboardInterrupt in the middle of an import leaves modules half loaded, and libraries swallow it or report other
 errors. So nothing is raised until a command has something to clean up: the system ends the process, also while a

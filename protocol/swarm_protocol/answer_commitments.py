@@ -1,4 +1,4 @@
-"""What a server signs of one answer: which rows it took, and which rows or tokens it made of them.
+"""Defines what a server signs of one answer: which rows it took, and which rows or tokens it made of them.
 
 A server signs when the client closes the sequence, before it can know whether the answer is checked. Each position has
 a digest of its own, so that what was run ahead of the client can be left out. `swarm.serving.checking` compares a
@@ -20,7 +20,7 @@ from swarm_protocol.session_frames import FirstBlock, Position, Revision, Sample
 COMMITMENT_PURPOSE = "answer"
 
 COMMITMENT_LIFETIME_S = 30 * 86400.0
-"""How long a commitment can convict its signer: as long as a client remembers a failed check, and more."""
+"""Time for which a commitment can convict its signer: as long as a client remembers a failed check, and more."""
 
 POSITION_BYTES = 16
 """Bytes of the digest of one position's row or draw: nobody looks for two rows with one digest within a session."""

@@ -99,8 +99,8 @@ class PeerStatus(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayStatus(Checked):
-    """What a node relays for others: places and connections now, and since its start the bytes, the requests that were
-    refused or failed, and how long circuits have waited for their share of its rate, added up."""
+    """Holds what a node relays for others: places and connections now, and since its start the bytes, the requests that
+    were refused or failed, and how long circuits have waited for their share of its rate, added up."""
 
     num_reservations: Count = 0
     num_circuits: Count = 0
@@ -111,9 +111,9 @@ class RelayStatus(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitStatus(Checked):
-    """What the owner lends of the link and of the day, and what the node uses of the link: bytes per second over the
-    last seconds, with what the wire adds. A limit of 0 is none; without `hours`, such as 22:00-07:00, it always lends.
-    """
+    """Holds what the owner lends of the link and of the day, and what the node uses of the link: bytes per second over
+    the last seconds, with what the wire adds. A limit of 0 is none; without `hours`, such as 22:00-07:00, it always
+    lends."""
 
     max_upload_bytes_per_s: TrafficBytes = 0
     max_download_bytes_per_s: TrafficBytes = 0
@@ -124,8 +124,8 @@ class LimitStatus(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpotCheckStatus(Checked):
-    """How many spans a gateway has had checked since its start, by result, and the servers that it does not ask any
-    more because they were proved to have lied, MAX_BARRED at most."""
+    """Says how many spans a gateway has had checked since its start, by result, and the servers that it does not ask
+    any more because they were proved to have lied, MAX_BARRED at most."""
 
     num_passed: Count = 0
     num_failed: Count = 0

@@ -21,7 +21,7 @@ StatementKind: TypeAlias = Literal["vote", "report", "group"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equivocation(wire.WireMessage):
-    """What convicts `peer` of two statements of one kind, about one attempt, that differ.
+    """Holds what convicts `peer` of two statements of one kind, about one attempt, that differ.
 
     `first` and `second` are each a StatedVote or a StatedReport of `peer`, or a group that it has signed as the
     coordinator.
@@ -41,7 +41,7 @@ class Equivocation(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedVote(wire.WireMessage):
-    """What the signature of a `Vote` in a run covers."""
+    """Holds what the signature of a `Vote` in a run covers."""
 
     PROTO = equivocation_pb2.StatedVote
     MAX_BYTES = limits.MAX_REQUEST_BYTES
@@ -72,7 +72,8 @@ class StatedVote(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedReport(wire.WireMessage):
-    """What the signature of a report to a coordinator covers: `report`, as a group carries it, for one attempt."""
+    """Holds what the signature of a report to a coordinator covers: `report`, as a group carries it, for one
+    attempt."""
 
     PROTO = equivocation_pb2.StatedReport
     MAX_BYTES = limits.MAX_READY_BYTES

@@ -31,7 +31,7 @@ class FollowRequest(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowReply(wire.WireMessage):
-    """What a head says to a follower over its stream. `kind`:
+    """Holds what a head says to a follower over its stream. `kind`:
 
     welcome    the head waits for its work
     full       the head takes no more trainers
@@ -53,7 +53,7 @@ class FollowReply(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowerWork(wire.WireMessage):
-    """What a follower brings to its head, as in a `Contribution`. Its encoded frames follow, if it has tokens."""
+    """Holds what a follower brings to its head, as in a `Contribution`. Its encoded frames follow, if it has tokens."""
 
     PROTO = training_pb2.FollowerWork
     MAX_BYTES = limits.MAX_REQUEST_BYTES

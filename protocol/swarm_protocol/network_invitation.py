@@ -60,7 +60,7 @@ def owner_of(network_id: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvitationTerms(WireMessage):
-    """What a certificate grants. Every one has the right to join; `is_bound`: to the holder of the key alone."""
+    """Says what a certificate grants. Every one has the right to join; `is_bound`: to the holder of the key alone."""
 
     PROTO = private_pb2.InvitationTerms
     MAX_BYTES = limits.MAX_INVITATION_TERMS_BYTES
@@ -87,7 +87,7 @@ class Revocations(WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivateGreeting(WireMessage):
-    """What both sides of a connection in a private network show each other; with a `refusal` nothing else."""
+    """Holds what both sides of a connection in a private network show each other; with a `refusal` nothing else."""
 
     PROTO = private_pb2.PrivateGreeting
     MAX_BYTES = limits.MAX_PRIVATE_GREETING_BYTES
@@ -100,7 +100,7 @@ class PrivateGreeting(WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capability(Checked):
-    """What a chain that was checked gives to `peer_id`, until `expires_at` (Unix seconds) or a revocation."""
+    """Holds what a chain that was checked gives to `peer_id`, until `expires_at` (Unix seconds) or a revocation."""
 
     peer_id: str
     serial: int

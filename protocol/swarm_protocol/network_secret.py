@@ -20,7 +20,7 @@ from swarm_protocol.errors import PeerViolation
 SECRET_BYTES = 32
 NONCE_BYTES = 12
 SEAL_BYTES = NONCE_BYTES + 16
-"""How much longer a sealed message is than its content."""
+"""Number of bytes by which a sealed message is longer than its content."""
 
 _NUM_NAME_CHARS = 32
 _MAX_REMEMBERED_NAMES = 4096

@@ -69,7 +69,7 @@ class AuditedSlice(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence(wire.WireMessage):
-    """What convicts a member of a lie, whatever the lie is: `body` is the message of this `kind`. Each kind has a
+    """Holds what convicts a member of a lie, whatever the lie is: `body` is the message of this `kind`. Each kind has a
     checker of its own; who does not know a kind does not take it."""
 
     PROTO = proofs_pb2.Evidence
@@ -81,7 +81,7 @@ class Evidence(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrongReduction(wire.WireMessage):
-    """What convicts the signer of `statement`, in the signed `group`, of a wrong result.
+    """Holds what convicts the signer of `statement`, in the signed `group`, of a wrong result.
 
     Its `result` of `leaf`, which `result_proof` shows to be under the stated root, is not what follows from the
     contributors' `slices`, in the order of the group.
@@ -118,7 +118,7 @@ class IntervalFinding(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrongInterval(wire.WireMessage):
-    """What accuses `peer` of a pseudo-gradient that does not follow from its interval.
+    """Holds what accuses `peer` of a pseudo-gradient that does not follow from its interval.
 
     `certificate` committed the step to which it contributed. `slices` are its own of the leaves that the step's outcome
     draws, with their proofs, and `findings` the signed IntervalFindings: the first is that of the validator that the
@@ -139,8 +139,8 @@ class WrongInterval(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadSlice(wire.WireMessage):
-    """What convicts `peer`, which committed to its slices of `step` from the state `state_digest` by `signature` of
-    `root` (see `round_signatures.slices_message`): the leaf `shown` is in the committed tree of `num_leaves` leaves,
+    """Holds what convicts `peer`, which committed to its slices of `step` from the state `state_digest` by `signature`
+    of `root` (see `round_signatures.slices_message`): the leaf `shown` is in the committed tree of `num_leaves` leaves,
     and no encoder of the run's codec writes such bytes."""
 
     PROTO = proofs_pb2.BadSlice

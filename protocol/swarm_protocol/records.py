@@ -40,7 +40,8 @@ TrainerState: TypeAlias = Literal["joining", "training", "finished", "leaving"]
 Pause: TypeAlias = Literal["", "hours", "budget"]
 Role: TypeAlias = Literal["seed", "gateway", "volunteer", "visitor", ""]
 PathKind: TypeAlias = Literal["direct", "dialled back", "punched", "relayed"]
-"""How a connection came to be: by a dial, by a dial of the side that nobody can dial, by hole punching, by a relay."""
+"""Says how a connection came to be: by a dial, by a dial of the side that nobody can dial, by hole punching, by a
+relay."""
 Kind: TypeAlias = Literal["nodes", "serve", "train"]
 OuterStep: TypeAlias = Annotated[int, whole(limits.MAX_OUTER_STEP)]
 Loss: TypeAlias = Annotated[float, number(limits.MAX_LOSS, low=-limits.MAX_LOSS)]
@@ -55,7 +56,7 @@ NumConnected: TypeAlias = Annotated[int, whole(limits.MAX_CONNECTED)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathCounts(Checked):
-    """How many peers a node is connected to, by the path to them."""
+    """Says how many peers a node is connected to, by the path to them."""
 
     direct: NumConnected = 0
     dialled_back: NumConnected = 0

@@ -1,4 +1,5 @@
-"""What lets a newcomer into a training run without probation: an invitation by its author, or vouches of its members.
+"""Defines what lets a newcomer into a training run without probation: an invitation by its author, or vouches of its
+members.
 
 An invitation is a certificate for an *invitation key*, signed by the run's author or by a key that the run's file names
 as an inviter, with a serial, an expiry and a number of uses. Its text holds that key, and who has the text signs a link
@@ -40,8 +41,8 @@ _COPY_IT = "copy the whole line that swarm-node run invite or run vouch printed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTerms(WireMessage):
-    """What the certificate of an invitation grants: that `max_uses` peers enter `run`; `is_bound`: the holder of the
-    key alone."""
+    """Holds what the certificate of an invitation grants: that `max_uses` peers enter `run`; `is_bound`: the holder of
+    the key alone."""
 
     PROTO = credentials_pb2.RunTerms
     MAX_BYTES = limits.MAX_RUN_TERMS_BYTES
@@ -54,7 +55,8 @@ class RunTerms(WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRevocation(WireMessage):
-    """What the author takes back in `run`: the invitations with these `serials`, and the right of these `inviters`."""
+    """Holds what the author takes back in `run`: the invitations with these `serials`, and the right of these
+    `inviters`."""
 
     PROTO = credentials_pb2.RunRevocation
     MAX_BYTES = limits.MAX_RUN_REVOCATION_BYTES
@@ -70,7 +72,7 @@ class RunRevocation(WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCredential(Checked):
-    """What `peer_id` shows: a `chain` of a certificate and a link, or of a bound certificate; or `vouches`."""
+    """Holds what `peer_id` shows: a `chain` of a certificate and a link, or of a bound certificate; or `vouches`."""
 
     peer_id: PeerId
     chain: Annotated[tuple[bytes, ...], up_to(2)] = ()
@@ -90,7 +92,7 @@ class RunCredential(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What a credential says once it is read: the `serial`, `inviter` and uses of an invitation, or the sorted
+    """Holds what a credential says once it is read: the `serial`, `inviter` and uses of an invitation, or the sorted
     `vouchers`. Times are Unix seconds. Only `check_credential` looks at signatures and times."""
 
     peer_id: str
@@ -103,7 +105,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RunInvitation(WireMessage):
-    """What is given to a newcomer as one word: an invitation, which is itself the secret unless it is bound, or a
+    """Holds what is given to a newcomer as one word: an invitation, which is itself the secret unless it is bound, or a
     `vouch`. `repr` shows neither. Raises ValueError if its parts do not belong together."""
 
     PROTO = credentials_pb2.RunInvitation

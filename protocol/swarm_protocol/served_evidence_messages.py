@@ -75,7 +75,7 @@ class ShownDraw(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedEvidence(wire.WireMessage):
-    """What a server signed, and the rows that it is of. It is the body of Evidence of the kind `wrong_answer`.
+    """Holds what a server signed, and the rows that it is of. It is the body of Evidence of the kind `wrong_answer`.
 
     `commitment` is its AnswerCommitment in the envelope. `inputs` are all rows from position 0 on that it says it took,
     in `codec` (token ids for the first block), and `outputs` those that it gave; the server of the last block gave

@@ -83,7 +83,8 @@ class SequenceRef(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenDraw(Checked):
-    """How to draw a token: the draw at `index`, with the `num_logprobs` likeliest tokens, or None for no probabilities.
+    """Says how to draw a token: the draw at `index`, with the `num_logprobs` likeliest tokens, or None for no
+    probabilities.
 
     `ahead` more tokens may be drawn after it without being asked for, each of them the next input.
     """
@@ -258,7 +259,8 @@ class LinkAck(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commitment(Checked):
-    """What the server of a closed sequence took and gave, as an AnswerCommitment in an envelope. Nothing follows it."""
+    """Holds what the server of a closed sequence took and gave, as an AnswerCommitment in an envelope. Nothing follows
+    it."""
 
     sequence_id: SequenceId
     signed: Annotated[bytes, check_signed]

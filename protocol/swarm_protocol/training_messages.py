@@ -85,7 +85,7 @@ class SliceCommitment(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome(Checked):
-    """What a round would commit: the state that follows from these parts of the group `origin_digest`."""
+    """Holds what a round would commit: the state that follows from these parts of the group `origin_digest`."""
 
     origin_digest: Digest
     part_digests: Annotated[tuple[Digest, ...], up_to(limits.MAX_GROUP_MEMBERS)]
@@ -138,7 +138,8 @@ class LockClaim(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution(Checked):
-    """What one member contributes: tokens trained on, samples of its lease used, mean training loss. 0 tokens: nothing.
+    """Holds what one member contributes: tokens trained on, samples of its lease used, mean training loss. 0 tokens:
+    nothing.
 
     A member that is `leaving` takes part for the last time. `bytes_per_s` is the bandwidth that it reported (see
     `Ready`), from which every member computes the same part sizes.

@@ -104,7 +104,7 @@ def decode_with_payload(
 
 @dataclass(frozen=True, slots=True)
 class FieldForm:
-    """How to convert a field that has another type in its protobuf message than in its dataclass.
+    """Says how to convert a field that has another type in its protobuf message than in its dataclass.
 
     If the field is a message, `write(sent, value)` fills that message from a value that is not None; otherwise
     `write(value)` returns what the field is to hold. `read(sent)` returns the dataclass's value. If `read` is None, the

@@ -23,12 +23,16 @@ NO_VERB = re.compile(
 )
 NO_SUBJECT = re.compile(r"(?:Of|Who|Whom|Whoever|Until|As|Through|Whether|Nobody)\b")
 """The first words of docstrings that have neither subject nor verb."""
+NO_SENTENCE = re.compile(r"(?:What|How|When|Where)\b(?!.* (?:cannot be done|breaks the protocol|was not taken)[.;])")
+"""Docstrings that begin so are half a question, but for three whose subject begins with "What"."""
 NOT_THESE = {"property", "cached_property", "setter", "computed_field"}
 """Decorators of what is no function to its caller."""
 NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 # names of other programs and of formulas, and a variable of the environment, which no code of ours spells
 OTHERS = {"torch.set_flush_denormal", "Tensor.to_mkldnn", "save_file", "div.rn", "fma", "SQLITE_BUSY_SNAPSHOT"}
 OTHERS |= {"SWARM_KEY", "alpha", "e"}
+TEXTS_OF_HELP = "node/swarm_node/settings/config.py"
+"""The module whose docstrings are the help of settings."""
 TEXTS_OF_HTTP = {"node/swarm_node/dashboard/api.py", "node/swarm_node/gateway/app.py"}
 """Modules whose docstrings are what the HTTP interface's description says of each path."""
 
@@ -91,6 +95,10 @@ def test_no_docstring_of_code_or_tests_is_a_fragment() -> None:
         begun = re.findall(r'^ *"""(?=\w)(.*)', path.read_text("utf-8"), flags=re.MULTILINE)
         found += [f"{path.relative_to(ROOT).as_posix()}: {text}" for text in begun]
     assert len(found) > 3000
+    code = {path: module for path, module in modules().items() if path != TEXTS_OF_HELP}
+    assert [
+        f"{path}: {each}" for path, module in code.items() for each in texts(module) if NO_SENTENCE.match(each)
+    ] == []
     assert [text for text in found if NO_SUBJECT.match(text.split(": ", 1)[1])] == []
 
 

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, kw_only=True)
 class Conversation:
-    """What was said, with a model of that name. `system` precedes everything.
+    """Holds what was said, with a model of that name. `system` precedes everything.
 
     A model without a chat template continues the text that was written so far.
     """

@@ -55,9 +55,8 @@ def _offered(incomplete: str, fits: Callable[[Path], bool]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """What was given on the command line; None marks what was not. `options` holds the options and arguments
-    that are no settings, by name: switches as bool, files as Path, all else as text.
-    """
+    """Holds what was given on the command line; None marks what was not. `options` holds the options and arguments that
+    are no settings, by name: switches as bool, files as Path, all else as text."""
 
     values: Mapping[str, Value]
     json: bool

@@ -30,11 +30,12 @@ POLL_S = 1.0
 FIRST_MEMBER_S = 180.0
 """Seconds to wait for a first member: a user who watches before training begins still has to start the members."""
 NO_MEMBER_S = 20.0
-"""How long a further member is awaited once all have gone. Members that are alive are seen within a second or two."""
+"""Time for which a further member is awaited once all have gone. Members that are alive are seen within a second or
+two."""
 FINISHED_S = 10.0
 """The same once a member has said that the run is finished: no further member is expected."""
 WAITING_S = 20.0
-"""How long a run lacks members before that is said, and then said again every minute."""
+"""Time for which a run lacks members before that is said, and then said again every minute."""
 MAX_COMPLAINTS = 16
 """Complaints that are remembered, so that each is printed once: several members may be gone for different reasons."""
 

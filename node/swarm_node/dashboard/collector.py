@@ -71,7 +71,7 @@ PATIENCE_S = 4.0
 
 MAX_GONE = 1000
 GONE_S = 24 * 3600.0
-"""How long a node that went is still listed, as gone."""
+"""Time for which a node that went is still listed, as gone."""
 
 logger = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ PERIOD_S = 1.0
 """The mean time between events: at most one a second, the same for all streams."""
 
 SLACK_S = 0.5
-"""How much earlier an event may come after a late one: polls do not take equally long each time."""
+"""Time by which an event may come earlier after a late one: polls do not take equally long each time."""
 
 EARLY_S = 0.01
 """The error of a timer."""
@@ -49,7 +49,7 @@ HEADERS = {
 
 
 class Live:
-    """What all live streams share. `now` returns Unix time in seconds."""
+    """Holds what all live streams share. `now` returns Unix time in seconds."""
 
     def __init__(self, source: ViewSource, now: Callable[[], float]) -> None:
         self._source = source

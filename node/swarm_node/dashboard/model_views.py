@@ -1,4 +1,4 @@
-"""How a model is served, in words and numbers. Pure: records in, views out; the router chooses the chains."""
+"""Says how a model is served, in words and numbers. Pure: records in, views out; the router chooses the chains."""
 
 from __future__ import annotations
 

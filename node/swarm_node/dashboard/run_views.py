@@ -1,4 +1,5 @@
-"""How a run goes, in words and numbers. Pure: its file, its members' records and its committed steps in, views out."""
+"""Says how a run goes, in words and numbers. Pure: its file, its members' records and its committed steps in, views
+out."""
 
 from __future__ import annotations
 

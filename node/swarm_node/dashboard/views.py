@@ -1,4 +1,5 @@
-"""What the dashboard shows, as the JSON API gives it. The one contract between the collector, the API and the pages.
+"""Defines what the dashboard shows, as the JSON API gives it: the one contract between the collector, the API and the
+pages.
 
 Values only. Every text in them comes from peers or users, bounded by the protocol's limits: who shows it escapes it.
 Times are Unix seconds; a `None` is "not known", never zero. The names of fields are the API's, so they stay as they
@@ -28,7 +29,7 @@ class View(BaseModel):
 
 
 class PathView(View):
-    """How the node that looks is connected to a peer, and the payload bytes exchanged with it.
+    """Says how the node that looks is connected to a peer, and the payload bytes exchanged with it.
 
     The bytes are rounded down to whole MiB: visitors of a gateway's dashboard could tell the lengths of answers else.
     """

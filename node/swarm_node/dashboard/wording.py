@@ -1,4 +1,4 @@
-"""How the pages write numbers, times and names: the one place that formats. Pure.
+"""Formats numbers, times and names for the pages: the one place that formats. Pure.
 
 None is "not known" and is written as a dash that a screen reader says in words. Names of peers leave here `plain`;
 the templates still escape them.

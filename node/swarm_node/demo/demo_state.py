@@ -1,4 +1,5 @@
-"""What the demo's nodes have reported so far: pure bookkeeping over their events, for the display and the stages."""
+"""Keeps what the demo's nodes have reported so far: pure bookkeeping over their events, for the display and the
+stages."""
 
 from __future__ import annotations
 

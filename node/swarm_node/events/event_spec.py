@@ -1,4 +1,4 @@
-"""How an event is specified: its fields with their types, and the line that people read instead."""
+"""Defines how an event is specified: its fields with their types, and the line that people read instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request passes before a route sees it: its caller's API key and rates, and the bounds of its body.
+"""Checks each request before a route sees it: its caller's API key and rates, and the bounds of its body.
 
 The middlewares are plain ASGI. Who may not ask costs next to nothing, and a refused body is never buffered beyond the
 bound. `AnswerSlots` bounds how many answers run at once.

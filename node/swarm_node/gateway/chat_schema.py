@@ -1,4 +1,4 @@
-"""What a chat request may hold: messages, tools, probabilities; bounded field by field."""
+"""Defines what a chat request may hold: messages, tools, probabilities; bounded field by field."""
 
 from __future__ import annotations
 

@@ -27,7 +27,8 @@ class ScoredToken:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is shown next: some text or a call, and the tokens that it came from where probabilities are wanted."""
+    """Holds what is shown next: some text or a call, and the tokens that it came from where probabilities are
+    wanted."""
 
     text: str = ""
     call: ToolCall | None = None

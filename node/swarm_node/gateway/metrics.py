@@ -1,4 +1,4 @@
-"""What a gateway records of its requests: counters and times, waits for first tokens, and the newest traces.
+"""Keeps what a gateway records of its requests: counters and times, waits for first tokens, and the newest traces.
 
 `swarm_node.metrics.metric_contract` names the metrics. No label has a value that a client or a peer can choose. State
 belongs to the gateway's event loop.
@@ -145,7 +145,7 @@ class RequestCounter:
 
 
 class FirstTokenWaits:
-    """How long the newest requests waited for their first token. `clock` in seconds, never back."""
+    """Records how long the newest requests waited for their first token. `clock` in seconds, never back."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""What a client may ask for, bounded field by field; what only chats have is in `chat_schema`.
+"""Defines what a client may ask for, bounded field by field; what only chats have is in `chat_schema`.
 
 Each field is honoured or refused by its name, unknown ones too: to ignore a field silently would be to answer another
 question. A field that is known and not offered may hold what changes nothing, for clients send such values.

@@ -1,4 +1,5 @@
-"""What the gateway answers: OpenAI's own response types, ours where it has none, and what `/openapi.json` says of each.
+"""Builds what the gateway answers: OpenAI's own response types, ours where it has none, and what `/openapi.json` says
+of each.
 
 Pure. A builder makes one endpoint's objects for one request, whole and in chunks. Only fields that were set are
 written.

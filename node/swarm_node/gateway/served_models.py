@@ -1,4 +1,4 @@
-"""What the gateway reports about models: OpenAI's objects, and in words which blocks are not served."""
+"""Builds what the gateway reports about models: OpenAI's objects, and in words which blocks are not served."""
 
 from __future__ import annotations
 

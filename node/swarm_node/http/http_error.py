@@ -16,7 +16,7 @@ REFUSAL = "swarm_refusal"
 
 
 class ErrorDetail(BaseModel):
-    """What OpenAI's clients read of an error, and a remedy if there is one."""
+    """Holds what OpenAI's clients read of an error, and a remedy if there is one."""
 
     message: str
     type: str

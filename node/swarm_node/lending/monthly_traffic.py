@@ -1,4 +1,4 @@
-"""What a home has sent and received in this calendar month, over restarts.
+"""Counts what a home has sent and received in this calendar month, over restarts.
 
     HOME/traffic.json   {"month": "2026-11", "num_bytes": …}
 

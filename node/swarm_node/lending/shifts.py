@@ -15,7 +15,7 @@ from swarm_node.node import Node, NodeRole
 from swarm_node.shutdown import Shutdown
 
 LOOK_S = 5.0
-"""How often it is looked whether a break begins or ends."""
+"""Interval at which it is looked whether a break begins or ends."""
 
 FORCED_S = 0.5
 """Time for work that is told to end at once, after its grace period; the same as when the node leaves."""

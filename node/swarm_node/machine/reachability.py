@@ -1,4 +1,4 @@
-"""What the reachability of a node means for the person who runs it, and what they can do about it."""
+"""Explains what the reachability of a node means for the person who runs it, and what they can do about it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXAMINE_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What is in the way of other nodes, and what would open it; no `remedy` if nothing is."""
+    """Holds what is in the way of other nodes, and what would open it; no `remedy` if nothing is."""
 
     meaning: str
     remedy: str = ""

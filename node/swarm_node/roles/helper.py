@@ -127,11 +127,11 @@ class StandbyRole(IdleRole):
 POLL_S = 5.0
 """Time between polls while there is nothing to do: records are renewed every 30 s."""
 RETRY_S = 300.0
-"""How long work that could not be taken is postponed."""
+"""Time for which work that could not be taken is postponed."""
 MAX_POSTPONED = 256
 """Maximum number of postponed names: anyone can invent more."""
 MAX_NAMED = 3
-"""How many of these a message names, the newest."""
+"""Number of these, the newest, that a message names."""
 
 
 class HelperRole(IdleRole):

@@ -1,4 +1,4 @@
-"""What is shown of a trainer's standing in a run: bans, probation and scores in words.
+"""Says what is shown of a trainer's standing in a run: bans, probation and scores in words.
 
 `RunTraining` fills it from a run's events; status replies and the dashboard's record read it.
 """
@@ -18,7 +18,7 @@ from swarm_node.formatting import plural
 
 @dataclass(slots=True, kw_only=True)
 class OwnStanding:
-    """What the newest events of a member say. A run has `probation_steps` for newcomers."""
+    """Holds what the newest events of a member say. A run has `probation_steps` for newcomers."""
 
     probation_steps: int
     steps_left: int = 0

@@ -1,4 +1,4 @@
-"""What a node that serves or asks models knows of servers that evidence convicts: kept in its home, and told."""
+"""Holds what a node that serves or asks models knows of servers that evidence convicts: kept in its home, and told."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ from swarm_node.settings.config import Config
 from swarm_node.storage.home import EVIDENCE, explained
 
 LINKS_S = 10.0
-"""How often the members' reports are looked at for slow links."""
+"""Interval at which the members' reports are looked at for slow links."""
 
 QUICK_S = 1.0
 """Time after which a wait is reported."""

@@ -1,4 +1,5 @@
-"""What a node that trains keeps on disk: checkpoints of the run, and chunks of a state that is being fetched.
+"""Writes and reads what a node that trains keeps on disk: checkpoints of the run, and chunks of a state that is being
+fetched.
 
 `CheckpointWriter` writes one checkpoint at a time, always of the newest state. While one is written, newer states
 replace each other; the newest is written next, so the last one is never skipped. Checkpoints that are kept for good

@@ -43,7 +43,7 @@ from swarm_node.settings.parsers import HubId, RunId, parse_model
 from swarm_node.storage.home import Home
 
 NUM_LOOKS, LOOK_S = 5, 1.0
-"""How often, and how long apart, members of a run are looked for whose records may just be on their way."""
+"""Number of searches, and seconds between them, for members of a run whose records may just be on their way."""
 
 
 class VolunteerRole(NodeRole):

@@ -53,7 +53,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How one field of Config is read. Without a `metavar` it is a switch; with `many` it may be repeated.
+    """Says how one field of Config is read. Without a `metavar` it is a switch; with `many` it may be repeated.
 
     `parse` takes text and raises ValueError with the end of a sentence, or ConfigError. `example` is what to write
     where the default is no example.

@@ -41,7 +41,7 @@ RENEW_S = 60 * 86400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IssuedInvitation:
-    """What the owner keeps of an invitation: not its key. `serial` is in hexadecimal, times are Unix seconds."""
+    """Holds what the owner keeps of an invitation: not its key. `serial` is in hexadecimal, times are Unix seconds."""
 
     serial: str
     rights: tuple[str, ...]

@@ -34,7 +34,7 @@ MAX_BAD_FILES = 3
 """Servers whose files are tried for one request. Each may take as long as a tokenizer may take to load."""
 
 BAD_FILES_S = 600.0
-"""How long a server whose files were unusable is asked for them only after all others."""
+"""Time for which a server whose files were unusable is asked for them only after all others."""
 
 MAX_REMEMBERED = 1024
 

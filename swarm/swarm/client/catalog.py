@@ -1,4 +1,5 @@
-"""What a client knows of the swarm's models: who serves which, which blocks are missing, and which revision to use.
+"""Holds what a client knows of the swarm's models: who serves which, which blocks are missing, and which revision to
+use.
 
 There is one catalog per client, on its event loop. It remembers MAX_MODELS models, and their servers for
 MODELS_FRESH_S. Revisions that have answered before take precedence, in the order of their first use: a newcomer that
@@ -47,16 +48,16 @@ Used = Mapping[str, Sequence[str]]
 MAX_MODELS = 8
 
 MODELS_FRESH_S = 2.0
-"""How long a list of models is good for. A gateway asks for it with each request."""
+"""Time for which a list of models counts. A gateway asks for it with each request."""
 
 LOST_S = 10.0
 """A used revision is left for another when its servers have failed for so long, not for a hiccup."""
 
 SHOWN_S = 1.0
-"""How long a first request waits for what a model's servers show of servers that are convicted."""
+"""Time for which a first request waits for what a model's servers show of servers that are convicted."""
 
 LEARN_S = 5.0
-"""How long a first request waits for the manifests of a model that it knows nothing of."""
+"""Time for which a first request waits for the manifests of a model that it knows nothing of."""
 
 MAX_OTHERS = 8
 """Other revisions of a model in its status. Anyone can make up more."""
@@ -121,7 +122,7 @@ class OtherRevision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatus:
-    """What the swarm has of a model, in the `revision` that this client uses. It can answer when no blocks are
+    """Holds what the swarm has of a model, in the `revision` that this client uses. It can answer when no blocks are
     `missing`.
 
     `others` are the next best revisions. `unreachable` also contains the blocks of servers that this client has just

@@ -57,7 +57,7 @@ class FailedProof:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """When a server may be asked again, and how often in a row it gave no answer."""
+    """Says when a server may be asked again, and how often in a row it gave no answer."""
 
     again_s: float
     num_unanswered: int = 0

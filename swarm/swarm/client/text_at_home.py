@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KeptModels = Mapping[str, KeptModel | Path | str]
-"""What a client keeps at home, by the model's name. A path is that of a directory with the model's files."""
+"""Holds what a client keeps at home, by the model's name. A path is that of a directory with the model's files."""
 
 
 class TextAtHome:

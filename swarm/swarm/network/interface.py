@@ -64,7 +64,7 @@ It is cancelled when the caller leaves."""
 
 
 class StreamOpener(Protocol):
-    """What opens streams to peers: a network, or whatever else leads to a server."""
+    """Opens streams to peers: a network, or whatever else leads to a server."""
 
     def stream(self, peer_id: str, method: str, *, timeout_s: float) -> AbstractAsyncContextManager[Stream]:
         """Open a stream. `timeout_s` bounds the opening and then each single send and receive."""

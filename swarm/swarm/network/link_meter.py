@@ -1,4 +1,5 @@
-"""How fast a node's peers send to it, and how far they are, as its real traffic shows. Nothing is sent to measure it.
+"""Measures how fast a node's peers send to it, and how far they are, as its real traffic shows. Nothing is sent to
+measure it.
 
 A long message is whole at its sender, so it arrives as fast as the link, the limits of both sides, and what else they
 carry allow. Messages of one peer that arrive at the same time or right after each other are one transfer; a transfer

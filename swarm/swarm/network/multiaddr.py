@@ -26,7 +26,7 @@ _HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
 _PORTS = ("tcp",)
 _FLAGS = ("p2p-circuit",)
 _ENDS = ((), ("p2p",), ("p2p", "p2p-circuit"), ("p2p", "p2p-circuit", "p2p"))
-"""What may follow the transport: the peer that is there, or the relay and the peer behind it."""
+"""Lists what may follow the transport: the peer that is there, or the relay and the peer behind it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

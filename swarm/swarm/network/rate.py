@@ -49,7 +49,7 @@ BURST_S = 0.05
 """Unused time that a limit makes up for: several times what a timer of a busy loop is late."""
 
 MAX_DEBT_S = 2.0
-"""How long calls, which never wait, can keep streams waiting."""
+"""Time for which calls, which never wait, can keep streams waiting."""
 
 
 class Allowance:

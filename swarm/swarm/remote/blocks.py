@@ -43,7 +43,7 @@ from swarm.serving.wire.tensor_stream import receive_floats, send_tensor
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 20.0
-"""How long to look for a server, or for room on one, before a call fails."""
+"""Time for which to look for a server, or for room on one, before a call fails."""
 
 FLOOR_S = 10.0
 """Covers dialling through a relay and a server's slow moment."""

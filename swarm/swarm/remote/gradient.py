@@ -31,7 +31,7 @@ Wait: TypeAlias = Callable[[Coroutine[Any, Any, Any]], Any]
 """Run a coroutine in the client's loop, and wait for it in another thread."""
 
 LOOK_S = 1.0
-"""How often a waiting thread checks that the loop still runs."""
+"""Interval at which a waiting thread checks that the loop still runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

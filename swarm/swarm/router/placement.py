@@ -156,7 +156,7 @@ class PlacementDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """How many blocks a peer can hold, how long one takes it for a token (see `work_ms`), and how far others are.
+    """Says how many blocks a peer can hold, how long one takes it for a token (see `work_ms`), and how far others are.
 
     `num_blocks` leave comfortable room for sessions. `max_blocks` leave the least, and are for a gap that would
     otherwise stay. `send_ms` is what a ServeRecord's `send_ms_per_token` would be where the last block is left out.

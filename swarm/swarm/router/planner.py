@@ -53,7 +53,7 @@ class PlannedNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSpan:
-    """What one node would take. `span` is None for a node that cannot hold a block."""
+    """Holds what one node would take. `span` is None for a node that cannot hold a block."""
 
     name: str
     span: tuple[int, int] | None

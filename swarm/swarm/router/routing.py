@@ -78,7 +78,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingContext:
-    """What the asking client knows: links, its own open sessions by peer, and recent failures and refusals.
+    """Holds what the asking client knows: links, its own open sessions by peer, and recent failures and refusals.
 
     Peers to `avoid` are used for blocks that no other server can take; the `barred` and the `full` are not used at all.
     `salt` decides between chains of equal cost, so that clients with different salts spread over them. A part in the

@@ -1,4 +1,4 @@
-"""What a simulation counts while it runs, and the distributions that its report tells. Pure."""
+"""Holds what a simulation counts while it runs, and the distributions that its report tells. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many bytes each message of the record DHT has on the wire. Pure.
+"""Says how many bytes each message of the record DHT has on the wire. Pure.
 
 A simulation counts and times the bytes of a message, and hands its receiver the message itself: nothing is encoded.
 Texts in these messages are ASCII, as their checks demand.

@@ -1,4 +1,4 @@
-"""What is simulated: a scenario's values, their bounds, and how they are read from a TOML table. Pure.
+"""Defines what is simulated: a scenario's values, their bounds, and how they are read from a TOML table. Pure.
 
 A scenario has classes of nodes, regions with latencies between them, kinds of NAT, churn, and what the nodes do: serve
 a model to clients, train runs. Every value has a default, so a scenario says what differs.
@@ -51,8 +51,8 @@ class Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nat:
-    """How `share` of the nodes can be reached. Two nodes behind a "punched" NAT reach each other directly, a "relayed"
-    one is reached through a relay by all but "open" ones."""
+    """Says how `share` of the nodes can be reached. Two nodes behind a "punched" NAT reach each other directly, a
+    "relayed" one is reached through a relay by all but "open" ones."""
 
     kind: Literal["open", "punched", "relayed"] = field(
         default="open", metadata={"choices": ("open", "punched", "relayed")}
@@ -62,8 +62,8 @@ class Nat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Churn:
-    """How long a node stays, in minutes: "half-life" (after which half have left), "weibull" with scale and shape, a
-    "trace" of sessions, or "none". `goodbye` is the share of leavers that say so. With `replace` another node joins
+    """Says how long a node stays, in minutes: "half-life" (after which half have left), "weibull" with scale and shape,
+    a "trace" of sessions, or "none". `goodbye` is the share of leavers that say so. With `replace` another node joins
     for each that leaves."""
 
     model: Literal["none", "half-life", "weibull", "trace"] = field(

@@ -22,7 +22,7 @@ from swarm.network.rate import Rate
 from swarm.simulation.scenario import Nat, Scenario
 
 RELAY_BYTES_PER_S = 1e6
-"""What one relayed pair gets of a relay, which has others to carry too."""
+"""Limits what one relayed pair gets of a relay, which has others to carry too."""
 
 DIAL_TIMEOUT_S = 5.0
 """libp2p's own, for a host that does not answer at all."""

@@ -30,7 +30,7 @@ LINKS_WITHIN_S = 2.0
 """The value of `span_volunteer`, which is not imported: it brings torch."""
 
 LIST_S = 15.0
-"""How long a gateway goes by a list of servers before it looks them up again."""
+"""Time for which a gateway goes by a list of servers before it looks them up again."""
 
 MAX_TRIES = 4
 """Chains of one request; beyond that it has failed."""
@@ -63,7 +63,7 @@ class SimulatedServer:
         self._max_bytes = int(kind.memory_gib * GIB)
         self._relayed = relayed
         self.record: ServeRecord | None = None
-        """What it announces; None until it has chosen."""
+        """Holds what it announces; None until it has chosen."""
 
     async def run(self) -> None:
         """Serve until cancelled. A node whose memory holds no block does nothing."""

@@ -52,7 +52,7 @@ IN_WORK = 3
 """Intervals within which a trainer in work has contributed: one that began late, one that was lost, and one more."""
 
 RUN_IS_FULL = "the run is full"
-"""How the reason begins that a trainer gets for which no head has room."""
+"""Beginning of the reason that a trainer gets for which no head has room."""
 
 Situation: TypeAlias = Literal["in_work", "waiting", "refused"]
 """A trainer is in work if it has contributed within the last IN_WORK intervals. Of the others those are refused to whom

@@ -203,8 +203,8 @@ TrainingEvent: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """What a member waits for since its interval ended `seconds` ago: `peers`, as far as it knows. Without `peers`, it
-    computes with the others."""
+    """Holds what a member waits for since its interval ended `seconds` ago: `peers`, as far as it knows. Without
+    `peers`, it computes with the others."""
 
     peers: tuple[str, ...]
     seconds: float

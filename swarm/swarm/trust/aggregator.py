@@ -1,4 +1,5 @@
-"""What an aggregator is: a short pure decision about the members' slices of one leaf, with M or M x M numbers as input.
+"""Defines what an aggregator is: a short pure decision about the members' slices of one leaf, with M or M x M numbers
+as input.
 
 The loops over values are in `aggregation` and `kernels`. The result of every aggregator is
 
@@ -24,7 +25,7 @@ Survey: TypeAlias = Literal["nothing", "norms", "products", "distances"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregationReport:
-    """What the aggregation did to each member, in the members' order.
+    """Holds what the aggregation did to each member, in the members' order.
 
     `kept` is the share of each slice's weight that was left: 1 for all, 0 for a slice that was left out; it is empty
     where each coordinate is aggregated on its own. `note` says why the result is less robust than the run asks for."""
@@ -35,8 +36,8 @@ class AggregationReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregationDecision:
-    """What an aggregator decided: `coefficients` and `centre` of the module's formula. `cut` is the weight to trim at
-    each end where the centre is a trimmed mean of each coordinate."""
+    """Holds what an aggregator decided: `coefficients` and `centre` of the module's formula. `cut` is the weight to
+    trim at each end where the centre is a trimmed mean of each coordinate."""
 
     coefficients: tuple[float, ...]
     centre: float = 0.0

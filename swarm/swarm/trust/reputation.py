@@ -1,4 +1,4 @@
-"""What a client thinks of servers, from its own checks of answers and files alone, and what routing makes of it.
+"""Holds what a client thinks of servers, from its own checks of answers and files alone, and what routing makes of it.
 
 A server that was proved to have lied is not asked for BAR_S. Passed checks make a server cheaper than one that nobody
 has checked, by up to a fifth; open disputes make it dearer, and from MAX_DISPUTES on it is asked only where no other
@@ -20,7 +20,7 @@ from swarm_protocol.identity import check_peer_id
 Outcome: TypeAlias = Literal["passed", "failed", "disputed"]
 
 BAR_S = 30 * 86400.0
-"""How long a server whose lie was proved is not asked."""
+"""Time for which a server whose lie was proved is not asked."""
 
 PASSED_HALF_LIFE_S = 7 * 86400.0
 """A machine, its software and its owner's mind change within weeks."""
@@ -86,7 +86,8 @@ class TrackRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingTrust:
-    """What routing is to know: factors on costs, peers to ask only where no other can answer, and peers not to ask."""
+    """Holds what routing is to know: factors on costs, peers to ask only where no other can answer, and peers not to
+    ask."""
 
     cost_factors: Mapping[str, float]
     avoided: frozenset[str]
@@ -94,7 +95,7 @@ class RoutingTrust:
 
 
 class Reputation:
-    """What checks have shown of each peer, of MAX_PEERS at most. Raises ValueError for values that are none."""
+    """Holds what checks have shown of each peer, of MAX_PEERS at most. Raises ValueError for values that are none."""
 
     def __init__(self, track_records: Mapping[str, TrackRecord] | None = None) -> None:
         self.track_records = dict(track_records or {})

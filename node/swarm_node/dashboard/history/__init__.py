@@ -1,4 +1,4 @@
-"""What the dashboard keeps: who was there, numbers over time, committed steps, refusals, changes.
+"""The dashboard's history: who was there, numbers over time, committed steps, refusals, changes.
 
 `facts` are what is recorded. `history` records and reads without ever blocking the event loop: `writer` is the thread
 that writes, through `recorder`; `reader` reads views; `retention` forgets. `store` is the database, `schema` its

@@ -1,4 +1,4 @@
-"""What the history records and reports, and how it is made fit for a database. Values only.
+"""Values that the history records and reports, and how they are made fit for a database. Values only.
 
 Texts may be hostile: `bounded` cuts them where they are stored. What a text means is not judged: it is only ever a
 bound parameter, and who shows it escapes it. Times are Unix seconds.
@@ -55,7 +55,7 @@ class StepFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContributionTotal:
-    """What `peer_id` contributed to the committed steps of one run, or of all, that this dashboard has seen."""
+    """Holds what `peer_id` contributed to the committed steps of one run, or of all, that this dashboard has seen."""
 
     peer_id: str
     tokens: int

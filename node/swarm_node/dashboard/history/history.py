@@ -94,7 +94,7 @@ class DashboardHistory:
 
     @property
     def num_dropped(self) -> int:
-        """How much was recorded and forgotten because the database was slow or away."""
+        """Return how much was recorded and forgotten because the database was slow or away."""
         return self._writer.num_dropped
 
     async def flushed(self, wait_s: float = 10.0) -> bool:

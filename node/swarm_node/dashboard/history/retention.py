@@ -1,4 +1,4 @@
-"""How much the history keeps, in which detail, and how it forgets: in transactions of milliseconds.
+"""Limits how much the history keeps, in which detail, and forgets the rest in transactions of milliseconds.
 
 It forgets by age, by detail, and sooner when the database is above its bound. A number over time is kept in buckets of
 three widths at once, each for as long as somebody would look at it so closely. `tidy` is a generator so that the writer
@@ -45,7 +45,8 @@ _SERIES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionLimits:
-    """What the history keeps. `max_bytes` limits its content; a SQLite file has a log of at most about 8 MB beside it.
+    """Holds what the history keeps. `max_bytes` limits its content; a SQLite file has a log of at most about 8 MB
+    beside it.
 
     Above `max_bytes` all ages halve, and again, until it fits. A run keeps its newest `steps_in_full` steps; of older
     ones every second goes whenever there are as many again, so that the detail fades with age.

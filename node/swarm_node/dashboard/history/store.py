@@ -29,7 +29,7 @@ from swarm_node.storage import home
 logger = logging.getLogger(__name__)
 
 BUSY_S = 2.0
-"""How long a statement waits for another process's lock. The writer tries again for longer."""
+"""Time for which a statement waits for another process's lock. The writer tries again for longer."""
 
 _WAL_BYTES = 4 * 2**20
 _CACHE_KIB = 8192

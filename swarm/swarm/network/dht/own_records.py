@@ -1,4 +1,4 @@
-"""What this node tells the DHT of itself: the records that it has signed, and that its own addresses have changed.
+"""Tells the DHT of this node: the records that it has signed, and that its own addresses have changed.
 
 A record of ours that others hold, and that we did not sign since our start, means that somebody else has our key.
 

@@ -1,1 +1,1 @@
-"""How a node comes to know its first peers: names that are resolved, and nodes of the same local network."""
+"""Finds a node's first peers: names that are resolved, and nodes of the same local network."""

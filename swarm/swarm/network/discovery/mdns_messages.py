@@ -1,4 +1,4 @@
-"""What nodes of one local network ask and tell each other by multicast DNS (RFC 6762, RFC 6763).
+"""Encodes and decodes what nodes of one local network ask and tell each other by multicast DNS (RFC 6762, RFC 6763).
 
 As libp2p's specification of mDNS has it: a query for the PTR records of a service, and answers with one instance each,
 whose TXT records hold `dnsaddr=/ip4/…/tcp/…/p2p/…`. The service is named by the network, so that networks do not hear

@@ -137,7 +137,7 @@ async def resolve(texts: Sequence[str], lookup: Lookup, kinds: frozenset[IpKind]
 
 
 class _Search:
-    """What one given name leads to, as far as the bounds let it."""
+    """Holds what one given name leads to, as far as the bounds let it."""
 
     def __init__(self, lookup: Lookup, kinds: frozenset[IpKind]) -> None:
         self._lookup = lookup

@@ -1,4 +1,5 @@
-"""What two nodes say to each other first, and the gate that a private network has in its place. See `network_entry`."""
+"""Defines what two nodes say to each other first, and the gate that a private network has in its place. See
+`network_entry`."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def greeting_of(hello: Hello, before: float) -> Greeting:
 
 
 class Gate(Protocol):
-    """What a host in a private network asks before it calls or answers; an open network has none."""
+    """Answers what a host in a private network asks before it calls or answers; an open network has none."""
 
     def wire_name(self, protocol: str) -> str:
         """Return the name under which a protocol of ours is known on the wire."""

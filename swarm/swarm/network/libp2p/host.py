@@ -154,7 +154,7 @@ class Host:
         self.gate: Gate | None = None
         """Set before anything is served or asked in a private network."""
         self.connect: Connect = control.connect
-        """How a peer is dialled at given addresses. Raises what `Control.connect` raises."""
+        """Says how a peer is dialled at given addresses. Raises what `Control.connect` raises."""
 
     @classmethod
     async def start(cls, options: DaemonOptions) -> Host:

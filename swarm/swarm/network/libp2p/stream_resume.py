@@ -1,4 +1,4 @@
-"""How a stream goes on over another connection: its opener asks for it by its id, and both say how much they have.
+"""Lets a stream go on over another connection: its opener asks for it by its id, and both say how much they have.
 
     every stream   opener: id, 16 bytes
     resume         opener: id, 16 bytes | frames received, 8 bytes big-endian
@@ -62,7 +62,7 @@ PeerError if the stream cannot go on."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """What a stream needs to go on over another byte stream."""
+    """Holds what a stream needs to go on over another byte stream."""
 
     sent: SentFrames
     reconnect: Reconnect

@@ -65,7 +65,7 @@ class Pipe:
         self._flows: dict[object, deque[_Transfer]] = {}
         self._sending = False
         self.came_s = 0.0
-        """When the first byte of the message that is delivered now was there."""
+        """Says when the first byte of the message that is delivered now was there."""
         self._arrivals: deque[tuple[Callable[[], None], float]] = deque()
         self._last_arrival_s = 0.0
         self._held: list[Callable[[], None]] | None = None

@@ -1,4 +1,4 @@
-"""What carries bytes between the nodes of a simulated internet: links, pipes, conversations, and cuts in the routes.
+"""Carries bytes between the nodes of a simulated internet: links, pipes, conversations, and cuts in the routes.
 
 `MemoryRoutes` knows nodes by their peer ids alone. What runs at either end of a conversation belongs to
 `memory_network`.

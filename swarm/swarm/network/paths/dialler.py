@@ -33,7 +33,7 @@ MAX_RELAYS = 2
 """Relays of a peer that are asked for an introduction, one after the other."""
 
 _NOWHERE = "no addresses"
-"""What the daemon says of a peer of which it knows no address."""
+"""Holds what the daemon says of a peer of which it knows no address."""
 
 
 def judged(connect: Connect, policy: DialPolicy) -> Connect:

@@ -65,7 +65,7 @@ MAX_BURST = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What this node knows about itself and its relays; the functions return what holds now."""
+    """Holds what this node knows about itself and its relays; the functions return what holds now."""
 
     policy: Callable[[], DialPolicy]
     listen_places: Mapping[int, ListenPlace]  # by IP version

@@ -35,7 +35,8 @@ logger = logging.getLogger(__name__)
 
 
 _FOR_MEMBERS = frozenset({"train.standing", "train.history", "train.run_file"})
-"""What dashboards and `run watch` ask trainers: the run's file and its certificates, and nothing of its weights."""
+"""Lists what dashboards and `run watch` ask trainers: the run's file and its certificates, and nothing of its
+weights."""
 
 _RECORD_KINDS = ("nodes", "serve", "train")
 

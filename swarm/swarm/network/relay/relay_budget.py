@@ -53,7 +53,7 @@ class RelayBudget:
 
     @property
     def piece_bytes(self) -> int:
-        """How much is asked for at once."""
+        """Amount that is asked for at once."""
         return int(min(MAX_PIECE_BYTES, max(MIN_PIECE_BYTES, self._rate.bytes_per_s * PIECE_S)))
 
     async def take(self, ends: Ends, num_bytes: int) -> float:

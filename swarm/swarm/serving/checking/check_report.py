@@ -1,4 +1,4 @@
-"""What came of checking one span of an answer. Plain values."""
+"""Holds what came of checking one span of an answer. Plain values."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ in."""
 
 
 Outcomes: TypeAlias = tuple[tuple[str, Outcome], ...]
-"""What reputations are to note, by peer."""
+"""Lists what reputations are to note, by peer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckReport:
-    """What came of checking blocks `[start, end)` of `peer_id`. `outcomes` are what reputations are to note, by peer.
+    """Holds what came of checking blocks `[start, end)` of `peer_id`. `outcomes` are what reputations are to note, by
+    peer.
 
     `named` is the server that was proved to have lied: to this client. `evidence` is the ServedEvidence by which others
     that have the model's files can find the same, if there is any.

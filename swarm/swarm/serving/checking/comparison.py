@@ -35,7 +35,7 @@ MAX_DEPTH = 64.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """How far honest servers may differ after one block; after n blocks it is the root of n times as much.
+    """Says how far honest servers may differ after one block; after n blocks it is the root of n times as much.
 
     `median_row` and `row` are norms of differences relative to the row's. `fingerprint` is the mean difference of the
     largest logits, `draw` the noise that a draw needs, both relative to the largest logit.
@@ -87,7 +87,7 @@ CODEC_LOSS: Mapping[str, float] = MappingProxyType({"raw": 0.0, "bf16": 4e-3, "i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """How far two servers' outputs of one span are apart, as shares of what is tolerated: above 1 is a mismatch.
+    """Says how far two servers' outputs of one span are apart, as shares of what is tolerated: above 1 is a mismatch.
 
     `what` names the measure that is largest.
     """

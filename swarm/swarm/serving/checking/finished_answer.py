@@ -1,4 +1,4 @@
-"""What a client has of an answer that ended: of each span its inputs, and the outputs or draws of its server.
+"""Holds what a client has of an answer that ended: of each span its inputs, and the outputs or draws of its server.
 
 The rows are those of the replay buffers, as they were on the wire. They come from the server before, which pushed the
 same rows on; what a server took is known by its commitment only. Plain values.

@@ -1,4 +1,4 @@
-"""What a server signed of a span, held against what the client has of it. Pure, and without torch."""
+"""Compares what a server signed of a span with what the client has of it. Pure, and without torch."""
 
 from __future__ import annotations
 

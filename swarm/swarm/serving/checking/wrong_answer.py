@@ -24,7 +24,7 @@ from swarm.serving.model.shape import ModelShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownAnswer:
-    """What evidence shows: the one span in `answer`, and what its server has `stated` of it."""
+    """Holds what evidence shows: the one span in `answer`, and what its server has `stated` of it."""
 
     answer: FinishedAnswer
     span: AnsweredSpan

@@ -1,4 +1,5 @@
-"""How long passes over a span take: measured before it is announced, observed at work, and the step sizes from that.
+"""Estimates how long passes over a span take: measured before it is announced, observed at work, and the step sizes
+from that.
 
 `measure` runs a prompt and some decodes on the span's own blocks; it blocks and runs in the engine's thread.
 `ObservedSpeed` and `StepCost` are bookkeeping without a clock, owned by the engine.

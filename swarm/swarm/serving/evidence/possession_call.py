@@ -29,8 +29,8 @@ ProofOutcome: TypeAlias = Literal["proven", "failed", "unanswered"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedProof:
-    """What a request came to. `failed` is a wrong or unusable `answer`, and `evidence` what convicts the server by it,
-    empty if nothing does; `error` says why a proof failed, or why there was no answer."""
+    """Says what a request came to. `failed` is a wrong or unusable `answer`, and `evidence` what convicts the server by
+    it, empty if nothing does; `error` says why a proof failed, or why there was no answer."""
 
     outcome: ProofOutcome
     answer: bytes = b""

@@ -52,7 +52,7 @@ GIVE_TIMEOUT_S = 10.0
 SHOW_TIMEOUT_S = 60.0
 
 LISTED_S = 10.0
-"""How long a lookup of a model's servers counts when evidence comes in."""
+"""Time for which a lookup of a model's servers counts when evidence comes in."""
 
 MAX_MODELS = 8
 """Models that this node served or used last: evidence goes to their servers."""
@@ -82,7 +82,7 @@ class ServerEvidenceStore(Protocol):
 
 
 class ServerConvictions:
-    """What one node holds. `store` outlives the process. `num_refused` counts evidence that proved nothing."""
+    """Holds one node's evidence. `store` outlives the process. `num_refused` counts evidence that proved nothing."""
 
     def __init__(self, network: Network, membership: Membership, *, store: ServerEvidenceStore | None = None) -> None:
         self.num_refused = 0

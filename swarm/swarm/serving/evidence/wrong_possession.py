@@ -21,8 +21,8 @@ from swarm.trust.reputation import BAR_S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerVerdict:
-    """What evidence proves: at `at`, in Unix seconds, the server `peer_id` signed what is not so. `reason` says it in
-    words."""
+    """Holds what evidence proves: at `at`, in Unix seconds, the server `peer_id` signed what is not so. `reason` says
+    it in words."""
 
     peer_id: str
     model: str

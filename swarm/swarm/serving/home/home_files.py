@@ -1,4 +1,5 @@
-"""What is needed at home of a model: found, checked against the revision that is served, and small enough. Blocking."""
+"""Gets what is needed at home of a model: found, checked against the revision that is served, and small enough.
+Blocking."""
 
 from __future__ import annotations
 

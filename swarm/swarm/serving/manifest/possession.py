@@ -30,7 +30,7 @@ NUM_DRAWN = 4
 """Chunks of one proof: 256 KiB."""
 
 STATEMENT_LIFETIME_S = 30 * 86400.0
-"""How long a signed answer is valid."""
+"""Time for which a signed answer is valid."""
 
 MAX_AGE_S = limits.MAX_RECORD_LIFETIME_S
 """Maximum age of an answer: one that is dated back would convict its signer for a shorter time. A server whose clock is

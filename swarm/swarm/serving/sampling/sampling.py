@@ -1,4 +1,4 @@
-"""How the tokens of an answer are drawn: what clients ask for and servers carry out (`drawing`).
+"""Defines how the tokens of an answer are drawn: what clients ask for and servers carry out (`drawing`).
 
 Nothing here has state, or needs torch: clients and gateways run without it.
 """
@@ -56,8 +56,8 @@ def check_kind(value: object, name: str, kind: type[Integral | Real]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitEdits:
-    """How logits are changed before a draw. `counts`: how often each token of the answer so far has come. `banned` may
-    not come.
+    """Says how logits are changed before a draw. `counts`: how often each token of the answer so far has come. `banned`
+    may not come.
 
     Of the others only those may that have their bit in `allowed`, the lowest id first; None: all.
     """
@@ -70,7 +70,7 @@ class LogitEdits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How the tokens of an answer are drawn, and what ends it. Raises ConfigError for values without meaning.
+    """Says how the tokens of an answer are drawn, and what ends it. Raises ConfigError for values without meaning.
 
     `temperature` 0 is greedy; `top_p` 1, `top_k` 0 and `min_p` 0 cut nothing. Presence and frequency penalties count
     the answer's tokens, the repetition penalty (Keskar et al. 2019, arXiv 1909.05858) the prompt's as well.

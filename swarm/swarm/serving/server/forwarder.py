@@ -36,7 +36,7 @@ REST_S = 5.0
 """Half the time for which clients avoid a broken link: earlier requests come only from clients that want us to dial."""
 
 UNUSED_S = 30.0
-"""How long a connection stays open without a session that is linked: the next session is often soon."""
+"""Time for which a connection stays open without a session that is linked: the next session is often soon."""
 
 SequenceKey: TypeAlias = tuple[str, bytes]
 """The client's peer id, and the id of the session at the next server."""

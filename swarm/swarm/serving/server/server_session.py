@@ -70,7 +70,7 @@ TAKE_OVER_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedSpan:
-    """What new sessions are opened on. Without `grammars` no session may have one."""
+    """Holds what new sessions are opened on. Without `grammars` no session may have one."""
 
     engine: Engine
     revision: str
@@ -80,7 +80,7 @@ class ServedSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedServices:
-    """What all sessions of a server of `model` share. `signer` signs what they took and gave."""
+    """Holds what all sessions of a server of `model` share. `signer` signs what they took and gave."""
 
     model: str
     signer: Signer

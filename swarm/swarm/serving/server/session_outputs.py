@@ -1,4 +1,4 @@
-"""What leaves a server's session: rows and tokens to the next server, and results to the client.
+"""Sends what leaves a server's session: rows and tokens to the next server, and results to the client.
 
 At the last server the next one is the first one, which gets the token that was drawn, as far as the client allows it. A
 push that is lost or refused is left to the client, which has a copy.
@@ -33,7 +33,7 @@ MAX_REFUSED = 8
 """Pushes that the next server may refuse. Otherwise a client could have this server flood one that wants none."""
 
 REPORT_S = 0.1
-"""How long a result may wait. All sessions flush at the same moments, so that the results of a connection go in one
+"""Time that a result may wait. All sessions flush at the same moments, so that the results of a connection go in one
 message."""
 
 MAX_WAITING = 32

@@ -17,7 +17,7 @@ from swarm.serving.grammar.grammar_masks import GrammarPool, TokenMask
 from swarm.serving.sampling.sampling import LogitEdits
 
 RECALL_S = 10.0
-"""How long a draw waits for the answer's earlier tokens, which the client sends at the same time."""
+"""Time for which a draw waits for the answer's earlier tokens, which the client sends at the same time."""
 
 
 class SessionSampler:

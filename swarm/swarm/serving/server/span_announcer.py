@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ANNOUNCE_S = 3.0
-"""How often a changed load is published: often enough to spread sessions, rarely enough for the DHT."""
+"""Interval at which a changed load is published: often enough to spread sessions, rarely enough for the DHT."""
 LOOK_S = 15.0
-"""How often the rate of tokens is looked at, and published while there is one."""
+"""Interval at which the rate of tokens is looked at, and published while there is one."""
 IDLE_S = 60.0
 """The blocks are measured again after this time without a token, and after each further such time."""
 

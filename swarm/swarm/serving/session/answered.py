@@ -1,4 +1,4 @@
-"""What a session leaves for a spot check: the rows of its stages, and the last that their servers send of it.
+"""Collects what a session leaves for a spot check: the rows of its stages, and the last that their servers send of it.
 
 Servers in the middle report their rows some at a time. When a sequence is closed its server sends the rows that it
 still had, and then what it signs. `ClosedAnswer.finished` waits for both.
@@ -35,7 +35,7 @@ LAST_S = 60.0
 
 
 class LastFrames:
-    """What the server of a closed sequence still sends: rows, and then its commitment.
+    """Holds what the server of a closed sequence still sends: rows, and then its commitment.
 
     `add` takes the rows, and returns whether some of them were new. Nothing waits for longer than COMMIT_S after those,
     and LAST_S in all. `was_cut_off`: the connection ended, or rows still came when the time was over.

@@ -1,4 +1,4 @@
-"""What all sessions of one client share.
+"""Holds what all sessions of one client share.
 
 It has no task of its own; `close` ends those of its parts.
 """
@@ -16,8 +16,8 @@ from swarm.serving.session.stage import PrefixStore
 
 
 class ClientState:
-    """What all sessions of one client share: connections to servers, their health, prefixes of earlier sessions, and
-    the spot checks of answers that have ended. `convicted` returns the servers that are not asked."""
+    """Holds what all sessions of one client share: connections to servers, their health, prefixes of earlier sessions,
+    and the spot checks of answers that have ended. `convicted` returns the servers that are not asked."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What one client has seen of servers: failures and refusals, open sessions, and round trips.
+"""Remembers what one client has seen of servers: failures and refusals, open sessions, and round trips.
 
 Round trips are the membership's: the time of a step says little about the client's own link, since activations go from
 server to server. Routing gets all of it as a `RoutingContext`.
@@ -30,7 +30,7 @@ UNPROVEN_S = 7200.0
 """Longer than the time until a server that gives no proof is asked for one again."""
 
 SUSPECTED_S = 60.0
-"""How long others are preferred to servers one of which gave bad rows: most of them are honest."""
+"""Time for which others are preferred to servers one of which gave bad rows: most of them are honest."""
 
 LEAVING_BACKOFF_S = 60.0
 """The life of a record: after that, a server that left is listed no more."""
@@ -45,7 +45,7 @@ LEAVING_REST_S = 10.0
 """The same for a server that leaves. By then its record says so, or that it is back."""
 
 FAILING_S = 60.0
-"""How long a failure counts against a server that has not been asked since: the life of its record."""
+"""Time for which a failure counts against a server that has not been asked since: the life of its record."""
 
 MEASURE_S = 5.0
 """A peer that takes longer to answer counts as far."""

@@ -38,7 +38,8 @@ MAX_RELINK_S = 600.0
 
 @dataclass(slots=True, kw_only=True)
 class PendingRequest:
-    """What the caller asked for last: the token after the last position. Positions before `answered` are answered.
+    """Holds what the caller asked for last: the token after the last position. Positions before `answered` are
+    answered.
 
     `num_drawn` tokens were drawn without being asked for and `ahead` more may be; `may_draw`: a server was asked to.
     `is_timed`: a single token is under way since `asked_s`, through stages that have not changed, of which `num_timed`

@@ -120,7 +120,7 @@ class HomeSpans(Protocol):
 
 
 class ChainFinder(Protocol):
-    """What finds the hops of a span for a session."""
+    """Finds the hops of a span for a session."""
 
     async def find(self, start: int, end: int, between: tuple[str, str], *, since_s: float | None) -> list[Hop]:
         """Return hops over `[start, end)` between two peers ("": none). Raises NoChain."""

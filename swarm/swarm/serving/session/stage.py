@@ -83,7 +83,7 @@ class StepTimer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What a server said of one step: it has run everything before `position`.
+    """Holds what a server said of one step: it has run everything before `position`.
 
     `rows` are the resulting inputs of the next stage; the last stage has none, but perhaps the `token` that follows.
     `push_failed`: the next stage has not taken some rows. `passed_on`: the report is of single tokens, whose times come
@@ -120,7 +120,8 @@ class Neighbours:
 
 @dataclass(slots=True)
 class LinkState:
-    """What a server was told of its neighbours: `num_sent` updates since it was opened, of which it confirmed some.
+    """Holds what a server was told of its neighbours: `num_sent` updates since it was opened, of which it confirmed
+    some.
 
     After `num_failures` failed pushes the stage is not linked to the next one before `off_until_s`.
     """

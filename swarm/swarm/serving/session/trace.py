@@ -1,4 +1,4 @@
-"""What happened to one request: which servers answered, how long each took, and what had to be replayed."""
+"""Records what happened to one request: which servers answered, how long each took, and what had to be replayed."""
 
 from __future__ import annotations
 

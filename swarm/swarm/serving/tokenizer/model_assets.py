@@ -1,4 +1,4 @@
-"""What a client needs of a model: its tokenizer, its shape and its end tokens, from the files of a server.
+"""Gets what a client needs of a model: its tokenizer, its shape and its end tokens, from the files of a server.
 
 The files are untrusted. A process with limits (`swarm.serving.tokenizer.tokenizer_worker`) reads them, and its answers
 are checked here. It is started anew after it was killed. A stream of tokens is decoded with a table, which is data.
@@ -34,7 +34,8 @@ FILES_TIMEOUT_S = 60.0
 """A large tokenizer over a slow link."""
 
 TURN_S = 90.0
-"""How long a request waits for those before it: for one that is killed at its limits, and the next process's start."""
+"""Time for which a request waits for those before it: for one that is killed at its limits, and the next process's
+start."""
 
 MAX_END_IDS = 64
 

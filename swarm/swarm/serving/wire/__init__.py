@@ -1,1 +1,1 @@
-"""What client and server share on the wire: multiplexed connections and tensors as rows."""
+"""Holds what client and server share on the wire: multiplexed connections and tensors as rows."""

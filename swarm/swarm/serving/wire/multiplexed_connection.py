@@ -45,7 +45,7 @@ MAX_QUEUED_FRAMES = 2**14
 """Bound for frames of any size: a peer that provokes short refusals and reads none must not fill the memory."""
 
 STALL_S = 20.0
-"""How long a message may take beside the time for its bytes. A peer reads at once, unless it hangs."""
+"""Time that a message may take beside that for its bytes. A peer reads at once, unless it hangs."""
 
 SLOWEST_BYTES_PER_S = 250_000.0
 """A mobile uplink. Slower ones cannot carry activations."""

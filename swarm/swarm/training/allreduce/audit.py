@@ -40,9 +40,10 @@ from swarm.training.allreduce.part_streams import blamed
 from swarm.training.allreduce.parts import backup_peer, leaf_values, num_leaves, part_leaves
 
 BYTES_SHARE = 0.02
-"""What one audited leaf of each part may add to the bytes of a reduction, without proofs."""
+"""Limits what one audited leaf of each part may add to the bytes of a reduction, without proofs."""
 MORE_SHARE = 0.01
-"""What further leaves may bring that to, with their proofs: votes, reports and groups have to fit 2 % as well."""
+"""Limits what further leaves may bring that to, with their proofs: votes, reports and groups have to fit 2 % as
+well."""
 MOST_BY_SIZE = 0.9
 """The most of the first draws that go by the results' sizes: a lie may also make results small."""
 LEAST_BYTES = 1 << 14

@@ -1,4 +1,5 @@
-"""What becomes of a slice that nobody can decode: the owner asks its sender where it is in the sender's committed tree.
+"""Decides what becomes of a slice that nobody can decode: the owner asks its sender where it is in the sender's
+committed tree.
 
 The slices of a frame come without proofs of their own, and the proof of the whole part needs all frames, of which a
 sender holds back those far ahead of the result. So an owner asks for the path of the one leaf that it cannot decode, by
@@ -37,7 +38,8 @@ from swarm.training.allreduce.parts import (
 logger = logging.getLogger(__name__)
 
 PROOF_S = 5.0
-"""How long an owner waits for the path of a leaf; the attempt has failed already, and the others wait to hear why."""
+"""Time for which an owner waits for the path of a leaf; the attempt has failed already, and the others wait to hear
+why."""
 
 
 def is_encoding(codec: Codec, data: Data) -> bool:

@@ -47,9 +47,11 @@ from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, PeerCon
 logger = logging.getLogger(__name__)
 
 MAX_AUDITS = 4
-"""How often one member may audit a part: again, if it has got the parts of others' outcome in the same attempt."""
+"""Number of times that one member may audit a part: again, if it has got the parts of others' outcome in the same
+attempt."""
 MAX_BACKUPS = 4
-"""How often a backup may begin to make a part, and so ask each member for its slices: who waited for it may leave."""
+"""Number of times that a backup may begin to make a part, and so ask each member for its slices: who waited for it may
+leave."""
 AHEAD_FRAMES = 9
 """Slices that a member has on their way to all owners together: 0.9 MiB of int8."""
 

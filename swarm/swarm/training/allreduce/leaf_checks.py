@@ -1,4 +1,4 @@
-"""What follows from the committed slices of one leaf: the arithmetic of an audit, and of evidence.
+"""Computes what follows from the committed slices of one leaf: the arithmetic of an audit, and of evidence.
 
 Pure: equal arguments give equal bytes on every machine, so that an auditor, and anyone who was not there, gets what an
 honest owner has got.

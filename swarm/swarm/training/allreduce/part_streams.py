@@ -1,4 +1,5 @@
-"""What travels over the streams of one reduction: openings, this member's slices of parts, and parts' results.
+"""Sends and receives what travels over the streams of one reduction: openings, this member's slices of parts, and
+parts' results.
 
 The caller owns the stream. Encoding runs in the executor, unless the codec is so quick that a thread would only cost
 time. A result is checked as it arrives, which takes microseconds. Shapes: N values of the vector.

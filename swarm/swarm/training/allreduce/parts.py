@@ -185,7 +185,7 @@ def decoded_frames(group: Group, parts: Sequence[Data], codec: Codec) -> Iterato
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReductionScheme:
-    """How a run reduces vectors. `probation` gives contributions their weights. `feedback` encodes this member's
+    """Says how a run reduces vectors. `probation` gives contributions their weights. `feedback` encodes this member's
     contribution in a run with error feedback."""
 
     codec: Codec

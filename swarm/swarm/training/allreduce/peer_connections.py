@@ -63,7 +63,7 @@ class BandwidthMeter:
 
     @property
     def latest_rates(self) -> Mapping[str, float]:
-        """How fast the slices of each member arrived in the latest reduction."""
+        """Says how fast the slices of each member arrived in the latest reduction."""
         return self._latest
 
     def begin(self, others: Collection[str]) -> None:
@@ -136,7 +136,7 @@ class MeteredStream:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PeerConnections:
-    """How one member reaches the other members of a run."""
+    """Says how one member reaches the other members of a run."""
 
     network: Network
     methods: Methods

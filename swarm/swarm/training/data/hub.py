@@ -1,4 +1,4 @@
-"""What a run takes from the Hugging Face hub: rows of a data set as documents, and the files of a tokenizer.
+"""Gets what a run takes from the Hugging Face hub: rows of a data set as documents, and the files of a tokenizer.
 
 The `datasets` library downloads a data set into its own cache, in the worker process; it comes with the extra
 `swarm-node[data]`. That library follows what a data set's card names as if the user had named it: files of this

@@ -25,7 +25,7 @@ from swarm_protocol.errors import IntegrityError
 
 BLOCK_BYTES = 1 << 20
 CHECKED_AT_ONCE = 256
-"""How many blocks are checked on opening, which takes a quarter of a second. A small corpus is checked wholly."""
+"""Number of blocks that are checked on opening, which takes a quarter of a second. A small corpus is checked wholly."""
 _MAGIC = b"swarmtok"
 _HEADER = struct.Struct("<8sIQQQ32sI")  # magic, token bytes, vocabulary, training and validation tokens, digest, table
 _CRC = struct.Struct("<I")
@@ -36,7 +36,8 @@ Tokens: TypeAlias = NDArray[np.unsignedinteger]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenHeader:
-    """What a token file's header says. `digest` (hex, BLAKE2b-256) is of all tokens, their size and their split."""
+    """Holds what a token file's header says. `digest` (hex, BLAKE2b-256) is of all tokens, their size and their
+    split."""
 
     vocab_size: int
     num_train: int

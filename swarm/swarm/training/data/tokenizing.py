@@ -38,11 +38,11 @@ from swarm.training.data.token_file import TokenFile, TokenWriter, neighbour
 from swarm.training.data.tokenizer import CorpusTokenizer, TokenizerFiles, check_vocabulary
 
 BATCH_CHARACTERS = 1 << 20
-"""How much text is tokenized at once: enough for all threads of a tokenizer."""
+"""Amount of text that is tokenized at once: enough for all threads of a tokenizer."""
 REPORT_S = 1.0
 
 LOOK_S = 0.2
-"""How often the parent checks whether it should stop the worker."""
+"""Interval at which the parent checks whether it should stop the worker."""
 _PROGRAM = f"from {__name__} import main; main()"
 _ERRORS: dict[str, type[SwarmError]] = {each.code: each for each in (ConfigError, IntegrityError)}
 

@@ -1,1 +1,2 @@
-"""What convicts a member of a lie: evidence, its checks, the validation of intervals, and the bans that follow."""
+"""Handles what convicts a member of a lie: evidence, its checks, the validation of intervals, and the bans that
+follow."""

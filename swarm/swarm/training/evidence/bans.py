@@ -18,7 +18,7 @@ from swarm.training.state.proof_reader import MAX_HELD_EVIDENCE_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What evidence proves: `peer_id` lied at outer step `step`. `kind` is the evidence's, `reason` says it in
+    """Holds what evidence proves: `peer_id` lied at outer step `step`. `kind` is the evidence's, `reason` says it in
     words."""
 
     peer_id: str

@@ -135,7 +135,7 @@ class Convictions:
 
     @property
     def heard(self) -> EquivocationWatch:
-        """What others have signed, as it comes in: two statements that differ convict their signer."""
+        """Return what others have signed, as it comes in: two statements that differ convict their signer."""
         return self._heard
 
     def hear(self, certificate: bytes) -> None:

@@ -36,8 +36,8 @@ number. An honest member makes one statement of each kind about it."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """What a member has signed about one attempt. `topic` is the kind of the vote, or else empty, and `content` what
-    must not differ."""
+    """Holds what a member has signed about one attempt. `topic` is the kind of the vote, or else empty, and `content`
+    what must not differ."""
 
     attempted: Attempted
     topic: str

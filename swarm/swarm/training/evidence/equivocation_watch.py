@@ -1,4 +1,4 @@
-"""What a member has heard others sign in the attempts of the last rounds, to find two statements that differ.
+"""Remembers what a member has heard others sign in the attempts of the last rounds, to find two statements that differ.
 
 Votes come one by one, and many of them in locks and certificates, so that members of both sides of a fork find out who
 was on both once they hear of each other. All that is noted has been verified. Bounded for each peer, so that nobody

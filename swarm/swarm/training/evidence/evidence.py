@@ -26,8 +26,8 @@ from swarm.training.state.certificate import RunSignatures
 
 @dataclass(frozen=True, slots=True)
 class EvidenceKind:
-    """How evidence of one kind is read. `accused` returns whom it is against, and the step; `check` returns in words
-    what it proves, and blocks. Both raise PeerViolation or IntegrityError for what proves nothing."""
+    """Says how evidence of one kind is read. `accused` returns whom it is against, and the step; `check` returns in
+    words what it proves, and blocks. Both raise PeerViolation or IntegrityError for what proves nothing."""
 
     accused: Callable[[bytes, RunSignatures], tuple[str, int]]
     check: Callable[[bytes, RunSignatures, RunConfig], str]

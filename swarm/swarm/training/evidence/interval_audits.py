@@ -38,8 +38,8 @@ MAX_DUE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DrawnInterval:
-    """What a validator keeps of a step: `peer`, whose interval it validates, and that member's slices of the drawn
-    leaves."""
+    """Holds what a validator keeps of a step: `peer`, whose interval it validates, and that member's slices of the
+    drawn leaves."""
 
     peer: str
     slices: tuple[AuditedSlice, ...]

@@ -1,4 +1,4 @@
-"""How far a member's contribution is from what its interval gives when it is computed once more.
+"""Measures how far a member's contribution is from what its interval gives when it is computed once more.
 
 Equal devices and software give equal bytes. Others round differently, and training multiplies that: over an interval of
 the default run by a few percent in float32, and up to a sixth where one of both computes in bfloat16
@@ -40,7 +40,7 @@ class Likeness:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IntervalStart:
-    """What an interval of outer step `step` follows from: the committed weights and the stripes of its leases."""
+    """Holds what an interval of outer step `step` follows from: the committed weights and the stripes of its leases."""
 
     step: int
     theta_N: Tensor

@@ -56,7 +56,7 @@ class IntervalCase:
 
     @property
     def verdict(self) -> Verdict:
-        """What the findings prove where they are enough."""
+        """Return what the findings prove where they are enough."""
         return Verdict(peer_id=self.member.peer_id, step=self.step, kind=WRONG_INTERVAL, reason=self.reason)
 
     @property

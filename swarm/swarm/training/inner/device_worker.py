@@ -36,8 +36,8 @@ _LOOK_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Assignment:
-    """What the worker `rank` needs to start. `model` is a pickled module, `loss` a pickled `LossFunction`. The workers
-    meet in a store on this `port` of loopback."""
+    """Holds what the worker `rank` needs to start. `model` is a pickled module, `loss` a pickled `LossFunction`. The
+    workers meet in a store on this `port` of loopback."""
 
     rank: int
     config: InnerConfig

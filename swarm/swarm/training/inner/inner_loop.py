@@ -34,7 +34,8 @@ from swarm.training.run.run_config import RunConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalResult:
-    """What an interval did. It used the first `num_samples` of its samples. `mean_loss` is nan if it took no step."""
+    """Says what an interval did. It used the first `num_samples` of its samples. `mean_loss` is nan if it took no
+    step."""
 
     num_steps: int
     num_samples: int

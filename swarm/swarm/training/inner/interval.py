@@ -48,7 +48,8 @@ VALIDATION_BATCHES = 4
 
 
 class Inner(Protocol):
-    """What an interval needs of `InnerLoop` or `ModuleInner`. All calls block, and come from one thread at a time."""
+    """Defines what an interval needs of `InnerLoop` or `ModuleInner`. All calls block, and come from one thread at a
+    time."""
 
     def load(self, theta_N: Tensor) -> None: ...
 
@@ -69,8 +70,9 @@ class Inner(Protocol):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TrainingSetup:
-    """What a member needs to train: its inner loop, the run's first weights, and its `Layout.bounds` (empty: the model
-    is one fragment). `RunMember` takes the weights with `take_weights`, so that nothing else keeps them in memory.
+    """Holds what a member needs to train: its inner loop, the run's first weights, and its `Layout.bounds` (empty: the
+    model is one fragment). `RunMember` takes the weights with `take_weights`, so that nothing else keeps them in
+    memory.
 
     Where the run starts from a checkpoint, `theta_N` is zeros, and `bring`, which blocks, returns the weights. A member
     that joins a run under way does not call it.

@@ -35,12 +35,12 @@ logger = logging.getLogger(__name__)
 MAX_DEVICES = 64
 
 VALIDATION_WINDOWS = 16
-"""How many windows are validated at a time, where the member does not choose fewer."""
+"""Number of windows that are validated at a time, where the member does not choose fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalOptions:
-    """How one member computes its inner steps. Each member chooses for itself.
+    """Says how one member computes its inner steps. Each member chooses for itself.
 
     All `devices` are one replica: several share each step's windows, each in a process of its own. A step processes
     `micro_batch_windows` windows at a time and sums their gradients (0: all at once), which bounds memory. `autocast`

@@ -1,4 +1,4 @@
-"""What an author brings to a run of a module of one's own, and its inner loop: plain steps of their optimizer.
+"""Defines what an author brings to a run of a module of one's own, and its inner loop: plain steps of their optimizer.
 
 The optimizer's state, buffers (such as a batch norm's means) and everything else that the module holds stay on this
 replica: only parameters are shared. `interval` calls the inner loop in the one thread that trains, so the author's

@@ -44,9 +44,9 @@ from swarm.trust.mixing import leaf_beacon
 logger = logging.getLogger(__name__)
 
 ALIVE_S = 15.0
-"""How often a head says that it is there."""
+"""Interval at which a head says that it is there."""
 ARRIVAL_S = 2.0
-"""How long after a step has begun a head waits for followers of which it has not heard."""
+"""Time after the beginning of a step for which a head waits for followers of which it has not heard."""
 GRACE_SHARE = 1 / 3
 """The share of the round's grace for which a head waits for its followers. A head that was asked to hurry, after half
 of the grace, still comes in time."""

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 SILENT_S = 4 * ALIVE_S
 """A head that has said nothing for so long is gone."""
 WELCOME_S = 2 * CALL_TIMEOUT_S
-"""How long a follower waits for a head that is not at its step yet."""
+"""Time for which a follower waits for a head that is not at its step yet."""
 RETRY_S = 1.0
 MAX_RETRY_S = 15.0
 """The pause before all heads are asked again, while none has room, doubles up to this: in a run that is nearly full, or

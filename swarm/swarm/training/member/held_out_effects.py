@@ -1,4 +1,4 @@
-"""What drawn contributions of other members do to the loss on held-out data, as this member measures it.
+"""Measures what drawn contributions of other members do to the loss on held-out data, as this member measures it.
 
 A member holds every contribution's slice of its own part, which it has checked against the sender's commitment, and
 nobody's whole contribution. So it measures what its own part of a contribution does, without a byte more on the wire:
@@ -40,8 +40,8 @@ SAMPLES_A_WINDOW = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DrawnSlices:
-    """What a member holds of drawn contributions: the `place` of its part in the vector that the step moves, and by
-    peer the slices of it [F]."""
+    """Holds what a member has of drawn contributions: the `place` of its part in the vector that the step moves, and
+    by peer the slices of it [F]."""
 
     place: slice
     slices: Mapping[str, Tensor]
@@ -96,8 +96,8 @@ class HeldOutEffects:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Measurement:
-    """What the effects of slices at `place` of the weights `theta_N` are measured with. `draw` chooses the held-out
-    samples, and `scale` is how much longer than the slices the contributions are."""
+    """Holds what the effects of slices at `place` of the weights `theta_N` are measured with. `draw` chooses the
+    held-out samples, and `scale` is how much longer than the slices the contributions are."""
 
     inner: Inner
     config: RunConfig

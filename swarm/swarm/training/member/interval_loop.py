@@ -64,7 +64,7 @@ class MemberMomentum:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IntervalOffer:
-    """What an interval contributes to its round, after `interval_s` seconds of inner steps. `delta_F` is the
+    """Holds what an interval contributes to its round, after `interval_s` seconds of inner steps. `delta_F` is the
     pseudo-gradient of the round's fragment, None if there is none; `made_at` is the time by the loop's clock. `tree` is
     the hash tree to whose root the contribution commits."""
 
@@ -111,7 +111,7 @@ class IntervalLoop:
 
     @property
     def interval_s(self) -> float:
-        """How long this member's last interval took; 0: none has trained."""
+        """Says how long this member's last interval took; 0: none has trained."""
         return self.latest.seconds if self.latest else 0.0
 
     def begin(self) -> None:

@@ -1,4 +1,5 @@
-"""What a member measures of one step and reports: the log of the step, its events and the record that others see."""
+"""Holds what a member measures of one step and reports: the log of the step, its events and the record that others
+see."""
 
 from __future__ import annotations
 
@@ -22,11 +23,11 @@ Weight: TypeAlias = Literal[0, 1, 2]
 BROKE_PROTOCOL: Weight = 0
 LEFT_OUT: Weight = 1
 DOWNWEIGHTED: Weight = 2
-"""How severe a refusal is: a record holds only the most severe ones."""
+"""Says how severe a refusal is: a record holds only the most severe ones."""
 
 
 class RoundLog:
-    """What a member measures of one step, over all attempts, and which peers it refuses.
+    """Holds what a member measures of one step, over all attempts, and which peers it refuses.
 
     `round_driver` owns it, `run_member` reads it. Times are those of the loop.
     """

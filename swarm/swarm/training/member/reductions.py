@@ -42,9 +42,10 @@ from swarm.training.state.state_sync import repair_if_damaged
 logger = logging.getLogger(__name__)
 
 SLICES_S = 1.0
-"""How long the end of a step waits for slices that its validator needs; all are there, if its part is complete."""
+"""Time for which the end of a step waits for slices that its validator needs; all are there, if its part is
+complete."""
 GROUP_WAIT_S = 5.0
-"""How long a member's stream waits for this member to hear of its group."""
+"""Time for which a member's stream waits for this member to hear of its group."""
 
 
 @dataclass(slots=True, eq=False)

@@ -88,10 +88,10 @@ from swarm.training.trainer_events import ContributionLate, Waiting
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
-"""How long a coordinator keeps a report waiting before the member has to send it again. A coordinator that is stopped,
-but whose connection does not break, is noticed after at most this and SILENT_S."""
+"""Time for which a coordinator keeps a report waiting before the member has to send it again. A coordinator that is
+stopped, but whose connection does not break, is noticed after at most this and SILENT_S."""
 ANNOUNCE_TIMEOUT_S = 0.5
-"""How long leaving an attempt waits until the others have heard why."""
+"""Time for which leaving an attempt waits until the others have heard why."""
 MAX_GROUP_AGE_S = 300.0
 """A coordinator could otherwise sign a group with an earlier time, for an invitation that has expired. Clocks differ by
 seconds, and members ask for their group all the time."""
@@ -118,11 +118,11 @@ class RoundDriver:
     ) -> None:
         self.log = RoundLog()
         self.offer: IntervalOffer | None = None
-        """What this member contributes, once its interval has ended."""
+        """Holds what this member contributes, once its interval has ended."""
         self.drawn: DrawnInterval | None = None
-        """What this member is to validate of the step, once it is committed."""
+        """Holds what this member is to validate of the step, once it is committed."""
         self.measurable: DrawnSlices | None = None
-        """What this member holds of the contributions that the step's outcome draws to be measured."""
+        """Holds what this member has of the contributions that the step's outcome draws to be measured."""
         self._context = context
         self._state = state
         self._intervals = intervals

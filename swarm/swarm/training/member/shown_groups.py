@@ -24,7 +24,8 @@ from swarm.training.state.run_context import RunContext
 logger = logging.getLogger(__name__)
 
 ASK_AFTER_S = 0.5
-"""How long the coordinator's own answer is awaited before another member is asked: it usually comes with the stream."""
+"""Time for which the coordinator's own answer is awaited before another member is asked: it usually comes with the
+stream."""
 
 MAX_GROUPS = 8
 """Groups that are kept, of up to half a megabyte. Each attempt has one, and a step that cannot end has thousands."""

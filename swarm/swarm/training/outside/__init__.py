@@ -1,1 +1,1 @@
-"""What looks at a run without being a member of it: observers, and the author who resumes or endorses a run."""
+"""Looks at a run without being a member of it: observers, and the author who resumes or endorses a run."""

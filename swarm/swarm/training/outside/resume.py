@@ -1,4 +1,5 @@
-"""What an outsider can do with a run: find its newest certified state, and as its author resume the run or endorse it.
+"""Does what an outsider can do with a run: find its newest certified state, and as its author resume the run or endorse
+it.
 
 The run's author can let some members go on from a state without the others: `survey` finds the state, `sign_order`
 signs an order, and `deliver` sends it. The page "One history" of the documentation says what that costs if

@@ -28,7 +28,7 @@ from swarm_protocol.errors import RoundError
 from swarm_protocol.training_messages import Contribution, Group
 
 NUM_ASKED = 8
-"""How many heads a newcomer asks for a place: most have one, unless the run is nearly full."""
+"""Number of heads that a newcomer asks for a place: most have one, unless the run is nearly full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

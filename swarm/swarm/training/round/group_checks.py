@@ -1,4 +1,4 @@
-"""What every member checks of a signed group, before it takes part.
+"""Checks a signed group, as every member does before it takes part.
 
 A coordinator can only leave members out. The group carries the reports that its members have signed for this very
 attempt, and all else follows from these: weights, part sizes, clusters, and which outcome it resumes (`quorum`). Every

@@ -1,4 +1,4 @@
-"""How an attempt gets its group: when its coordinator forms it, and for whom it waits.
+"""Decides how an attempt gets its group: when its coordinator forms it, and for whom it waits.
 
 The coordinator waits for reports and forms the group; every other member reports to it, and checks the signed group
 (`group_checks`). A trainer that follows a head reports to nobody.

@@ -1,4 +1,5 @@
-"""What a member has promised and voted for, written to disk before others hear of it, so that it outlives a restart.
+"""Keeps what a member has promised and voted for, written to disk before others hear of it, so that it outlives a
+restart.
 
 A member that reports ready for an attempt promises to vote in no earlier one, and says which lock it holds (`quorum`).
 Both must outlive the process. The parts of the outcome that it voted for first are kept as well, so that an outcome

@@ -1,4 +1,4 @@
-"""How votes decide: how many members must agree on a state, what they lock, and what votes that differ prove.
+"""Counts votes: how many members must agree on a state, what they lock, and what votes that differ prove.
 
 An outcome needs the votes of two thirds of its group, rounded up, and of enough members of the state before
 (`Succession`), twice: the first votes make a lock, the second ones a certificate. Any two sets of members that are

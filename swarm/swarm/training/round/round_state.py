@@ -1,4 +1,4 @@
-"""What a member knows of a round, and the transitions that `group_formation` and `state_machine` share.
+"""Holds what a member knows of a round, and the transitions that `group_formation` and `state_machine` share.
 
 Values and pure functions. See `state_machine` for what the phases mean.
 """
@@ -37,7 +37,7 @@ state, and of a group, are heard beyond it."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundSetup:
-    """What is fixed while a member `me` tries to make outer step `step` of `run` from the state `state_digest`.
+    """Holds what is fixed while a member `me` tries to make outer step `step` of `run` from the state `state_digest`.
 
     `roster` are the members of the committed state; `leased` hold leases of `samples_per_member` samples of
     `tokens_per_sample` tokens for this step. The run admits only the peers of `admission`; empty: anyone. The fragment
@@ -109,7 +109,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What has gone wrong with other peers at this step, as this member saw it.
+    """Holds what has gone wrong with other peers at this step, as this member saw it.
 
     `accused` broke the protocol and `unreachable` could not be reached, each with the reason. Of the `accused`,
     `convicted` are those whom evidence convicts: no group with them is accepted. `suspects` spoiled an
@@ -130,7 +130,7 @@ class Faults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempts:
-    """How the attempts at this step have gone. `num_failed` have failed. Others have moved this member to later
+    """Says how the attempts at this step have gone. `num_failed` have failed. Others have moved this member to later
     attempts `num_moved` times, and may again from `movable_at` on, to `later`. Since `short_since`, too few members of
     the state have been there for a group."""
 

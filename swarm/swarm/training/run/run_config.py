@@ -1,4 +1,5 @@
-"""What a run is: every setting that its replicas must share, each declared once with its limits and its explanation.
+"""Defines what a run is: every setting that its replicas must share, each declared once with its limits and its
+explanation.
 
 To add a setting, declare a field here, with `implied` (see `settings.setting`); run files, templates and checks follow.
 Values only. `run_file` reads, signs and writes runs; `run_model` builds what `RunConfig.model` describes.

@@ -1,4 +1,5 @@
-"""What a run's author should know before signing: what it asks of its members, and which of its settings are risky.
+"""Computes what a run's author should know before signing: what it asks of its members, and which of its settings are
+risky.
 
 The cost is arithmetic: nothing is built. Pure.
 """
@@ -27,7 +28,7 @@ both at once; what a peer fetches, and what waits for a slow disk, adds a state 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What one outer step of a run costs.
+    """Holds what one outer step of a run costs.
 
     A member trains on `member_tokens` in a full interval, and the smallest and the largest round on `group_tokens`,
     with the followers of its members. A member sends `member_bytes` in a large group, in which nearly all of its vector

@@ -73,7 +73,8 @@ class StartConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
-    """What a run trains on, and as which tokens. Empty revisions mean the newest ones, an empty `digest` any data."""
+    """Says what a run trains on, and as which tokens. Empty revisions mean the newest ones, an empty `digest` any
+    data."""
 
     source: str = choice(
         "python-stdlib",
@@ -159,8 +160,8 @@ class InnerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterConfig:
-    """What a run makes of the group's mean pseudo-gradient, see `replica.apply_outer_step`. "average" leaves the other
-    settings unused.
+    """Says what a run makes of the group's mean pseudo-gradient, see `replica.apply_outer_step`. "average" leaves the
+    other settings unused.
 
     The momentum is for tens of outer steps. DiLoCo's own is 0.9, for hundreds.
     """

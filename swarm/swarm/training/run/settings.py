@@ -1,4 +1,4 @@
-"""How a table of settings is declared and checked. Values only.
+"""Defines how a table of settings is declared and checked. Values only.
 
 A table is a frozen dataclass. Each field is declared with its default, its limits and its explanation, by `whole`,
 `number`, `choice` or `setting`. `check_fields` applies the limits. It collects all problems of a table, so that the

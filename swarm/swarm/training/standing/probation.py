@@ -1,4 +1,4 @@
-"""What a newcomer counts in a run until it has proven itself: a run's rule.
+"""Says what a newcomer counts in a run until it has proven itself: a run's rule.
 
 In an open run keys cost nothing. So who joins a run that is under way is on probation for a number of outer steps to
 which it must contribute, that is, report samples (that it trained them is checked only where the run has a

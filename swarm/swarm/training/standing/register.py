@@ -1,4 +1,4 @@
-"""What a committed state keeps of a run's trainers beside their leases and their probation.
+"""Holds what a committed state keeps of a run's trainers beside their leases and their probation.
 
 `credits` is a memory of proven members. A member earns one for each outer step to which it contributes while it counts
 fully, up to its run's `absence_steps`, and uses up one for each step that is made while it is away. While it has an

@@ -1,4 +1,4 @@
-"""What a certificate proves, the history of those that led to a state, and which history to follow.
+"""Says what a certificate proves, the history of those that led to a state, and which history to follow.
 
 Two certificates of one run can contradict each other only if it has two first groups, if its `min_group` is 1, or if
 its author signs a resume order while others go on without it. Then all follow the one of higher `rank`: a later order,
@@ -41,8 +41,8 @@ MAX_ASKED_FOR_STANDING = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What a valid certificate proves. `origin` is the group whose contributions the outcome reduces; `voters` had all
-    its parts. `order` is the author's last resume order before, if there was one.
+    """Holds what a valid certificate proves. `origin` is the group whose contributions the outcome reduces; `voters`
+    had all its parts. `order` is the author's last resume order before, if there was one.
 
     If `is_order`, the certificate is that order itself. It has the form of a group of the order's roster, and changes
     only whose votes count from now on; the state's own roster stays as it is.

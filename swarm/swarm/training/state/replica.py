@@ -45,10 +45,10 @@ from swarm.training.state.replica_state import Manifest, ReplicaState, StateHash
 _BLOCK_VALUES = 1 << 16  # the temporary fits a core's cache, whatever the size of the model
 
 NUM_PROPOSALS = 2
-"""How many proposals are kept: one outcome may be resumed while another is tried."""
+"""Number of proposals that are kept: one outcome may be resumed while another is tried."""
 NUM_PARTS = 4
-"""How many rounds' parts are kept, about a byte a parameter each. A member that is this many steps behind can still
-catch up by parts."""
+"""Number of rounds whose parts are kept, about a byte a parameter each. A member that is this many steps behind can
+still catch up by parts."""
 
 
 def apply_outer_step(theta_N: Tensor, momentum_N: Tensor, delta_N: Tensor, config: OuterConfig) -> None:

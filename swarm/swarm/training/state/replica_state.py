@@ -42,7 +42,7 @@ _MAX_SAMPLES = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a state consists of. theta has `num_values`, and so has momentum; for all else see ReplicaState."""
+    """Holds what a state consists of. theta has `num_values`, and so has momentum; for all else see ReplicaState."""
 
     outer_step: int
     stripes: tuple[LeaseStripe, ...]

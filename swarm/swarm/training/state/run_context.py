@@ -1,4 +1,4 @@
-"""What the rooms of training need of one member, and what its next round begins with.
+"""Holds what the rooms of training need of one member, and what its next round begins with.
 
 `setup_of` fixes a round's terms from the replica's state. `recall_promise` brings back what the member promised before
 it was started again. No state.
@@ -33,7 +33,7 @@ FOUNDING_GRACE_S = 2.0
 """The least grace of a run's first group. Members that start together see each other's records after about a second,
 and two first groups would be two runs."""
 PATIENCE_S = 10.0
-"""How much longer than the grace a coordinator waits before it reports that too few members are ready."""
+"""Time beyond the grace that a coordinator waits before it reports that too few members are ready."""
 SLOWEST_VALUES_PER_S = 2e7
 """The rate of an outer step with its digests on a slow machine; a small computer is ten times as fast."""
 SPARE_S = 10.0
@@ -42,7 +42,7 @@ SPARE_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunContext(ProofReader):
-    """What the rooms of training need of one member. `executor` computes for rounds, beside the one that trains.
+    """Holds what the rooms of training need of one member. `executor` computes for rounds, beside the one that trains.
     `residuals` exist in a run with error feedback. `credential` is what this member shows where it enters the run,
     `revocations` are the author's that it was given and that the state may not know yet."""
 

@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 
 
 AHEAD_S = 1.0
-"""How much a donor has under way, in seconds of its own rate: more than a round trip around the world, and a short wait
-for what a donor that fails had under way."""
+"""Amount that a donor has under way, in seconds of its own rate: more than a round trip around the world, and a short
+wait for what a donor that fails had under way."""
 MAX_DONOR_BYTES = 16 << 20
 """The most that one donor may have under way: 1 Gbit/s at a round trip of 130 ms."""
 MAX_BYTES = 64 << 20
@@ -43,7 +43,7 @@ CHUNK_TIMEOUT_S = 30.0
 """A chunk of 1 MiB over a link that is hardly usable, 0.3 Mbit/s. The limit is this long for each donor, since all may
 share this member's own link. Another donor is asked for a silent donor's chunks long before."""
 LOOK_S = 0.5
-"""How often the download checks whether a donor is late."""
+"""Interval at which the download checks whether a donor is late."""
 
 
 class ChunkSchedule:

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 PIECE_BYTES = 1 << 20
 """Parts are sent in messages of this size."""
 LATE_S = 2.0
-"""How long a manifest may take before another donor is asked too: 250 KiB, of a state of 8 GiB, at 1 Mbit/s."""
+"""Time that a manifest may take before another donor is asked too: 250 KiB, of a state of 8 GiB, at 1 Mbit/s."""
 PIECE_TIMEOUT_S = 30.0
 """A chunk of 1 MiB over a link that is hardly usable, 0.3 Mbit/s."""
 SLOWEST_DONOR_BYTES_PER_S = PIECE_BYTES / PIECE_TIMEOUT_S

@@ -21,7 +21,7 @@ class FollowRequest(wire.WireMessage):
     newcomer may show a `credential`."""
 
     PROTO = training_pb2.FollowRequest
-    MAX_BYTES = limits.MAX_REQUEST_BYTES
+    MAX_BYTES = limits.MAX_FOLLOW_BYTES
 
     run: Name
     step: Step

@@ -47,7 +47,7 @@ MAX_PRIVATE_GREETING_BYTES = 12 * 2**10
 # --- signed envelopes ----------------------------------------------------------------------------------------------
 
 # The largest is a signed group that holds another one, see MAX_READY_BYTES.
-MAX_SIGNED_PAYLOAD_BYTES = 528 * 2**10
+MAX_SIGNED_PAYLOAD_BYTES = 584 * 2**10
 # Version, five length fields and three texts at their own bounds, key, times and signature come to 507 bytes.
 MAX_ENVELOPE_OVERHEAD_BYTES = 512
 # A run's configuration is signed for as long as the run may take.
@@ -152,8 +152,8 @@ MAX_REPORTED_RATES = 16
 MAX_REPORTED_SCORES = 16
 # One member's traffic of one round; 1 PiB is beyond any link.
 MAX_ROUND_BYTES = 2**50
-# Refusals of one round that a record tells: with a line each they fill most of it, and eight are a pattern.
-MAX_REFUSALS = 8
+# Refusals of one round that a record tells: with a line each they fill most of it, and seven are a pattern.
+MAX_REFUSALS = 7
 # Two lines of a terminal.
 MAX_REFUSAL_CHARS = 180
 # sha256 names all content.
@@ -272,6 +272,8 @@ MAX_ATTEMPT = 2**20
 MAX_INTERVAL_TOKENS = 10**14
 # fp32 parameters of a run: 64 GiB, beyond what a volunteer's memory holds.
 MAX_PART_VALUES = 2**34
+# Leaves of a run's vector: MAX_PART_VALUES in leaves of 98,304, rounded up to a power of two.
+MAX_LEAVES = 2**18
 # A member that has not said anything for this long while parts or votes are due is taken for dead.
 MAX_PHASE_S = 3600.0
 # Outer steps that a newcomer may have to prove itself: years of days.
@@ -290,20 +292,22 @@ MAX_DEMOTED = 256
 MAX_VOUCHERS = 4
 # A certificate of an invitation to a run (some 320 bytes), its link, or a vouch.
 MAX_RUN_CREDENTIAL_BYTES = 640
-# A run's id, a serial, a number and a flag.
-MAX_RUN_TERMS_BYTES = 128
+# A run's id of MAX_NAME_BYTES, a serial, a number and a flag. In an envelope within MAX_RUN_CREDENTIAL_BYTES.
+MAX_RUN_TERMS_BYTES = 160
 # Contributions of one outer step whose effect on the held-out loss is measured; each costs all members a forward pass.
 MAX_SCORED = 4
 # In millionths of a nat: no loss of a model that is of any use moves by more in a step.
 MAX_EFFECT = 100_000_000
-# A signed group with the group whose outcome it resumes: 256 signed reports (79 KiB), MAX_TRAINERS (69 KiB),
-# MAX_NEWCOMERS, MAX_CREDENTIALS (40 KiB), MAX_DEMOTED (14 KiB), effects (5 KiB) and a resume order, twice, and one lock
-# (27 KiB). In a run without clusters, credentials and orders it is 223 KiB at most.
-MAX_READY_BYTES = 520 * 2**10
+# A signed group with the group whose outcome it resumes: 256 signed reports (80 KiB), MAX_TRAINERS (84 KiB),
+# MAX_NEWCOMERS, MAX_CREDENTIALS (52 KiB), MAX_DEMOTED (14 KiB), effects (6 KiB) and a resume order, twice, and one lock
+# (27 KiB): 568 KiB. In a run without clusters, credentials and orders it is 223 KiB at most.
+MAX_READY_BYTES = 576 * 2**10
+# What a trainer shows of itself to the head that it wants to follow: a credential of MAX_VOUCHERS vouches.
+MAX_FOLLOW_BYTES = 2 * 2**10
 # 256 part digests and two more.
 MAX_VOTE_BYTES = 16 * 2**10
 # A signed group, an outcome, and a signature of each of 256 members; ids of members beside it.
-MAX_CERTIFICATE_BYTES = 600 * 2**10
+MAX_CERTIFICATE_BYTES = 640 * 2**10
 # A reason and the ids of a whole group.
 MAX_ABORT_BYTES = 32 * 2**10
 # Digests and indices.

@@ -26,7 +26,7 @@ BAD_SLICE = "bad_slice"
 WRONG_ANSWER = "wrong_answer"
 WRONG_POSSESSION = "wrong_possession"
 
-Leaf = Annotated[int, whole(limits.MAX_PART_VALUES)]
+Leaf = Annotated[int, whole(limits.MAX_LEAVES - 1)]
 Kind = Annotated[str, named(limits.MAX_PURPOSE_BYTES)]
 
 
@@ -151,7 +151,7 @@ class BadSlice(wire.WireMessage):
     state_digest: Digest
     root: Digest
     signature: Annotated[bytes, sized(SIGNATURE_BYTES)]
-    num_leaves: Annotated[int, whole(limits.MAX_PART_VALUES, low=1)]
+    num_leaves: Annotated[int, whole(limits.MAX_LEAVES, low=1)]
     leaf: Leaf
     shown: AuditedSlice
 

@@ -1,16 +1,6 @@
 from __future__ import annotations
 
 from swarm_protocol import limits
-from swarm_protocol.dht_messages import (
-    MAX_STORED_BYTES,
-    Contact,
-    FindRequest,
-    FindResponse,
-    Found,
-    StoreRequest,
-    place_of,
-)
-from swarm_protocol.identity import Identity
 from swarm_protocol.records import child_keys, lookup_key
 
 
@@ -22,27 +12,6 @@ def test_limits_of_lifetimes_leave_room_for_a_lost_refresh_and_a_skewed_clock() 
 
 def test_limits_of_records_let_a_thousand_nodes_share_their_keys() -> None:
     assert limits.MAX_RECORDS_PER_KEY * (1 + limits.NUM_CHILD_KEYS) > 1000
-
-
-def longest_addrs() -> tuple[str, ...]:
-    return tuple(f"/{number:0{limits.MAX_ADDR_BYTES - 1}}" for number in range(limits.MAX_CONTACT_ADDRS))
-
-
-def test_limits_of_answers_let_in_all_records_and_peers_of_a_key() -> None:
-    addrs = longest_addrs()
-    ids = [Identity(bytes([number]) * 32).peer_id for number in range(limits.MAX_FOUND_PEERS)]
-    peers = tuple(Contact(peer_id=peer_id, addrs=addrs) for peer_id in ids)
-    records = tuple(number.to_bytes(2, "big") * (MAX_STORED_BYTES // 2) for number in range(limits.MAX_RECORDS_PER_KEY))
-    largest = FindResponse(found=(Found(records=records, peers=peers),), addrs=addrs)
-    assert FindResponse.from_bytes(largest.to_bytes()) == largest
-
-
-def test_limits_of_requests_let_in_all_keys() -> None:
-    keys = tuple(map(place_of, map(str, range(limits.MAX_FIND_KEYS))))
-    largest = FindRequest(keys=keys, only_peers=True, addrs=longest_addrs())
-    assert FindRequest.from_bytes(largest.to_bytes()) == largest
-    stored = StoreRequest(record=bytes(MAX_STORED_BYTES))
-    assert StoreRequest.from_bytes(stored.to_bytes()) == stored
 
 
 def test_limits_of_names_let_every_key_be_a_subject() -> None:

@@ -142,56 +142,6 @@ def test_record_with_fields_of_a_newer_version_is_read_without_them(record: Reco
     assert type(record).from_bytes(record.to_bytes() + b"\xc2\x3e\x03new") == record
 
 
-def test_records_at_every_bound_fit_a_record() -> None:
-    addrs = tuple(f"/dns4/{number:02}{'a' * (limits.MAX_ADDR_BYTES - 8)}" for number in range(limits.MAX_ADDRS))
-    names = tuple(f"{number}{'n' * (limits.MAX_NAME_BYTES - 1)}" for number in range(limits.MAX_MODELS_PER_NODE))
-    node = NodeRecord(
-        name="\U0001f600" * limits.MAX_NODE_NAME_CHARS,
-        version="\U0001f600" * limits.MAX_VERSION_CHARS,
-        addrs=addrs,
-        device="\U0001f600" * limits.MAX_DEVICE_CHARS,
-        memory_bytes=limits.MAX_MEMORY_BYTES,
-        free_memory_bytes=limits.MAX_MEMORY_BYTES,
-        reachability="unknown",
-        prefill_tokens_per_s=limits.MAX_TOKENS_PER_S,
-        decode_tokens_per_s=limits.MAX_TOKENS_PER_S,
-        training_tokens_per_s=limits.MAX_TOKENS_PER_S,
-        started_at=limits.MAX_TIME_S,
-        state="leaving",
-        models=names,
-        runs=names[: limits.MAX_RUNS_PER_NODE],
-        role="volunteer",
-        first_token_p50_s=limits.MAX_MEASURED_S,
-        first_token_p95_s=limits.MAX_MEASURED_S,
-        paths=PathCounts(**dict.fromkeys(PATHS, limits.MAX_CONNECTED)),
-    )
-    serve = replace(
-        SERVE,
-        model=names[0],
-        revision="r" * limits.MAX_REVISION_BYTES,
-        rtt_ms={peer_id_of(bytes([number] * 32)): limits.MAX_RTT_MS for number in range(limits.MAX_RTT_PEERS)},
-        token_ms={peer_id_of(bytes([number] * 32)): limits.MAX_RTT_MS for number in range(limits.MAX_RTT_PEERS)},
-        relayed=True,
-        tokens_per_s=limits.MAX_TOKENS_PER_S,
-    )
-    reasons = [chr(0x1F600 + number) * limits.MAX_REFUSAL_CHARS for number in range(limits.MAX_REFUSALS)]
-    report = RoundReport(
-        outer_step=limits.MAX_OUTER_STEP,
-        phases_s={
-            f"{n}{'p' * (limits.MAX_PHASE_NAME_BYTES - 1)}": limits.MAX_MEASURED_S for n in range(limits.MAX_PHASES)
-        },
-        bytes_sent=limits.MAX_ROUND_BYTES,
-        refused=tuple(Refusal(peer_id=NEIGHBOUR, reason=reason) for reason in reasons),
-        rates_from={
-            peer_id_of(bytes([number] * 32)): limits.MAX_LINK_BYTES_PER_S for number in range(limits.MAX_REPORTED_RATES)
-        },
-    )
-    trainer = replace(TRAINER, run=names[0], report=report, num_parameters=limits.MAX_PART_VALUES)
-    for record in (node, serve, trainer):
-        assert len(record.to_bytes()) <= limits.MAX_RECORD_BYTES
-        assert type(record).from_bytes(record.to_bytes()) == record
-
-
 @pytest.mark.parametrize(
     ("record", "change"),
     [

@@ -199,7 +199,14 @@ def test_trust_costs_under_a_twentieth_of_a_step_and_a_fiftieth_of_its_bytes(mon
     inner, shown = InnerConfig(fresh_moments=True), Report(f"Cost of trust, {NUM_MEMBERS} members, the default model")
     runs = {
         "all": RunConfig(name="bench", outer_steps=NUM_STEPS, min_group=NUM_MEMBERS, validation_rate=0.05, inner=inner),
-        "less": RunConfig(name="bench", outer_steps=NUM_STEPS, min_group=NUM_MEMBERS, held_out_scores=0, inner=inner),
+        "less": RunConfig(
+            name="bench",
+            outer_steps=NUM_STEPS,
+            min_group=NUM_MEMBERS,
+            held_out_scores=0,
+            discount_low_scores=False,
+            inner=inner,
+        ),
     }
     costs = {}
     for name, run in runs.items():

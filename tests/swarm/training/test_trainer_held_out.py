@@ -10,6 +10,8 @@ import pytest
 from support.training_swarm import Member, Swarm, assert_equal_steps, config
 from support.validated_runs import LIES, ChangedInner
 from swarm.testing import virtual_time
+from swarm.training.member.held_out_effects import DrawnSlices
+from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
 from swarm.training.run.run_config import RunConfig
 from swarm.training.standing.held_out_scores import LEAST_MEASURED, MICRO
@@ -124,5 +126,32 @@ def test_member_with_a_low_score_counts_for_a_tenth_if_the_run_says_so() -> None
 
     async def main() -> None:
         assert await left_of(discounts=True) < 0.5 * await left_of(discounts=False)
+
+    virtual_time.run(main())
+
+
+def test_slices_of_drawn_contributions_are_freed_once_they_are_measured_and_after_the_last_step() -> None:
+    taken, drivers = list[int](), list[RoundDriver]()
+
+    class Watched(RunMember):
+        async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
+            to_measure = driver.reductions.to_measure
+
+            async def noted(proof: Proof, drawn: Sequence[str]) -> DrawnSlices | None:
+                taken.append(proof.outer_step)
+                return await to_measure(proof, drawn)
+
+            driver.reductions.to_measure = noted  # type: ignore[method-assign]
+            drivers.append(driver)
+            return await super()._drive(driver, context)
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=3, held_out_scores=1)) as swarm:
+            await swarm.join("m0", kind=Watched, inner=ChangedInner())
+            await swarm.join("m1", inner=ChangedInner())
+            await swarm.finish()
+            assert [step for step in taken if step] == [1, 2]
+            assert len(drivers) >= 3
+            assert all(driver.measurable is None for driver in drivers)
 
     virtual_time.run(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 import pytest
 from support.lying_owners import owner_that, times_minus_ten
@@ -271,5 +272,45 @@ def test_invitation_that_expires_while_the_round_waits_blames_nobody() -> None:
                 assert not member.of(RoundAborted)
                 assert [event.step for event in member.of(OuterStep)] == [1, 2, 3]
             assert friend.of(OnProbation), "it goes on without the invitation"
+
+    virtual_time.run(main())
+
+
+def test_certificates_of_a_required_runs_first_rounds_prove_who_was_invited_to_late_joiners() -> None:
+    """They hold the founders' credentials as they were when the groups were signed: long after these have expired a
+    newcomer checks them, and enters with an invitation of its own."""
+    lifetime_s = 140.0
+
+    async def main() -> None:
+        run = config(min_group=3, outer_steps=6, invitations="required", admission=(identity_of("m0").peer_id,))
+        async with Swarm(run) as swarm:
+            begun_at = asyncio.get_running_loop().time()
+            now, names = EPOCH_S + begun_at, ("m1", "m2")
+            word = invite_to_run(
+                AUTHOR, swarm.run.run_id, network_id="test", now=now, lifetime_s=lifetime_s, max_uses=2
+            )
+            first = await swarm.join("m0", inner=SyntheticInner(virtual_step_s=10.0))
+            for name in names:
+                await swarm.join(name, inner=SyntheticInner(virtual_step_s=10.0), invitations=(word,))
+            await _until_step(first, 4)
+            assert asyncio.get_running_loop().time() > begun_at + lifetime_s
+            late = await swarm.join("late", inner=SyntheticInner(virtual_step_s=10.0), invitations=(invitation(swarm),))
+            assert_equal_steps(await swarm.finish("m0", *names), 6)
+            assert late.of(RunEntered)
+            assert _trains(late, first)
+            replica = first.trainer._replica
+            assert replica is not None
+            links = replica.history.since(0)
+            reader = RunSignatures.of_run(swarm.run, Identity(b"onlooker".ljust(32)), "test")
+            checked = [reader.check_certificate(link.certificate, late.network.now()) for link in links]
+            (founding,) = [proof for proof in checked if proof.outer_step == 0]
+            shown = {each.peer_id for each in founding.origin.credentials}
+            assert shown == {identity_of(name).peer_id for name in names}
+            assert {*founding.roster} == shown | {first.peer_id}
+            stripped = replace(
+                founding.origin, members=tuple(replace(each, credentials=()) for each in founding.origin.members)
+            )
+            with pytest.raises(PeerViolation, match="did not sign"):
+                reader.check_reports(reader.sign_group(stripped, late.network.now()))
 
     virtual_time.run(main())

@@ -257,7 +257,9 @@ class RoundDriver:
         config = self._context.replica.config
         if config.validation_rate:
             self.drawn = await self.reductions.to_validate(proof)
-        if drawn := config.held_out_rule.draw(proof.origin, proof.outcome.part_digests):
+        # after the last step no report follows, for which to measure anything
+        is_last = proof.outer_step == config.outer_steps
+        if not is_last and (drawn := config.held_out_rule.draw(proof.origin, proof.outcome.part_digests)):
             self.measurable = await self.reductions.to_measure(proof, drawn)
 
     def _close(self) -> None:

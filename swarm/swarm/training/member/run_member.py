@@ -453,6 +453,7 @@ class RunMember:
             if start is not None and (origin.state_digest, bool(origin.num_tokens)) == (before, True):
                 audits.committed(reached.proof, start, driver.drawn)
             effects.measure_soon(begins_at, driver.measurable, background)
+            driver.measurable = None  # it has 4 bytes a value, and only a garbage collection frees the driver
             if reached.fetched is None:
                 self._report_step(driver, reached.proof, started)
             self._reports.scores(context.replica)

@@ -39,7 +39,9 @@ from swarm.training.run.signed_run import (
 
 
 def sign_run(config: RunConfig, identity: Identity, *, issued_at: int) -> SignedRun:
-    """Sign `config` at `issued_at`, in Unix seconds. Raises ConfigError if the model cannot be built."""
+    """Sign `config` at `issued_at`, in Unix seconds. Raises ConfigError if the model cannot be built, or a
+    setting would do nothing."""
+    _check_effect(config)
     _check_model(config)
     return sign_mapping(config, config.to_mapping(), identity, issued_at)
 
@@ -86,6 +88,7 @@ def sign_file(
             text = with_value(text, table, key, value)
             mapping[table] = {**mapping[table], key: value}
     config = RunConfig.from_mapping(mapping)
+    _check_effect(config)
     _check_model(config)
     issued_at = int(time.time()) if issued_at is None else issued_at
     run = sign_mapping(config, mapping, identity, issued_at)
@@ -145,8 +148,19 @@ def _checked(mapping: dict[str, Any], path: Path) -> SignedRun:
 
 def _config_of(mapping: Mapping[str, Any]) -> RunConfig:
     config = RunConfig.from_mapping(without_signature(mapping))
+    _check_effect(config)
     _check_model(config)
     return config
+
+
+def _check_effect(config: RunConfig) -> None:
+    """Raises ConfigError if a setting would do nothing. Only the author is told: runs that are signed stay as they
+    are."""
+    if config.discount_low_scores and not config.held_out_scores:
+        raise ConfigError(
+            "discount_low_scores = true does nothing with held_out_scores = 0, which measures no scores",
+            remedy="use discount_low_scores = false, or held_out_scores = 1 or more",
+        )
 
 
 def _check_model(config: RunConfig) -> None:

@@ -305,6 +305,21 @@ def test_write_run_to_a_place_that_is_none_is_refused(tmp_path: Path, tiny_run: 
         write_run(tmp_path / "none" / "run.toml", tiny_run, AUTHOR)
 
 
+def test_sign_run_that_discounts_by_scores_which_nobody_measures_is_refused_and_one_that_is_signed_is_read(
+    tmp_path: Path, tiny_run: RunConfig
+) -> None:
+    silent = replace(tiny_run, held_out_scores=0, discount_low_scores=True)
+    with pytest.raises(ConfigError, match="measures no scores") as raised:
+        sign_run(silent, AUTHOR, issued_at=1)
+    assert raised.value.remedy == "use discount_low_scores = false, or held_out_scores = 1 or more"
+    new_run_file(tmp_path / "run.toml", silent)
+    with pytest.raises(ConfigError, match="measures no scores"):
+        sign_file(tmp_path / "run.toml", AUTHOR)
+    sign_run(replace(silent, discount_low_scores=False), AUTHOR, issued_at=1)
+    (tmp_path / "old.toml").write_text(sign_mapping(silent, silent.to_mapping(), AUTHOR, 1).text)
+    assert load_run(tmp_path / "old.toml").config == silent
+
+
 def test_sign_run_model_that_cannot_be_built_is_refused(tiny_run: RunConfig) -> None:
     with pytest.raises(ConfigError, match="no model_type"):
         sign_run(replace(tiny_run, model={}), AUTHOR, issued_at=1)

@@ -11,9 +11,8 @@ If the file is missing, broken or foreign, the home only loses this memory.
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
@@ -46,7 +45,7 @@ from swarm_node.node import Node, NodeRole
 from swarm_node.roles.server_convictions import server_convictions
 from swarm_node.settings.config import Config
 from swarm_node.storage import server_evidence
-from swarm_node.storage.home import read_json, replace_json
+from swarm_node.storage.home import JsonMemory
 from swarm_node.storage.kept_models import kept_models
 from swarm_node.storage.used_models import publishers_in, used_in
 
@@ -140,7 +139,8 @@ def spot_check_options(node: Node, writer: Executor) -> SpotCheckOptions:
     what they show, since a disk can be slow."""
     counted = SpotCheckCounter(node.metrics)
     network_id, folder = node.network.network_id, node.home.served_evidence
-    reputation = reputation_in(node.home.reputation, network_id)
+    memory = reputation_memory(node.home.reputation, network_id)
+    reputation = memory.read(Reputation.from_dict) or Reputation()
 
     def note(report: CheckReport) -> None:
         counted.add(report)
@@ -153,7 +153,8 @@ def spot_check_options(node: Node, writer: Executor) -> SpotCheckOptions:
 
 
 def _remember(node: Node, writer: Executor, reputation: Reputation) -> None:
-    writer.submit(keep, reputation.to_dict(), node.home.reputation, node.network.network_id)
+    memory = reputation_memory(node.home.reputation, node.network.network_id)
+    writer.submit(memory.keep, reputation.to_dict())
 
 
 def spot_check_status(checks: SpotChecks) -> SpotCheckStatus | None:
@@ -199,24 +200,13 @@ def options(config: Config) -> GatewayOptions:
 MAX_FILE_BYTES = MAX_PEERS * 256
 """A peer id and four numbers with all their digits, twice over."""
 
-logger = logging.getLogger(__name__)
 
-
-def reputation_in(path: Path, network_id: str) -> Reputation:
-    """Return the reputation in the file at `path` for that network."""
-    try:
-        data = read_json(path, max_bytes=MAX_FILE_BYTES)
-        if data is None or data["network_id"] != network_id:
-            return Reputation()
-        return Reputation.from_dict(data["servers"])
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        logger.warning("what is known of servers is lost with %s: %s", path, error)
-        return Reputation()
-
-
-def keep(servers: Mapping[str, Sequence[float]], path: Path, network_id: str) -> None:
-    """Write what `Reputation.to_dict` returned to the file."""
-    try:
-        replace_json(path, {"network_id": network_id, "servers": servers})
-    except OSError as error:
-        logger.warning("cannot remember in %s what is known of servers: %s", path, error)
+def reputation_memory(path: Path, network_id: str) -> JsonMemory:
+    """Return what keeps `Reputation.to_dict` in the file at `path` for that network, and reads it."""
+    return JsonMemory(
+        path=path,
+        owner=("network_id", network_id),
+        key="servers",
+        what="what is known of servers",
+        max_bytes=MAX_FILE_BYTES,
+    )

@@ -9,7 +9,6 @@ month is counted anew, with a warning. The task that owns the lending owns it.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +18,7 @@ from swarm.network.traffic import Traffic
 from swarm_protocol.checks import check_int
 from swarm_protocol.limits import MAX_TRAFFIC_BYTES
 
-from swarm_node.storage.home import read_json, replace_json
+from swarm_node.storage.home import JsonMemory
 
 SAMPLE_S = 2.0
 
@@ -27,7 +26,6 @@ NUM_SAMPLES = 6
 """The rate is that of the last 10 to 12 seconds: long enough for a stream's turns to even out."""
 
 MAX_FILE_BYTES = 1024
-logger = logging.getLogger(__name__)
 
 
 class MonthlyTraffic:
@@ -36,7 +34,7 @@ class MonthlyTraffic:
     def __init__(self, path: Path, at: float) -> None:
         self._path = path
         self._month = _month_of(at)
-        self.num_bytes = _read(path, self._month)
+        self.num_bytes = self._memory().read(_checked) or 0
         self._metered_bytes = 0
 
     def update(self, total_bytes: int, at: float) -> None:
@@ -48,10 +46,16 @@ class MonthlyTraffic:
 
     def save(self) -> None:
         """Write the count to disk. Blocks. A disk that refuses is only a warning."""
-        try:
-            replace_json(self._path, {"month": self._month, "num_bytes": self.num_bytes})
-        except OSError as error:
-            logger.warning("cannot keep the month's traffic in %s: %s", self._path, error)
+        self._memory().keep(self.num_bytes)
+
+    def _memory(self) -> JsonMemory:
+        return JsonMemory(
+            path=self._path,
+            owner=("month", self._month),
+            key="num_bytes",
+            what="the month's traffic",
+            max_bytes=MAX_FILE_BYTES,
+        )
 
 
 def next_month(at: float) -> float:
@@ -66,15 +70,8 @@ def _month_of(at: float) -> str:
     return f"{datetime.fromtimestamp(at):%Y-%m}"
 
 
-def _read(path: Path, month: str) -> int:
-    try:
-        data = read_json(path, max_bytes=MAX_FILE_BYTES)
-        if data is None or data["month"] != month:
-            return 0
-        return check_int(data["num_bytes"], "num_bytes", high=MAX_TRAFFIC_BYTES)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        logger.warning("the month's traffic is counted anew, since %s cannot be read: %s", path, error)
-        return 0
+def _checked(num_bytes: object) -> int:
+    return check_int(num_bytes, "num_bytes", high=MAX_TRAFFIC_BYTES)
 
 
 class LinkUse:

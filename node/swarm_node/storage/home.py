@@ -25,14 +25,20 @@ import errno
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from swarm_protocol.errors import ConfigError
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 MAX_SOCKET_PATH_BYTES = 100  # the kernel's sun_path holds 108 on Linux and 104 on macOS, with its ending zero
 _PID_BYTES = 10  # a fixed width, so that a shorter pid leaves nothing of a longer one
@@ -196,6 +202,38 @@ def read_json(path: Path, *, max_bytes: int) -> Any:
 def replace_json(path: Path, value: Any) -> None:
     """Replace the file in one step. Raises OSError, and then leaves the file as it was."""
     write_private(path, json.dumps(value, indent=1).encode())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonMemory:
+    """A value that a home remembers under `key` in the JSON file at `path`, for one `owner`: a field's name and value.
+
+    If the file is missing, broken, or of another owner, the home only loses this memory. `what` names it in warnings.
+    """
+
+    path: Path
+    owner: tuple[str, str]
+    key: str
+    what: str
+    max_bytes: int
+
+    def keep(self, value: object) -> None:
+        """Write `value`. Blocks. A disk that refuses is a warning."""
+        name, owner = self.owner
+        try:
+            replace_json(self.path, {name: owner, self.key: value})
+        except OSError as error:
+            logger.warning("cannot remember in %s %s: %s", self.path, self.what, error)
+
+    def read(self, checked: Callable[[Any], T]) -> T | None:
+        """Return the value, which `checked` reads and refuses by an error; None if there is none that is intact."""
+        name, owner = self.owner
+        try:
+            data = read_json(self.path, max_bytes=self.max_bytes)
+            return None if data is None or data[name] != owner else checked(data[self.key])
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            logger.warning("%s is lost with %s: %s", self.what, self.path, error)
+            return None
 
 
 def check_new_file(path: Path, *, option: str = "--out") -> None:

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from swarm.network.discovery.dns_lookup import is_localhost
 from swarm.network.discovery.peer_names import is_named
@@ -28,7 +28,7 @@ from swarm_protocol.dht_messages import Contact
 from swarm_protocol.identity import check_peer_id
 
 from swarm_node.settings.config import Config, UsageError
-from swarm_node.storage.home import Home, read_json, replace_json
+from swarm_node.storage.home import Home, JsonMemory
 from swarm_node.storage.kept_invitation import keep_revocations
 
 if TYPE_CHECKING:
@@ -86,14 +86,8 @@ class RememberedPeer:
 
 def read(path: Path, network_id: str, now_s: float) -> tuple[RememberedPeer, ...]:
     """Return the peers of that network in the file at `path`, the likeliest to be alive first."""
-    try:
-        data = read_json(path, max_bytes=MAX_FILE_BYTES)
-        entries = list[Any]() if data is None or data["network_id"] != network_id else data["peers"][: 2 * MAX_PEERS]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        logger.warning("the peers that were remembered in %s are lost: %s", path, error)
-        return ()
     found = []
-    for entry in entries:
+    for entry in _memory(path, network_id).read(lambda peers: list(peers[: 2 * MAX_PEERS])) or ():
         try:
             found.append(RememberedPeer(**{**entry, "addrs": tuple(entry["addrs"])}))
         except (TypeError, ValueError, KeyError, AttributeError) as error:
@@ -130,10 +124,13 @@ def select_peers(
 
 def write(path: Path, network_id: str, peers: Sequence[RememberedPeer]) -> None:
     """Replace the file at `path` in one step. A disk that refuses is only a warning."""
-    try:
-        replace_json(path, {"network_id": network_id, "peers": [asdict(each) for each in peers]})
-    except OSError as error:
-        logger.warning("cannot remember peers in %s: %s", path, error)
+    _memory(path, network_id).keep([asdict(each) for each in peers])
+
+
+def _memory(path: Path, network_id: str) -> JsonMemory:
+    return JsonMemory(
+        path=path, owner=("network_id", network_id), key="peers", what="who was there", max_bytes=MAX_FILE_BYTES
+    )
 
 
 def remembered(config: Config) -> tuple[RememberedPeer, ...]:

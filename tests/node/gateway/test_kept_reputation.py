@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 from swarm.serving.checking.check_report import CheckReport
 from swarm.trust.reputation import Reputation
-from swarm_node.gateway.role import keep, reputation_in, spot_check_options
+from swarm_node.gateway.role import reputation_memory, spot_check_options
 from swarm_node.metrics.metric_registry import Registry
 from swarm_node.node import Node
 from swarm_node.storage import server_evidence
@@ -22,14 +22,20 @@ PEER = Identity(bytes(range(32))).peer_id
 NOW = 1_700_000_000.0
 
 
+def reputation_in(path: Path, network_id: str) -> Reputation | None:
+    return reputation_memory(path, network_id).read(Reputation.from_dict)
+
+
 def test_reputation_comes_back_in_its_own_network_alone(tmp_path: Path) -> None:
     path = tmp_path / "reputation.json"
     known = Reputation()
     known.note(PEER, "failed", NOW)
-    keep(known.to_dict(), path, "swarm")
-    assert reputation_in(path, "swarm").for_routing([PEER], NOW, "").barred == {PEER}
-    assert reputation_in(path, "other").track_records == {}
-    assert reputation_in(tmp_path / "none.json", "swarm").track_records == {}
+    reputation_memory(path, "swarm").keep(known.to_dict())
+    kept = reputation_in(path, "swarm")
+    assert kept is not None
+    assert kept.for_routing([PEER], NOW, "").barred == {PEER}
+    assert reputation_in(path, "other") is None
+    assert reputation_in(tmp_path / "none.json", "swarm") is None
 
 
 @pytest.mark.parametrize(
@@ -38,7 +44,7 @@ def test_reputation_comes_back_in_its_own_network_alone(tmp_path: Path) -> None:
 def test_broken_file_costs_the_memory_only(tmp_path: Path, text: str) -> None:
     path = tmp_path / "reputation.json"
     path.write_text(text)
-    assert reputation_in(path, "swarm").track_records == {}
+    assert reputation_in(path, "swarm") is None
 
 
 def test_wrong_answer_of_a_server_that_a_check_named_is_kept_with_what_is_known_of_it(tmp_path: Path) -> None:
@@ -58,4 +64,6 @@ def test_wrong_answer_of_a_server_that_a_check_named_is_kept_with_what_is_known_
             CheckReport(peer_id=PEER, start=0, end=2, result="failed", named=PEER, outcomes=outcomes, evidence=evidence)  # type: ignore[arg-type]
         )
     assert [path.stem for path in server_evidence.files_in(tmp_path / "served-evidence")] == [PEER]
-    assert reputation_in(tmp_path / "reputation.json", "swarm").for_routing([PEER], NOW, "").barred == {PEER}
+    kept = reputation_in(tmp_path / "reputation.json", "swarm")
+    assert kept is not None
+    assert kept.for_routing([PEER], NOW, "").barred == {PEER}

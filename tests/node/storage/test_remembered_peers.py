@@ -90,7 +90,7 @@ def test_file_that_is_broken_costs_the_memory_and_a_warning(
     path = tmp_path / "peers.json"
     path.write_bytes(text)
     assert read(path, "net", NOW) == ()
-    assert "are lost" in caplog.text
+    assert "is lost" in caplog.text
 
 
 def test_place_that_is_no_file_is_no_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
-from swarm.training.outside.resume import RunSurvey, deliver, sign_survey, survey
+from swarm.training.outside.resume import RunSurvey, sign_survey, survey
 from swarm.training.run.methods import Methods, short
 from swarm.training.run.run_file import read_signed
 from swarm.training.run.signed_run import SignedRun
@@ -18,7 +18,7 @@ from swarm_protocol.errors import PeerTimeout, PeerUnreachable
 from swarm_protocol.identity import Identity
 
 from swarm_node import diagnostics, interrupts
-from swarm_node.commands.run_resume import read_members
+from swarm_node.commands.run_resume import give, read_members
 from swarm_node.events.emitter import Emitter
 from swarm_node.network_visit import retried, visiting
 from swarm_node.settings.config import Config
@@ -97,13 +97,8 @@ class _Endorsing:
             self._emitter.emit("endorsement_not_signed", run=self._run.run_id)
             return proof.outer_step
         data = sign_survey(self._run, found, self._author, network_id=self._network.network_id, now=self._network.now())
-        answers = await deliver(self._network, Methods(self._run.run_id).endorse, data, found.holders)
-        taken = sorted(peer for peer, refusal in answers.items() if not refusal)
-        for peer, refusal in answers.items():
-            if refusal:
-                self._emitter.emit("warning", message=f"{short(peer)} refused the endorsement: {refusal}", remedy="")
-        if not taken:
-            raise PeerUnreachable("no member accepted the endorsement", remedy="try again when a member is running")
+        method = Methods(self._run.run_id).endorse
+        taken = await give(self._network, method, data, found.holders, "endorsement", self._emitter)
         self._emitter.emit("endorsement_delivered", run=self._run.run_id, outer_step=proof.outer_step, peers=taken)
         return proof.outer_step
 

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from swarm.network.membership import Membership
-from swarm.training.outside.resume import deliver
-from swarm.training.run.methods import Methods, short
+from swarm.training.run.methods import Methods
 from swarm.training.run.run_file import read_signed
 from swarm.training.run.signed_run import SignedRun
 from swarm_protocol import limits
@@ -35,6 +34,7 @@ from swarm_node import diagnostics, interrupts
 from swarm_node.commands.command_options import Flags, signing_identity
 from swarm_node.commands.invite import parse_lifetime, utc
 from swarm_node.commands.run import run_file, with_peers
+from swarm_node.commands.run_resume import give
 from swarm_node.events.emitter import Emitter
 from swarm_node.network_visit import retried, visiting
 from swarm_node.settings.config import UsageError
@@ -106,22 +106,17 @@ def revoke(flags: Flags) -> int:
         )
     revocation = RunRevocation(run=run.run_id, serials=serials, inviters=(inviter,) if inviter else ())
 
-    async def give() -> None:
+    async def revoke_there() -> None:
         async with visiting(config) as (network, membership):
             data = sign_revocation(author, revocation, network_id=network.network_id, now=network.now())
             peers = await retried(lambda: _trainers(membership, run.run_id))
-            answers = await deliver(network, Methods(run.run_id).revoke, data, peers)
-            taken = sorted(peer for peer, refusal in answers.items() if not refusal)
-            for peer, refusal in answers.items():
-                if refusal:
-                    emitter.emit("warning", message=f"{short(peer)} did not take the revocation: {refusal}", remedy="")
-            if not taken:
-                raise PeerUnreachable("no member accepted the revocation", remedy="try again when a member is running")
+            method = Methods(run.run_id).revoke
+            taken = await give(network, method, data, peers, "revocation", emitter)
             emitter.emit("run_revoked", run=run.run_id, what=_named(revocation), peers=taken)
 
     diagnostics.quieten_libraries()
     interrupts.raise_in_command()
-    asyncio.run(give())
+    asyncio.run(revoke_there())
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from pathlib import Path
 
 from swarm.network.interface import Network
@@ -46,6 +47,28 @@ def resume_run(
     interrupts.raise_in_command()
     asyncio.run(resume())
     return 0
+
+
+async def give(
+    network: Network,
+    method: str,
+    data: bytes,
+    peers: Collection[str],
+    what: str,
+    emitter: Emitter,
+    *,
+    heeded: Collection[str] | None = None,
+) -> list[str]:
+    """Give members what the author has signed, and return those that took it. A refusal is a warning, from the
+    `heeded` peers if they are named. Raises PeerUnreachable if nobody took it."""
+    answers = await deliver(network, method, data, peers)
+    for peer, refusal in answers.items():
+        if refusal and (heeded is None or peer in heeded):
+            emitter.emit("warning", message=f"{short(peer)} refused the {what}: {refusal}", remedy="")
+    taken = sorted(peer for peer, refusal in answers.items() if not refusal)
+    if not taken:
+        raise PeerUnreachable(f"no member accepted the {what}", remedy="try again when a member is running")
+    return taken
 
 
 def read_members(path: Path) -> tuple[str, ...]:
@@ -101,13 +124,8 @@ async def _order(
         _tell_unsigned(run, situation, emitter)
         return
     method = Methods(run.run_id).resume
-    answers = await deliver(network, method, certificate, sorted({*roster, *situation.holders}))
-    taken = sorted(peer for peer, refusal in answers.items() if not refusal)
-    for peer, refusal in answers.items():
-        if refusal and peer in situation.holders:
-            emitter.emit("warning", message=f"{short(peer)} refused the order: {refusal}", remedy="")
-    if not taken:
-        raise PeerUnreachable("no member accepted the resume order", remedy="try again when a member is running")
+    peers = sorted({*roster, *situation.holders})
+    taken = await give(network, method, certificate, peers, "resume order", emitter, heeded=situation.holders)
     emitter.emit("resume_delivered", run=run.run_id, outer_step=proof.outer_step, peers=taken)
 
 

@@ -26,7 +26,7 @@ from swarm.client.possession_checks import FailedProof
 from swarm.serving.checking.check_report import CheckReport
 from swarm.serving.checking.spot_checks import SpotCheckOptions, SpotChecks
 from swarm.serving.evidence.server_convictions import ServerConvictions
-from swarm.serving.session.session import SessionOptions
+from swarm.serving.session.client_state import SessionOptions
 from swarm.trust.reputation import MAX_PEERS, Reputation
 from swarm_protocol.control_messages import MAX_BARRED, SpotCheckStatus
 from swarm_protocol.errors import ConfigError

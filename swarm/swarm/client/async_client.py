@@ -25,9 +25,9 @@ from swarm.router.routing import NoChain
 from swarm.serving.checking.spot_checks import DEFAULT_SHARE, SpotCheckOptions, SpotChecks
 from swarm.serving.evidence.server_convictions import ServerConvictions
 from swarm.serving.manifest.manifest_book import ManifestBook
-from swarm.serving.session.client_state import ClientState
+from swarm.serving.session.client_state import ClientState, SessionOptions
 from swarm.serving.session.generate import Token, generate, sampler_for
-from swarm.serving.session.session import Session, SessionOptions
+from swarm.serving.session.session import Session
 from swarm.serving.session.trace import Trace
 from swarm.serving.tokenizer.model_assets import Message, ModelAssets, TokenizerLimits
 from swarm.temporary_folder import temporary_folder

@@ -27,7 +27,7 @@ from swarm.serving.checking.spot_checks import SpotCheckOptions
 from swarm.serving.server.deployment import LoadedSpan, load
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.span_server import SpanServer
-from swarm.serving.session.session import SessionOptions
+from swarm.serving.session.client_state import SessionOptions
 from swarm.serving.tokenizer.model_assets import ModelAssets
 from swarm_protocol.records import NodeRecord
 

@@ -1,4 +1,4 @@
-"""Holds what all sessions of one client share.
+"""Holds what all sessions of one client share: their options, and what they know of servers.
 
 It has no task of its own; `close` ends those of its parts.
 """
@@ -6,13 +6,31 @@ It has no task of its own; `close` ends those of its parts.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.serving.checking.spot_checks import SpotCheckOptions, SpotChecks
 from swarm.serving.session.connection_pool import ConnectionPool
 from swarm.serving.session.peer_health import PeerHealth
+from swarm.serving.session.route_finder import HomeSpans
 from swarm.serving.session.stage import PrefixStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOptions:
+    """`patience_s`: how long to look for a replacement. `max_replay_bytes`: what may be kept to survive failures.
+
+    `codec` of the activations on the wire: "raw", "bf16" or "int8". `checks`: which answers are checked; None: none.
+    `home`: the spans at both ends of the model that this process runs itself; servers then run the blocks between.
+    """
+
+    patience_s: float = 20.0
+    max_replay_bytes: int = 2**31
+    max_step_tokens: int = 512
+    codec: str = "raw"
+    checks: SpotCheckOptions | None = None
+    home: HomeSpans | None = None
 
 
 class ClientState:

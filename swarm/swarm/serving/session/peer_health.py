@@ -9,16 +9,18 @@ There is one for each client, shared by its sessions and touched only from its e
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
+from swarm_protocol.errors import PeerError, PeerRefused, PeerViolation, SwarmError
 
 from swarm.network.membership import Membership
 from swarm.newest_items import NewestItems
 from swarm.router.routing import RoutingContext
+from swarm.serving.session.session_actions import FailureCause, ReportFailure
 from swarm.trust.reputation import Reputation
 
 FIRST_BACKOFF_S = 1.0
@@ -51,6 +53,8 @@ MEASURE_S = 5.0
 """A peer that takes longer to answer counts as far."""
 
 MAX_PEERS = 1024
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -194,6 +198,18 @@ class PeerHealth:
         """Forget the peer's failures and refusals, since it has answered."""
         self._failures.pop(peer_id, None)
         self._refusals.pop(peer_id, None)
+
+    def blame(self, failure: ReportFailure, num_tokens: int) -> None:
+        """Note why a session of `num_tokens` gave up a server."""
+        error = failure.error
+        logger.info("%s: %s", failure.peer_id, error)
+        if isinstance(error, PeerViolation) and failure.cause is not FailureCause.VIOLATION:
+            # a server that finds fault with the client is not at fault itself
+            error = PeerError(error.message, peer_id=failure.peer_id)
+        if isinstance(error, PeerRefused) and error.retry_after_s:
+            self.refused(failure.peer_id, num_tokens, error.retry_after_s)
+        else:
+            self.failed(failure.peer_id, error)
 
     def refused(self, peer_id: str, num_tokens: int, retry_after_s: float) -> None:
         """Do not ask the peer for as many tokens or more until then. It is healthy and may have room for fewer."""

@@ -19,11 +19,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.limits import PAGE_TOKENS
 
+from swarm.serving.session.pending_request import LostToken, PendingRequest
 from swarm.serving.session.session_actions import Feed, TakeToken, UpdateLink
 from swarm.serving.session.stage import Neighbours, ReplayBuffer, Stage, StepReport
 
@@ -34,44 +35,6 @@ RELINK_S = 10.0
 """A link between two servers that failed is not used for as long, and for twice that the next time."""
 
 MAX_RELINK_S = 600.0
-
-
-@dataclass(slots=True, kw_only=True)
-class PendingRequest:
-    """Holds what the caller asked for last: the token after the last position. Positions before `answered` are
-    answered.
-
-    `num_drawn` tokens were drawn without being asked for and `ahead` more may be; `may_draw`: a server was asked to.
-    `is_timed`: a single token is under way since `asked_s`, through stages that have not changed, of which `num_timed`
-    have said that they spent `spent_ms` on it.
-    """
-
-    answered: int = 0
-    ahead: int = 0
-    num_drawn: int = 0
-    may_draw: bool = False
-    asked_s: float = 0.0
-    is_timed: bool = False
-    num_timed: int = 0
-    spent_ms: float = 0.0
-
-
-@dataclass(slots=True)
-class LostToken:
-    """A token that a lost server may have drawn and that the client never heard of, at `position` or later.
-
-    The `suspects` have until `due_s` to say whether they received it; `is_held`: one of them did.
-    """
-
-    position: int = 0
-    suspects: set[Stage] = field(default_factory=set)
-    due_s: float = math.inf
-    is_held: bool = False
-
-    def check(self, reached: int) -> bool:
-        """Note how far a stage was given inputs; return whether one of them holds the token."""
-        self.is_held = self.is_held or (bool(self.suspects) and reached > self.position)
-        return self.is_held
 
 
 class Pipeline:
@@ -120,9 +83,7 @@ class Pipeline:
         assert request.ahead > 0
         assert not self.is_asked
         self.buffers[0].append(row)
-        request.ahead -= 1
-        request.num_drawn += 1
-        request.asked_s, request.is_timed, request.num_timed, request.spent_ms = now_s, True, 0, 0.0
+        request.goes_on(now_s)
         if self._has_looped:
             first, last = self.stages[0], self.stages[-1]
             self._expect_pushes([last, *self.stages], start, self.length)
@@ -223,9 +184,7 @@ class Pipeline:
 
     def _note_spent(self, stage: Stage, report: StepReport) -> None:
         """Note what a single token took on the servers that pushed it to this stage. It notes its own time itself."""
-        request = self.request
-        request.num_timed += 1 + len(report.upstream_ms)
-        request.spent_ms += report.compute_ms + report.queue_ms + sum(map(sum, report.upstream_ms))
+        self.request.note_spent(report)
         before = self.stages[: self.stages.index(stage)]
         for upper, (compute_ms, queue_ms) in zip(reversed(before), reversed(report.upstream_ms), strict=False):
             upper.trace.step(compute_ms, queue_ms)

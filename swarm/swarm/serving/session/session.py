@@ -14,12 +14,12 @@ import math
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from uuid import uuid4
 
 from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError, PeerError, PeerRefused, PeerViolation, SwarmError
+from swarm_protocol.errors import ConfigError, PeerViolation, SwarmError
 from swarm_protocol.records import ServeRecord
 from swarm_protocol.rows import row_bytes
 from swarm_protocol.sampler import Sampler
@@ -37,13 +37,12 @@ from swarm_protocol.session_frames import (
 from swarm.network.membership import Membership
 from swarm.router.routing import Hop, NoChain
 from swarm.serving.checking.finished_answer import Draw
-from swarm.serving.checking.spot_checks import SpotCheckOptions
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.answered import ClosedAnswer, LastFrames
-from swarm.serving.session.client_state import ClientState
+from swarm.serving.session.client_state import ClientState, SessionOptions
 from swarm.serving.session.connection_pool import ClientConnection, ConnectionLost
 from swarm.serving.session.peer_health import SUSPECTED_S
-from swarm.serving.session.route_finder import ChainFinder, HomeChainFinder, HomeSpans, KnownServers, RouteFinder
+from swarm.serving.session.route_finder import ChainFinder, HomeChainFinder, KnownServers, RouteFinder
 from swarm.serving.session.session_actions import (
     Action,
     CloseStage,
@@ -68,22 +67,6 @@ logger = logging.getLogger(__name__)
 
 MAX_STEP_BYTES = 2 * 2**20
 """Activations in one step. Several steps of many clients wait at a server, some hundred MiB in all."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionOptions:
-    """`patience_s`: how long to look for a replacement. `max_replay_bytes`: what may be kept to survive failures.
-
-    `codec` of the activations on the wire: "raw", "bf16" or "int8". `checks`: which answers are checked; None: none.
-    `home`: the spans at both ends of the model that this process runs itself; servers then run the blocks between.
-    """
-
-    patience_s: float = 20.0
-    max_replay_bytes: int = 2**31
-    max_step_tokens: int = 512
-    codec: str = "raw"
-    checks: SpotCheckOptions | None = None
-    home: HomeSpans | None = None
 
 
 class Session:
@@ -250,7 +233,7 @@ class Session:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             case ReportFailure():
-                self._report_failure(action)
+                self._health.blame(action, self._messages.max_tokens)
             case ForgetRows(peers):
                 self._messages.forget()
                 for peer_id in peers:
@@ -286,17 +269,6 @@ class Session:
             request, asked = self._state.pipeline.request, self._messages.draw
             draw = replace(asked, index=asked.index + request.num_drawn, ahead=0)
             self._draws.append(Draw(position=request.answered - 1, draw=draw, token=token))
-
-    def _report_failure(self, failure: ReportFailure) -> None:
-        error = failure.error
-        logger.info("%s: %s", failure.peer_id, error)
-        if isinstance(error, PeerViolation) and failure.cause is not FailureCause.VIOLATION:
-            # a server that finds fault with the client is not at fault itself
-            error = PeerError(error.message, peer_id=failure.peer_id)
-        if isinstance(error, PeerRefused) and error.retry_after_s:
-            self._health.refused(failure.peer_id, self._messages.max_tokens, error.retry_after_s)
-        else:
-            self._health.failed(failure.peer_id, error)
 
     def _note_repair(self, action: Repaired) -> None:
         repair = action.repair

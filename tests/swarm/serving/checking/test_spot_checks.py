@@ -26,7 +26,7 @@ from swarm.serving.server.answer_log import AnswerLog
 from swarm.serving.server.connection_server import ConnectionServer
 from swarm.serving.server.server_session import ServerSession
 from swarm.serving.server.session_outputs import SessionLink
-from swarm.serving.session.session import SessionOptions
+from swarm.serving.session.client_state import SessionOptions
 from swarm.testing import virtual_time
 from swarm_protocol.answer_commitments import PositionDigests
 from swarm_protocol.errors import ConfigError

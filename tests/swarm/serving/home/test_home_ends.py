@@ -30,7 +30,7 @@ from swarm.serving.engine.page_allocator import PageAllocator
 from swarm.serving.home import home_files
 from swarm.serving.home.home_ends import HomeEnds
 from swarm.serving.server.server_session import ServerSession
-from swarm.serving.session.session import SessionOptions
+from swarm.serving.session.client_state import SessionOptions
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, IntegrityError, SessionError
 from swarm_protocol.rows import Rows

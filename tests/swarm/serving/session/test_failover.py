@@ -16,7 +16,7 @@ from unittest.mock import AsyncMock, patch
 import pytest
 from support.faults import Fault
 from swarm.router.routing import NoChain
-from swarm.serving.session.session import SessionOptions
+from swarm.serving.session.client_state import SessionOptions
 from swarm.serving.session.session_state import LEAVE_RETRY_S, MAX_FAILURES
 from swarm.serving.session.stage import FLOOR_S
 from swarm.testing import virtual_time

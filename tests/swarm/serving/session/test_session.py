@@ -17,8 +17,8 @@ from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.router.routing import NoChain
 from swarm.serving.model.shape import ModelShape
-from swarm.serving.session.client_state import ClientState
-from swarm.serving.session.session import MAX_STEP_BYTES, Session, SessionOptions
+from swarm.serving.session.client_state import ClientState, SessionOptions
+from swarm.serving.session.session import MAX_STEP_BYTES, Session
 from swarm.serving.session.stage import FLOOR_S, KNOWN_FLOOR_S, KNOWN_STEPS, MAX_TOKEN_S
 from swarm.serving.session.trace import Trace
 from swarm.testing import virtual_time

@@ -2,13 +2,13 @@
 
 KeyboardInterrupt in the middle of an import leaves modules half loaded, and libraries swallow it or report other
 errors. So nothing is raised until a command has something to clean up: the system ends the process, also while a
-library is loaded, in which Python looks at no signal. Only light modules of the standard library are imported here. The
-state is the process's handler of SIGINT. The first hundredths of a second, in which Python itself starts, are its own.
+library is loaded, in which Python looks at no signal. The state is the process's handler of SIGINT.
+
+Until `end_process` was called, Ctrl-C prints a traceback. So this module imports `_signal`, which is part of the
+interpreter, and not `signal`, whose enumerations take as long to load as Python itself takes to start.
 """
 
-from __future__ import annotations
-
-import signal
+import _signal as signal  # type: ignore[import-not-found]
 
 EXIT_INTERRUPTED = 130
 
@@ -24,5 +24,5 @@ def raise_in_command() -> None:
 
     asyncio cancels its main task at Ctrl-C only if this was called before its loop runs.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -71,6 +71,12 @@ def test_ctrl_c_while_a_library_is_imported_ends_the_process_without_a_word(
     assert 128 - process.returncode == interrupts.EXIT_INTERRUPTED  # as a shell tells the end by a signal
 
 
+def test_nothing_is_loaded_before_ctrl_c_is_handled() -> None:
+    code = "import sys; first = set(sys.modules); import swarm_node.__main__; print(*sorted(set(sys.modules) - first))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["swarm_node", "swarm_node.__main__", "swarm_node.interrupts"]
+
+
 @pytest.mark.usefixtures("restored")
 def test_ctrl_c_that_is_ignored_stays_ignored() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)

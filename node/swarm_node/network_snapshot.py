@@ -38,8 +38,8 @@ class Listed(Generic[R]):
 class NetworkSnapshot:
     """The network at one time: records by peer id, by model and by run id.
 
-    `paths` are those of the node that looks, to its connected peers; `rtts_ms` are its known round trips to these and
-    to servers.
+    `paths` are those of the node that looks, `observer`, to its connected peers; `rtts_ms` are its known round trips to
+    these and to servers.
     """
 
     at: float
@@ -48,6 +48,7 @@ class NetworkSnapshot:
     runs: Mapping[str, Listed[TrainerRecord]]
     rtts_ms: Mapping[str, float] = field(default_factory=dict)
     paths: Mapping[str, PeerPath] = field(default_factory=dict)
+    observer: str = ""
 
 
 MAX_MODELS = 32
@@ -121,6 +122,7 @@ class NetworkPoller:
             runs=self._of("train"),
             rtts_ms=self._membership.known_rtts_ms(servers | paths.keys()),
             paths=paths,
+            observer=self._network.peer_id,
         )
 
     def _of(self, kind: Literal["serve", "train"]) -> dict[str, Listed[Any]]:

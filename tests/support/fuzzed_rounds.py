@@ -17,7 +17,7 @@ from typing import TypeVar
 from support.fuzzing import Target
 from support.hostile_values import altered
 from support.round_scripts import ME, PEERS, RUN, STEP, contribution, locked, outcome, ready, setup
-from swarm.training.round.group_formation import awaited_peers
+from swarm.training.round.group_formation import awaited_peers, num_lacking
 from swarm.training.round.group_members import form_group
 from swarm.training.round.round_events import (
     Action,
@@ -96,6 +96,7 @@ class RoundHistory:
             self._carry_out(action)
         wake_at(self.state)
         awaited_peers(self.state)
+        num_lacking(self.state)
         own_report(self.state).to_bytes()
         check_bounded(self.state)
 

@@ -6,6 +6,7 @@ Each holds the home, then runs a daemon in it until that is done or has to leave
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from swarm_node.commands.command_options import Flags, imported
 from swarm_node.events.emitter import Emitter
 from swarm_node.machine.hardware import UNUSED_PACKAGES
 from swarm_node.settings.config import Config, UsageError
-from swarm_node.settings.parsers import RUN_ID_FORM
+from swarm_node.settings.parsers import RUN_ID_FORM, RunId
 from swarm_node.storage import remembered_peers
 from swarm_node.storage.home import Home
 from swarm_node.storage.kept_invitation import check_member, check_right
@@ -47,14 +48,15 @@ def join(flags: Flags) -> int:
     config = flags.member()
     _check_work(config)
     config = _within_rights(config)
+    run_id, is_closed = config.run.run_id if isinstance(config.run, RunId) else "", False
     if isinstance(config.run, Path):
         # a file that is no run, or not what was signed, is refused before torch is imported to try the run's model
         from swarm.training.run.run_file import read_signed  # noqa: PLC0415
 
-        run_id = read_signed(config.run).run_id
-    else:
-        run_id = config.run.run_id if config.run else ""
+        run = read_signed(config.run)
+        run_id, is_closed = run.run_id, run.config.entrance.required
     _check_invitations(config, run_id)
+    _check_time(config, run_id, Emitter(json=flags.json), is_closed=is_closed)
     if config.model:
         # torch's threads would otherwise spin for milliseconds after each decoding step, on cores that others need
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -75,6 +77,17 @@ def _check_invitations(config: Config, run_id: str) -> None:
         key = Home(config.home).identity
         peer_id = Identity.load(key).peer_id if key.exists() else ""
         check_given(config.invitation, peer_id, run_id, network_id=config.network_id)
+
+
+def _check_time(config: Config, run_id: str, emitter: Emitter, *, is_closed: bool) -> None:
+    """Tell at once if all invitations to the run have expired. Raises ConfigError if nobody enters the run without one
+    (`is_closed`), and this home has not trained it."""
+    if not config.invitation or any(each.envelope.expires_at > time.time() for each in config.invitation):
+        return
+    message, remedy = f"the invitation to {run_id} has expired", "ask who gave it for a new one, and check the clock"
+    if is_closed and not (Home(config.home).checkpoints / run_id).exists():
+        raise ConfigError(f"{message}, and nobody enters that run without one", remedy=remedy)
+    emitter.emit("warning", message=f"{message}: this node goes on without it", remedy=remedy)
 
 
 def gateway(flags: Flags) -> int:

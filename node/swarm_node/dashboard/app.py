@@ -11,7 +11,7 @@ import time
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -89,11 +89,14 @@ def _bounded(text: str) -> str:
 
 def combined(gateway: Starlette, dashboard: ASGIApp) -> ASGIApp:
     """Combine both in one application. The gateway answers, with its own keys and limits, all paths that begin as one
-    of its routes does."""
-    beginnings = {route.path.split("/")[1] for route in gateway.routes if isinstance(route, Route)}
+    of its routes does, and programs that leave out the beginning of OpenAI's routes: it knows what they meant."""
+    paths = {route.path for route in gateway.routes if isinstance(route, Route)}
+    beginnings = {path.split("/")[1] for path in paths}
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        is_gateways = scope.get("path", "").partition("/")[2].partition("/")[0] in beginnings
+        path = scope.get("path", "")
+        lacks_beginning = f"/v1{path}" in paths and "text/html" not in Headers(scope=scope).get("accept", "")
+        is_gateways = lacks_beginning or path.partition("/")[2].partition("/")[0] in beginnings
         await (gateway if is_gateways else dashboard)(scope, receive, send)
 
     return app

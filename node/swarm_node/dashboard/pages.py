@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi.responses import RedirectResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from swarm_node.dashboard import charts, wording
@@ -132,6 +133,10 @@ def router(source: ViewSource, has_chat: bool = False) -> APIRouter:
         ("/runs/{name:path}", pages.run),
         *([("/try", pages.chat)] if has_chat else []),
     ]
+    for section in ("models", "runs"):
+        for path in (f"/{section}", f"/{section}/"):
+            endpoint = pages.section(section)
+            routes.add_api_route(path, endpoint, methods=["GET", "HEAD"], response_model=None)
     for path, content in found:
         routes.add_api_route(path, pages.endpoint(content), methods=["GET", "HEAD"], response_model=None)
     routes.add_api_route("/static/{name:path}", pages.static, methods=["GET", "HEAD"], response_model=None)
@@ -176,11 +181,19 @@ class _Pages:
             return self._missing(request, "This file").answer(request)
         return body.answer(request)
 
+    def section(self, name: str) -> Callable[[Request], Any]:
+        """Lead who shortens a page's address to the list of models or runs, which is a section of the overview."""
+
+        async def answer(request: Request) -> Response:
+            _check_reads_pages(request)
+            return RedirectResponse(f"/#{name}", headers=HEADERS)
+
+        return answer
+
     async def unknown(self, request: Request) -> Response:
         """Tell a browser in a page that there is nothing at this address, and a program in JSON."""
-        if "text/html" not in request.headers.get("accept", ""):
-            raise HTTPException(404)
-        return self._missing(request, "This page").answer(request)
+        _check_reads_pages(request)
+        return self._missing(request, "This page", is_page=True).answer(request)
 
     def _fresh(self, address: str) -> _Page:
         second = (int(time.monotonic()), self._source.overview().at)
@@ -189,8 +202,8 @@ class _Pages:
             self._pages = {}
         return self._pages.setdefault(address, _Page())
 
-    def _missing(self, request: Request, what: str) -> Body:
-        return self._render(request, "missing.html", {"what": what}, status=404)
+    def _missing(self, request: Request, what: str, *, is_page: bool = False) -> Body:
+        return self._render(request, "missing.html", {"what": what, "is_page": is_page}, status=404)
 
     def _render(self, request: Request, template: str, values: dict[str, Any], *, status: int = 200) -> Body:
         overview, now = self._source.overview(), time.time()
@@ -271,6 +284,12 @@ class _Pages:
 
     async def chat(self, _request: Request) -> Content:
         return "try.html", {}
+
+
+def _check_reads_pages(request: Request) -> None:
+    """Raises HTTPException for a program, which has to be told in JSON that there is nothing."""
+    if "text/html" not in request.headers.get("accept", ""):
+        raise HTTPException(404)
 
 
 def _name(request: Request) -> str:

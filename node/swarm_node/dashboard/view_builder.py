@@ -179,6 +179,7 @@ def node_views(
                 "started_at": min(view.started_at, snapshot.at),
                 "age_s": snapshot.nodes.age_s(peer_id),
                 "from_here": _path_view(snapshot, peer_id),
+                "is_observer": peer_id == snapshot.observer,
             }
         )
         for peer_id, view in memo.views(snapshot.nodes.records).items()

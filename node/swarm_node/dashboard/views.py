@@ -67,6 +67,7 @@ class NodeView(View):
     lends_again_at: float | None = None
     paths: dict[str, int] | None = None  # how many peers it is connected to, by path; None: it does not say
     from_here: PathView | None = None  # None: not connected, or the node that looks itself
+    is_observer: bool = False  # it is the node that looks
 
 
 class PresenceView(View):

@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 CODES = {404: "not_found", 405: "method_not_allowed", 406: "not_acceptable", 415: "unsupported_media_type"}
 MAX_PATH_CHARS = 100
 """The most of a request's path or field name that an error message repeats."""
+UNDER_V1 = {"/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/embeddings"}
+"""Paths that clients miss whose base URL lacks its end."""
+BASE_URL = "OpenAI's API is under /v1: give the client a base URL that ends with /v1"
 PARSING = "There was an error parsing the body"
 """FastAPI's words for a body that is no JSON for another reason than its grammar: no UTF-8, too deep, a huge number."""
 
@@ -74,9 +77,11 @@ def _from_route(error: Exception, request: Request) -> HttpError:
 def _from_validation(error: RequestValidationError) -> HttpError:
     # of a field that may be of two kinds both are reported: the one that was meant got further
     first = max(error.errors(), key=lambda found: len(found["loc"]))
-    if first["type"] == "json_invalid":
-        return HttpError(400, f"the request body is not valid JSON: {first['ctx']['error']}", code="invalid_json")
     path = ".".join(_path(first["loc"]))
+    is_empty = first["type"] == "missing" and not path
+    if is_empty or first["type"] == "json_invalid":
+        found = "empty: send a JSON object" if is_empty else f"not valid JSON: {first['ctx']['error']}"
+        return HttpError(400, f"the request body is {found}", code="invalid_json")
     match first["type"]:
         case "unsupported":
             name = first["ctx"]["name"]
@@ -93,9 +98,10 @@ def _from_validation(error: RequestValidationError) -> HttpError:
 
 
 def _path(loc: Sequence[str | int]) -> list[str]:
-    """Return the path of a field, without the names of types, as `list[TextPart]`, which are no part of what was
-    sent."""
-    return [part for part in map(str, loc) if part != "body" and re.fullmatch(r"[a-z0-9_]+", part)]
+    """Return the path of a field, without the names of types, which are no part of what was sent: such as
+    `list[TextPart]`, and after `response_format` the value of its `type`."""
+    parts = [part for part in map(str, loc) if part != "body" and re.fullmatch(r"[a-z0-9_]+", part)]
+    return [part for before, part in zip(("", *parts), parts, strict=False) if before != "response_format"]
 
 
 def _from_http(error: HTTPException, request: Request) -> HttpError:
@@ -104,6 +110,7 @@ def _from_http(error: HTTPException, request: Request) -> HttpError:
     code, message = CODES.get(error.status_code), str(error.detail)
     if code in {"not_found", "method_not_allowed"}:
         path = request.url.path[:MAX_PATH_CHARS]
-        message = f"there is no {request.method} {path} here: /openapi.json lists what there is"
+        hint = BASE_URL if f"/v1{path}" in UNDER_V1 else "/openapi.json lists what there is"
+        message = f"there is no {request.method} {path} here: {hint}"
     # a 405's headers say which methods there are
     return HttpError(error.status_code, message, code=code, headers=error.headers)

@@ -67,6 +67,8 @@ def create_app(client: AsyncClient, options: GatewayOptions | None = None) -> Fa
     ):
         kind = PlainTextResponse if doc is responses.METRICS else JSONResponse
         app.add_api_route(path, endpoint, methods=[method], response_class=kind, responses=doc)
+        if method == "GET":  # by HEAD a monitor looks whether a page is there
+            app.add_api_route(path, endpoint, methods=["HEAD"], response_class=kind, include_in_schema=False)
     return app
 
 

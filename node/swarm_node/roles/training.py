@@ -11,7 +11,7 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -42,7 +42,7 @@ from swarm_protocol.errors import ConfigError, SessionError, SwarmError
 from torch import Tensor
 
 from swarm_node.events.tensorboard_files import recorded
-from swarm_node.formatting import rate
+from swarm_node.formatting import plural, rate
 from swarm_node.metrics.readings import TrainerMetrics, read_trainer
 from swarm_node.node import Node
 from swarm_node.roles.own_standing import OwnStanding
@@ -329,7 +329,7 @@ class RunTraining:
         waiting = self._trainer.waiting if self._trainer else None
         if waiting is None:
             return training
-        return replace(training, waits_for=_named(waiting.peers), waits_s=waiting.seconds)
+        return replace(training, waits_for=_awaited(waiting), waits_s=waiting.seconds)
 
     def _show(self, step: int, *, loss: float | None = None, tokens_per_s: float = 0.0) -> None:
         self._node.activity.training = TrainingStatus(
@@ -393,7 +393,10 @@ def _ban_words(ban: Ban) -> str:
     return f"{short(ban.verdict.peer_id)} is banned {how_long(ban.until)}: {ban.verdict.reason}"
 
 
-def _named(peers: Sequence[str]) -> str:
-    """Return a few of `peers` by their short names, or "the round's result" for none."""
+def _awaited(waiting: events.Waiting) -> str:
+    """Return in words for what a member waits: a few of the peers by their short names, newcomers, or the result."""
+    peers = waiting.peers
+    if not peers:
+        return plural(waiting.num_lacking, "more member") if waiting.num_lacking else "the round's result"
     more = f" and {len(peers) - _MAX_NAMED} more" if len(peers) > _MAX_NAMED else ""
-    return ", ".join(map(short, peers[:_MAX_NAMED])) + more if peers else "the round's result"
+    return ", ".join(map(short, peers[:_MAX_NAMED])) + more

@@ -17,8 +17,8 @@ from swarm_node.dashboard.views import (
     ModelDetail,
     ModelView,
     NodeDetail,
+    NodeView,
     Overview,
-    PathView,
     RunDetail,
     RunView,
     ServerView,
@@ -259,7 +259,7 @@ def node(view: NodeDetail, width: int) -> Iterator[Line]:
         width,
     )
     yield _fitted(Text(f"connected to {UNKNOWN if shown.paths is None else path_counts(shown.paths)}"), width)
-    yield _fitted(Text(f"from here: {_from_here(shown.from_here)}"), width)
+    yield _fitted(Text(f"from here: {_from_here(shown)}"), width)
     if shown.pause and shown.state == "alive":
         yield _fitted(Text(f"{PAUSES[shown.pause]}: {lends_again(shown.lends_again_at, time.time())}", "yellow"), width)
     uptime = UNKNOWN if view.uptime_share is None else f"{view.uptime_share:.0%}"
@@ -274,9 +274,10 @@ def node(view: NodeDetail, width: int) -> Iterator[Line]:
         yield _fitted(Text.assemble("trains ", _name(each.run), " ", facts), width)
 
 
-def _from_here(path: PathView | None) -> str:
+def _from_here(node: NodeView) -> str:
+    path = node.from_here
     if path is None:
-        return "not connected"
+        return "this node itself" if node.is_observer else "not connected"
     moved = f"{whole_mebibytes(path.sent_bytes)} sent, {whole_mebibytes(path.received_bytes)} received"
     return f"{path.kind}, {round_trip(path.rtt_ms)}, {moved}"
 

@@ -12,7 +12,7 @@ import pytest
 from support.training_swarm import AUTHOR, config
 from swarm.training.run.run_file import write_run
 from swarm_node import cli
-from swarm_node.commands import run_invite
+from swarm_node.commands import daemons, run_invite
 from swarm_node.settings.invitation_words import parse_invite, parse_run_word
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
@@ -22,6 +22,10 @@ from swarm_protocol.run_credentials import MAX_USES, invite_to_run, vouch_for
 FRIEND, INVITER = Identity(b"f" * 32), Identity(b"i" * 32)
 SHORTLY: dict[str, Any] = {"network_id": "swarm", "now": time.time(), "lifetime_s": 3600.0}
 ADDR = f"/ip4/127.0.0.1/tcp/9/p2p/{FRIEND.peer_id}"
+
+
+class Started(Exception):
+    """The command has passed its checks."""
 
 
 def keys(folder: Path) -> None:
@@ -34,6 +38,38 @@ def call(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, 
     code = cli.run([*map(str, words)])
     told = capsys.readouterr()
     return code, told.out, told.err
+
+
+@pytest.mark.parametrize(
+    ("rule", "has_trained", "continues"),
+    [("welcome", False, True), ("required", False, False), ("required", True, True)],
+)
+def test_join_tells_of_an_expired_invitation_before_it_starts(
+    rule: str,
+    has_trained: bool,
+    continues: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(*_arguments: object, **_options: object) -> int:
+        raise Started
+
+    monkeypatch.setattr(daemons, "live", start)
+    run = write_run(tmp_path / "run.toml", config(invitations=rule), AUTHOR)
+    if has_trained:
+        (tmp_path / "home" / "checkpoints" / run.run_id).mkdir(parents=True)
+    words: list[str] = []
+    for issued_s in (7200, 3000):
+        invitation = invite_to_run(
+            AUTHOR, run.run_id, network_id="swarm", now=time.time() - issued_s, lifetime_s=3600.0
+        )
+        words += ["--invitation", invitation.text()]
+        flags = ("join", "--home", tmp_path / "home", "--run", tmp_path / "run.toml", "--peers", ADDR, *words)
+        code, _, err = call(capsys, *flags)
+        is_expired = issued_s == 7200
+        assert (f"the invitation to {run.run_id} has expired" in err) is is_expired, "one that is valid is enough"
+        assert ("Started" in err, code) == ((True, 70) if continues or not is_expired else (False, 1))
 
 
 @pytest.mark.parametrize("key", ["author", "inviter"])

@@ -302,6 +302,9 @@ def test_gateway_keeps_what_is_its_own(source: ExampleSource) -> None:
             for path in ("/", "/api/v1/overview", "/v10", "/nodes"):
                 answer = await client.get(path)
                 assert answer.text != "the gateway's"
+            # a program whose base URL lacks /v1 is told so by the gateway, a visitor is shown a page
+            assert (await client.post("/models", headers={"accept": "*/*"})).text == "the gateway's"
+            assert (await client.get("/models", headers={"accept": "text/html,*/*"})).headers["location"] == "/#models"
 
     asyncio.run(main())
 

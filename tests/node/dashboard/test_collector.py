@@ -84,6 +84,15 @@ async def test_a_node_is_shown_with_its_own_counts_and_the_path_of_the_dashboard
 
 
 @in_a_world
+async def test_the_dashboard_s_own_node_is_known_as_such(found: World) -> None:
+    await found.join("alder")
+    found.membership.announce(node_record("the dashboard"))
+    await asyncio.sleep(1)
+    await found.looks(2)
+    assert {node.name: node.is_observer for node in found.collector.nodes()} == {"alder": False, "the dashboard": True}
+
+
+@in_a_world
 async def test_nodes_are_counted_and_shown_by_name(found: World) -> None:
     await found.join("birch", reachability="relay")
     alder = await found.join("alder", decode_tokens_per_s=20.0)

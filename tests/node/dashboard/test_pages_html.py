@@ -172,6 +172,31 @@ def test_a_node_shows_the_path_from_here_and_its_own_counts(client: TestClient, 
     assert f"as each end counts them: {path_counts(source.overview().paths)}." in client.get("/").text
 
 
+def test_the_page_of_the_dashboard_s_own_node_says_that_it_is_its_own() -> None:
+    source = example_source(1)
+    [node] = source.nodes()
+    own = node.model_copy(update={"from_here": None, "is_observer": True})
+    source.node_details[node.peer_id] = source.node_details[node.peer_id].model_copy(update={"node": own})
+    with opened(source) as client:
+        assert "<dd>it is this page's node itself</dd>" in client.get(f"/nodes/{node.peer_id}").text
+
+
+@pytest.mark.parametrize("address", ["/models", "/models/", "/runs", "/runs/"])
+def test_the_address_of_all_models_or_runs_leads_to_their_section_of_the_overview(
+    client: TestClient, address: str
+) -> None:
+    answer = client.get(address, headers={"accept": "text/html"}, follow_redirects=False)
+    section = address.strip("/")
+    assert (answer.status_code, answer.headers["location"]) == (307, f"/#{section}")
+    assert f'id="{section}"' in client.get("/").text
+    assert client.get(address, headers={"accept": "application/json"}).status_code == 404
+
+
+def test_an_address_without_a_page_is_told_as_that(client: TestClient) -> None:
+    assert "No page has this address." in client.get("/checkpoints", headers={"accept": "text/html"}).text
+    assert "No page has this address." not in client.get("/nodes/nobody", headers={"accept": "text/html"}).text
+
+
 def _reached(source: ExampleSource, kind: PathKind) -> NodeView:
     return next(node for node in source.nodes() if node.paths and node.from_here and node.from_here.kind == kind)
 

@@ -146,6 +146,38 @@ def test_unknown_route_and_trace_are_not_found() -> None:
     converse(ScriptedClient(), conversation)
 
 
+@pytest.mark.parametrize("path", ["/chat/completions", "/completions", "/embeddings"])
+def test_base_url_without_v1_is_what_the_error_names(path: str) -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        with pytest.raises(api.NotFoundError, match="a base URL that ends with /v1"):
+            await openai.with_options(base_url=str(openai.base_url).removesuffix("v1/")).post(
+                path, body={}, cast_to=object
+            )
+
+    converse(ScriptedClient(), conversation)
+
+
+def test_pages_answer_to_head_as_to_get() -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        for path in ("/models", "/models/tiny", "../health"):
+            for request in (openai._client.head, openai._client.get):
+                assert (await request(str(openai.base_url) + path.lstrip("/"))).status_code == 200
+
+    converse(ScriptedClient(), conversation)
+
+
+def test_empty_body_is_called_empty_and_a_format_s_field_is_named_as_it_was_sent() -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        address = f"{openai.base_url}chat/completions"
+        empty = await openai._client.post(address, headers={"content-type": "application/json"})
+        assert empty.json()["error"]["message"] == "the request body is empty: send a JSON object"
+
+    converse(ScriptedClient(), conversation)
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+    error = _refusal(ScriptedClient(), "/chat/completions", {**body, "response_format": {"type": "json_schema"}})
+    assert error.param == "response_format.json_schema"
+
+
 def test_model_with_missing_blocks_is_unavailable_and_names_them() -> None:
     client = ScriptedClient(served=[ScriptedModel(missing=[(0, 1), (2, 4)])])
     error = _refusal(client, "/completions", {"model": "tiny", "prompt": "hi"})

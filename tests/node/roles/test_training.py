@@ -88,7 +88,8 @@ def test_contribution_that_comes_too_late_is_an_event(late_s: float | None, when
     [
         (None, ""),
         (Waiting(peers=(), seconds=3.0), "the round's result"),
-        (Waiting(peers=PEERS[:2], seconds=3.0), "000000, 000001"),
+        (Waiting(peers=(), seconds=3.0, num_lacking=1), "1 more member"),
+        (Waiting(peers=PEERS[:2], seconds=3.0, num_lacking=2), "000000, 000001"),
         (
             Waiting(peers=PEERS, seconds=3.0),
             "000000, 000001, 000002, 000003, 000004, 000005, 000006, 000007 and 62 more",

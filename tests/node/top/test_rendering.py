@@ -131,6 +131,8 @@ def test_node_shows_the_path_from_here_and_what_it_counts_itself() -> None:
     apart = detail.model_copy(update={"node": detail.node.model_copy(update={"from_here": None, "paths": None})})
     lines = rendering.node(apart, 100).plain.splitlines()
     assert {"connected to –", "from here: not connected"} <= set(lines)
+    itself = detail.model_copy(update={"node": detail.node.model_copy(update={"from_here": None, "is_observer": True})})
+    assert "from here: this node itself" in rendering.node(itself, 100).plain.splitlines()
 
 
 def test_once_tells_everything_of_a_swarm_and_that_it_is_old() -> None:

@@ -43,7 +43,7 @@ from swarm.training.member.reductions import Reductions, commit_slices
 from swarm.training.member.shown_groups import ASK_AFTER_S, ShownGroups
 from swarm.training.round import state_machine
 from swarm.training.round.clusters import has_contributed
-from swarm.training.round.group_formation import awaited_peers
+from swarm.training.round.group_formation import awaited_peers, num_lacking
 from swarm.training.round.promise import Promise, PromiseStore
 from swarm.training.round.round_events import (
     Action,
@@ -195,10 +195,14 @@ class RoundDriver:
 
     @property
     def waiting(self) -> Waiting | None:
-        """The peers that this member waits for; None while its interval runs."""
+        """Whom this member waits for; None while its interval runs."""
         if self._offered is None or self._certificate:
             return None
-        return Waiting(peers=awaited_peers(self._state), seconds=asyncio.get_running_loop().time() - self._offered[0])
+        return Waiting(
+            peers=awaited_peers(self._state),
+            seconds=asyncio.get_running_loop().time() - self._offered[0],
+            num_lacking=num_lacking(self._state),
+        )
 
     def lost(self, proof: Proof) -> ContributionLate | None:
         """Return what this member has trained for the step, if `proof` shows that the step was committed without it."""

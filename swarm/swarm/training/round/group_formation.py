@@ -283,6 +283,13 @@ def awaited_peers(state: RoundState) -> tuple[str, ...]:
             return ()
 
 
+def num_lacking(state: RoundState) -> int:
+    """Return how many more members this coordinator needs before it can form a group. Others do not know it: 0."""
+    is_forming = state.phase in {"forming", "left_out", "resting"} and state.coordinator == state.setup.me
+    lacking = state.setup.succession.min_group - len(_ready_members(state))
+    return max(0, lacking) if is_forming and not state.setup.follows else 0
+
+
 def grace_after(interval_s: float, least_s: float) -> float:
     """Return how many seconds a round waits for members once enough are there, after an interval that took
     `interval_s`. A run with a `least_s` of 0 waits for nobody."""

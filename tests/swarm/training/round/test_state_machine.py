@@ -39,7 +39,7 @@ from support.round_scripts import (
     voted,
 )
 from swarm.training.round import state_machine as machine
-from swarm.training.round.group_formation import awaited_peers
+from swarm.training.round.group_formation import awaited_peers, num_lacking
 from swarm.training.round.round_events import (
     Announce,
     Ask,
@@ -214,8 +214,11 @@ def test_member_tells_for_whom_it_waits() -> None:
     reports: Script = [(1.0, Reported(peer=OTHERS[0], ready=ready()))]
     state, _ = run([(0.0, Offered(contribution=contribution(COORDINATOR))), *reports], setup(COORDINATOR))
     assert awaited_peers(state) == tuple(sorted((ME, OTHERS[1])))
+    assert num_lacking(state) == 0
+    state, _ = run([(0.0, Offered(contribution=contribution(COORDINATOR)))], setup(COORDINATOR, roster=()))
+    assert (awaited_peers(state), num_lacking(state)) == ((), 1), "a run that begins has no members to name"
     state, _ = run([(0.0, OFFER)])
-    assert awaited_peers(state) == (COORDINATOR,)
+    assert (awaited_peers(state), num_lacking(state)) == ((COORDINATOR,), 0)
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
     assert awaited_peers(run(script)[0]) == ()
     script += [(2.0, Reduced(attempt=0, outcome=OUTCOME)), (2.1, voted(COORDINATOR, FIRST, OUTCOME))]

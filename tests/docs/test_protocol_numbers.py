@@ -14,7 +14,7 @@ from swarm.network.libp2p import (
     stream_resume,
     stream_server,
 )
-from swarm.network.relay import candidates, network_peers, relay, relay_budget, reservations
+from swarm.network.relay import network_peers, relay, relay_budget, reservations
 from swarm.serving.server import connection_server, forward_server, session_inbox, session_outputs
 from swarm.serving.session import pipeline, session_state
 from swarm.training.allreduce import audit, butterfly, parts, peer_connections
@@ -75,7 +75,7 @@ SAID = [
         f"at least {relay_budget.MIN_PIECE_BYTES // 1024} KiB and at most {relay_budget.MAX_PIECE_BYTES // 1024} KiB",
     ),
     ("relay.md", f"for {reservations.RELEASE_S:.0f} seconds"),
-    ("relay.md", f"At most {candidates.MAX_RELAY_ADDRS} addresses of a relay"),
+    ("relay.md", f"At most {reservations.MAX_RELAY_ADDRS} addresses of a relay"),
     ("records.md", f"| {routing_table.BUCKET_SIZE} members, and as many who wait"),
     ("records.md", f"the {routing_table.WIDTH} nearest"),
     ("records.md", f"the {record_holders.NUM_REPLICAS} nearest nodes"),

@@ -57,10 +57,9 @@ from swarm.network.paths.dial_policy import DialPolicy
 from swarm.network.paths.direct_paths import DirectPaths, wants_relays
 from swarm.network.private.member_roll import MemberRoll
 from swarm.network.private.private_gate import PrivateGate
-from swarm.network.relay.candidates import RelayCandidate, candidates
 from swarm.network.relay.network_peers import NetworkPeers
 from swarm.network.relay.relay import Relay, RelayCounts, RelayLimits
-from swarm.network.relay.reservations import Reservations
+from swarm.network.relay.reservations import RelayCandidate, Reservations, relay_candidates
 from swarm.network.traffic import PeerPath, Traffic
 
 logger = logging.getLogger(__name__)
@@ -290,7 +289,7 @@ class Libp2pNetwork(SigningNetwork):
 
     def _relay_candidates(self) -> list[RelayCandidate]:
         given = (*self._given.addrs, *map(parse_peer_addr, self._options.relays))
-        return candidates(self.peer_id, given, self._dht.contacts())
+        return relay_candidates(self.peer_id, given, self._dht.contacts())
 
     # --- life and death -----------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 from swarm_node.commands import doctor
-from swarm_node.commands.doctor_discovery import Finding
+from swarm_node.commands.doctor import Finding
 from swarm_node.settings.config import Config
 from swarm_node.storage.home import Home
 

@@ -10,8 +10,8 @@ from support.memory_lan import subnets
 from support.name_server import NameServer
 from swarm.network.discovery import local_discovery, multicast
 from swarm.network.discovery.dns_lookup import DnsLookup
-from swarm_node.commands import doctor_discovery
-from swarm_node.commands.doctor_discovery import Finding
+from swarm_node.commands import doctor
+from swarm_node.commands.doctor import Finding
 from swarm_node.settings.config import Config
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.identity import Identity
@@ -30,7 +30,7 @@ def test_each_name_has_its_finding(tmp_path: Path) -> None:
     async def main() -> list[Finding]:
         async with NameServer(zone).serving() as server:
             lookup = DnsLookup(timeout_s=2, servers=["127.0.0.1"], port=server.port, hosts_path=tmp_path / "none")
-            return await doctor_discovery.check_names(config(tmp_path, peers=texts), lookup)
+            return await doctor.check_names(config(tmp_path, peers=texts), lookup)
 
     good, bad = asyncio.run(main())
     assert good == Finding("names", "ok", "/dnsaddr/swarm.test leads to 1 peer")
@@ -42,14 +42,14 @@ def test_each_name_has_its_finding(tmp_path: Path) -> None:
 
 
 def findings_of(settings: Config) -> list[Finding]:
-    return asyncio.run(doctor_discovery.check_local_network(settings))
+    return asyncio.run(doctor.check_local_network(settings))
 
 
 def test_local_peers_are_looked_for_where_a_node_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     beyond = ("/ip4/0.0.0.0/tcp/0",)
     assert findings_of(config(tmp_path)) == []
     assert findings_of(config(tmp_path, listen=beyond, mdns=False)) == []
-    monkeypatch.setattr(doctor_discovery, "own_subnets", lambda: subnets("203.0.113.1/24"))
+    monkeypatch.setattr(doctor, "own_subnets", lambda: subnets("203.0.113.1/24"))
     assert "not in a private network" in findings_of(config(tmp_path, listen=beyond))[0].message
 
 
@@ -74,7 +74,7 @@ def test_local_peers_that_answer_are_counted(tmp_path: Path, monkeypatch: pytest
         return Link(reached)
 
     reached: tuple[multicast.Segment, ...] = ()
-    monkeypatch.setattr(doctor_discovery, "own_subnets", lambda: subnets("192.168.1.5/24", "fd00::5/64"))
+    monkeypatch.setattr(doctor, "own_subnets", lambda: subnets("192.168.1.5/24", "fd00::5/64"))
     monkeypatch.setattr(multicast.MulticastLink, "open", opened)
     monkeypatch.setattr(local_discovery, "LocalDiscovery", Discovery)
     settings = config(tmp_path, listen=("/ip4/0.0.0.0/tcp/0",))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from swarm.network.multiaddr import PeerAddr
-from swarm.network.relay.candidates import RelayCandidate, candidates, is_public
+from swarm.network.relay.reservations import RelayCandidate, is_public, relay_candidates
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.identity import Identity
 
@@ -40,7 +40,7 @@ def test_is_public_is_true_of_direct_addresses_by_public_ip_alone(addr: str, is_
 
 def test_given_relays_come_first_in_their_order_and_each_once_with_its_best_addresses() -> None:
     addrs = ["/ip4/127.0.0.1/tcp/1", "/ip4/10.0.0.1/tcp/1", "/ip4/44.1.0.1/tcp/1"]
-    found = candidates(
+    found = relay_candidates(
         OWN,
         [*(given(PEERS[2], addr) for addr in addrs), given(PEERS[1], "/dns4/seed.example.org/tcp/1")],
         [known(PEERS[3], "/ip4/44.2.0.1/tcp/1"), known(PEERS[2], "/ip4/44.3.0.1/tcp/1")],
@@ -51,14 +51,14 @@ def test_given_relays_come_first_in_their_order_and_each_once_with_its_best_addr
 
 def test_relay_is_used_by_both_versions_of_ip() -> None:
     ip4, ip6 = [f"/ip4/44.1.0.{number}/tcp/1" for number in (1, 2)], "/ip6/2a00:1450:1::1/tcp/1"
-    (found,) = candidates(OWN, [], [known(PEERS[1], *ip4, ip6)])
+    (found,) = relay_candidates(OWN, [], [known(PEERS[1], *ip4, ip6)])
     assert found.addrs == (ip4[0], ip6)
     assert found.networks == {"44.1.0.0/16", "2a00:1450::/32"}
 
 
 def test_neither_this_node_nor_an_address_behind_a_relay_is_a_candidate() -> None:
     relayed = f"/ip4/44.1.0.1/tcp/1/p2p/{PEERS[5]}/p2p-circuit"
-    found = candidates(
+    found = relay_candidates(
         OWN,
         [given(OWN, "/ip4/44.1.0.1/tcp/1"), given(PEERS[1], relayed)],
         [known(OWN, "/ip4/44.1.0.1/tcp/1"), known(PEERS[2], relayed), known(PEERS[3], "/ip4/10.0.0.1/tcp/1")],
@@ -70,7 +70,7 @@ def test_nodes_ask_known_peers_in_orders_of_their_own() -> None:
     contacts = [known(peer_id, "/ip4/44.1.0.1/tcp/1") for peer_id in PEERS]
 
     def first_of(own: str) -> str:
-        return candidates(own, [], contacts)[0].peer_id
+        return relay_candidates(own, [], contacts)[0].peer_id
 
     assert first_of(OWN) == first_of(OWN)
     assert len({first_of(own) for own in PEERS}) > len(PEERS) // 2
@@ -78,7 +78,7 @@ def test_nodes_ask_known_peers_in_orders_of_their_own() -> None:
 
 def test_known_peers_are_used_at_the_addresses_that_the_node_takes() -> None:
     contact = known(PEERS[1], "/ip4/10.0.0.1/tcp/1", "/ip4/44.1.0.1/tcp/1")
-    (found,) = candidates(OWN, [], [contact], takes=lambda addr: "/10." in addr)
+    (found,) = relay_candidates(OWN, [], [contact], takes=lambda addr: "/10." in addr)
     assert found.addrs == ("/ip4/10.0.0.1/tcp/1",)
 
 

@@ -30,9 +30,9 @@ from swarm.network.multiaddr import peer_id_bytes
 from swarm.network.network_entry import HELLO, hello_answer
 from swarm.network.paths import own_addresses
 from swarm.network.relay import relay, reservations
-from swarm.network.relay.candidates import candidates
 from swarm.network.relay.circuit_messages import HOP, MAX_MESSAGE_BYTES, CircuitStatus, hop_status, reserve_request
 from swarm.network.relay.relay import Circuit, Relay, RelayLimits
+from swarm.network.relay.reservations import relay_candidates
 from swarm_protocol.errors import PeerUnreachable
 
 MIB = 2**20
@@ -192,7 +192,9 @@ def test_node_whose_only_relay_dies_is_reached_through_a_member_that_it_found_an
     for module in (reservations, own_addresses, own_records):
         monkeypatch.setattr(module, "LOOK_S", 0.1)
     # on this machine nobody has a public address
-    monkeypatch.setattr(libp2p_network, "candidates", partial(candidates, takes=lambda addr: "p2p-circuit" not in addr))
+    monkeypatch.setattr(
+        libp2p_network, "relay_candidates", partial(relay_candidates, takes=lambda addr: "p2p-circuit" not in addr)
+    )
 
     async def repeat(_peer_id: str, stream: Stream) -> None:
         while True:

@@ -10,7 +10,6 @@ from typing import Any, cast
 import pytest
 from swarm.network.libp2p.host import Host, RawStream
 from swarm.network.relay import reservations as reservations_module
-from swarm.network.relay.candidates import RelayCandidate
 from swarm.network.relay.circuit_messages import CircuitStatus, hop_status
 from swarm.network.relay.reservations import (
     ANSWER_TIMEOUT_S,
@@ -20,6 +19,7 @@ from swarm.network.relay.reservations import (
     MIN_PAUSE_S,
     NUM_RELAYS,
     RELEASE_S,
+    RelayCandidate,
     Reservations,
 )
 from swarm.testing import virtual_time

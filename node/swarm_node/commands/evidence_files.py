@@ -26,6 +26,7 @@ from swarm_node.events.emitter import Emitter
 from swarm_node.settings.config import UsageError
 from swarm_node.storage.home import EVIDENCE, Home
 from swarm_node.storage.server_evidence import files_in as server_files
+from swarm_node.storage.server_evidence import files_of_networks
 
 if TYPE_CHECKING:
     from swarm.training.evidence.bans import Verdict
@@ -67,7 +68,7 @@ def show(flags: Flags) -> int:
     ]
     told += [
         (path, lambda path: _judge_possession(path, _usable(path), emitter))
-        for path in server_files(home.convicted_servers)
+        for path in files_of_networks(home.convicted_servers)
     ]
     for path, tell in told:
         try:

@@ -12,7 +12,7 @@
     HOME/network.key    the key of a private network that this home owns, and HOME/network.json (see `owned_network`)
     HOME/cache/         measurements and downloaded files; may be deleted at any time
     HOME/served-evidence/   what servers answered that a gateway's spot checks named
-    HOME/convicted-servers/ evidence that convicts servers, from this node and from others
+    HOME/convicted-servers/ evidence that convicts servers, from this node and from others, by network
     HOME/checkpoints/   one directory per run, also for its votes and its evidence
     HOME/log/           rotated log files
 

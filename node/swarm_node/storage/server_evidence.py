@@ -1,13 +1,14 @@
 """Evidence about servers in a home, one file for each server, which `swarm-node evidence verify` judges. Blocks.
 
-A folder keeps what convicts servers: a wrong proof that one signed. What cannot be read there is a warning: other nodes
-show the same evidence again. Another one keeps the newest wrong answer of each server that a gateway's spot checks have
-named. Such a file holds what a client asked, so only the home's owner may read it, and nothing sends it anywhere; it is
-bounded in number and bytes, and the oldest go first.
+A folder keeps what convicts servers, a wrong proof that one signed, in a folder of its own for each network. What
+cannot be read there is a warning: other nodes show the same evidence again. Another one keeps the newest wrong answer
+of each server that a gateway's spot checks have named. Such a file holds what a client asked, so only the home's owner
+may read it, and nothing sends it anywhere; it is bounded in number and bytes, and the oldest go first.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 MAX_FILE_BYTES = limits.MAX_WRONG_POSSESSION_BYTES + 2**10
 
 SUFFIX = ".evidence"
+MAX_NETWORKS = 64
+"""Networks of one home whose evidence is listed; a home is in one at a time."""
 MAX_ANSWERS = 64
 MAX_ANSWER_BYTES = 256 * 2**20
 
@@ -36,11 +39,21 @@ def files_in(folder: Path) -> list[Path]:
         return []
 
 
+def files_of_networks(folder: Path) -> list[Path]:
+    """Return the files of evidence against servers of all networks that this home has been in."""
+    try:
+        networks = sorted(path for path in folder.iterdir() if path.is_dir())
+    except OSError:
+        return []
+    return [path for network in networks[:MAX_NETWORKS] for path in files_in(network)]
+
+
 class ConvictedServersFolder:
-    """Implements `ServerEvidenceStore` in `folder`, for one network."""
+    """Implements `ServerEvidenceStore` below `folder`, for one network: another one's files do not count against what
+    this one may keep, and a server may be convicted in both."""
 
     def __init__(self, folder: Path, network_id: str) -> None:
-        self._folder = folder
+        self._folder = folder / hashlib.sha256(network_id.encode()).hexdigest()[:16]
         self._network_id = network_id
 
     def read(self) -> list[bytes]:

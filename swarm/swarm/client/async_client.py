@@ -118,6 +118,7 @@ class AsyncClient(TextClient[Generation]):
         self._membership = membership
         self._session = session or SessionOptions()
         self.convictions = convictions or ServerConvictions(network, membership)
+        self._owns_convictions = convictions is None
         self.convictions.watch(lambda ban: self._drop(ban.verdict.peer_id))
         self._state = ClientState(network, membership, self._session.checks, convicted=lambda: self.convictions.peers)
         self._home = TextAtHome(network, text_at_home or {})
@@ -212,7 +213,8 @@ class AsyncClient(TextClient[Generation]):
         """Close the connections to servers and end the tokenizers' processes. Close generations before."""
         self._assets.close()
         await self.possession.close()
-        await self.convictions.close()
+        if self._owns_convictions:
+            await self.convictions.close()
         await self._manifests.close()
         await self._state.close()
         await self._home.close()

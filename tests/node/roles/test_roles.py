@@ -73,7 +73,7 @@ def test_serving_that_fails_ends_the_node_with_the_reason(monkeypatch: pytest.Mo
     monkeypatch.setattr("swarm_node.roles.serving._options", lambda *_: VolunteerOptions())
 
     async def scene() -> None:
-        node = MagicMock(shift=Shutdown())
+        node = MagicMock(shift=Shutdown(), **{"network.network_id": "test"})
         serving = asyncio.create_task(ModelServing(node, Path("tiny"), "tiny", numbered=False).until_leaving())
         await asyncio.sleep(10)
         assert not serving.done()

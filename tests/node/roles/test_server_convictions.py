@@ -17,7 +17,8 @@ from swarm_node.metrics.metric_registry import Registry
 from swarm_node.node import Activity, Node
 from swarm_node.roles.server_convictions import server_convictions
 from swarm_node.storage.home import Home
-from swarm_node.storage.server_evidence import ConvictedServersFolder, files_in
+from swarm_node.storage.server_evidence import ConvictedServersFolder, files_of_networks
+from swarm_protocol import limits
 from swarm_protocol.identity import Identity
 
 LIAR = Identity(bytes([50]) * 32)
@@ -66,7 +67,7 @@ def test_convicted_server_is_told_shown_counted_and_kept_over_a_restart(
 
 def test_file_that_convicts_nobody_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ConvictedServersFolder(tmp_path, "test").keep(LIAR.peer_id, against_nobody(LIAR, "test", 1e9))
-    (path,) = files_in(tmp_path)
+    (path,) = files_of_networks(tmp_path)
     assert cli.run(["evidence", "verify", str(path)]) == 1
     assert "proves nothing: the statement is right" in capsys.readouterr().err
 
@@ -74,12 +75,31 @@ def test_file_that_convicts_nobody_is_told_so(tmp_path: Path, capsys: pytest.Cap
 def test_folder_gives_what_it_kept_of_its_network_and_removes_what_a_crash_left(tmp_path: Path) -> None:
     folder, data = ConvictedServersFolder(tmp_path / "here", "test"), against(LIAR, "test", 1e9)
     folder.keep(LIAR.peer_id, data)
-    (tmp_path / "here" / "broken.evidence").write_bytes(b"no evidence")
+    (kept,) = files_of_networks(tmp_path / "here")
+    (kept.parent / "broken.evidence").write_bytes(b"no evidence")
     assert folder.read() == [data]
     assert ConvictedServersFolder(tmp_path / "here", "another").read() == []
-    half = tmp_path / "here" / f"{LIAR.peer_id}.evidence.new"
+    half = kept.parent / f"{LIAR.peer_id}.evidence.new"
     half.write_bytes(data[:10])
     folder.keep("another", data)
     assert not half.exists()
     folder.forget(LIAR.peer_id)
-    assert sorted(path.name for path in (tmp_path / "here").iterdir()) == ["another.evidence", "broken.evidence"]
+    assert sorted(path.name for path in kept.parent.iterdir()) == ["another.evidence", "broken.evidence"]
+
+
+def test_evidence_of_another_network_takes_no_place_and_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server may lie in both, under one key; one network's evidence is not displaced by the other's."""
+    monkeypatch.setattr(limits, "MAX_SERVER_BANS", 4)
+    full, here = ConvictedServersFolder(tmp_path, "another"), ConvictedServersFolder(tmp_path, "test")
+    theirs, ours = against(LIAR, "another", 1e9), against(LIAR, "test", 1e9)
+    for name in "ABCD":  # before the liar's, by name
+        full.keep(name, theirs)
+    here.keep(LIAR.peer_id, ours)
+    full.keep(LIAR.peer_id, theirs)
+    assert here.read() == [ours]
+    assert len(full.read()) == 4
+    assert len(files_of_networks(tmp_path)) == 5
+    here.forget(LIAR.peer_id)
+    assert (here.read(), len(full.read())) == ([], 4)

@@ -23,6 +23,7 @@ def test_serving_tells_what_it_takes_before_it_loads_it(numbered: bool, monkeypa
     err = io.StringIO()
     emitter = Emitter(json=False, err=err)
     node = MagicMock(shift=Shutdown(), emitter=emitter, steps=StartupSteps(emitter, VolunteerRole.num_steps))
+    node.network.network_id = "test"
 
     def volunteer(*_: object, options: VolunteerOptions, on_choice: Any, on_decision: Any, **__: object) -> AsyncMock:
         server = MagicMock(start_block=12, end_block=20, sessions=(), num_tokens=0)

@@ -134,6 +134,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, node: MagicMock, scene: Scene) -> Non
 def node_in(tmp_path: Path) -> MagicMock:
     config = resolve({"home": str(tmp_path / "home"), "dtype": "int8", "max_memory": "64GiB"}, env={})
     return MagicMock(
+        **{"network.network_id": "test"},
         shift=Shutdown(),
         config=config,
         home=Home(config.home),

@@ -18,7 +18,9 @@ from swarm.client import AsyncClient, KnownPublishers, possession_checks
 from swarm.client.possession_checks import MAX_UNANSWERED, PROVEN_S, RETRY_S, FailedProof
 from swarm.client.publishers import MAX_REMEMBERED, parse_publisher
 from swarm.router.routing import NoChain
+from swarm.serving.evidence.server_convictions import ServerConvictions
 from swarm.serving.model.model_files import open_model
+from swarm.serving.server import challenges
 from swarm.serving.server.challenges import CHALLENGE_S
 from swarm.serving.server.possession_server import HOUR_S, ChunkBudget
 from swarm.serving.server.server_options import DTYPES, ServerOptions
@@ -430,6 +432,39 @@ def test_servers_challenge_each_other_at_a_low_rate_and_count_what_it_costs(boxe
                 assert 1200 / (1.5 * CHALLENGE_S) - 1 <= asked.num_outcomes["proven"] <= 1200 / (0.5 * CHALLENGE_S)
                 assert asked.num_bytes <= asked.num_outcomes["proven"] * (CHUNK_BYTES + 2048)
                 assert not server.convictions.peers
+
+    virtual_time.run(scenario())
+
+
+def test_server_that_has_left_is_not_challenged(boxes: Any, published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its record has expired by the time of the draw, and had not when the pause before began."""
+    monkeypatch.setattr(challenges, "CHALLENGE_S", 200.0)
+
+    async def scenario() -> None:
+        async with proving(boxes, published, HALVES) as (box, _failures):
+            await asyncio.sleep(5)
+            gone, stays = box.servers
+            box.internet.crash(gone)
+            await asyncio.sleep(1000)
+            assert not box.servers[stays].challenges.num_outcomes
+
+    virtual_time.run(scenario())
+
+
+def test_convictions_that_others_use_stay_open_when_a_server_or_client_closes(boxes: Any, published: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(published, []) as box:
+            shared = ServerConvictions(box.network, box.membership)
+            _, options = signing(100)
+            server = await box.add(0, 6, replace(options, convictions=shared))
+            client = AsyncClient(network=box.network, membership=box.membership, convictions=shared)
+            under_way = shared._spawn(asyncio.sleep(30.0))
+            await server.close()
+            await client.aclose()
+            await asyncio.sleep(60)
+            assert under_way.done()
+            assert not under_way.cancelled()
+            await shared.close()
 
     virtual_time.run(scenario())
 

@@ -51,8 +51,12 @@ SPREAD = 8
 GIVE_TIMEOUT_S = 10.0
 SHOW_TIMEOUT_S = 60.0
 
-LISTED_S = 10.0
-"""Time for which a lookup of a model's servers counts when evidence comes in."""
+LISTED_S = 60.0
+"""Time for which a lookup of a model's servers counts when evidence comes in: anyone can make keys that convict
+themselves, and so have all who use a model look it up."""
+
+NONE_LISTED_S = 10.0
+"""The same, if the lookup found no server: it may have failed, or the first one has just begun."""
 
 MAX_MODELS = 8
 """Models that this node served or used last: evidence goes to their servers."""
@@ -243,13 +247,13 @@ class ServerConvictions:
 
     async def _servers_of(self, model: str) -> frozenset[str]:
         now_s = asyncio.get_running_loop().time()
-        at_s, servers = self._listed.get(model, (-LISTED_S, frozenset()))
-        if now_s - at_s >= LISTED_S:
+        until_s, servers = self._listed.get(model, (now_s, frozenset()))
+        if now_s >= until_s:
             try:
                 servers = frozenset(await self._membership.servers(model))
             except SwarmError as error:
                 logger.info("looking up the servers of %s: %s", model, error)
-            self._listed[model] = now_s, servers
+            self._listed[model] = now_s + (LISTED_S if servers else NONE_LISTED_S), servers
         return servers
 
     async def _spread(self, data: bytes, left_out: Collection[str]) -> None:

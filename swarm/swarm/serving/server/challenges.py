@@ -57,20 +57,23 @@ class PeerChallenges:
         self._rng = random.SystemRandom()
 
     async def run(self) -> None:
-        """Challenge until cancelled."""
+        """Challenge until cancelled, the first time after a pause."""
+        is_first = True
         while True:
+            pause_s = CHALLENGE_S
             try:
                 if (published := self._offered()) is not None:
+                    # a server that has left since an earlier lookup would be counted as one that gives no proof
                     servers = await self._membership.servers(self._name)
                     await self._convictions.learn(self._name, servers)
-                    await asyncio.sleep(CHALLENGE_S * self._rng.uniform(0.5, 1.5))
-                    await self._challenge(servers, published)
-                    continue
+                    if not is_first:
+                        await self._challenge(servers, published)
+                    is_first, pause_s = False, CHALLENGE_S * self._rng.uniform(0.5, 1.5)
             except SwarmError as error:
                 logger.info("cannot see whom to challenge about %s: %s", self._name, error)
             except Exception:  # a defect here, which must not end the server
                 logger.exception("a challenge of another server of %s failed", self._name)
-            await asyncio.sleep(CHALLENGE_S)
+            await asyncio.sleep(pause_s)
 
     async def _challenge(self, servers: Mapping[str, ServeRecord], published: PublishedManifest) -> None:
         left_out = self._convictions.peers | {self._network.peer_id}

@@ -69,6 +69,7 @@ class SpanServer:
             users=lambda: {session.client for session in self.sessions},
         )
         self.convictions = self.options.convictions or ServerConvictions(network, membership)
+        self._owns_convictions = self.options.convictions is None
         self.challenges = PeerChallenges(
             network,
             membership,
@@ -224,7 +225,8 @@ class SpanServer:
         try:
             # not `await main`, which could not tell its own cancellation from that of the caller
             await asyncio.wait({main})
-            await self.convictions.close()
+            if self._owns_convictions:
+                await self.convictions.close()
             for deployed in self._deployments:
                 await deployed.close()
         finally:

@@ -20,6 +20,7 @@ from swarm_protocol import limits
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.proof_messages import WRONG_ANSWER, Evidence
+from swarm_protocol.records import ServeRecord
 from swarm_protocol.served_evidence_messages import SERVER_EVIDENCE_METHOD, WrongPossession
 
 LIAR = Identity(bytes([50]) * 32)
@@ -269,5 +270,44 @@ def test_peer_that_asks_again_at_once_is_refused() -> None:
             await asyncio.sleep(SHOWN_AGAIN_S)
             await client._ask(SERVERS[0].peer_id, MODEL)
             assert client.peers == {LIAR.peer_id, other.peer_id}
+
+    virtual_time.run(scenario())
+
+
+def test_fresh_keys_that_convict_themselves_have_a_models_servers_looked_up_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lookups: list[float] = []
+    servers = Membership.servers
+
+    async def counted(self: Membership, model: str, **options: float) -> dict[str, ServeRecord]:
+        lookups.append(asyncio.get_running_loop().time())
+        return await servers(self, model, **options)
+
+    monkeypatch.setattr(Membership, "servers", counted)
+
+    async def scenario() -> None:
+        async with nodes() as swarm:
+            held, sender = [await swarm.add(each) for each in SERVERS[:2]]
+            await asyncio.sleep(5)
+            for number in range(12):
+                key = Identity(bytes([100 + number]) * 32)
+                await held.take(against(key, NETWORK, now(held)), sender._network.peer_id)
+                await asyncio.sleep(15)
+            assert len(held.peers) == 12
+            assert 0 < len(lookups) <= 2 * 3, "by the two of them, in three minutes"
+
+    virtual_time.run(scenario())
+
+
+def test_model_that_nobody_seemed_to_serve_is_looked_up_again_soon() -> None:
+    async def scenario() -> None:
+        async with nodes() as swarm:
+            held = await swarm.add(SERVERS[0], serves=False)
+            held._use(MODEL)
+            assert not await held._servers_of(MODEL)
+            await swarm.add(SERVERS[1])
+            await asyncio.sleep(module.NONE_LISTED_S + 1)
+            assert await held._servers_of(MODEL) == {SERVERS[1].peer_id}
 
     virtual_time.run(scenario())

@@ -70,6 +70,7 @@ class FaultScript:
         self.faults = tuple(faults)
         self.num_hits: Counter[tuple[str, str]] = Counter()
         self._fired: list[int] = []
+        self._all_fired = asyncio.Event()
         self._kill = kill or _kill_process
         self._folder = folder
 
@@ -80,6 +81,11 @@ class FaultScript:
     def hook(self, who: str) -> FaultHook:
         """The hook to hand to the code that runs as `who`."""
         return _Hook(self, who)
+
+    async def until_all_fired(self) -> None:
+        """Wait until every fault has struck in this event loop."""
+        if self.faults:
+            await self._all_fired.wait()
 
     def assert_all_fired(self) -> None:
         """Raises AssertionError that names the faults that never struck, and the phases that were reached instead."""
@@ -145,6 +151,8 @@ class FaultScript:
     def _mark(self, index: int) -> None:
         """Mark the fault as fired before it acts, since a killed process can report nothing."""
         self._fired.append(index)
+        if len(self._fired) == len(self.faults):
+            self._all_fired.set()
         if self._folder is not None:
             (self._folder / f"fault-{index}.fired").touch()
 

@@ -276,8 +276,7 @@ class Swarm:
     async def finish_after(self, script: FaultScript, timeout_s: float = 600.0) -> list[Member]:
         """Wait until all faults have struck, and the members that are then alive have returned from `run`."""
         async with asyncio.timeout(timeout_s):
-            while len(script.fired) < len(script.faults):
-                await asyncio.sleep(0.001)
+            await script.until_all_fired()
         return await self.finish(timeout_s=timeout_s)
 
     async def finish(self, *names: str, timeout_s: float = 600.0) -> list[Member]:

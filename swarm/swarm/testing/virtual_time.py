@@ -253,7 +253,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """Deliver a job's result, wait for one, or advance time to the next timer. Return what the sockets bring."""
         if self._timers and self._timers[0][2][0] is None:
             self._forget_cancelled()
-        if not self._inline_jobs and (events := self._sockets.select(0)):
+        # threads of jobs wake the loop through a socket, which costs as much to ask as a round of callbacks
+        if self._jobs and not self._inline_jobs and (events := self._sockets.select(0)):
             return events
         if self._due:
             _, job = self._due[0]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -23,6 +24,11 @@ from support.cpu_durations import CpuDurations
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+TESTS = Path(__file__).parent
+OPTIONAL = ("chaos", "bench", "internet")
+DEFAULT_MARKS = " and ".join(f"not {name}" for name in OPTIONAL)
+"""What `addopts` selects by."""
+
 # a busy machine is not a bug: examples have no deadline of their own, tests have pytest's timeout
 settings.register_profile("swarm", deadline=None, max_examples=40)
 # `--hypothesis-profile thorough`: for changes of what such a test is about
@@ -37,6 +43,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if num_shown := config.getoption("--cpu-durations"):
         config.pluginmanager.register(CpuDurations(num_shown))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the folders of which the default run takes no test, rather than import all their modules first."""
+    is_default = config.option.markexpr == DEFAULT_MARKS
+    return True if is_default and collection_path.parent == TESTS and collection_path.name in OPTIONAL else None
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -56,6 +68,7 @@ def pytest_collection() -> Generator[None, object, object]:
         collected = yield
         if os.environ.get("PYTEST_XDIST_WORKER") == "gw0":
             compile_once()
+        let_libraries_log_through_the_root()
         return collected
     finally:
         gc.freeze()
@@ -74,6 +87,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     by_size = sorted(files.values(), key=len)
     alternating = [by_size.pop(-1 if index % 2 else 0) for index in range(len(by_size))]
     items[:] = [item for tests in alternating for item in tests]
+
+
+def let_libraries_log_through_the_root() -> None:
+    """Pytest attaches its two handlers, three times a test, to each logger whose records do not reach the root's: those
+    of torch are forty."""
+    for name, logger in logging.root.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] == "torch":
+            logger.propagate = True
 
 
 def compile_once() -> None:

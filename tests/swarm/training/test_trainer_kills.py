@@ -59,7 +59,7 @@ def _assert_nothing_false_was_reported(members: list[Member]) -> None:
 
 
 # the first member that comes there, the second, and one in the next step
-@pytest.mark.parametrize("nth", [1, 2, 5])
+@pytest.mark.parametrize("nth", [1, 5])
 @pytest.mark.parametrize("phase", PHASES)
 def test_kill_of_anyone_at_any_phase_leaves_the_others_with_one_state(phase: str, nth: int) -> None:
     nth = min(nth, 4) if phase.startswith("round.sign") else nth
@@ -71,7 +71,7 @@ def test_kill_of_one_of_two_leaves_the_other_to_finish(phase: str) -> None:
     run_with_kill(Fault(who="*", phase=phase, what="kill", nth=2), num_members=2)
 
 
-@pytest.mark.parametrize("phase", ["round.slice", "round.reduced", "round.deliver", "round.proposed", "round.vote"])
+@pytest.mark.parametrize("phase", ["round.reduced", "round.vote"])
 def test_kill_among_eight_over_uneven_links_leaves_one_state(phase: str) -> None:
     link = LinkModel(latency_s=0.02, jitter_s=0.04)
     run_with_kill(Fault(who="*", phase=phase, what="kill", nth=6), num_members=8, min_group=2, link=link)

@@ -34,6 +34,8 @@ from swarm_protocol.training_messages import Contribution, Endorsement, Group, O
 NOW = 1_750_000_000.0
 ONLOOKER = Identity(b"onlooker".ljust(32))
 NUM_STEPS = 12
+NUM_KEYS = 40
+"""Fresh keys of the forgers: more than ten for each honest member."""
 SIGNERS = RunSignatures(identity=AUTHOR, network_id="test", run="run", author=AUTHOR.peer_id)
 ENDORSEMENT = Endorsement(run="run", sequence=7, outer_step=3, state_digest=bytes([3]) * 32, roster=(ONLOOKER.peer_id,))
 
@@ -114,15 +116,14 @@ async def forgers(swarm: Swarm, stack: AsyncExitStack, num_keys: int, asked: lis
     await asyncio.sleep(1.0)
 
 
-@pytest.mark.parametrize("num_keys", [2, 100])
-def test_newcomer_of_an_endorsed_open_run_follows_no_fresh_keys(num_keys: int) -> None:
+def test_newcomer_of_an_endorsed_open_run_follows_no_fresh_keys() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm, AsyncExitStack() as stack:
             await founded(swarm, 3)
             await endorsed(swarm)
             await asyncio.sleep(6.0)
             asked = list[str]()
-            await forgers(swarm, stack, num_keys, asked)
+            await forgers(swarm, stack, NUM_KEYS, asked)
             newcomer = await swarm.join("newcomer")
             members = await swarm.finish()
             assert newcomer.peer_id in asked
@@ -133,13 +134,13 @@ def test_newcomer_of_an_endorsed_open_run_follows_no_fresh_keys(num_keys: int) -
     virtual_time.run(main(), compute_s=_cost)
 
 
-def test_hundred_fresh_keys_take_in_a_newcomer_of_a_run_that_nobody_has_endorsed() -> None:
+def test_fresh_keys_take_in_a_newcomer_of_a_run_that_nobody_has_endorsed() -> None:
     """What an endorsement is for: without one this newcomer tries to get the forgers' state."""
 
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=60)) as swarm, AsyncExitStack() as stack:
             await founded(swarm, 3)
-            await forgers(swarm, stack, 100, [])
+            await forgers(swarm, stack, NUM_KEYS, [])
             newcomer = await swarm.join("newcomer")
             while not newcomer.of(RoundAborted):
                 await asyncio.sleep(0.1)
@@ -148,14 +149,13 @@ def test_hundred_fresh_keys_take_in_a_newcomer_of_a_run_that_nobody_has_endorsed
     virtual_time.run(main(), compute_s=_cost)
 
 
-@pytest.mark.parametrize("num_keys", [2, 100])
-def test_observer_and_export_of_an_endorsed_run_see_no_history_of_fresh_keys(num_keys: int) -> None:
+def test_observer_and_export_of_an_endorsed_run_see_no_history_of_fresh_keys() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=60)) as swarm, AsyncExitStack() as stack:
             await founded(swarm, 3)
             await endorsed(swarm)
             await asyncio.sleep(6.0)
-            await forgers(swarm, stack, num_keys, [])
+            await forgers(swarm, stack, NUM_KEYS, [])
             network = swarm.internet.network(ONLOOKER)
             stack.push_async_callback(network.close)
             membership = await stack.enter_async_context(Membership(network))
@@ -178,7 +178,7 @@ def test_observer_that_believed_fresh_keys_turns_to_the_endorsed_history() -> No
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=60)) as swarm, AsyncExitStack() as stack:
             await founded(swarm, 3)
-            await forgers(swarm, stack, 100, [])
+            await forgers(swarm, stack, NUM_KEYS, [])
             network = swarm.internet.network(ONLOOKER)
             stack.push_async_callback(network.close)
             membership = await stack.enter_async_context(Membership(network))

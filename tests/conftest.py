@@ -41,6 +41,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.option.markexpr == DEFAULT_MARKS:
+        # each of the hundreds of libp2p daemons builds a table of the internet's networks that it never needs, and a fifth
+        # of its processor time went to Go's garbage collector while it did; benches measure the daemon as it is
+        os.environ.setdefault("GOGC", "400")
     if num_shown := config.getoption("--cpu-durations"):
         config.pluginmanager.register(CpuDurations(num_shown))
 

@@ -42,8 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.markexpr == DEFAULT_MARKS:
-        # each of the hundreds of libp2p daemons builds a table of the internet's networks that it never needs, and a fifth
-        # of its processor time went to Go's garbage collector while it did; benches measure the daemon as it is
+        # each of hundreds of libp2p daemons builds a table of the internet's networks, which it never needs, and Go's
+        # garbage collector took a fifth of its processor time meanwhile; benches measure the daemon as it is
         os.environ.setdefault("GOGC", "400")
     if num_shown := config.getoption("--cpu-durations"):
         config.pluginmanager.register(CpuDurations(num_shown))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from swarm.network import libp2p_network
 from swarm.network.discovery.local_discovery import LocalDiscovery
 from swarm.network.discovery.mdns_messages import answer, service_of
 from swarm.network.libp2p import local_peers
-from swarm.network.libp2p_network import Libp2pNetwork
+from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.network_entry import NetworkEntry
 from swarm_protocol.errors import StartError
 from swarm_protocol.identity import Identity
@@ -27,18 +28,20 @@ def lan(monkeypatch: pytest.MonkeyPatch) -> MemoryLan:
     lan = MemoryLan()
     here = subnets("192.168.1.5/24")
 
-    def discovery(network: Libp2pNetwork, tasks: asyncio.TaskGroup) -> LocalDiscovery:
+    def discovery(
+        options: Libp2pOptions, peer_id: str, own_addrs: Callable[[], Sequence[str]], tasks: asyncio.TaskGroup
+    ) -> LocalDiscovery:
         found = LocalDiscovery(
-            network.network_id,
-            network.peer_id,
-            lambda _: network._dht.own_addrs,
+            options.network_id,
+            peer_id,
+            lambda _: own_addrs(),
             subnets=lambda: here,
             open_link=lan.open,
         )
         tasks.create_task(found.run())
         return found
 
-    monkeypatch.setattr(Libp2pNetwork, "_discovery", discovery)
+    monkeypatch.setattr(libp2p_network, "start_discovery", discovery)
     monkeypatch.setattr("swarm.network.discovery.mdns_messages.is_near", lambda _addr, _subnets: True)
     monkeypatch.setattr("swarm.network.discovery.local_discovery.is_near", lambda _addr, _subnets: True)
     monkeypatch.setattr(libp2p_network, "NEARBY_S", 1.0)

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 from support.network_worlds import eventually, libp2p_node
 from support.proxied_pair import Pair, PairRun, echo_stream, pair_runner
-from swarm.network import libp2p_network
 from swarm.network.interface import EndOfStream, Stream
-from swarm.network.libp2p import reconnection, stream_resume
+from swarm.network.libp2p import opened_streams, reconnection, stream_resume
 from swarm.network.libp2p.libp2p_stream import Libp2pStream
 from swarm.network.libp2p.stream_resume import ANSWER, ID_BYTES, REQUEST
 from swarm.network.libp2p_network import Libp2pNetwork
@@ -188,7 +187,7 @@ def ids(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         ids.append(os.urandom(ID_BYTES))
         return ids[-1]
 
-    monkeypatch.setattr(libp2p_network, "new_id", noted)
+    monkeypatch.setattr(opened_streams, "new_id", noted)
     return ids
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated
 
@@ -78,7 +78,7 @@ def seal(
     expires_at: float,
 ) -> Envelope:
     """Sign `payload`. Raises ValueError if anything is out of bounds."""
-    unsigned = Envelope(
+    envelope = Envelope(
         purpose=purpose,
         network_id=network_id,
         subject=subject,
@@ -88,7 +88,9 @@ def seal(
         payload=payload,
         signature=bytes(SIGNATURE_BYTES),
     )
-    return replace(unsigned, signature=identity.sign(_DOMAIN + _signed_bytes(unsigned)))
+    # nobody else has it yet, and all that `replace` would check once more has been checked
+    object.__setattr__(envelope, "signature", identity.sign(_DOMAIN + _signed_bytes(envelope)))
+    return envelope
 
 
 def seal_now(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Annotated, Literal, TypeAlias, get_args
 
 from swarm_protocol import limits, wire
@@ -271,9 +271,13 @@ def publish_key(record: Record, peer_id: str, depth: int = 0) -> str:
             prefix = f"serve/{record.model}"
         case TrainerRecord():
             prefix = f"train/{record.run}"
+    return f"{prefix}{_LEVEL}{_path_of(peer_id, depth) if depth else ''}"
+
+
+@lru_cache(maxsize=2**14)
+def _path_of(peer_id: str, depth: int) -> str:
     digits = int.from_bytes(hashlib.sha256(peer_id.encode()).digest(), "big")
-    path = [str(digits // limits.NUM_CHILD_KEYS**level % limits.NUM_CHILD_KEYS) for level in range(depth)]
-    return f"{prefix}{_LEVEL}{''.join(path)}"
+    return "".join(str(digits // limits.NUM_CHILD_KEYS**level % limits.NUM_CHILD_KEYS) for level in range(depth))
 
 
 def lookup_key(kind: Kind, name: str = "") -> str:

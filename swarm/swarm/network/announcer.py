@@ -29,15 +29,18 @@ logger = logging.getLogger(__name__)
 PUBLISH_TIMEOUT_S = 5.0
 """Time-out of publishing; also the time that leaving takes when nobody answers."""
 
-SETTLED_S = 600.0
-"""Nodes that have been there for so long are likelier to stay. Their node records, whose end nobody waits for, live
-twice as long and are published half as often; records of other kinds are not."""
+SETTLING_S = 300.0
+MAX_LIVES = 4
+"""The longer a node has been there, the longer it is likely to stay. After twice SETTLING_S its node record, whose end
+nobody waits for, lives twice as long and is published half as often, and so on up to MAX_LIVES times; records of other
+kinds do not."""
 
 RETRY_FRACTION = 0.1
 """Pause after a failed publication, as a fraction of a record's lifetime: four tries before the old record expires."""
 
 MOVE_UP_EVERY = 10
-"""Publications after which a record under a key below a full one is offered to the one above again: five minutes."""
+"""Publications after which a record under a key below a full one is offered to the one above again: five minutes, and
+longer for the node record of a node that has been there for long."""
 
 SEES_NOBODY = "no peer took it; this node sees nobody"
 
@@ -180,8 +183,10 @@ class Announcer:
         return await self._network.publish(key, record.to_bytes(), lifetime_s=life_s)
 
     def _life_s(self, record: Record) -> float:
-        is_settled = asyncio.get_running_loop().time() - self._since_s >= SETTLED_S
-        return self._lifetime_s * (2 if is_settled and isinstance(record, NodeRecord) else 1)
+        if not isinstance(record, NodeRecord):
+            return self._lifetime_s
+        num_lives = (asyncio.get_running_loop().time() - self._since_s) / SETTLING_S
+        return self._lifetime_s * min(MAX_LIVES, max(1.0, num_lives))
 
 
 def _kind_and_name(record: Record) -> tuple[Kind, str]:

@@ -31,10 +31,9 @@ class Rate:
         """Reserve the link for `num_bytes` and return the time at which the last of them will have passed."""
         # comparisons, not `min` and `max`: a simulated link asks three times for each message
         free_at_s, earliest_s, latest_s = self._free_at_s, now_s - self._burst_s, now_s + self._max_debt_s
-        free_at_s = max(free_at_s, earliest_s)
-        free_at_s += num_bytes / self.bytes_per_s
-        self._free_at_s = free_at_s if free_at_s < latest_s else latest_s
-        return self._free_at_s
+        free_at_s = (free_at_s if free_at_s > earliest_s else earliest_s) + num_bytes / self.bytes_per_s
+        self._free_at_s = free_at_s = free_at_s if free_at_s < latest_s else latest_s
+        return free_at_s
 
     def wait_s(self, now_s: float) -> float:
         """Return how long the bytes that are reserved still take; 0 if more may pass now."""

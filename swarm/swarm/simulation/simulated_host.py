@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 
 from swarm_protocol.errors import PeerUnreachable, SwarmError
 from swarm_protocol.failure_messages import decode_failure, encode_failure
@@ -30,10 +30,14 @@ DIAL_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The place of a host: its region, by index, and its NAT."""
+    """The place of a host: its region, by index, and its NAT. `key` stands for both."""
 
     region: int
     nat: Nat
+    key: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", f"{self.region} {self.nat.kind}")
 
 
 class Links:
@@ -44,7 +48,7 @@ class Links:
         self._latency_s = [
             [(one.latency_ms if one is other else 60.0) / 1e3 for other in scenario.regions] for one in scenario.regions
         ]
-        self._costs: dict[tuple[int, str, int, str], tuple[float, float]] = {}
+        self._costs: dict[tuple[str, str], tuple[float, float]] = {}
         for path in scenario.paths:
             a, b = (index[name] for name in path.between)
             self._latency_s[a][b] = self._latency_s[b][a] = path.latency_ms / 1e3
@@ -56,7 +60,7 @@ class Links:
 
     def cost(self, a: Place, b: Place) -> tuple[float, float]:
         """Return the seconds that a message takes in one direction beside both hosts' own links: in all, and a byte."""
-        key = (a.region, a.nat.kind, b.region, b.nat.kind)
+        key = (a.key, b.key)
         if (known := self._costs.get(key)) is None:
             s_per_byte = 1 / RELAY_BYTES_PER_S if is_relayed(a, b) else 0.0
             known = self._costs[key] = (self.latency_s(a, b), s_per_byte)
@@ -143,16 +147,16 @@ class SimulatedHost:
                 raise TimeoutError
             raise PeerUnreachable("the peer does not answer", peer_id=peer_id)
         answer: asyncio.Future[bytes] = loop.create_future()
-        until_s = loop.time() + timeout_s
-        loop.call_at(self._send(target, len(request)), target._receive, self, protocol, request, answer, until_s)
+        now = loop.time()
+        arrives_s = self._send(target, len(request), now)
+        loop.call_at(arrives_s, target._receive, self, protocol, request, answer, now + timeout_s)
         return await answer
 
-    def _send(self, target: SimulatedHost, num_bytes: int) -> float:
+    def _send(self, target: SimulatedHost, num_bytes: int, now: float) -> float:
         """Count a message and return its time of arrival."""
         num_bytes += OVERHEAD_BYTES
         self.num_sent += 1
         self.sent_bytes += num_bytes
-        now = self._world.loop.time()
         latency_s, s_per_byte = self._world.links.cost(self.place, target.place)
         up_s, down_s = self.up.reserve(num_bytes, now), target.down.reserve(num_bytes, now)
         return (up_s if up_s > down_s else down_s) + num_bytes * s_per_byte + latency_s
@@ -168,7 +172,7 @@ class SimulatedHost:
             _time_out(self._world.loop, answer, until_s)
         elif (quick := self._quick.get(protocol)) is not None:
             response = _run_at_once(quick(caller.peer_id, request))
-            arrives_s = self._send(caller, len(response))
+            arrives_s = self._send(caller, len(response), self._world.loop.time())
             if arrives_s < until_s:
                 self._world.loop.call_at(arrives_s, _resolve, answer, response)
             else:
@@ -179,20 +183,23 @@ class SimulatedHost:
             task.add_done_callback(self._tasks.discard)
             answer.add_done_callback(lambda answer: answer.cancelled() and task.cancel())
         else:
-            self._world.loop.call_at(self._send(caller, 0), _reject, answer, NotServed(self.peer_id))
+            self._return(caller, 0, _reject, answer, NotServed(self.peer_id))
 
     async def _work(
         self, handler: UnaryHandler, caller: SimulatedHost, request: bytes, answer: asyncio.Future[bytes]
     ) -> None:
         try:
-            self._answer(caller, await handler(caller.peer_id, request), answer)
+            response = await handler(caller.peer_id, request)
+            self._return(caller, len(response), _resolve, answer, response)
         except SwarmError as error:
             wire = encode_failure(error)
             failure = decode_failure(wire, self.peer_id)
-            self._world.loop.call_at(self._send(caller, len(wire)), _reject, answer, failure)
+            self._return(caller, len(wire), _reject, answer, failure)
 
-    def _answer(self, caller: SimulatedHost, response: bytes, answer: asyncio.Future[bytes]) -> None:
-        self._world.loop.call_at(self._send(caller, len(response)), _resolve, answer, response)
+    def _return(self, caller: SimulatedHost, num_bytes: int, end: Callable[..., None], *args: object) -> None:
+        """Let a message of `num_bytes` go back to the caller, and do `end` when it arrives."""
+        loop = self._world.loop
+        loop.call_at(self._send(caller, num_bytes, loop.time()), end, *args)
 
 
 def _run_at_once(answering: Awaitable[bytes]) -> bytes:

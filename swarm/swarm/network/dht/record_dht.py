@@ -76,6 +76,8 @@ DOUBT_S = 360.0
 MAKE_ROOM_S = 1.0
 """Time within which further members are pinged where one was found to have gone."""
 
+_HELD, _NOT_HELD = StoreResponse(held=True), StoreResponse(held=False)
+
 _NO_ANSWER = b""
 """The answer to a malformed request. No decoder accepts it."""
 
@@ -278,7 +280,6 @@ class RecordDht:
             search.meet(self.known.table.nearest(to_id(key), WIDTH), suspects)
             search.meet(self._nearest.get(key, ()), suspects)
         running: set[asyncio.Task[None]] = set()
-        ended = asyncio.Event()
 
         @cache
         def request_for(*wanted: bytes) -> tuple[FindRequest, bytes]:
@@ -289,27 +290,30 @@ class RecordDht:
             request, data = request_for(*wanted)
             await self._ask(search, suspects, peer_id, request.keys, data)
             running.discard(cast("asyncio.Task[None]", asyncio.current_task()))
-            ended.set()
+            go_on()
 
-        def widen() -> None:
-            search.width = max(search.width, WIDTH)
-            ended.set()
-
-        late = loop.call_later(WIDEN_S, widen) if search.width < WIDTH else None
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as calls:
-                while not is_over():
-                    running.update(calls.create_task(ask(*call)) for call in search.next_calls())
-                    if not running and (only_peers or search.records or search.width >= WIDTH):
-                        break
-                    if not running:
-                        search.width = WIDTH  # they hold none, and others may
-                        continue
-                    await ended.wait()
-                    ended.clear()
+        def go_on() -> None:
+            """Ask whoever is to be asked next. The search ends with its last call."""
+            if is_over():
                 for call in running:
                     call.cancel()
-        if late is not None:
+                return
+            running.update([calls.create_task(ask(*call)) for call in search.next_calls()])
+            if not (running or only_peers or search.records):
+                widen()  # they hold none, and others may
+
+        def widen() -> None:
+            is_ending = any(call.cancelling() for call in running)
+            if search.width < WIDTH and not is_ending:
+                search.width = WIDTH
+                go_on()
+
+        late = loop.call_later(WIDEN_S, widen)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as calls:
+                    go_on()
+        finally:
             late.cancel()
 
     async def _ask(
@@ -381,7 +385,8 @@ class RecordDht:
         if envelope is not None and not self.may_store(peer_id, envelope):
             envelope = None
         self._num_refused += envelope is None
-        return StoreResponse(held=envelope is not None and self._storage.store(envelope, record)).to_bytes()
+        is_held = envelope is not None and self._storage.store(envelope, record)
+        return (_HELD if is_held else _NOT_HELD).to_bytes()
 
     def _found(self, asker: str, key: bytes, asked: FindRequest) -> Found:
         others = self.known.table.nearest(to_id(key), WIDTH + 1)

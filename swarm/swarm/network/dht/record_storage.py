@@ -69,7 +69,8 @@ class RecordStorage:
     def get(self, place: bytes) -> tuple[bytes, ...]:
         """Return the records of the key whose place this is."""
         self._drop_due([place])
-        return tuple(data for _, data in self._records.get(place, {}).values())
+        held = self._records.get(place)
+        return tuple([data for _, data in held.values()]) if held else ()
 
     def clear_due(self) -> None:
         """Forget what is due to be dropped."""

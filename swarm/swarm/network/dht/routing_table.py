@@ -78,7 +78,7 @@ class _Bucket:
     behind their ids, in any order. `pause_s`: how long the members are left alone while candidates wait, until
     `calm_until_s`."""
 
-    members: OrderedDict[str, float] = field(default_factory=OrderedDict)
+    members: dict[str, float] = field(default_factory=dict)
     by_id: dict[int, str] = field(default_factory=dict)
     waiting: OrderedDict[str, None] = field(default_factory=OrderedDict)
     pause_s: float = MIN_CROWDED_S / 2
@@ -117,8 +117,8 @@ class RoutingTable:
             bucket = self._buckets[bits] = _Bucket()
         members = bucket.members
         if peer_id in members:
+            del members[peer_id]  # the one last heard of is last
             members[peer_id] = now_s
-            members.move_to_end(peer_id)
             return True
         if len(members) < BUCKET_SIZE:
             members[peer_id], bucket.by_id[node_id] = now_s, peer_id
@@ -144,8 +144,7 @@ class RoutingTable:
         if bucket.waiting:
             heir, _ = bucket.waiting.popitem()
             # it was heard of before it had a place: it is doubtful first
-            bucket.members[heir], bucket.by_id[node_id_of(heir)] = -math.inf, heir
-            bucket.members.move_to_end(heir, last=False)
+            bucket.members, bucket.by_id[node_id_of(heir)] = {heir: -math.inf} | bucket.members, heir
 
     def doubtful(self, turn: int, heard_before_s: float = math.inf) -> tuple[str, ...]:
         """Return, of every second bucket by `turn`, the member that was not heard of for longest, if that was before

@@ -10,9 +10,17 @@ from typing import Any, cast
 import pytest
 from swarm.network.dht import known_peers, routing_table
 from swarm.network.dht.known_peers import RPC_TIMEOUT_S
-from swarm.network.dht.record_dht import SEARCH_TIMEOUT_S, RecordDht
+from swarm.network.dht.record_dht import SEARCH_TIMEOUT_S, WIDEN_S, RecordDht
 from swarm.network.dht.record_storage import RecordValidator
-from swarm.network.dht.routing_table import BUCKET_SIZE, MIN_CROWDED_S, SAMPLE_WIDTH, WIDTH, node_id_of, to_id
+from swarm.network.dht.routing_table import (
+    BUCKET_SIZE,
+    MIN_CROWDED_S,
+    NARROW_WIDTH,
+    SAMPLE_WIDTH,
+    WIDTH,
+    node_id_of,
+    to_id,
+)
 from swarm.testing import virtual_time
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import Contact, FindRequest, FindResponse, Found, place_of
@@ -127,6 +135,23 @@ def test_record_is_placed_in_time_with_those_that_answer() -> None:
         assert await asker.store(record(ASKER))
         assert asyncio.get_running_loop().time() - begin <= SEARCH_TIMEOUT_S + RPC_TIMEOUT_S
         assert honest.counts.num_records == 1
+
+    virtual_time.run(main())
+
+
+def test_search_whose_caller_is_cancelled_asks_nobody_afterwards() -> None:
+    async def main() -> None:
+        asker = await World().node(ASKER)
+        for number in range(100, 140):  # all of them silent, and more than are asked at first
+            asker.known.table.heard_of(peer_id_of(hashlib.sha256(b"%d" % number).digest()))
+        asked = asker._host.dialled  # type: ignore[attr-defined]
+        storing = asyncio.create_task(asker.store(record(ASKER)))
+        await asyncio.sleep(WIDEN_S / 2)
+        storing.cancel()
+        num_asked = len(asked)
+        assert num_asked == NARROW_WIDTH
+        await asyncio.sleep(2 * WIDEN_S)
+        assert len(asked) == num_asked
 
     virtual_time.run(main())
 

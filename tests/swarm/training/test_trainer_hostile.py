@@ -114,13 +114,13 @@ def test_member_that_refuses_its_part_in_every_reduction_costs_three_attempts_a_
         async def _open_context(self) -> RunContext:
             context = await super()._open_context()
             assert self._service is not None
-            assert isinstance(context.network, MemoryNetwork)
 
             async def spoil(*_: object) -> None:
                 spoiled.append(1)
                 raise RoundError("this member takes no part")
 
-            context.network._handlers[f"stream/{Methods(context.run).reduce}"] = spoil
+            context.network.release(Methods(context.run).reduce)
+            await context.network.serve_stream(Methods(context.run).reduce, spoil)
             return context
 
     spoiled: list[int] = []

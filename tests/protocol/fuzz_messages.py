@@ -77,9 +77,10 @@ def targets() -> list[Target]:
 
 
 def main(num_messages: str, seed: str = "1") -> None:
-    from support import fuzzed_proofs, fuzzed_rounds, fuzzed_sessions  # noqa: PLC0415 - torch, which takes seconds
+    from support import fuzzed_proofs, fuzzed_rounds, fuzzed_sessions, fuzzed_tokenizers  # noqa: PLC0415 - torch, which takes seconds
 
     everything = [*targets(), *fuzzed_rounds.TARGETS, *fuzzed_sessions.TARGETS, *fuzzed_proofs.TARGETS]
+    everything += fuzzed_tokenizers.TARGETS
     for name, count in sorted(run(everything, int(num_messages), int(seed), print).items()):
         print(f"{count:>12,}  {name}")
 

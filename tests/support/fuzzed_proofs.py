@@ -28,6 +28,7 @@ from support.wrong_reduction import (
     signatures,
     times_minus_ten,
 )
+from swarm.serving.evidence.wrong_possession import accused as possession_accused
 from swarm.serving.evidence.wrong_possession import check_possession, possession_evidence, read_possession
 from swarm.serving.manifest.possession import STATEMENT_LIFETIME_S, check_answer, draw
 from swarm.serving.manifest.verification import complaint_about
@@ -69,6 +70,7 @@ from swarm_protocol.proof_messages import (
     WrongInterval,
     WrongReduction,
 )
+from swarm_protocol.served_evidence_messages import WrongPossession
 from swarm_protocol.training_messages import Certificate, Outcome, PlacedSignature, SignedGroup
 
 RUN = config(aggregator="centered_clip", validation_rate=0.5, inner=InnerConfig(batch_windows=2, fresh_moments=True))
@@ -305,6 +307,43 @@ def try_manifest(data: bytes) -> None:
     )
 
 
+def try_possession(data: bytes) -> None:
+    """Check evidence about a server: an honest one's genuine statement, or the liar's, of which it has changed
+    anything, with a manifest that its publisher may have signed anew. Raises AssertionError if that convicts anyone but
+    the liar."""
+    chance = random.Random(data)
+    published = sign_manifest(manifest(), SERVER)
+    signer = LIAR if chance.random() < 0.7 else IDENTITIES[2]
+    drawn = draw(published.manifest, 0, 2, random.Random(0))
+    said = PossessionStatement(
+        manifest=published.digest,
+        nonce=bytes(32),
+        asker=STRANGER.peer_id,
+        drawn=drawn,
+        paths=tuple(ChunkPath(digest=leaf_digest(CHUNKS[0]), siblings=b"") for _ in drawn),
+    )
+    if signer is LIAR:
+        wrong = tuple(replace(each, digest=leaf_digest(b"another chunk")) for each in said.paths)
+        said = replace(said, paths=wrong) if chance.random() < 0.5 else altered(said, chance, texts=NAMES)
+    sealed = seal_now(
+        signer,
+        NETWORK if signer is not LIAR or chance.random() < 0.9 else "other",
+        purpose=POSSESSION_PURPOSE,
+        subject="story",
+        payload=said.to_bytes(),
+        now=NOW,
+        lifetime_s=STATEMENT_LIFETIME_S,
+    )
+    shown = published if chance.random() < 0.7 else sign_manifest(altered(manifest(), chance), SERVER)
+    whole = WrongPossession(manifest=shown.signed, statement=sealed)
+    whole = altered(whole, chance) if chance.random() < 0.3 else whole
+    evidence = whole.evidence().to_bytes()
+    evidence = mutated(evidence, chance) if chance.random() < 0.2 else evidence
+    read = read_possession(evidence)
+    possession_accused(read)
+    assert check_possession(read, NETWORK).peer_id == LIAR.peer_id
+
+
 def try_invitation(data: bytes) -> None:
     """Check the chain of somebody whose invitation the owner has changed and signed, and read an invitation that is
     broken though its text is whole."""
@@ -338,5 +377,6 @@ TARGETS = (
     Target(name="evidence of a bad slice", take=try_bad_slice),
     Target(name="certificate of a step", take=try_certificate),
     Target(name="manifest and its proofs", take=try_manifest),
+    Target(name="evidence of a wrong proof", take=try_possession),
     Target(name="chain of an invitation", take=try_invitation),
 )

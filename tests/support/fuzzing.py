@@ -30,12 +30,13 @@ REPORT_S = 60.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """`take` may raise a SwarmError, or one of `refusals`, for bytes that it does not accept. It gets broken
-    `examples`; without any, random bytes, from which it draws what it does."""
+    `examples`; without any, random bytes, from which it draws what it does. It is fed in one of `every` turns."""
 
     name: str
     take: Callable[[bytes], Any]
     examples: Sequence[bytes] = ()
     refusals: tuple[type[Exception], ...] = ()
+    every: int = 1
 
 
 def mutated(example: bytes, chance: random.Random) -> bytes:
@@ -65,7 +66,10 @@ def run(everything: Sequence[Target], num_messages: int, seed: int, report: Call
     chance, counts = random.Random(seed), Counter[str]()
     process, base_bytes, reported_at = psutil.Process(), 0, time.monotonic()
     for number in range(num_messages):
-        target = everything[number % len(everything)]
+        turn, place = divmod(number, len(everything))
+        target = everything[place]
+        if turn % target.every:
+            continue
         examples = [each for each in target.examples if len(each) <= MAX_MESSAGE_BYTES]
         data = mutated(chance.choice(examples), chance) if examples else chance.randbytes(8)
         try:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import get_args
 
 import pytest
 from support import fuzzed_proofs
 from support.fuzzed_rounds import check_bounded, play_round
 from support.fuzzed_sessions import play_inbox, play_session
+from support.fuzzed_tokenizers import FILES_TARGET, REPLY_TARGET, process
 from support.fuzzing import Target, run
 from support.round_scripts import outcome, ready, setup, signed, voted
 from swarm.serving.session import session_state
@@ -78,3 +80,22 @@ def test_round_keeps_no_more_of_strangers_than_it_says() -> None:
             state, _ = step(state, event, 0.0)
     assert (len(state.known), len(state.ready), len(state.voting.prepares)) == (MAX_HEARD,) * 3
     check_bounded(state)
+
+
+def test_hostile_files_of_a_tokenizer_raise_only_typed_errors() -> None:
+    target = replace(FILES_TARGET, every=1)
+    try:
+        counts = run([target], 48, 3, lambda _line: None)
+    finally:
+        process().close()
+        process.cache_clear()
+    assert counts[f"{target.name} accepted"] > 10
+    assert counts[f"{target.name} refused"] > 10
+    assert {name.rsplit(" ", 1)[1] for name in counts if " raised " in name} <= {"IntegrityError", "ConfigError"}
+
+
+def test_answers_of_a_tokenizers_process_without_sense_raise_only_typed_errors() -> None:
+    counts = run([REPLY_TARGET], 4000, 3, lambda _line: None)
+    assert counts[f"{REPLY_TARGET.name} accepted"] > 500
+    assert counts[f"{REPLY_TARGET.name} raised IntegrityError"] > 500
+    assert not [name for name in counts if " raised " in name and not name.endswith("IntegrityError")]

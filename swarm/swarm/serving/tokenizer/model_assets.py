@@ -266,7 +266,16 @@ async def open_assets(model: str, revision: str, process: TokenizerProcess) -> M
     """Load the tokenizer that `process` is for. Raises IntegrityError if the files make no sense; then it is closed."""
     queue = TokenizerQueue(model, process)
     try:
-        reply = await queue.ask("load")
+        return assets_of(model, revision, await queue.ask("load"), queue)
+    except BaseException:
+        queue.close()
+        raise
+
+
+def assets_of(model: str, revision: str, reply: Any, queue: TokenizerQueue) -> ModelAssets:
+    """Return what the process answers to `load`, which is as untrusted as the files. Raises IntegrityError if it makes
+    no sense."""
+    try:
         return ModelAssets(
             shape=ModelShape(
                 name=model,
@@ -282,14 +291,10 @@ async def open_assets(model: str, revision: str, process: TokenizerProcess) -> M
             has_chat_template=reply["has_chat_template"] is True,
             queue=queue,
         )
-    except (ValueError, TypeError, KeyError) as error:
-        queue.close()
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise IntegrityError(
             f"the files of {model} cannot be used: {error}", remedy="its servers may be broken; use another model"
         ) from error
-    except BaseException:
-        queue.close()
-        raise
 
 
 async def fetch_files(network: Network, model: str, revision: str, peer_id: str) -> dict[str, bytes]:

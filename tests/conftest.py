@@ -30,7 +30,7 @@ DEFAULT_MARKS = " and ".join(f"not {name}" for name in OPTIONAL)
 """What `addopts` selects by."""
 
 # a busy machine is not a bug: examples have no deadline of their own, tests have pytest's timeout
-settings.register_profile("swarm", deadline=None, max_examples=40)
+settings.register_profile("swarm", deadline=None, max_examples=25)
 # `--hypothesis-profile thorough`: for changes of what such a test is about
 settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("swarm")

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import itertools
 import shutil
+import time
 import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -384,12 +385,20 @@ def test_move_serves_the_new_span_before_the_old_one_ends_and_then_gives_its_mem
                 assert "leaving" in str((await old.next(SequenceEnded)).error(""))
                 await asyncio.sleep(1)
                 assert len(server.sessions) == 1
-                gc.collect()
-                assert pool() is None
+                assert _is_freed(pool)
                 await new.step(HIDDEN, 2, 2)
                 assert server.num_tokens == 7
 
     virtual_time.run(scenario())
+
+
+def _is_freed(found: weakref.ref[object]) -> bool:
+    """Return whether nothing holds it any more. A thread that has told its result may hold its job a moment longer."""
+    until = time.monotonic() + 10
+    while found() is not None and time.monotonic() < until:
+        gc.collect()
+        time.sleep(0.01)
+    return found() is None
 
 
 def test_move_again_and_close_while_the_old_spans_are_still_leaving(boxes: Any, llama_dir: Path) -> None:

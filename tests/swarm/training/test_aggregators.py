@@ -74,11 +74,10 @@ def losses(members: list[Member]) -> tuple[float, float]:
     return honest.validate(torch.zeros_like(state.theta_N), 1), honest.validate(state.theta_N, 1)
 
 
-@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
-@pytest.mark.parametrize("aggregator", ROBUST)
-def test_run_with_a_liar_converges_with_a_robust_aggregator(aggregator: str, attack: float) -> None:
+@pytest.mark.parametrize(("aggregator", "attack"), [("median", "huge"), *((each, "sign-flipped") for each in ROBUST)])
+def test_run_with_a_liar_converges_with_a_robust_aggregator(aggregator: str, attack: str) -> None:
     async def main() -> None:
-        members = await run_with_attacker(aggregator, attack)
+        members = await run_with_attacker(aggregator, ATTACKS[attack])
         assert_equal_steps(members, NUM_STEPS)
         before, after = losses(members)
         assert after < 0.15 * before

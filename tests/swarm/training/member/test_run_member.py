@@ -631,10 +631,10 @@ def test_what_a_member_asks_while_all_train_does_not_grow_with_the_run(monkeypat
             minutes = num_members * 0.6 * interval_s / 60
             return num_asked["standing"] / minutes, num_asked["lookup"] / minutes
 
-    few, many = virtual_time.run(asked_a_minute(4, 600.0)), virtual_time.run(asked_a_minute(8, 600.0))
+    few, many = virtual_time.run(asked_a_minute(3, 600.0)), virtual_time.run(asked_a_minute(6, 600.0))
     assert few == pytest.approx(many, rel=0.1)
     assert many == pytest.approx((60 / MAX_WATCH_S * NUM_WATCHED, 60 / MAX_LIST_S), rel=0.1)
-    often = virtual_time.run(asked_a_minute(4, 100.0))
+    often = virtual_time.run(asked_a_minute(3, 100.0))
     assert often[0] == pytest.approx(60 / WATCH_S * NUM_WATCHED, rel=0.1)
 
 

@@ -195,7 +195,7 @@ class RoundDriver:
 
     @property
     def waiting(self) -> Waiting | None:
-        """What this member waits for; None while its interval runs."""
+        """Return what this member waits for; None while its interval runs."""
         if self._offered is None or self._certificate:
             return None
         return Waiting(

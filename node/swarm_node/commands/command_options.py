@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, reason_of
 from swarm_protocol.identity import Identity
 
 from swarm_node.settings import config_sources
@@ -192,6 +192,21 @@ def _option(
     )
     annotation = Annotated[kind, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def read_text(path: Path, max_bytes: int, remedy: str) -> str:
+    """Read a file that a user has named. Raises ConfigError, with this remedy, for one that is not there, larger than
+    `max_bytes`, or no text."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+        if len(data) > max_bytes:
+            raise ConfigError(f"{path} is larger than {max_bytes} bytes", remedy=remedy)
+        return data.decode()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {reason_of(error)}", remedy=remedy) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not a text file", remedy=remedy) from error
 
 
 def signing_identity(flags: Flags) -> Identity:

@@ -25,10 +25,10 @@ from swarm.router.block_budget import COMFORTABLE_SESSIONS
 from swarm.router.planner import PlacementPlan, PlannedNode, plan
 from swarm.router.routing import format_spans
 from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError, reason_of
+from swarm_protocol.errors import ConfigError
 
 from swarm_node import diagnostics
-from swarm_node.commands.command_options import Flags
+from swarm_node.commands.command_options import Flags, read_text
 from swarm_node.commands.daemons import check_model_directories
 from swarm_node.events.emitter import Emitter
 from swarm_node.machine.hardware import PROCESS_BYTES, limit_for, share_of_limit
@@ -129,15 +129,7 @@ _SHORTEST = 'for each node a table [[nodes]] with name = "attic", memory = "24Gi
 def read_nodes(path: Path, num_blocks: int) -> list[PlannedNode]:
     """Read the nodes to plan for from a file. Raises ConfigError."""
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-        if len(data) > MAX_FILE_BYTES:
-            raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES} bytes", remedy="check that it is a nodes file")
-        table = tomllib.loads(data.decode("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {reason_of(error)}", remedy="check --nodes") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not a text file", remedy="check --nodes") from error
+        table = tomllib.loads(read_text(path, MAX_FILE_BYTES, "check --nodes: it takes a nodes file"))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}", remedy=f"write {_SHORTEST}") from error
     _refuse_unknown(table, ("nodes",), str(path))

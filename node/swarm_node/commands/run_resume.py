@@ -12,10 +12,11 @@ from swarm.training.round.quorum import Succession
 from swarm.training.run.methods import Methods, short
 from swarm.training.run.run_file import read_signed
 from swarm.training.run.signed_run import SignedRun
-from swarm_protocol.errors import ConfigError, PeerUnreachable, reason_of
+from swarm_protocol.errors import ConfigError, PeerUnreachable
 from swarm_protocol.identity import Identity, check_peer_id
 
 from swarm_node import diagnostics, interrupts
+from swarm_node.commands.command_options import read_text
 from swarm_node.events.emitter import Emitter
 from swarm_node.network_visit import retried, visiting
 from swarm_node.settings.config import Config
@@ -73,16 +74,8 @@ async def give(
 
 def read_members(path: Path) -> tuple[str, ...]:
     """Peer ids, one on each line; what follows a # is a comment. Raises ConfigError."""
-    try:
-        with path.open("rb") as file:
-            lines = file.read(MAX_MEMBERS_BYTES).decode().splitlines()
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be read: {reason_of(error)}", remedy="name a text file of peer ids"
-        ) from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not a text file", remedy="name a text file of peer ids") from error
-    words = [line.split("#")[0].strip() for line in lines]
+    text = read_text(path, MAX_MEMBERS_BYTES, "name a text file of peer ids")
+    words = [line.split("#")[0].strip() for line in text.splitlines()]
     peers = tuple(dict.fromkeys(word for word in words if word))
     for peer in peers:
         try:

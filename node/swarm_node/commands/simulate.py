@@ -17,7 +17,7 @@ from swarm.simulation.scenario import Scenario, read_scenario
 from swarm.simulation.world import simulate
 from swarm_protocol.errors import ConfigError, reason_of
 
-from swarm_node.commands.command_options import Flags
+from swarm_node.commands.command_options import Flags, read_text
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import duration, plural
 from swarm_node.settings.config import UsageError
@@ -86,18 +86,7 @@ def _load(path: Path, seed: str | None) -> Scenario:
 
 
 def _read(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-        if len(data) > MAX_FILE_BYTES:
-            raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES} bytes", remedy="check that it is the right file")
-        return data.decode()
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {path}: {reason_of(error)}", remedy="name a scenario file that exists"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not a text file", remedy="check that it is the right file") from error
+    return read_text(path, MAX_FILE_BYTES, "name a scenario file that exists")
 
 
 def _write(report: Report, pages: tuple[Path, Path]) -> None:

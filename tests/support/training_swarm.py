@@ -284,7 +284,8 @@ class Swarm:
         chosen = [self.members[name] for name in names] or [each for each in self.members.values() if each.is_alive]
         tasks = [member.task for member in chosen if member.task is not None]
         done, pending = await asyncio.wait(tasks, timeout=timeout_s)
-        assert not pending, f"still running: {[task.get_name() for task in pending]}"
+        last = {member.name: member.events[-1:] for member in chosen if member.task in pending}
+        assert not pending, f"still running, with the last event of each: {last}"
         for task in done:
             task.result()
         return chosen

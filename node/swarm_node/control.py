@@ -83,8 +83,10 @@ class ControlClient:
             try:
                 answer: bytes = ask(request, timeout=DEADLINE_S, wait_for_ready=True)
             except grpc.RpcError as error:
+                is_late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                why = f" within {DEADLINE_S:.0f} s" if is_late else f": {error.details()}"
                 raise PeerTimeout(
-                    f"the daemon (pid {pid}) in {self._home.path} does not answer: {error.details()}",
+                    f"the daemon (pid {pid}) in {self._home.path} does not answer{why}",
                     remedy=f"it may still be starting; if this lasts, read {self._home.log} and `kill {pid}`",
                 ) from error
         return answer

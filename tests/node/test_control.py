@@ -121,7 +121,7 @@ def test_client_of_a_stuck_daemon_says_who_it_is(tmp_path: Path, monkeypatch: py
 
     async def scene() -> None:
         async with daemon(Home(tmp_path), hangs=True):
-            with pytest.raises(PeerTimeout, match=rf"pid {os.getpid()}\) in {tmp_path} does not answer"):
+            with pytest.raises(PeerTimeout, match=rf"pid {os.getpid()}\) in {tmp_path} does not answer within 0 s: "):
                 await asyncio.to_thread(ControlClient(Home(tmp_path)).status)
 
     asyncio.run(scene())

@@ -117,8 +117,12 @@ class Home:
         with explained("use the home directory"):
             for directory in (self.path, self.cache, self.checkpoints, self.log):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-                with tempfile.TemporaryFile(dir=directory) as probe:
-                    probe.write(b"is there room, and may we write?")
+                try:
+                    with tempfile.TemporaryFile(dir=directory) as probe:
+                        probe.write(b"is there room, and may we write?")
+                except OSError as error:
+                    error.filename = str(directory)  # in place of a file that nobody has asked for
+                    raise
 
     @property
     def socket(self) -> Path:

@@ -280,7 +280,7 @@ def test_a_question_is_answered_and_its_way_is_drawn(
 ) -> None:
     source, served = swarms["small"]
     for name, detail in source.model_details.items():
-        known = detail.servers[0].model_copy(update={"peer_id": "peer-of-cedar", "name": "<i>cedar"})
+        known = detail.servers[0].model_copy(update={"peer_id": "peer-of-cedar", "name": "<i>cedar …JoWQrV1z"})
         monkeypatch.setitem(source.model_details, name, detail.model_copy(update={"servers": (known,)}))
     heard = complaints(page)
     page.goto(f"{served.url}/try")
@@ -293,7 +293,9 @@ def test_a_question_is_answered_and_its_way_is_drawn(
         rows = page.locator("#trace tbody tr")
         expect(rows).to_have_count(2)
         assert page.locator("#trace .lead").inner_text().startswith("3 tokens over 2 hops")
-        assert rows.nth(0).inner_text().split() == ["<i>cedar", "0:12", "1", "ms", "10", "ms", "20", "ms", "31", "ms"]
+        times = ["1", "ms", "10", "ms", "20", "ms", "31", "ms"]
+        assert rows.nth(0).inner_text().split() == ["<i>cedar", "…JoWQrV1z", "0:12", *times]
+        assert rows.nth(0).locator("th .nowrap").inner_text() == "…JoWQrV1z", "it is not broken over two lines"
         ends = [_ends(page, i) for i in range(2)]
         assert ends[0][1] == pytest.approx(ends[1][0]), "the second hop begins where the first ends"
         assert ends[1][1] == pytest.approx(100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -74,6 +75,17 @@ def test_locked_on_a_full_disk_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no space left on device") as error, home.locked():
         pass
     assert "free some space" in error.value.remedy
+
+
+def test_create_where_nothing_can_be_written_names_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**place: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(place["dir"] / "tmpzf_z3dht"))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    with pytest.raises(ConfigError, match=f"^cannot use the home directory {tmp_path}: read-only file system: "):
+        made(tmp_path)
 
 
 def test_socket_with_a_long_path_moves_to_the_runtime_directory(

@@ -46,10 +46,16 @@ function heading(text, i) {
   return make("th", { scope: "col", class: i === 1 ? "blocks" : i > 2 ? "num" : "" }, text);
 }
 
+// the end of a peer id is not broken over two lines, as in the pages' own links
+function nodeName(name) {
+  const at = name.lastIndexOf(" …");
+  return at < 0 ? make("bdi", {}, name) : make("bdi", {}, name.slice(0, at + 1), make("span", { class: "nowrap" }, name.slice(at + 1)));
+}
+
 function hopRow(hop, begun, total, short) {
   const steps = Math.max(hop.num_steps, 1);
   const parts = [hop.queue_ms / steps, hop.compute_ms / steps, hop.wire_ms / steps];
-  const link = make("a", { href: `/nodes/${encodeURIComponent(hop.peer_id)}` }, make("bdi", {}, short(hop.peer_id)));
+  const link = make("a", { href: `/nodes/${encodeURIComponent(hop.peer_id)}` }, nodeName(short(hop.peer_id)));
   return make(
     "tr",
     {},

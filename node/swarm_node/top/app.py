@@ -118,6 +118,7 @@ class TopApp(App[None]):
         self._clock = clock
         self._seen = source.overview()
         self._seen_s = clock()
+        self._is_ready = self._is_interrupted = False
         # kept rather than looked up, because drawing while the screen closes must find them, too
         self._texts = {name: Static(id=f"{name}-text", classes="text") for name in ("head", *TABS)}
         self._tables: dict[str, DataTable[Text]] = {
@@ -154,6 +155,17 @@ class TopApp(App[None]):
 
     def action_interrupt(self) -> None:
         self.exit(return_code=EXIT_INTERRUPTED)
+
+    def interrupt(self) -> None:
+        """Leave as at Ctrl-C, but not in the middle of the first drawing, which then fails."""
+        self._is_interrupted = True
+        if self._is_ready:
+            self.action_interrupt()
+
+    def on_ready(self) -> None:
+        self._is_ready = True
+        if self._is_interrupted:
+            self.action_interrupt()
 
     def action_help(self) -> None:
         if not isinstance(self.screen, HelpScreen):

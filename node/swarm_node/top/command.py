@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import shutil
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -50,7 +51,14 @@ async def _show(config: Config, emitter: Emitter, *, is_live: bool) -> int:
             from swarm_node.top.app import TopApp  # noqa: PLC0415
 
             app = TopApp(source, light=is_light(os.environ.get("COLORFGBG", "")))
-            await app.run_async()
+            # from when the screen has the terminal on, Ctrl-C is a key; until then it is a signal
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGINT, app.interrupt)
+            await asyncio.sleep(0)  # one that came during the import ends it here
+            try:
+                await app.run_async()
+            finally:
+                loop.remove_signal_handler(signal.SIGINT)
             return app.return_code or 0
         if emitter.json:
             emitter.emit("overview", overview=source.overview().model_dump(mode="json"))

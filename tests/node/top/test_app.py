@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.dashboard_source import ExampleSource
+from swarm_node.events.emitter import Emitter
+from swarm_node.settings.config import Config
+from swarm_node.top import command
 from swarm_node.top.app import COLUMNS, LATE_S, HelpScreen, TopApp
 from swarm_protocol.errors import PeerTimeout
 from textual.pilot import Pilot
@@ -259,3 +264,52 @@ def test_q_and_ctrl_c_end_it(key: str, code: int) -> None:
         assert not app.is_running
 
     driven(swarm(1), drive, code=code)
+
+
+def test_interrupt_waits_for_the_first_drawing() -> None:
+    async def main() -> TopApp:
+        app = TopApp(swarm(1))
+        app.interrupt()
+        await app.run_async(headless=True)
+        return app
+
+    assert asyncio.run(main()).return_code == 130
+
+
+@pytest.mark.parametrize("moment", ["while textual is imported", "while the screen is begun"])
+def test_ctrl_c_before_the_screen_has_the_terminal_ends_it_without_a_broken_screen(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began: list[str] = []
+    interrupted: list[str] = []
+
+    class Screen:
+        def __init__(self, *_: object, **__: object) -> None:
+            if moment == "while textual is imported":
+                signal.raise_signal(signal.SIGINT)
+
+        return_code = 130
+
+        def interrupt(self) -> None:
+            interrupted.append(moment)
+
+        async def run_async(self) -> None:
+            began.append(moment)
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(0.01)
+
+    @asynccontextmanager
+    async def opened(*_: object, **__: object) -> AsyncIterator[ExampleSource]:
+        yield swarm(1)
+
+    monkeypatch.setattr("swarm_node.top.app.TopApp", Screen)
+    monkeypatch.setattr(command, "_remote", opened)
+    config = Config(home=Path("/nowhere"), name="test", url="http://127.0.0.1:1")
+    show = command._show(config, Emitter(json=False), is_live=True)
+    if moment == "while the screen is begun":
+        assert asyncio.run(show) == 130
+        assert (began, interrupted) == ([moment], [moment])
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(show)
+        assert (began, interrupted) == ([], [])

@@ -13,6 +13,10 @@ from pathlib import Path
 
 _MADV_POPULATE_WRITE = 23
 """Linux's constant, since 5.14."""
+_MADV_COLLAPSE = 25
+"""Linux's constant, since 6.1."""
+_HUGE_PAGE_BYTES = 2**21
+_OWN_MEMORY = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p 00000000 00:00 0 *(\[heap\])?$")
 _MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ ")
 _READ_ONLY_FILE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-[x-]p \S+ \S+ \S+ +/")
 
@@ -50,6 +54,30 @@ def _unchanged_files() -> list[tuple[int, int]]:
         elif line.startswith("Anonymous:") and bounds[1] and line.split()[1] == "0":
             found.append(bounds)
     return found
+
+
+def resident_bytes() -> int:
+    """Return how much memory this process has now; 0 where the system does not say."""
+    if sys.platform != "linux":
+        return 0
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def use_huge_pages() -> None:
+    """Put this process's memory into pages of 2 MiB, whose places the processor remembers: with millions of small
+    objects it spends an eighth of its time on looking up those of 4 KiB. Their content stays.
+
+    Takes a second for each 100 MiB that are not there yet. What the system cannot do stays as it is.
+    """
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if match := _OWN_MEMORY.match(line):
+            begin = -(-int(match[1], 16) // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
+            size = int(match[2], 16) // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES - begin
+            if size > 0:
+                libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), _MADV_COLLAPSE)
 
 
 @contextmanager

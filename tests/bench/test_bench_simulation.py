@@ -30,6 +30,11 @@ NUM_NODES = int(os.environ.get("SIMULATED_NODES", SCENARIO.nodes))
 MINUTES = float(os.environ.get("SIMULATED_MINUTES", SCENARIO.minutes))
 
 
+MIN_COMPARED = 5000
+"""Nodes from which on the promises are checked. In a tenth of fewer every node is near every key, and a run has a
+handful of trainers: what a node holds and sends there says nothing of a network in which it knows few others."""
+
+
 def tenth_of(scenario: Scenario) -> Scenario:
     """Return the same network with a tenth of the nodes, places and lookups, for the minutes in which its tables
     fill."""
@@ -69,4 +74,6 @@ def test_ten_thousand_nodes_of_which_half_leave_in_an_hour_and_a_thousand_train(
         gib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     )
     report.show()
+    if NUM_NODES < MIN_COMPARED:
+        pytest.skip(f"simulated, but not compared: a tenth of {NUM_NODES} nodes is a network of another kind")
     assert broken_promises(found, simulate(tenth_of(scenario))) == []

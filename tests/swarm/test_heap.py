@@ -13,7 +13,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from swarm.heap import _MADV_POPULATE_WRITE, absent, make_resident, release_code, uncollected
+from swarm.heap import (
+    _MADV_COLLAPSE,
+    _MADV_POPULATE_WRITE,
+    absent,
+    make_resident,
+    release_code,
+    resident_bytes,
+    uncollected,
+    use_huge_pages,
+)
 from swarm.serving.model import kv_pool
 from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, KVShape
 
@@ -109,3 +118,30 @@ def test_release_code_unmaps_code_that_still_runs_afterwards() -> None:
     release_code()
     assert code_kb() < 0.9 * before_kb
     assert torch.linspace(0, 1, 9).exp().sum() == expected
+
+
+def can_collapse() -> bool:
+    """Return whether this is Linux since 6.1, with huge pages."""
+    if sys.platform != "linux":
+        return False
+    with mmap.mmap(-1, 2**22, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory[:] = bytes(2**22)
+        begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        begin += -begin % 2**21
+        return ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(2**21), _MADV_COLLAPSE) == 0
+
+
+def huge_bytes() -> int:
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("AnonHugePages:"))
+
+
+def test_small_objects_come_to_lie_in_huge_pages_and_are_the_same() -> None:
+    if not can_collapse():
+        pytest.skip("this system has no such call")
+    texts = [str(number) for number in range(600_000)]  # some 35 MB
+    before = huge_bytes()
+    assert resident_bytes() > 35e6
+    use_huge_pages()
+    assert huge_bytes() > before + 20e6
+    assert texts == [str(number) for number in range(600_000)]

@@ -12,6 +12,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from swarm_protocol.errors import PeerUnreachable, SwarmError
 from swarm_protocol.failure_messages import decode_failure, encode_failure
@@ -38,6 +39,12 @@ class Place:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", f"{self.region} {self.nat.kind}")
+
+
+@cache
+def place_at(region: int, nat: Nat) -> Place:
+    """Return the one `Place` of a region and a NAT: thousands of hosts look at a few objects again and again."""
+    return Place(region=region, nat=nat)
 
 
 class Links:

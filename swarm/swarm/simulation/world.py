@@ -22,6 +22,7 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord, publish_key
 from swarm_protocol.wire import handing_over
 
+from swarm import heap
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import EPOCH_S, MemoryNetwork
 from swarm.network.partition_watch import REFRESH_S
@@ -31,7 +32,7 @@ from swarm.simulation.measurements import Measurements
 from swarm.simulation.message_sizes import SIZES
 from swarm.simulation.report import Report, report_of
 from swarm.simulation.scenario import Nat, NodeClass, Region, Scenario
-from swarm.simulation.simulated_host import HostWorld, Links, Place, SimulatedHost
+from swarm.simulation.simulated_host import HostWorld, Links, SimulatedHost, place_at
 from swarm.simulation.simulated_network import SharedRecords, SimulatedNetwork
 from swarm.simulation.simulated_serving import SimulatedGateway, SimulatedServer
 from swarm.testing import virtual_time
@@ -51,6 +52,10 @@ SAMPLE_S = 60.0
 REPLACE_WITHIN_S = 60.0
 PROBE_TIMEOUT_S = 5.0
 BYTES_PER_MBIT = 125_000.0
+
+LARGE_BYTES = 2**29
+GROWN = 1.1
+"""From LARGE_BYTES on, this process's memory is put into huge pages each time it has grown so much."""
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +113,7 @@ class World:
         self.measured = Measurements()
         self.nodes: dict[int, SimulatedNode] = {}
         self._on_minute = on_minute
+        self._compacted_bytes = LARGE_BYTES
         self._chance = random.Random(f"{scenario.seed}/world")
         self._num_created = 0
         self._num_of_kind: Counter[str] = Counter()
@@ -185,7 +191,7 @@ class World:
         seed = hashlib.sha256(f"{scenario.seed}/{number}".encode()).digest()
         identity = Identity(seed)
         nat = _OPEN if kind is _SEED else self._draw(scenario.nats)
-        place = Place(region=scenario.regions.index(self._draw(scenario.regions)), nat=nat)
+        place = place_at(scenario.regions.index(self._draw(scenario.regions)), nat)
         up, down = Rate(kind.up_mbit * BYTES_PER_MBIT), Rate(kind.down_mbit * BYTES_PER_MBIT)
         host = SimulatedHost(self._hosts, identity.peer_id, place, up=up, down=down)
         node = SimulatedNode(number=number, kind=kind, identity=identity, host=host, joined_at=loop.time())
@@ -269,6 +275,9 @@ class World:
             elif at_s >= self._begin_s:
                 self._begin()
             self._on_minute((at_s - self._began_s) / 60, len(self.nodes))
+            if heap.resident_bytes() > GROWN * self._compacted_bytes:
+                heap.use_huge_pages()
+                self._compacted_bytes = heap.resident_bytes()
 
     def _begin(self) -> None:
         self.measured.is_on = True

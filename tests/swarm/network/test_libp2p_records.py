@@ -160,11 +160,14 @@ def test_answer_with_forged_records_does_not_hide_the_honest_ones(tmp_path: Path
 @pytest.mark.parametrize(
     "answer",
     [
+        b"",
         b"\x01\xff",
+        b"\x02",
+        FindResponse().to_bytes(),  # to a key asked for
         FindResponse(found=(Found(), Found())).to_bytes(),
         bytes(1) * (limits.MAX_FIND_RESPONSE_BYTES + 1),
     ],
-    ids=["malformed", "too many", "too long"],
+    ids=["nothing", "malformed", "another version", "too few", "too many", "too long"],
 )
 def test_peer_whose_answer_is_none_is_dropped_and_left_alone_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes

@@ -31,7 +31,7 @@ from swarm.training.run.methods import Methods
 from swarm.trust.aggregators import get_aggregator
 from swarm_compression import get_codec, warm_up
 from swarm_protocol.errors import SwarmError
-from swarm_protocol.training_messages import Contribution, Group, SignedGroup
+from swarm_protocol.training_messages import Contribution, Group, ReduceOpening, SignedGroup
 from torch import Tensor
 
 CODEC = get_codec("int8")
@@ -77,8 +77,8 @@ class Member:
         self._before_bytes = 0
 
     async def accept(self, peer: str, stream: Stream) -> None:
-        await stream.receive()
-        await (await asyncio.shield(self._next)).accept(peer, stream)
+        opening = ReduceOpening.from_bytes(await stream.receive())
+        await (await asyncio.shield(self._next)).accept(peer, opening, stream)
 
     def prepare(self, data: bytes) -> None:
         group = Group.from_bytes(data)

@@ -46,7 +46,7 @@ def test_node_that_is_told_its_memory_never_exceeds_it(tmp_path: Path) -> None:
     async def main() -> int:
         options = ("--threads", "2", "--max-memory", f"{TOLD_MIB}MiB")
         async with serving_fleet(tmp_path, model, [(0, NUM_BLOCKS)], *options) as servers:
-            node = servers.fleet.processes["node-1"]
+            node = servers.fleet.processes["node-1"].process
             pids = {"node": node.pid, **{f"its child {i}": pid for i, pid in enumerate(children(node.pid))}}
             (record,) = (await servers.client.servers(MODEL)).values()
             start_bytes = {who: peak_bytes(pid) for who, pid in pids.items()}

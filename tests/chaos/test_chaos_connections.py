@@ -79,7 +79,8 @@ def test_gateway_answers_beside_thousands_that_say_nothing(num_silent: int) -> N
             ):
                 await openai.models.list()
                 before = process.num_fds()
-                async with _silent(*listener.getsockname(), num_silent) as num_opened:
+                host, port = listener.getsockname()
+                async with _silent(host, port, num_silent) as num_opened:
                     slowest_s = 0.0
                     for _ in range(NUM_ASKED):
                         since_s = time.monotonic()

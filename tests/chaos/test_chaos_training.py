@@ -72,7 +72,8 @@ class Trial:
 def _progress(member: Member) -> dict[int, float]:
     """When the member first had the state of each outer step."""
     times: dict[int, float] = {}
-    for at_s, event in (*member.of(OuterStep), *member.of(StateFetched)):
+    told: list[tuple[float, OuterStep | StateFetched]] = [*member.of(OuterStep), *member.of(StateFetched)]
+    for at_s, event in told:
         times[event.step] = min(at_s, times.get(event.step, at_s))
     return times
 

@@ -1,8 +1,8 @@
 """The record DHT: Kademlia (Maymounkov and Mazieres 2002) over unary calls.
 
 Puts together the parts: `known_peers` calls others, `routing_table` knows them, their addresses and whom to ask next
-(`NodeLookup`), and `record_storage` has the records that this node holds and decides which ones are valid
-(`RecordValidator`).
+(`NodeLookup`), `search_calls` asks them, and `record_storage` has the records that this node holds and decides which
+ones are valid (`RecordValidator`).
 
 A search belongs to its caller and ends with it. At its deadline it is done with what it has: peers that answer nothing,
 however many a liar names, delay what the others said and hide none of it.
@@ -11,20 +11,18 @@ Names on the wire carry the network id, so the DHTs of two networks never mix, w
 It also finds the addresses of peers (`address_search`), in place of go-libp2p's own DHT: each node tells its addresses
 with each request and answer, so that the nodes near its place know them.
 
-Deviation from the paper: nodes hand on no records. Owners publish theirs anew every half minute (`Announcer`), to the
-nodes that are nearest then, so a newcomer near a key soon holds what belongs there.
+Deviation from the paper: nodes hand on no records. Owners publish theirs anew, most of them every half minute
+(`Announcer`), to the nodes that are nearest then, so a newcomer near a key soon holds what belongs there.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 from collections.abc import AsyncGenerator, Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import cast
 
 from swarm_protocol.dht_messages import (
     Contact,
@@ -51,6 +49,7 @@ from swarm.network.dht.routing_table import (
     node_id_of,
     to_id,
 )
+from swarm.network.dht.search_calls import SearchCalls
 from swarm.newest_items import NewestItems
 
 NUM_PARALLEL_CHECKS = 8
@@ -63,9 +62,6 @@ the publisher's five."""
 
 _CHECKED_AT_ONCE = 32
 """Signatures, a tenth of a millisecond each, before others have their turn."""
-
-WIDEN_S = 1.0
-"""A search that is not over by then asks as many nodes as any: some of the nearest seem to be gone."""
 
 NUM_FIRST_SEARCHES = 2
 SEARCH_EVERY = 5
@@ -258,7 +254,7 @@ class RecordDht:
         self, keys: Sequence[bytes], width: int, *, only_peers: bool, timeout_s: float, max_records: int = 0
     ) -> NodeLookup:
         """Ask the nearest nodes of every key, and whom they name, until the `width` nearest of all have been asked, or
-        WIDTH of them where that takes longer than WIDEN_S."""
+        WIDTH of them where that takes longer than `search_calls.WIDEN_S`."""
         search = NodeLookup(keys, self._host.peer_id, width)
         await self._carry_out(search, only_peers=only_peers, timeout_s=timeout_s, max_records=max_records)
         for key in search.keys:
@@ -274,12 +270,10 @@ class RecordDht:
         max_records: int = 0,
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        loop = asyncio.get_running_loop()
-        suspects = self.known.suspects.at(loop.time())
+        suspects = self.known.suspects.at(asyncio.get_running_loop().time())
         for key in search.keys:
             search.meet(self.known.table.nearest(to_id(key), WIDTH), suspects)
             search.meet(self._nearest.get(key, ()), suspects)
-        running: set[asyncio.Task[None]] = set()
 
         @cache
         def request_for(*wanted: bytes) -> tuple[FindRequest, bytes]:
@@ -289,42 +283,14 @@ class RecordDht:
         async def ask(peer_id: str, wanted: Sequence[bytes]) -> None:
             request, data = request_for(*wanted)
             await self._ask(search, suspects, peer_id, request.keys, data)
-            running.discard(cast("asyncio.Task[None]", asyncio.current_task()))
-            go_on()
 
-        def go_on() -> None:
-            """Ask whoever is to be asked next. The search ends with its last call."""
-            if is_over():
-                for call in running:
-                    call.cancel()
-                return
-            running.update([calls.create_task(ask(*call)) for call in search.next_calls()])
-            if not (running or only_peers or search.records):
-                widen()  # they hold none, and others may
-
-        def widen() -> None:
-            is_ending = any(call.cancelling() for call in running)
-            if search.width < WIDTH and not is_ending:
-                search.width = WIDTH
-                go_on()
-
-        late = loop.call_later(WIDEN_S, widen)
-        try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as calls:
-                    go_on()
-        finally:
-            late.cancel()
+        await SearchCalls(search, ask, only_peers=only_peers, is_over=is_over).run(timeout_s)
 
     async def _ask(
         self, search: NodeLookup, suspects: Container[str], peer_id: str, keys: Sequence[bytes], request: bytes
     ) -> None:
         """Ask for the `keys` of the encoded `request`."""
-        try:
-            found = await self._find(peer_id, len(keys), request, search.addrs_of(peer_id))
-        except asyncio.CancelledError:
-            search.left_out(peer_id, keys)
-            raise
+        found = await self._find(peer_id, len(keys), request, search.addrs_of(peer_id))
         if found is None:
             search.drop(peer_id)
             return

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
-from swarm.network.dht import known_peers, routing_table
+from swarm.network.dht import known_peers, routing_table, search_calls
 from swarm.network.dht.known_peers import RPC_TIMEOUT_S
-from swarm.network.dht.record_dht import SEARCH_TIMEOUT_S, WIDEN_S, RecordDht
+from swarm.network.dht.record_dht import SEARCH_TIMEOUT_S, RecordDht
 from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.dht.routing_table import (
     BUCKET_SIZE,
@@ -21,6 +22,7 @@ from swarm.network.dht.routing_table import (
     node_id_of,
     to_id,
 )
+from swarm.network.dht.search_calls import WIDEN_S
 from swarm.testing import virtual_time
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import Contact, FindRequest, FindResponse, Found, place_of
@@ -156,6 +158,36 @@ def test_search_whose_caller_is_cancelled_asks_nobody_afterwards() -> None:
     virtual_time.run(main())
 
 
+def test_search_whose_last_answer_takes_as_long_as_it_waits_to_widen_asks_nobody_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(search_calls, "WIDEN_S", 0.01)
+
+    async def main() -> None:
+        troubles: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, trouble: troubles.append(trouble))
+        world = World()
+        asker = await world.node(ASKER)
+        for number in range(2 * SAMPLE_WIDTH):
+            holder = await world.node(numbered(number))
+            holder._storage.store(record(HONEST), record(HONEST).to_bytes())
+            asker.known.table.heard_of(numbered(number).peer_id)
+            answer = world.wire[numbered(number).peer_id, "find"]
+
+            async def after_work(peer_id: str, request: bytes, answer: Any = answer) -> bytes:
+                time.sleep(0.01)  # the loop is busy, and its timers are late
+                return cast("bytes", await answer(peer_id, request))
+
+            world.wire[numbered(number).peer_id, "find"] = after_work
+        found, _ = await asker.find([KEY], timeout_s=5, max_records=1)
+        await asyncio.sleep(0)
+        assert len(found) == 1
+        assert len(world.hosts[ASKER.peer_id].dialled) == SAMPLE_WIDTH
+        assert troubles == []
+
+    asyncio.run(main())
+
+
 def test_addresses_of_a_peer_are_found_with_the_nodes_that_it_told() -> None:
     async def main() -> None:
         world = World()
@@ -223,6 +255,37 @@ def test_liar_that_answers_first_hides_no_address_that_others_name() -> None:
         asker.known.table.heard_of(LIAR.peer_id)
         found = [addrs async for addrs in asker.find_addrs(SOUGHT.peer_id)]
         assert found == [false, addr_of(SOUGHT)]
+
+    virtual_time.run(main())
+
+
+def test_node_that_is_not_yet_asked_when_a_liar_answers_is_asked_for_the_next_address() -> None:
+    """Its call is cancelled before it has begun."""
+
+    async def main() -> None:
+        world = World()
+        asker, _honest = [await world.node(identity) for identity in (ASKER, HONEST)]
+        assert await asker.ping(HONEST.peer_id)
+        false, named = ("/ip4/198.51.100.1/tcp/1",), asyncio.Event()
+
+        def naming(identity: Identity, addrs: tuple[str, ...]) -> bytes:
+            return FindResponse(found=(Found(peers=(Contact(peer_id=identity.peer_id, addrs=addrs),)),)).to_bytes()
+
+        async def name_a_node_that_knows(_peer_id: str, _request: bytes) -> bytes:
+            named.set()
+            return naming(numbered(7), addr_of(numbered(7)))
+
+        async def know(_peer_id: str, _request: bytes) -> bytes:
+            return naming(SOUGHT, addr_of(SOUGHT))
+
+        async def lie(_peer_id: str, _request: bytes) -> bytes:
+            await named.wait()
+            return naming(SOUGHT, false)
+
+        world.wire[HONEST.peer_id, "find"], world.wire[LIAR.peer_id, "find"] = name_a_node_that_knows, lie
+        world.wire[numbered(7).peer_id, "find"] = know
+        asker.known.table.heard_of(LIAR.peer_id)
+        assert [addrs async for addrs in asker.find_addrs(SOUGHT.peer_id)] == [false, addr_of(SOUGHT)]
 
     virtual_time.run(main())
 

@@ -155,8 +155,10 @@ class SimulatedHost:
             raise PeerUnreachable("the peer does not answer", peer_id=peer_id)
         answer: asyncio.Future[bytes] = loop.create_future()
         now = loop.time()
-        arrives_s = self._send(target, len(request), now)
-        loop.call_at(arrives_s, target._receive, self, protocol, request, answer, now + timeout_s)
+        arrives_s, until_s = self._send(target, len(request), now), now + timeout_s
+        if arrives_s >= until_s:
+            _time_out(loop, answer, until_s)
+        loop.call_at(arrives_s, target._receive, self, protocol, request, answer, until_s)
         return await answer
 
     def _send(self, target: SimulatedHost, num_bytes: int, now: float) -> float:

@@ -55,7 +55,7 @@ BYTES_PER_MBIT = 125_000.0
 
 LARGE_BYTES = 2**29
 GROWN = 1.1
-"""From LARGE_BYTES on, this process's memory is put into huge pages each time it has grown so much."""
+"""From LARGE_BYTES on, this process's memory is put into huge pages each time a simulation has made it grow so much."""
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class World:
         self.measured = Measurements()
         self.nodes: dict[int, SimulatedNode] = {}
         self._on_minute = on_minute
-        self._compacted_bytes = LARGE_BYTES
+        self._compacted_bytes = max(LARGE_BYTES, heap.resident_bytes())
         self._chance = random.Random(f"{scenario.seed}/world")
         self._num_created = 0
         self._num_of_kind: Counter[str] = Counter()

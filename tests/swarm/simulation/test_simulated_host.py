@@ -14,11 +14,11 @@ from swarm_protocol.errors import PeerUnreachable
 LATENCY_S = 0.1
 
 
-def two_hosts(up_bytes_per_s: float = 1e9) -> tuple[SimulatedHost, SimulatedHost]:
-    """Return a host that asks and one that answers, at `up_bytes_per_s`."""
+def two_hosts(up_bytes_per_s: float = 1e9, *, asker_up: float = 1e9) -> tuple[SimulatedHost, SimulatedHost]:
+    """Return a host that asks, at `asker_up` bytes per second, and one that answers at `up_bytes_per_s`."""
     world = HostWorld(Links(Scenario(regions=(Region(name="eu", latency_ms=1e3 * LATENCY_S),))))
     place = Place(region=0, nat=Nat())
-    asker = SimulatedHost(world, "asker", place, up=Rate(1e9), down=Rate(1e9))
+    asker = SimulatedHost(world, "asker", place, up=Rate(asker_up), down=Rate(1e9))
     return asker, SimulatedHost(world, "answerer", place, up=Rate(up_bytes_per_s), down=Rate(1e9))
 
 
@@ -64,6 +64,18 @@ def test_answer_over_a_slow_link_comes_too_late() -> None:
         asker, answerer = two_hosts(up_bytes_per_s=10)
         await serve_echo(answerer)
         assert await seconds_until_timeout(asker, 3) == pytest.approx(3)
+
+    virtual_time.run(main())
+
+
+def test_request_that_a_slow_link_delays_times_out_before_it_arrives() -> None:
+    async def main() -> None:
+        asker, answerer = two_hosts(asker_up=10)
+        await serve_echo(answerer)
+        assert await seconds_until_timeout(asker, 3) == pytest.approx(3)
+        assert answerer.num_sent == 0
+        await asyncio.sleep(60)
+        assert answerer.num_sent == 0, "nobody waits for the answer any more"
 
     virtual_time.run(main())
 

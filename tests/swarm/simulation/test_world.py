@@ -88,6 +88,21 @@ def test_report_is_json_and_one_page_that_loads_nothing() -> None:
     assert "<script" not in page
 
 
+def test_memory_is_put_into_huge_pages_for_what_a_simulation_adds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, compacted = [2**30], []
+    monkeypatch.setattr(world.heap, "resident_bytes", lambda: held[0])
+    monkeypatch.setattr(world.heap, "use_huge_pages", lambda: compacted.append(held[0]))
+    small = replace(SERVING, nodes=4, minutes=1)
+    simulate(small)
+    assert compacted == []
+
+    def grow(minute: float, _num_nodes: int) -> None:
+        held[0] = 2**30 + (2**28 if minute > 1 else 0)
+
+    simulate(small, on_minute=grow)
+    assert compacted == [2**30 + 2**28]
+
+
 def test_records_beyond_a_full_key_are_found_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_RECORDS_PER_KEY", 4)
     report = simulate(Scenario(nodes=24, minutes=2, warm_up_minutes=3))

@@ -52,13 +52,14 @@ async def _show(config: Config, emitter: Emitter, *, is_live: bool) -> int:
 
             app = TopApp(source, light=is_light(os.environ.get("COLORFGBG", "")))
             # from when the screen has the terminal on, Ctrl-C is a key; until then it is a signal
-            loop = asyncio.get_running_loop()
+            loop, asyncios = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
             loop.add_signal_handler(signal.SIGINT, app.interrupt)
-            await asyncio.sleep(0)  # one that came during the import ends it here
             try:
+                await asyncio.sleep(0)  # one that came during the import ends it here
                 await app.run_async()
             finally:
                 loop.remove_signal_handler(signal.SIGINT)
+                signal.signal(signal.SIGINT, asyncios)  # which ends this task, and so leaves the network in order
             return app.return_code or 0
         if emitter.json:
             emitter.emit("overview", overview=source.overview().model_dump(mode="json"))

@@ -313,3 +313,36 @@ def test_ctrl_c_before_the_screen_has_the_terminal_ends_it_without_a_broken_scre
         with pytest.raises(KeyboardInterrupt):
             asyncio.run(show)
         assert (began, interrupted) == ([], [])
+
+
+def test_ctrl_c_after_the_screen_has_closed_cancels_what_is_left_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    cancelled: list[str] = []
+
+    class Screen:
+        return_code = 0
+
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        def interrupt(self) -> None:
+            pytest.fail("the screen is closed")
+
+        async def run_async(self) -> None:
+            pass
+
+    @asynccontextmanager
+    async def opened(*_: object, **__: object) -> AsyncIterator[ExampleSource]:
+        yield swarm(1)
+        signal.raise_signal(signal.SIGINT)
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append("leaving")
+            raise
+
+    monkeypatch.setattr("swarm_node.top.app.TopApp", Screen)
+    monkeypatch.setattr(command, "_remote", opened)
+    config = Config(home=Path("/nowhere"), name="test", url="http://127.0.0.1:1")
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(command._show(config, Emitter(json=False), is_live=True))
+    assert cancelled == ["leaving"]

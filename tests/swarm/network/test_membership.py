@@ -121,6 +121,33 @@ async def test_node_record_of_a_node_that_has_been_there_for_long_is_published_m
 
 
 @in_virtual_time
+async def test_node_that_had_been_there_for_long_is_forgotten_within_four_lives_and_known_again_at_once() -> None:
+    async def announce(network: MemoryNetwork, name: str) -> None:
+        async with Membership(network) as membership:
+            membership.announce(node_record(name))
+            await asyncio.Event().wait()
+
+    internet = make_internet()
+    dead, back, observer = internet.network(), internet.network(), internet.network()
+    async with Membership(observer) as at_observer:
+        announcing = [asyncio.create_task(announce(network, "before")) for network in (dead, back)]
+        await asyncio.sleep(MAX_LIVES * SETTLING_S + 600)
+        for network, task in zip((dead, back), announcing, strict=True):
+            internet.crash(network.peer_id)
+            task.cancel()
+        await asyncio.wait(announcing)
+        again = asyncio.create_task(announce(internet.restart(back.peer_id), "after"))
+        await asyncio.sleep(limits.RECORD_LIFETIME_S)
+        names = {peer_id: node.name for peer_id, node in (await at_observer.nodes()).items()}
+        assert names == {dead.peer_id: "before", back.peer_id: "after"}
+        await asyncio.sleep((MAX_LIVES - 1) * limits.RECORD_LIFETIME_S)
+        assert set(await at_observer.nodes()) == {back.peer_id}
+        again.cancel()
+        await asyncio.wait([again])
+    await internet.close()
+
+
+@in_virtual_time
 async def test_records_are_republished_before_half_their_life_and_never_lapse() -> None:
     internet = make_internet()
     a, b = counting(internet.network()), internet.network()

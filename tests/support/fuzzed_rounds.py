@@ -169,11 +169,12 @@ class RoundHistory:
             return None
         peers = self.state.signed.group.peer_ids
         return ReduceFailed(
-            attempt=self.state.attempt,
+            attempt=max(0, self.state.attempt - (self.chance.random() < 0.2)),
             reason="it broke",
             accused=tuple(self.chance.sample(peers, self.chance.randrange(2))),
             unreachable=tuple(self.chance.sample(peers, self.chance.randrange(2))),
             unaudited=self.chance.random() < 0.3,
+            certain=self.chance.random() < 0.3,
         )
 
     def voted(self) -> Event | None:

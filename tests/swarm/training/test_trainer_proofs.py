@@ -3,6 +3,7 @@ member is ever convicted."""
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import logging
 from dataclasses import replace
@@ -32,6 +33,7 @@ from swarm.training.allreduce.part_owner import PartOwner
 from swarm.training.evidence.evidence import check
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
+from swarm.training.round.round_events import ReduceFailed
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import MemberConvicted, OuterStep, RoundAborted
@@ -199,13 +201,53 @@ def test_member_that_commits_to_slices_that_nobody_can_decode_is_convicted_by_it
     virtual_time.run(main())
 
 
-def test_owner_that_answers_no_audit_gets_no_vote_and_is_left_out() -> None:
+@pytest.mark.parametrize("ends", ["attempt", "stream"])
+def test_member_that_ends_the_attempt_before_its_bad_slice_is_proved_is_named_and_left_out(ends: str) -> None:
+    class Liar(RunMember):
+        async def _open_context(self) -> RunContext:
+            return replace(await super()._open_context(), codec=BadSlices(with_bad_scales))
+
+        async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
+            accept = driver.reductions.accept
+
+            async def leave(peer: str, opening: ReduceOpening, stream: Stream) -> None:
+                if opening.kind != "proof":
+                    return await accept(peer, opening, stream)
+                asked.add(peer)
+                if ends == "stream":
+                    return None
+                if len(asked) == 4:
+                    driver.feed(ReduceFailed(attempt=driver.attempt, reason="it leaves"))
+                return await asyncio.sleep(60)
+
+            driver.reductions.accept = leave  # type: ignore[method-assign]
+            return await super()._drive(driver, context)
+
+    asked = set[str]()
+
+    async def main() -> None:
+        members, liar = await run_with(Liar, aggregator="mean")
+        assert_equal_steps(members, NUM_STEPS)
+        assert asked == {member.peer_id for member in members}
+        for member in members:
+            assert not member.of(MemberConvicted)
+            assert all(liar.peer_id not in event.group for event in member.of(OuterStep))
+            (aborted,) = member.of(RoundAborted)
+            assert aborted.reason.endswith("left: it leaves") or (ends == "stream" and "bad slice" in aborted.reason)
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("ends_it", [False, True])
+def test_owner_that_answers_no_audit_gets_no_vote_and_is_left_out(ends_it: bool) -> None:
     class Silent(owner_that(times_minus_ten)):  # type: ignore[misc]
         async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
             accept = driver.reductions.accept
 
             async def refuse_audits(peer: str, opening: ReduceOpening, stream: Stream) -> None:
                 if opening.kind == "audit":
+                    if ends_it:
+                        return
                     raise RuntimeError("no")
                 await accept(peer, opening, stream)
 

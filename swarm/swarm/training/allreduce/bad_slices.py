@@ -4,8 +4,8 @@ committed tree.
 The slices of a frame come without proofs of their own, and the proof of the whole part needs all frames, of which a
 sender holds back those far ahead of the result. So an owner asks for the path of the one leaf that it cannot decode, by
 a stream of the kind `proof`. With that path the member's own commitment convicts it, before anyone who has the run's
-file (`evidence.bad_slice`). A sender that gives no path, or sent something else than it committed to, is named by the
-owner's word alone.
+file (`evidence.bad_slice`). A sender that gives no path, or sent something else than it committed to, or ends the
+attempt meanwhile, is named by the owner's word alone.
 
 Shapes: F values of a frame.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_left
+from collections.abc import Awaitable, Callable
 
 from swarm_compression import Codec, CodecError
 from swarm_compression.codec import Data
@@ -58,15 +59,21 @@ def _decodes(codec: Codec, data: Data, count: int) -> bool:
     return True
 
 
-async def proved(streams: PartStreams, part: int, error: SwarmError) -> SwarmError:
+async def proved(
+    streams: PartStreams, part: int, error: SwarmError, *, on_cut_off: Callable[[SwarmError], Awaitable[None]]
+) -> SwarmError:
     """Return `error`, with which the reduction of `part` failed, as one that convicts its sender if it can be proved.
-    Takes PROOF_S at most."""
+    Takes PROOF_S at most. `on_cut_off` is called with `error` if this is cancelled before: a sender that ends the
+    attempt meanwhile could otherwise not be named."""
     if not isinstance(error, UndecodableSlice) or not streams.proves:
         return error
     limit_s = min(PROOF_S, streams.group.reduce_s / 4)
     try:
         async with asyncio.timeout(limit_s):
             evidence = await _evidence(streams, part, error)
+    except asyncio.CancelledError:
+        await on_cut_off(error)
+        raise
     except TimeoutError:
         logger.info("%s does not say within %.0f s where its bad slice is", error.peer_id[-6:], limit_s)
     except SwarmError as failure:

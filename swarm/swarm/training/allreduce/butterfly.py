@@ -73,7 +73,7 @@ class Butterfly:
     ) -> None:
         """Each member's handler of `connections.methods.reduce` passes its streams to `accept` of the butterfly of the
         same group. `on_failure` is called with the first failure; PeerError and PeerViolation name the peer at fault,
-        and CaughtLying proves what it did.
+        and CaughtLying proves what it did; and with an UndecodableSlice whose proof the end of the attempt cut off.
         `tree` is the hash tree to whose root this member has committed, if the group's members have committed to their
         slices.
         """
@@ -262,7 +262,7 @@ class Butterfly:
         try:
             await self.own.reduce()
         except SwarmError as error:
-            await self.fail(await proved(self.streams, self._me, error))
+            await self.fail(await proved(self.streams, self._me, error, on_cut_off=self._on_failure))
 
     async def fail(self, error: SwarmError) -> None:
         """Report the first failure, and keep everything open until cancelled."""

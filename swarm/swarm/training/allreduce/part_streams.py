@@ -80,10 +80,14 @@ class PartStreams:
 
     @asynccontextmanager
     async def open(self, peer: str, opening: ReduceOpening) -> AsyncIterator[Stream]:
+        """Open a stream to `peer`. Raises PeerError also if it ends the stream while something of it is awaited."""
         network, method = self._connections.network, self._connections.methods.reduce
-        async with network.stream(peer, method, timeout_s=self.group.reduce_s) as stream:
-            await self.send(stream, opening.to_bytes())
-            yield stream
+        try:
+            async with network.stream(peer, method, timeout_s=self.group.reduce_s) as stream:
+                await self.send(stream, opening.to_bytes())
+                yield stream
+        except EndOfStream:
+            raise PeerError(f"it ended its {opening.kind} stream without an answer", peer_id=peer) from None
 
     def opening(self, kind: OpeningKind, part: int, *, frame: int = 0, proof: bytes = b"") -> ReduceOpening:
         """Return the opening of a stream of this reduction."""

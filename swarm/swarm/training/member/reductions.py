@@ -23,7 +23,7 @@ from swarm_protocol.training_messages import Group, Outcome, ReduceOpening, Sign
 from swarm.network.interface import Stream
 from swarm.training.allreduce.audit import Auditing, NotAudited
 from swarm.training.allreduce.butterfly import Butterfly
-from swarm.training.allreduce.lies import CaughtLying
+from swarm.training.allreduce.lies import CaughtLying, UndecodableSlice
 from swarm.training.allreduce.made_part import committed_tree
 from swarm.training.allreduce.parts import ReductionScheme
 from swarm.training.allreduce.peer_connections import MeteredStream
@@ -325,7 +325,8 @@ def reduce_failed(attempt: int, error: SwarmError) -> ReduceFailed:
     peers = (error.peer_id,) if error.peer_id else ()
     reason = f"{short(error.peer_id)}: {error.message}" if peers else error.message
     if isinstance(error, PeerViolation):
-        return ReduceFailed(attempt=attempt, reason=reason, accused=peers)
+        certain = isinstance(error, UndecodableSlice)
+        return ReduceFailed(attempt=attempt, reason=reason, accused=peers, certain=certain)
     if isinstance(error, PeerError):
         return ReduceFailed(attempt=attempt, reason=reason, unreachable=peers)
     return ReduceFailed(attempt=attempt, reason=error.message)

@@ -94,13 +94,15 @@ class Reduced:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReduceFailed:
     """The reduction failed, because `accused` broke the protocol or `unreachable` could not be reached. If it is only
-    `unaudited`, this member has a result of which `unreachable` do not show how they made it."""
+    `unaudited`, this member has a result of which `unreachable` do not show how they made it. What is `certain` did not
+    come of an attempt that was ending, and counts also if the attempt has ended meanwhile."""
 
     attempt: int
     reason: str
     accused: tuple[str, ...] = ()
     unreachable: tuple[str, ...] = ()
     unaudited: bool = False
+    certain: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -277,6 +277,8 @@ def _on_second_group(state: RoundState, signed: SignedGroup, now: float) -> Step
 
 def _on_reduce_failed(state: RoundState, event: ReduceFailed, now: float) -> Step:
     if not reduces(state, event.attempt):
+        if event.certain and event.attempt < state.attempt:
+            state = blame(state, event.accused, (), event.reason)
         return state, []
     state = suspect(blame(state, event.accused, event.unreachable, event.reason), event.unreachable)
     faulty = (*event.accused, *event.unreachable)

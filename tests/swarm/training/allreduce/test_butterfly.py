@@ -534,6 +534,23 @@ def test_run_whose_owner_dies_before_its_slices_are_there_fails_by_its_name() ->
     in_ring([1] * 4, case)
 
 
+@pytest.mark.parametrize("kind", ["slices", "audit", "proof"])
+def test_peer_that_ends_its_stream_without_an_answer_is_named_by_who_asked(kind: OpeningKind) -> None:
+    async def case(ring: Ring) -> None:
+        peer, streams = ring.networks[1], ring.member(0).streams
+
+        async def answer_nothing(_peer: str, stream: Stream) -> None:
+            await stream.receive()
+
+        await peer.serve_stream(METHODS.reduce, answer_nothing)
+        with pytest.raises(PeerError, match=f"ended its {kind} stream") as caught:
+            async with streams.open(peer.peer_id, streams.opening(kind, 0)) as stream:
+                await stream.receive()
+        assert caught.value.peer_id == peer.peer_id
+
+    in_ring([1] * 2, case)
+
+
 @pytest.mark.parametrize("name", ["trimmed_mean", "centered_clip", "multi_krum"])
 def test_run_whose_owner_fails_is_finished_alike_under_an_aggregator_that_surveys(name: str) -> None:
     undisturbed: list[Parts] = []

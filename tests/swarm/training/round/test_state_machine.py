@@ -128,6 +128,16 @@ def test_accused_member_stays_accused_and_unreachable_one_is_forgiven_when_heard
     assert not state.faults.unreachable
 
 
+@pytest.mark.parametrize("certain", [True, False])
+def test_peer_that_has_ended_the_attempt_before_its_bad_slice_was_proved_is_named_all_the_same(certain: bool) -> None:
+    """Streams that break as an attempt ends say nothing of who was at fault."""
+    script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST)), (2.0, ReduceFailed(attempt=0, reason="it left"))]
+    late = ReduceFailed(attempt=0, reason="bad slice", accused=(OTHERS[0],), certain=certain)
+    state, actions = run([*script, (2.01, late)])
+    assert set(state.faults.accused) == ({OTHERS[0]} if certain else set())
+    assert (state.attempt, actions) == (1, [])
+
+
 def test_attempts_that_fail_again_and_again_rest_longer_up_to_a_bound() -> None:
     state, _ = run([(0.0, OFFER)])
     now, rests = 0.0, []

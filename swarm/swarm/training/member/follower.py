@@ -24,7 +24,7 @@ from swarm.training.member.interval_loop import IntervalOffer
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.run.methods import short
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S
-from swarm.training.state.run_context import RunContext
+from swarm.training.state.run_context import RunContext, lasting
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,8 @@ class StepFollower:
     async def _follow(self, head: str) -> bool:
         """Follow `head` until it is gone. Return whether it has no room."""
         context, setup = self._context, self._setup
-        shown = setup.credential if setup.standings.is_new(setup.me) else None
+        # a head refuses one that is about to expire, and a step may take hours
+        shown = lasting(setup.credential, context.network.now()) if setup.standings.is_new(setup.me) else None
         request = FollowRequest(
             run=setup.run, step=setup.step, state_digest=setup.state_digest, credential=shown
         ).to_bytes()

@@ -33,6 +33,7 @@ from swarm.training.round.round_state import (
     roster_left,
 )
 from swarm.training.run.methods import short
+from swarm.training.standing.standings import grants_in
 
 GRACE_SHARE = 0.25
 MAX_GRACE_S = 30.0
@@ -119,8 +120,8 @@ def on_left_out(state: RoundState, attempt: int, reason: str, now: float) -> Ste
 
 def on_expired(state: RoundState, at: float, now: float) -> Step:
     """Go on without the credentials that do not hold until `at`. Members that show such a one are told to report anew,
-    with what they have then. This member reports without it, and in a later attempt if it may have reported to this
-    one: two reports to one attempt would convict it."""
+    with what they have then. This member reports without it, and without a newcomer that may not enter then, in a later
+    attempt if it may have reported to this one: two reports to one attempt would convict it."""
     if state.phase not in {"forming", "signing"}:
         return state, []
 
@@ -132,10 +133,19 @@ def on_expired(state: RoundState, at: float, now: float) -> Step:
     if setup.credential is not None and not holds(setup.credential):
         setup = replace(setup, credential=None)
     if mine is not None:
-        mine = replace(mine, credentials=tuple(filter(holds, mine.credentials)))
+        credentials = tuple(filter(holds, mine.credentials))
+        grants = grants_in(credentials)
+        # everybody refuses a report with a newcomer that may not enter, and all work that comes with it
+        newcomers = tuple(peer for peer in mine.newcomers if not setup.standings.refuses(peer, grants.get(peer)))
+        mine = replace(mine, credentials=credentials, newcomers=newcomers)
     kept = {peer: ready for peer, ready in state.ready.items() if peer not in expired}
     is_own = (setup, mine) != (state.setup, state.mine)
+    was_signing = state.phase == "signing"
     state = replace(state, setup=setup, mine=mine, ready=kept, phase="forming")
+    has_enough = len(_ready_members(state)) >= setup.succession.min_group
+    if was_signing and has_enough and not set(expired) & set(setup.roster):
+        # the others have waited: newcomers whose credentials end one after the other do not begin that anew
+        state = replace(state, timers=Timers(grace_until=now))
     if is_own and state.coordinator != setup.me:
         state, actions = give_up(state, OWN_EXPIRED, (), now)
     else:

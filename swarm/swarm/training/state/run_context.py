@@ -82,7 +82,7 @@ def setup_of(context: RunContext) -> RoundSetup:
         standings=replica.standings,
         held_out=replica.held_out,
         admission=config.only_named,
-        credential=_lasting(context.credential, context.network.now()),
+        credential=lasting(context.credential, context.network.now()),
         revocation=_unknown(context),
         succession=Succession.of(config),
         max_group=config.max_group,
@@ -106,8 +106,8 @@ def _unknown(context: RunContext) -> bytes:
     return pending[0] if pending else b""
 
 
-def _lasting(credential: RunCredential | None, now: float) -> RunCredential | None:
-    """Return `credential` if it still holds when a group with it is signed."""
+def lasting(credential: RunCredential | None, now: float) -> RunCredential | None:
+    """Return `credential` if it still holds when a group with it is signed, soon after `now`; else None."""
     if credential is None or grant_of(credential).expires_at <= now + 2 * CREDENTIAL_MARGIN_S:
         return None
     return credential

@@ -13,7 +13,7 @@ import pytest
 import torch
 from support.round_scripts import setup
 from swarm.network.interface import Stream
-from swarm.network.memory.memory_network import MemoryInternet
+from swarm.network.memory.memory_network import EPOCH_S, MemoryInternet
 from swarm.testing import virtual_time
 from swarm.training.member.follower import MAX_RETRY_S, SILENT_S, WELCOME_S, StepFollower
 from swarm.training.member.interval_loop import IntervalOffer
@@ -23,6 +23,7 @@ from swarm_compression import get_codec
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.follow_messages import FollowerWork, FollowReply, FollowRequest
 from swarm_protocol.identity import Identity
+from swarm_protocol.run_credentials import RunCredential, credential_of, invite_to_run
 from swarm_protocol.training_messages import Contribution
 
 ME, FIRST, SECOND = (Identity(bytes([number]) * 32) for number in range(3))
@@ -36,16 +37,17 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Scene:
-    """One follower of two heads in one step. `told` says what it was told, in order, and `brought` by whom its work
-    was taken."""
+    """One follower of two heads in one step. `told` says what it was told, in order, `brought` by whom its work was
+    taken, and `shown` of each request whether it came with a credential."""
 
-    def __init__(self, leased: tuple[str, ...] = (ME.peer_id,)) -> None:
+    def __init__(self, leased: tuple[str, ...] = (ME.peer_id,), credential: RunCredential | None = None) -> None:
         self.told: list[str] = []
         self.brought: list[str] = []
+        self.shown: list[bool] = []
         self._internet = MemoryInternet()
         self._networks = {each.peer_id: self._internet.network(each) for each in (ME, FIRST, SECOND)}
         clusters = Clusters(dealt={ME.peer_id: (FIRST.peer_id, SECOND.peer_id)}, size=8)
-        self._setup = setup(ME.peer_id, num_values=NUM_VALUES, clusters=clusters, leased=leased)
+        self._setup = setup(ME.peer_id, num_values=NUM_VALUES, clusters=clusters, leased=leased, credential=credential)
 
     async def play(self, first: Head | None, second: Head | None, *, seconds: float, ready_at_s: float = 1.0) -> None:
         methods = Methods(self._setup.run)
@@ -87,7 +89,9 @@ class Scene:
     def _served(self, play: Head) -> Callable[[str, Stream], Coroutine[Any, Any, None]]:
         async def handle(peer: str, stream: Stream) -> None:
             assert peer == ME.peer_id
-            assert FollowRequest.from_bytes(await stream.receive()).step == self._setup.step
+            request = FollowRequest.from_bytes(await stream.receive())
+            assert request.step == self._setup.step
+            self.shown.append(request.credential is not None)
             await play(stream)
 
         return handle
@@ -201,5 +205,19 @@ def test_follower_without_a_place_says_so_once_and_asks_again_less_and_less_ofte
         await scene.play(counting, full, seconds=6 * MAX_RETRY_S)
         assert scene.told == ([] if has_lease else ["full"])
         assert 6 <= num_asked <= 10
+
+    virtual_time.run(main())
+
+
+def test_follower_asks_without_its_credential_once_that_is_about_to_expire() -> None:
+    """Heads refuse one that ends before the group is signed, and the step may take longer than it lasts."""
+
+    async def main() -> None:
+        now = EPOCH_S + asyncio.get_running_loop().time()
+        word = invite_to_run(FIRST, "run", network_id="test", now=now, lifetime_s=180.0, node=ME.peer_id)
+        scene = Scene(credential=credential_of([word], ME.peer_id, "run", network_id="test", now=now))
+        await scene.play(full, full, seconds=170.0)
+        assert scene.shown[0]
+        assert not scene.shown[-1]
 
     virtual_time.run(main())

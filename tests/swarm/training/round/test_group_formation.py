@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm.training.allreduce.parts import fair_shares, leaf_values, part_sizes, part_values
 from swarm.training.round.beacon import attempt_beacon, coordinator_of
+from swarm.training.round.clusters import draw_clusters
 from swarm.training.round.group_checks import complaint, origin_complaint
 from swarm.training.round.group_formation import EXPIRED, MAX_GRACE_S, OWN_EXPIRED, grace_after
 from swarm.training.round.group_members import form_group, whom_to_leave_out, widely_accused
@@ -26,6 +27,8 @@ from swarm.training.round.round_events import (
 )
 from swarm.training.round.round_state import RoundSetup, RoundState
 from swarm.training.round.state_machine import begin, step
+from swarm.training.standing.entrance import Entrance
+from swarm.training.standing.standings import TrainerStandings
 from swarm_protocol.identity import Identity
 from swarm_protocol.run_credentials import RunCredential, credential_of, invite_to_run
 from swarm_protocol.training_messages import Contribution, Group, Lock, Outcome, Ready, ReadyReply, SignedGroup
@@ -369,18 +372,22 @@ def invited(peer: str, *, expires_at: float) -> RunCredential:
     return shown
 
 
-def waiting_coordinator() -> RoundState:
-    """Return the state of a coordinator that signs a group with two newcomers, of whom one's invitation ends at 100."""
+def waiting_coordinator(num_absent: int = 0) -> RoundState:
+    """Return the state of a coordinator that signs a group with two newcomers, of whom one's invitation ends at 100.
+    It has waited for members that are absent."""
     coordinator = coordinator_of(attempt_beacon("run", DIGEST, 5, 0), (A, B, C, D))
     setup = replace(TERMS, me=coordinator, max_group=6)
     state = begin(setup, accused={})
     state, _ = step(state, Offered(contribution=Contribution(peer_id=coordinator, num_tokens=40, num_samples=10)), 0.0)
-    reports = {peer: ready() for peer in (A, B, C, D) if peer != coordinator}
+    here = [peer for peer in (A, B, C, D) if peer != coordinator][num_absent:]
+    reports = {peer: ready() for peer in here}
     for peer, end in ((E, 100.0), (F, 900.0)):
         reports[peer] = ready(0, num_tokens=0, loss=0.0, credentials=(invited(peer, expires_at=end),))
     actions: list[Action] = []
     for peer, each in sorted(reports.items(), key=lambda item: item[1].num_tokens):
         state, actions = step(state, Reported(peer=peer, ready=each), 1.0)
+    for _ in range(2 if num_absent else 0):  # it asks for the absent, and goes on without them
+        state, actions = step(state, Tick(), 1.0 + MAX_GRACE_S)
     (sign,) = actions
     assert isinstance(sign, Sign)
     assert {E, F} <= {*sign.group.peer_ids}
@@ -395,6 +402,40 @@ def test_coordinator_signs_no_credential_that_has_expired_and_tells_its_member_t
     assert E not in sign.group.peer_ids
     assert {*sign.group.peer_ids} == {A, B, C, D, F}
     assert state.phase == "signing"
+
+
+def test_coordinator_that_has_waited_for_absent_members_does_not_wait_again_for_each_credential_that_expires() -> None:
+    state, actions = step(waiting_coordinator(num_absent=1), CredentialsExpired(at=100.0), 50.0)
+    assert [type(action) for action in actions] == [Reply, Sign]
+    assert state.phase == "signing"
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_head_whose_newcomers_credential_expires_signs_a_group_that_the_others_accept(required: bool) -> None:
+    """A run that requires invitations refuses the newcomer then, and with it all that its head brings."""
+    leased = (A, B, C, D)
+    setup = replace(
+        TERMS,
+        clusters=draw_clusters(DIGEST, leased, leased, max_group=4, size=4),
+        standings=TrainerStandings(entrance=Entrance(welcomes=True, required=required), known=leased),
+    )
+    head = coordinator_of(attempt_beacon("run", DIGEST, 5, 0), leased)
+    mine = Contribution(
+        peer_id=head, num_tokens=40, num_samples=10, newcomers=(E,), credentials=(invited(E, expires_at=100.0),)
+    )
+    state, _ = step(begin(replace(setup, me=head), accused={}), Offered(contribution=mine), 0.0)
+    for peer in leased:
+        if peer != head:
+            state, actions = step(state, Reported(peer=peer, ready=ready()), 1.0)
+    (sign,) = actions
+    assert isinstance(sign, Sign)
+    assert sign.group.credentials
+    _, (sign,) = step(state, CredentialsExpired(at=100.0), 2.0)
+    assert isinstance(sign, Sign)
+    (brought,) = [each.newcomers for each in sign.group.members if each.peer_id == head]
+    assert brought == (() if required else (E,))
+    for member in sign.group.members:
+        assert complaint(replace(setup, me=member.peer_id), 0, member, signed(sign.group, head)) == ""
 
 
 def test_member_whose_credential_expires_reports_without_it_and_in_another_attempt() -> None:

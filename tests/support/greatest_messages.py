@@ -14,6 +14,7 @@ from swarm_protocol.checks import check_addr, check_digest, check_name, hints_of
 from swarm_protocol.dht_messages import check_addrs
 from swarm_protocol.identity import Identity, check_peer_id
 from swarm_protocol.manifest_messages import check_file_name
+from swarm_protocol.version import check_network_id
 
 Changes = Mapping[tuple[str, str], Callable[[], Any]]
 """Values of fields that more than their own annotation bounds, by class and field."""
@@ -81,6 +82,9 @@ class Builder:
             return self._of(hint, key, number)
         if check is check_peer_id:
             return peer_ids(1024)[number]
+        if bound is None:
+            self.unbounded.add(key)
+            bound = 0
         if hint is bytes:
             return number.to_bytes(8, "big")[-bound:].rjust(bound, b"\xff") if bound else b""
         if hint is str:
@@ -89,9 +93,11 @@ class Builder:
 
 
 def _bound(check: Any) -> Any:
-    """Return the largest size, or the largest number, that `check` lets pass."""
+    """Return the largest size, or the largest number, that `check` lets pass; None if it does not say."""
     if check in (check_name, check_file_name):
         return limits.MAX_NAME_BYTES
+    if check is check_network_id:
+        return limits.MAX_NETWORK_ID_BYTES
     if check is check_addr:
         return limits.MAX_ADDR_BYTES
     if check is check_digest or (isinstance(check, partial) and check.func is check_digest):
@@ -101,7 +107,7 @@ def _bound(check: Any) -> Any:
     known = getclosurevars(check).nonlocals
     if "allowed" in known:
         return max(known["allowed"], key=len)
-    return next((known[name] for name in ("high", "num_bytes", "max_items") if name in known), 0)
+    return next((known[name] for name in ("high", "num_bytes", "max_items") if name in known), None)
 
 
 def _text(check: Any, bound: Any, number: int) -> str:
@@ -109,5 +115,5 @@ def _text(check: Any, bound: Any, number: int) -> str:
         return bound
     if check is check_addr:
         return f"/{number:0{bound - 1}}"
-    is_name = check in (check_name, check_file_name) or (isinstance(check, partial) and check.func is check_name)
+    is_name = check in (check_name, check_file_name, check_network_id) or (isinstance(check, partial) and check.func is check_name)
     return f"{number:0{bound}}" if is_name else str(number) + WIDE * (bound - len(str(number)))

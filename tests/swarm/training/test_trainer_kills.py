@@ -58,7 +58,7 @@ def _assert_nothing_false_was_reported(members: list[Member]) -> None:
         assert len(digests) <= 1
 
 
-# the first member that comes there, the second, and one in the next step
+# the first member that comes there, and one in the next step
 @pytest.mark.parametrize("nth", [1, 5])
 @pytest.mark.parametrize("phase", PHASES)
 def test_kill_of_anyone_at_any_phase_leaves_the_others_with_one_state(phase: str, nth: int) -> None:

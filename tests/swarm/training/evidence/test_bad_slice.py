@@ -11,9 +11,11 @@ import pytest
 import torch
 from support.wrong_reduction import IDENTITIES, RUN, STRANGER, signatures
 from swarm.training.allreduce.bad_slices import is_encoding
+from swarm.training.allreduce.leaf_checks import is_leaf
 from swarm.training.allreduce.made_part import committed_tree
+from swarm.training.allreduce.parts import leaf_pieces
 from swarm.training.evidence.evidence import accused, check
-from swarm_compression import get_codec
+from swarm_compression import codec_names, get_codec
 from swarm_compression.codec import CodecError
 from swarm_protocol import limits
 from swarm_protocol.errors import IntegrityError, PeerViolation
@@ -73,9 +75,19 @@ def test_committed_leaf_that_nobody_can_decode_convicts_its_signer() -> None:
     verdict(case_of([b"\x00"], 0))  # no number of values takes one byte
 
 
+def said_to_be_whole() -> BadSlice:
+    """Return an honest last leaf of 100 values, as if three more leaves followed: the root is the same, since a node
+    that is missing counts as zeros."""
+    honest = case_of(encoded_leaves(), 4)
+    shown = replace(honest.shown, proof=bytes(2 * limits.DIGEST_BYTES) + honest.shown.proof)
+    forged = replace(honest, num_leaves=8, shown=shown)
+    assert is_leaf(forged.root, forged.num_leaves, forged.leaf, forged.shown.data, forged.shown.proof)
+    return forged
+
+
 FALSE: dict[str, Callable[[], BadSlice]] = {
     "a leaf that can be decoded": lambda: case_of(encoded_leaves(), 2),
-    "the last leaf, said to be a whole one": lambda: replace(case_of(encoded_leaves(), 4), num_leaves=5),
+    "the last leaf, said to be one of eight": said_to_be_whole,
     "a leaf that was changed": lambda: replace(
         bad(), shown=replace(bad().shown, data=NAN + bad().shown.data[4:-1] + b"!")
     ),
@@ -109,12 +121,14 @@ def test_bad_slice_counts_in_its_own_run_and_network_only() -> None:
             check(bad().evidence(), foreign, RUN)
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("name", codec_names())
 @pytest.mark.parametrize("num_values", [1, 2, 99, 100, 255, 256, 257, 1000])
-def test_every_honest_leaf_is_an_encoding_whatever_its_size(name: str, num_values: int) -> None:
-    """The accuser says how many leaves there are, so the last one may be said to have another number of values."""
+def test_every_leaf_of_an_honest_frame_is_an_encoding_whatever_its_size(name: str, num_values: int) -> None:
+    """The accuser says how many leaves there are, so the last one may be said to have another number of values. A frame
+    is encoded, and checked by its sender, as a whole."""
     codec = get_codec(name)
-    assert is_encoding(codec, codec.encode(vector(num_values)))
+    data = codec.encode(vector(num_values))
+    assert all(is_encoding(codec, b"".join(pieces)) for pieces in leaf_pieces(codec, data, num_values, 256))
 
 
 def test_honest_member_commits_to_nothing_that_its_receivers_refuse() -> None:

@@ -262,8 +262,8 @@ MAX_SERVER_BANS_REQUEST_BYTES = 16 * 2**10
 
 # Each member of a butterfly talks to each other one: beyond this, a run needs clusters (see `MAX_TRAINERS`).
 MAX_GROUP_MEMBERS = 256
-# The members of a round and the trainers whose work they bring: a signed group takes 22 bytes at most for each of these, and it
-# may hold another group, so that twice as much must fit MAX_SIGNED_PAYLOAD_BYTES.
+# The members of a round and the trainers whose work they bring: a signed group takes 22 bytes at most for each of
+# these, and it may hold another group, so that twice as much must fit MAX_SIGNED_PAYLOAD_BYTES.
 MAX_TRAINERS = 4096
 # Trainers that one round takes into the run through the others: with 54 bytes each, 27 KiB of its signed group.
 MAX_NEWCOMERS = 512

@@ -115,5 +115,6 @@ def _text(check: Any, bound: Any, number: int) -> str:
         return bound
     if check is check_addr:
         return f"/{number:0{bound - 1}}"
-    is_name = check in (check_name, check_file_name, check_network_id) or (isinstance(check, partial) and check.func is check_name)
+    names = (check_name, check_file_name, check_network_id)
+    is_name = check in names or (isinstance(check, partial) and check.func is check_name)
     return f"{number:0{bound}}" if is_name else str(number) + WIDE * (bound - len(str(number)))

@@ -25,6 +25,7 @@ from support.wrong_reduction import (
     STRANGER,
     Reduced,
     reduced,
+    shown_leaf,
     signatures,
     times_minus_ten,
 )
@@ -180,18 +181,7 @@ def bad_slice() -> BadSlice:
     """The liar's commitment to a leaf of NaN."""
     leaves = [CODEC.encode(case().vectors[1][leaf_at(NUM_VALUES, leaf)]) for leaf in range(num_leaves(NUM_VALUES))]
     leaves[4] = b"\xff" * len(leaves[4])
-    tree = HashTree.of([leaf_digest(each) for each in leaves])
-    commitment = signatures(LIAR).sign_slices(1, bytes(32), tree.root)
-    return BadSlice(
-        peer=LIAR.peer_id,
-        step=1,
-        state_digest=bytes(32),
-        root=commitment.root,
-        signature=commitment.signature,
-        num_leaves=len(leaves),
-        leaf=4,
-        shown=AuditedSlice(data=leaves[4], proof=b"".join(tree.proof(4, 5))),
-    )
+    return shown_leaf(LIAR, 1, leaves, 4)
 
 
 def try_bad_slice(data: bytes) -> None:

@@ -11,9 +11,9 @@ from swarm.training.allreduce.made_part import committed_tree
 from swarm.training.allreduce.parts import ReductionScheme, leaf_at, part_leaves, part_values
 from swarm.training.state.certificate import RunSignatures
 from swarm_compression import get_codec
-from swarm_protocol.hash_tree import HashTree
+from swarm_protocol.hash_tree import HashTree, leaf_digest
 from swarm_protocol.identity import Identity
-from swarm_protocol.proof_messages import AuditedSlice, PartStatement, WrongReduction
+from swarm_protocol.proof_messages import AuditedSlice, BadSlice, PartStatement, WrongReduction
 from swarm_protocol.training_messages import Contribution, Group, SignedGroup
 from torch import Tensor
 
@@ -27,6 +27,22 @@ STRANGER = Identity(b"s" * 32)
 
 def signatures(identity: Identity = STRANGER, run: str = "run", network: str = "test") -> RunSignatures:
     return RunSignatures(identity=identity, network_id=network, run=run)
+
+
+def shown_leaf(peer: Identity, step: int, leaves: list[bytes], leaf: int) -> BadSlice:
+    """Return what would show `leaf` of `leaves`, to which `peer` has committed."""
+    tree = HashTree.of([leaf_digest(each) for each in leaves])
+    commitment = signatures(peer).sign_slices(step, bytes(32), tree.root)
+    return BadSlice(
+        peer=peer.peer_id,
+        step=step,
+        state_digest=bytes(32),
+        root=commitment.root,
+        signature=commitment.signature,
+        num_leaves=len(leaves),
+        leaf=leaf,
+        shown=AuditedSlice(data=leaves[leaf], proof=b"".join(tree.proof(leaf, leaf + 1))),
+    )
 
 
 @dataclass

@@ -153,10 +153,8 @@ def _is_of_possession(file: EvidenceFile) -> bool:
 
 def _judge_possession(path: Path, file: EvidenceFile, emitter: Emitter) -> None:
     """Print what the file proves, offline. Raises IntegrityError if it proves nothing."""
-    try:
+    with _proving(path):
         verdict = check_possession(read_possession(file.evidence), file.network_id)
-    except SwarmError as error:
-        raise IntegrityError(f"{path} proves nothing: {error.message}") from error
     emitter.emit(
         "convicted_server",
         path=str(path),
@@ -235,7 +233,7 @@ def _served(path: Path, file: EvidenceFile) -> ServedEvidence:
 
 @contextmanager
 def _proving(path: Path) -> Iterator[None]:
-    """Raise IntegrityError, which names the file, for what nobody has signed."""
+    """Raise IntegrityError, which names the file, for what nobody has signed or what convicts nobody."""
     try:
         yield
     except SwarmError as error:

@@ -483,7 +483,7 @@ def test_leaving_a_stream_full_of_unread_messages_cancels_its_handler(run: Run) 
 
 @pytest.mark.parametrize("turns", [None, 1, 2, 3])
 def test_cancelled_task_leaves_its_stream(run: Run, turns: int | None) -> None:
-    """Also one that is cancelled again, some turns of the loop later, while it leaves."""
+    """This holds also for a task that is cancelled again, some turns of the loop later, while it leaves."""
 
     async def case(world: World) -> None:
         hanging, method = Hanging(), world.name()

@@ -54,7 +54,8 @@ NOTABLE_KEPT = 0.5
 too: the least that one of them kept, of five to eight members, was 0.9 by default, and 0.4 with CenteredClip of
 radius 1."""
 OPENING_S = 1.0
-"""Members learn of their group within a fraction of this of each other."""
+"""Slices to an owner on a slow connection wait so long for its stream. Members learn of their group within a fraction
+of this of each other."""
 NOTABLE_VALUES = 256
 """A part of fewer values tells nothing of a contribution's length."""
 

@@ -167,8 +167,7 @@ class PartStreams:
             asked_at = loop.time()
             if self._heard_at[peer] > asked_at - QUIET_S:
                 continue
-            # before the call on the way there, and before the answer on the way back
-            queued_s = min(2 * self.queued_s(peer), self.group.reduce_s / 2)
+            queued_s = min(self.queued_s(peer), self.group.reduce_s / 4)
             if not await self._connections.answers(peer, SILENT_S + queued_s) and self._heard_at[peer] < asked_at:
                 self._is_silent[peer].set()
                 return

@@ -30,13 +30,11 @@ import sys
 from pathlib import Path
 import torchao.prototype.quantization.int4
 import transformers.models.llama.modeling_llama
-from swarm.serving.engine import span_speed
 from swarm.serving.model.model_files import open_model
 from swarm.serving.server.deployment import load
 from swarm.serving.server.capability import weigh
 from swarm.serving.server.server_options import ServerOptions
 
-span_speed.NUM_STEPS = 1  # passes touch all memory that they need; how long they take is not asked here
 
 def status(name):
     return 1024 * int(Path("/proc/self/status").read_text().partition(f"{name}:")[2].split()[0])

@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 import torch
-from support.wrong_reduction import IDENTITIES, RUN, STRANGER, signatures
+from support.wrong_reduction import IDENTITIES, RUN, STRANGER, shown_leaf, signatures
 from swarm.training.allreduce.bad_slices import is_encoding
 from swarm.training.allreduce.leaf_checks import is_leaf
 from swarm.training.allreduce.made_part import committed_tree
@@ -19,7 +19,7 @@ from swarm_compression import codec_names, get_codec
 from swarm_compression.codec import CodecError
 from swarm_protocol import limits
 from swarm_protocol.errors import IntegrityError, PeerViolation
-from swarm_protocol.hash_tree import HashTree, leaf_digest
+from swarm_protocol.hash_tree import leaf_digest
 from swarm_protocol.proof_messages import AuditedSlice, BadSlice, Evidence
 from torch import Tensor
 
@@ -39,18 +39,7 @@ def encoded_leaves() -> list[bytes]:
 
 def case_of(leaves: list[bytes], leaf: int) -> BadSlice:
     """Return what would show `leaf` of `leaves`, to which the liar has committed."""
-    tree = HashTree.of([leaf_digest(each) for each in leaves])
-    commitment = signatures(LIAR).sign_slices(3, bytes(32), tree.root)
-    return BadSlice(
-        peer=LIAR.peer_id,
-        step=3,
-        state_digest=bytes(32),
-        root=commitment.root,
-        signature=commitment.signature,
-        num_leaves=len(leaves),
-        leaf=leaf,
-        shown=AuditedSlice(data=leaves[leaf], proof=b"".join(tree.proof(leaf, leaf + 1))),
-    )
+    return shown_leaf(LIAR, 3, leaves, leaf)
 
 
 @cache

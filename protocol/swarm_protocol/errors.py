@@ -38,9 +38,16 @@ class SwarmError(Exception):
 
 
 class ConfigError(SwarmError):
-    """What the user asked for cannot be done; the remedy says what to change."""
+    """What the user asked for cannot be done; the remedy says what to change.
+
+    `field` names the setting of a request that is at fault, where one is. It does not cross the network.
+    """
 
     code = "config"
+
+    def __init__(self, message: str, *, remedy: str = "", peer_id: str = "", field: str = "") -> None:
+        super().__init__(message, remedy=remedy, peer_id=peer_id)
+        self.field = field
 
 
 class StartError(SwarmError):

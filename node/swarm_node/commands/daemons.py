@@ -18,7 +18,7 @@ from swarm_protocol.run_credentials import check_given
 from swarm_node import diagnostics
 from swarm_node.commands.command_options import Flags, imported
 from swarm_node.events.emitter import Emitter
-from swarm_node.machine.hardware import UNUSED_PACKAGES
+from swarm_node.machine.hardware import LEAST_PROCESS_BYTES, UNUSED_PACKAGES, share_of_limit
 from swarm_node.settings.config import Config, UsageError
 from swarm_node.settings.parsers import RUN_ID_FORM, RunId
 from swarm_node.storage import remembered_peers
@@ -144,6 +144,9 @@ def _check_work(config: Config) -> None:
             f"{config.run} {found}",
             remedy=f"give --run the file that the run's author signed, such as run.toml, or {RUN_ID_FORM}",
         )
+    if config.max_memory:
+        # what the process itself will hold is known later, and counts only where the model is in the same memory
+        share_of_limit(config.max_memory, LEAST_PROCESS_BYTES if config.device == "cpu" else 0)
     _check_data(config)
     check_model_directories(config)
 
@@ -196,6 +199,10 @@ def live(flags: Flags, config: Config, role_code: str, *, joins: bool) -> int:
         # the last of the quick checks: a user who corrects it should not meet another mistake afterwards
         if joins:
             remembered_peers.check_can_join(config)
+        if config.metrics is not None:
+            from swarm_node.metrics.exporter import bound  # noqa: PLC0415
+
+            bound(config.metrics).close()  # it is bound again when there is something to answer
         # torch and the network take seconds to import: the checks above come first
         with uncollected(), absent(*UNUSED_PACKAGES):
             role: NodeRole = imported(role_code)(config)

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swarm_node.dashboard import api, pages
 from swarm_node.dashboard.checkpoints import Checkpoints
-from swarm_node.dashboard.collector import checkpoints, daemon_collector
+from swarm_node.dashboard.collector import check_history, checkpoints, daemon_collector
 from swarm_node.dashboard.live import Live
 from swarm_node.dashboard.views import ViewSource
 from swarm_node.formatting import shown
@@ -142,10 +142,11 @@ class DefaultHeaders:
 class DashboardRole(NodeRole):
     """Serves pages and API until the node leaves. The port is bound with construction, as a gateway's is.
 
-    Raises StartError if it cannot listen.
+    Raises ConfigError if the history cannot be kept where it should be, StartError if it cannot listen.
     """
 
     def __init__(self, config: Config) -> None:
+        check_history(config)
         self._listener = listen(config.host, config.port)
 
     async def run(self, node: Node) -> None:

@@ -335,16 +335,20 @@ class Collector:
         return {peer_id: node.name for peer_id, node in self._nodes.items()}
 
 
+def check_history(config: Config) -> None:
+    """Refuse a place that cannot be the dashboard's history, before the node starts. Raises ConfigError."""
+    file = sqlite_file(url_of(config.history)) if config.history else None
+    if file is not None and not file.parent.is_dir():
+        raise ConfigError(f"there is no directory {file.parent} to keep the history in", remedy="check --history")
+
+
 def daemon_collector(node: Node) -> AbstractAsyncContextManager[Collector]:
-    """Run a daemon's collector, as `running_collector`. Raises ConfigError where the history's directory is missing."""
+    """Run a daemon's collector, as `running_collector`."""
 
     def warn(error: SwarmError) -> None:
         node.emitter.emit("warning", message=error.message, remedy=error.remedy)
 
     place = node.config.history or node.home.path / "history.sqlite"
-    file = sqlite_file(url_of(place))
-    if file is not None and not file.parent.is_dir():
-        raise ConfigError(f"there is no directory {file.parent} to keep the history in", remedy="check --history")
     return running_collector(node.network, node.membership, node.config, place, node.peer_paths, on_warning=warn)
 
 

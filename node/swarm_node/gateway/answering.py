@@ -88,7 +88,7 @@ class GenerationResponse(Response):
                     return
                 response = json_response(await self._collect(running))
         except Exception as error:
-            failure = from_exception(error)
+            failure = from_exception(error, scope["path"])
             failure.note(scope)
             if events.started:
                 await events.send(event(json.dumps(failure.body, ensure_ascii=False)))

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 from swarm.client.request import ContextExceeded
 from swarm_protocol.errors import ConfigError, PeerError, PeerRefused, SessionError, SwarmError
 
@@ -25,7 +26,9 @@ logger = logging.getLogger(__name__)
 CODES = {404: "not_found", 405: "method_not_allowed", 406: "not_acceptable", 415: "unsupported_media_type"}
 MAX_PATH_CHARS = 100
 """The most of a request's path or field name that an error message repeats."""
-UNDER_V1 = {"/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/embeddings"}
+TEXT_FIELDS = {"/v1/completions": "prompt", "/v1/chat/completions": "messages", "/v1/embeddings": "input"}
+"""Names that these routes have for what the SDK calls `prompt`."""
+UNDER_V1 = {"/v1/models", *TEXT_FIELDS}
 """Paths that clients miss whose base URL lacks its end."""
 BASE_URL = "OpenAI's API is under /v1: give the client a base URL that ends with /v1"
 PARSING = "There was an error parsing the body"
@@ -38,15 +41,15 @@ def install(app: FastAPI) -> None:
     install_errors(app, _from_route, *kinds)
 
 
-def from_exception(error: BaseException) -> HttpError:
-    """Translate any exception; of several that tasks failed with, the first."""
+def from_exception(error: BaseException, path: str) -> HttpError:
+    """Translate any exception of the route `path`; of several that tasks failed with, the first."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     match error:
         case HttpError():
             return error
         case SwarmError():
-            return _from_swarm(error)
+            return _from_swarm(error, path)
         case TimeoutError():
             message = "the request ran out of time"
             return HttpError(503, message, code="timeout", retry_after_s=http_limits.RETRY_AFTER_S)
@@ -54,24 +57,24 @@ def from_exception(error: BaseException) -> HttpError:
     return HttpError(500, "the gateway failed to answer; its log says why", code="internal_error")
 
 
-def _from_swarm(error: SwarmError) -> HttpError:
+def _from_swarm(error: SwarmError, path: str) -> HttpError:
     match error:
         case PeerRefused() if error.retry_after_s > 0:
             return HttpError(429, str(error), code="rate_limit_exceeded", retry_after_s=error.retry_after_s)
         case PeerError() | SessionError():
             return HttpError(503, str(error), code="service_unavailable", retry_after_s=http_limits.RETRY_AFTER_S)
-        case ContextExceeded():
-            # by this code clients know that they have to shorten the conversation
-            return HttpError(400, str(error), code="context_length_exceeded")
         case ConfigError():
-            return HttpError(400, str(error), code="invalid_request")
+            # by the first code clients know that they have to shorten the conversation
+            code = "context_length_exceeded" if isinstance(error, ContextExceeded) else "invalid_request"
+            param = TEXT_FIELDS.get(path) if error.field == "prompt" else error.field
+            return HttpError(400, str(error), code=code, param=param or None)
     return HttpError(500, str(error), code=error.code)
 
 
 def _from_route(error: Exception, request: Request) -> HttpError:
     if isinstance(error, RequestValidationError):
         return _from_validation(error)
-    return _from_http(error, request) if isinstance(error, HTTPException) else from_exception(error)
+    return _from_http(error, request) if isinstance(error, HTTPException) else from_exception(error, request.url.path)
 
 
 def _from_validation(error: RequestValidationError) -> HttpError:
@@ -112,5 +115,12 @@ def _from_http(error: HTTPException, request: Request) -> HttpError:
         path = request.url.path[:MAX_PATH_CHARS]
         hint = BASE_URL if f"/v1{path}" in UNDER_V1 else "/openapi.json lists what there is"
         message = f"there is no {request.method} {path} here: {hint}"
-    # a 405's headers say which methods there are
-    return HttpError(error.status_code, message, code=code, headers=error.headers)
+    allowed = {"Allow": _methods(request)} if code == "method_not_allowed" else {}
+    return HttpError(error.status_code, message, code=code, headers={**(error.headers or {}), **allowed})
+
+
+def _methods(request: Request) -> str:
+    """Return the methods of the request's path. Several routes may have it, and Starlette names those of the first."""
+    routes = [each for each in request.app.routes if isinstance(each, Route)]
+    found = [each for each in routes if each.matches(request.scope)[0] is not Match.NONE]
+    return ", ".join(sorted({method for each in found for method in each.methods or ()}))

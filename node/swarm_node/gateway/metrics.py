@@ -26,6 +26,9 @@ WINDOW_S = 300.0
 MAX_WAITS = 2000
 """Number of the latest waits that are kept. They cover the whole window up to seven requests a second."""
 
+METHODS = {"GET", "HEAD", "POST"}
+"""Those that routes have. A client may send any other word."""
+
 Trace = dict[str, Any]
 
 
@@ -138,7 +141,7 @@ class RequestCounter:
             raise
         finally:
             route = getattr(scope.get("route"), "path", "other")
-            method = scope["method"] if scope["method"] in {"GET", "POST"} else "other"
+            method = scope["method"] if scope["method"] in METHODS else "other"
             self._metrics.http.labels(route, method, status).inc()
             if REFUSAL in scope:
                 self._metrics.refusals.labels(scope[REFUSAL]).inc()

@@ -32,7 +32,7 @@ from swarm_protocol.control_messages import MAX_BARRED, SpotCheckStatus
 from swarm_protocol.errors import ConfigError
 
 from swarm_node.dashboard.app import combined, create_dashboard
-from swarm_node.dashboard.collector import checkpoints, daemon_collector
+from swarm_node.dashboard.collector import check_history, checkpoints, daemon_collector
 from swarm_node.formatting import plural
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.app import GatewayOptions, create_app
@@ -54,13 +54,16 @@ class GatewayRole(NodeRole):
     """Serves HTTP until the node leaves; running answers then get the daemon's grace to finish.
 
     The port is bound with construction, before the node is ready or known to anybody. Raises ConfigError for keys that
-    cannot be used and for a gateway that would be open to all by accident, StartError if it cannot listen.
+    cannot be used, for a gateway that would be open to all by accident and for a history that cannot be kept,
+    StartError if it cannot listen.
     """
 
     name = "gateway"
 
     def __init__(self, config: Config) -> None:
         self._options = options(config)
+        if config.dashboard:
+            check_history(config)
         self._pins = pins(config)
         self._listener = listen(config.host, config.port)
 

@@ -40,14 +40,15 @@ async def exporting(node: Node, network: Libp2pNetwork) -> AsyncIterator[None]:
         with node.metrics.reading(lambda: read_node(node)), node.metrics.reading(lambda: read_network(network)):
             async with AsyncExitStack() as stack:
                 if node.config.metrics is not None:
-                    served = serving_metrics(node.metrics, _bound(node.config.metrics))
+                    served = serving_metrics(node.metrics, bound(node.config.metrics))
                     node.emitter.emit("metrics", url=await stack.enter_async_context(served))
                 yield
     finally:
         await asyncio.to_thread(node.traces.close)
 
 
-def _bound(endpoint: Endpoint) -> socket.socket:
+def bound(endpoint: Endpoint) -> socket.socket:
+    """Listen where `--metrics` says. Raises StartError if that is no free address of this machine."""
     try:
         return listen(endpoint.host, endpoint.port)
     except StartError as error:

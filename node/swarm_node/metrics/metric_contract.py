@@ -252,7 +252,7 @@ GATEWAY: MetricGroup = {
         "HTTP requests by route and status.",
         "when a request has been answered or its client has left (`gone`)",
         route="the route's pattern; `other` for paths that do not exist",
-        method="`GET`, `POST` or `other`",
+        method="`GET`, `HEAD`, `POST` or `other`",
         status="the HTTP status, or `gone`",
     ),
     "swarm_gateway_refusals_total": _counter(

@@ -201,7 +201,8 @@ class ModelCatalog:
         try:
             servers = await self._servers(name)
         except ValueError as error:
-            raise ConfigError(str(error), remedy="give the model's name as its servers tell it") from error
+            remedy = "give the model's name as its servers tell it"
+            raise ConfigError(str(error), remedy=remedy, field="model") from error
         await self._learn(name, servers)
         chosen = self._choose(name, pin, servers)
         if chosen is None:
@@ -289,6 +290,7 @@ class ModelCatalog:
             raise ConfigError(
                 f"of {name} only revision {always} is used here, and not {pin}",
                 remedy=f"ask for {name}, or for {name}@{always}",
+                field="model",
             )
         return max(always, pin, key=len)
 

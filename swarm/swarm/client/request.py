@@ -219,6 +219,7 @@ async def encode(assets: ModelAssets, prompt: Prompt) -> list[int]:
         raise ConfigError(
             f"the tokenizer of {assets.shape.name} gives tokens for this text that the model does not know",
             remedy="use other words or another model",
+            field="prompt",
         )
     return token_ids
 
@@ -227,7 +228,9 @@ def checked(assets: ModelAssets, token_ids: Sequence[int]) -> list[int]:
     """Return the ids as a list. Raises ConfigError unless the model knows them all."""
     if not all(0 <= token_id < assets.shape.vocab_size for token_id in token_ids):
         raise ConfigError(
-            "the prompt has token ids that the model does not know", remedy=f"use 0 to {assets.shape.vocab_size - 1}"
+            "the prompt has token ids that the model does not know",
+            remedy=f"use 0 to {assets.shape.vocab_size - 1}",
+            field="prompt",
         )
     return list(token_ids)
 
@@ -239,11 +242,12 @@ class ContextExceeded(ConfigError):
 def check_fits(assets: ModelAssets, num_tokens: int) -> None:
     """Raises ConfigError for an empty text, and for one over the model's context."""
     if not num_tokens:
-        raise ConfigError("the text is empty", remedy="give some text")
+        raise ConfigError("the text is empty", remedy="give some text", field="prompt")
     if num_tokens > assets.context_tokens:
         raise ContextExceeded(
             f"{num_tokens} tokens are {num_tokens - assets.context_tokens} over the context of {assets.shape.name}",
             remedy="shorten the text",
+            field="prompt",
         )
 
 
@@ -254,7 +258,7 @@ def room_for(assets: ModelAssets, num_prompt_tokens: int, max_tokens: int | None
     and if the answer may not have `min_tokens`.
     """
     if not num_prompt_tokens:
-        raise ConfigError("the prompt is empty", remedy="give some text to continue")
+        raise ConfigError("the prompt is empty", remedy="give some text to continue", field="prompt")
     room = assets.context_tokens - num_prompt_tokens
     wanted = max(1, min(DEFAULT_MAX_TOKENS, room)) if max_tokens is None else max_tokens
     if wanted > room:
@@ -262,10 +266,12 @@ def room_for(assets: ModelAssets, num_prompt_tokens: int, max_tokens: int | None
             f"{num_prompt_tokens} prompt tokens and {wanted} new ones are {wanted - room} over the context of "
             f"{assets.context_tokens} tokens of {assets.shape.name}",
             remedy="shorten the prompt or ask for fewer tokens",
+            field="prompt",
         )
     if wanted < min_tokens:
         raise ConfigError(
             f"min_tokens is {min_tokens}, and the answer may have {wanted} tokens",
             remedy="ask for as many with max_tokens",
+            field="min_tokens",
         )
     return wanted

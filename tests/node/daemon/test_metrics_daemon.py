@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -13,7 +14,7 @@ from support.exposed_metrics import scraped
 from support.node_process import Node, wait_until
 from swarm_node.metrics.metric_contract import NODE
 
-from .conftest import Seed, StartNode, run_node
+from .conftest import RunHere, Seed, StartNode
 
 
 def test_seed_answers_under_the_address_that_it_tells(start_node: StartNode) -> None:
@@ -45,13 +46,18 @@ def test_without_the_option_nothing_listens_for_it(seed: Seed) -> None:
     assert listening == []
 
 
-def test_port_that_is_taken_ends_the_start_with_the_reason(seed: Seed) -> None:
+def test_address_that_is_taken_or_another_machine_s_ends_the_start_before_anything_else(
+    run_here: RunHere, tmp_path: Path
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        answer = run_node("seed", "--home", seed.node.home.with_name("other"), "--metrics", f"127.0.0.1:{port}")
-    assert answer.code == 1
-    assert f"metrics cannot be answered on 127.0.0.1 port {port}" in answer.error
-    assert "give --metrics" in answer.error
+        for host, why in (("127.0.0.1", "the port is in use"), ("192.0.2.1", "assign requested address")):
+            answer = run_here("seed", "--home", tmp_path, "--metrics", f"{host}:{port}")
+            assert answer.code == 1
+            assert f"metrics cannot be answered on {host} port {port}: " in answer.error
+            assert why in answer.error
+            assert "give --metrics" in answer.error
+            assert [event["event"] for event in answer.events] == ["error"]
 
 
 def test_joining_node_counts_what_it_says_to_the_seed(seed: Seed, start_node: StartNode) -> None:

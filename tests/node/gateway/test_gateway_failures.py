@@ -12,12 +12,15 @@ from fastapi import FastAPI
 from node.gateway.scripted_client import Hang, ScriptedClient, ScriptedModel, ScriptedToken, converse
 from openai import AsyncOpenAI
 from openai.types import Completion
+from swarm.client.request import ContextExceeded
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.app import GatewayOptions
 from swarm_node.gateway.metrics import TraceStore
 from swarm_node.http import server
 from swarm_node.http.server import listen, serving
 from swarm_protocol.errors import ConfigError, PeerRefused, SessionError, StartError
+
+MESSAGES = {"messages": [{"role": "user", "content": "hi"}]}
 
 
 async def _until(condition: Callable[[], bool]) -> None:
@@ -203,6 +206,18 @@ def test_failure_before_the_first_token_has_its_status(failure: Exception, statu
         assert error.status_code == status
         assert "secret" not in error.message
         assert error.response.headers.get("retry-after") == {429: "4", 503: "2"}.get(status)
+
+
+@pytest.mark.parametrize(("path", "body"), [("/completions", {"prompt": "hi"}), ("/chat/completions", MESSAGES)])
+def test_failure_of_a_field_names_it_as_the_client_sent_it(path: str, body: dict[str, Any]) -> None:
+    [text] = body
+    named = {
+        ContextExceeded("too long", field="prompt"): text,
+        ConfigError("too few", field="min_tokens"): "min_tokens",
+    }
+    for failure, param in {**named, ConfigError("no"): None}.items():
+        error = _refusal(ScriptedClient(script=[failure]), path, {"model": "tiny", **body})
+        assert (error.status_code, error.param) == (400, param)
 
 
 def test_failure_after_the_first_token_is_an_event_in_the_stream() -> None:

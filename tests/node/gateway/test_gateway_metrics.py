@@ -78,6 +78,7 @@ def test_refusals_are_counted_by_reason_and_what_a_client_sends_makes_no_label()
             with pytest.raises(api.NotFoundError):
                 await openai.get(path, cast_to=object)
         await openai._client.request("BREW", f"{openai.base_url}completions")
+        await openai._client.head(f"{openai.base_url}models")
         await openai._client.post(f"{openai.base_url}completions", content=b"x")
         found = await _read(openai)
         refusals = {name: value for name, value in found.items() if name.startswith("refusals_total")}
@@ -90,6 +91,8 @@ def test_refusals_are_counted_by_reason_and_what_a_client_sends_makes_no_label()
             "refusals_total,unsupported_media_type": 1,
         }
         assert found["http_requests_total,GET,other,404"] == 2
+        assert found["http_requests_total,HEAD,/v1/models,200"] == 1
+        assert found["http_requests_total,other,/v1/completions,405"] == 1
 
     converse(ScriptedClient(served=[ScriptedModel(), ScriptedModel(name="gap", missing=[(0, 1)])]), conversation)
 

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from node.gateway.scripted_client import ScriptedClient
 from support.node_settings import resolve
+from swarm_node.dashboard.app import DashboardRole
 from swarm_node.gateway import http_limits, role
 from swarm_node.gateway.role import GatewayRole, options, pins
 from swarm_node.http.rate_limit import Rates
 from swarm_node.metrics.metric_registry import Registry
 from swarm_node.metrics.otel_traces import NO_TRACES
-from swarm_node.node import Activity
+from swarm_node.node import Activity, NodeRole
 from swarm_node.settings.config import Config
 from swarm_node.shutdown import Shutdown
 from swarm_node.storage.home import Home
@@ -65,6 +66,15 @@ def test_port_is_bound_with_the_role_before_there_is_a_node() -> None:
     with socket.create_connection((host, port), timeout=5), pytest.raises(StartError, match=f"port {port}"):
         GatewayRole(_config(port=port))
     bound._listener.close()
+
+
+@pytest.mark.parametrize("role_class", [GatewayRole, DashboardRole])
+def test_history_in_a_directory_that_is_missing_is_refused_before_there_is_a_node(
+    role_class: type[NodeRole], tmp_path: Path
+) -> None:
+    config = _config(port=0, history=str(tmp_path / "none" / "history.sqlite"))
+    with pytest.raises(ConfigError, match=f"there is no directory {tmp_path}/none to keep the history in"):
+        role_class(config)  # type: ignore[call-arg]
 
 
 def test_pins_are_one_for_each_model() -> None:

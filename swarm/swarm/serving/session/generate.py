@@ -175,11 +175,14 @@ def end_ids(assets: ModelAssets, sampling: Sampling) -> frozenset[int]:
 def sampler_for(assets: ModelAssets, sampling: Sampling, prompt: Sequence[int]) -> Sampler | None:
     """Return what the last server must know beyond a TokenDraw, or None if that is nothing. Raises ConfigError."""
     ends = end_ids(assets, sampling)
-    unknown = max([*ends - assets.end_ids, *(token_id for token_id, _ in sampling.logit_bias)], default=0)
-    if unknown >= assets.shape.vocab_size:
-        raise ConfigError(
-            f"{assets.shape.name} has no token {unknown}", remedy=f"use token ids of 0 to {assets.shape.vocab_size - 1}"
-        )
+    biased = [token_id for token_id, _ in sampling.logit_bias]
+    for field, token_ids in (("stop_token_ids", ends - assets.end_ids), ("logit_bias", biased)):
+        if (unknown := max(token_ids, default=0)) >= assets.shape.vocab_size:
+            raise ConfigError(
+                f"{assets.shape.name} has no token {unknown}",
+                remedy=f"use token ids of 0 to {assets.shape.vocab_size - 1}",
+                field=field,
+            )
     if sampling.grammar is not None and not ends:
         raise ConfigError(f"{assets.shape.name} has no end token, which a grammar needs", remedy="give stop_token_ids")
     counts_prompt = sampling.repetition_penalty != 1.0

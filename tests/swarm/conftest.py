@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from swarm.network import network_entry
@@ -8,9 +8,10 @@ from swarm.network.multiaddr import PeerAddr
 from swarm.network.paths.dial_policy import DialPolicy
 
 
-@pytest.fixture(autouse=True)
-def identities_are_free(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nodes join without the search for a copy of themselves, which starts a second daemon for each.
+@pytest.fixture(autouse=True, scope="module")
+def identities_are_free() -> Iterator[None]:
+    """Let nodes join without the search for a copy of themselves, which starts a second daemon for each: those that
+    all tests of a module share, too.
 
     Tests that ask for `copies_are_searched_for` have it.
     """
@@ -20,10 +21,15 @@ def identities_are_free(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
     ) -> None:
         return None
 
-    if "copies_are_searched_for" not in request.fixturenames:
-        monkeypatch.setattr(network_entry, "check_identity_is_free", is_free)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(network_entry, "check_identity_is_free", is_free)
+        yield
 
 
 @pytest.fixture
-def copies_are_searched_for() -> None:
+def copies_are_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each node that joins looks first whether another runs with its identity, as it does outside tests."""
+    monkeypatch.setattr(network_entry, "check_identity_is_free", SEARCH)
+
+
+SEARCH = network_entry.check_identity_is_free

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.network_worlds import libp2p_node
@@ -63,6 +64,21 @@ class Liar:
 
     async def answer_store(self, _peer_id: str, _request: bytes) -> bytes:
         return StoreResponse(held=True).to_bytes()
+
+
+Case = Callable[[Libp2pNetwork], Coroutine[Any, Any, None]]
+BesideHonest = Callable[[Case], None]
+
+
+@pytest.fixture(scope="module")
+def beside_honest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BesideHonest]:
+    """Run cases beside one honest node, which has met the liars of earlier ones."""
+    with asyncio.Runner() as runner:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(partition_watch, "MIN_PAUSE_S", 600.0)
+            honest = runner.run(libp2p_node(tmp_path_factory.mktemp("honest") / "honest"))
+        yield lambda case: runner.run(case(honest))
+        runner.run(honest.close())
 
 
 @asynccontextmanager
@@ -170,65 +186,62 @@ def test_answer_with_forged_records_does_not_hide_the_honest_ones(tmp_path: Path
     ids=["nothing", "malformed", "another version", "too few", "too many", "too long"],
 )
 def test_peer_whose_answer_is_none_is_dropped_and_left_alone_for_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes
+    beside_honest: BesideHonest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes
 ) -> None:
     for name in ("SUSPECT_S", "MAX_SUSPECT_S"):
         monkeypatch.setattr(routing_table, name, 600.0)  # also on a machine that is busy for long
 
-    async def main() -> None:
-        async with await libp2p_node(tmp_path / "a") as a:
-            await a.publish(KEY, b"honest", lifetime_s=60)  # before there is anybody who could be slow to take it
-            async with liar_beside(a, tmp_path / "liar") as liar:
-                liar.answer, liar.num_asked = answer, 0
-                assert await payloads(a) == [b"honest"]
-                assert liar.num_asked == 1
+    async def case(a: Libp2pNetwork) -> None:
+        await a.publish(KEY, b"honest", lifetime_s=60)  # before there is anybody who could be slow to take it
+        async with liar_beside(a, tmp_path / "liar") as liar:
+            liar.answer, liar.num_asked = answer, 0
+            assert await payloads(a) == [b"honest"]
+            assert liar.num_asked == 1
+            assert liar.identity.peer_id not in a._dht.peers()
+            assert await liar.call("find", PING)  # it calls, and is a member again
+            assert liar.identity.peer_id in a._dht.peers()
+            await payloads(a)
+            assert liar.num_asked == 1
+
+    beside_honest(case)
+
+
+def test_malformed_request_gets_no_answer_and_makes_nobody_a_member(
+    beside_honest: BesideHonest, tmp_path: Path
+) -> None:
+    async def case(a: Libp2pNetwork) -> None:
+        async with liar_beside(a, tmp_path / "liar") as liar:
+            for method in ("find", "store"):
+                a._dht.known.table.lost(liar.identity.peer_id)
+                assert await liar.call(method, b"\x01\xff") == b""
                 assert liar.identity.peer_id not in a._dht.peers()
-                assert await liar.call("find", PING)  # it calls, and is a member again
-                assert liar.identity.peer_id in a._dht.peers()
-                await payloads(a)
-                assert liar.num_asked == 1
 
-    asyncio.run(main())
+    beside_honest(case)
 
 
-@pytest.mark.parametrize("method", ["find", "store"])
-def test_malformed_request_gets_no_answer_and_makes_nobody_a_member(tmp_path: Path, method: str) -> None:
-    async def main() -> None:
-        async with (
-            await libp2p_node(tmp_path / "a") as a,
-            liar_beside(a, tmp_path / "liar") as liar,
-        ):
-            a._dht.known.table.lost(liar.identity.peer_id)
-            assert await liar.call(method, b"\x01\xff") == b""
-            assert a._dht.peers() == ()
+def test_peer_with_a_key_that_no_node_has_never_becomes_a_member(beside_honest: BesideHonest) -> None:
+    async def case(a: Libp2pNetwork) -> None:
+        before = set(a._dht.peers())
+        assert not await a._dht.ping("QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N")  # of an RSA key
+        assert set(a._dht.peers()) <= before
 
-    asyncio.run(main())
+    beside_honest(case)
 
 
-def test_peer_with_a_key_that_no_node_has_never_becomes_a_member(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with await libp2p_node(tmp_path / "a") as a:
-            assert not await a._dht.ping("QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N")  # of an RSA key
-            assert a._dht.peers() == ()
-
-    asyncio.run(main())
-
-
-def test_answer_that_fails_costs_its_caller_an_error_and_the_node_nothing(tmp_path: Path) -> None:
+def test_answer_that_fails_costs_its_caller_an_error_and_the_node_nothing(
+    beside_honest: BesideHonest, tmp_path: Path
+) -> None:
     async def fail(_peer_id: str, _request: bytes) -> bytes:
         raise ZeroDivisionError
 
-    async def main() -> None:
-        async with (
-            await libp2p_node(tmp_path / "a") as a,
-            liar_beside(a, tmp_path / "liar") as liar,
-        ):
+    async def case(a: Libp2pNetwork) -> None:
+        async with liar_beside(a, tmp_path / "liar") as liar:
             await a._host.serve(f"{PREFIX}broken", fail)
             with pytest.raises(PeerUnreachable, match="broke off"):
                 await liar.call("broken", b"")
             assert await liar.call("find", PING)
 
-    asyncio.run(main())
+    beside_honest(case)
 
 
 def test_answer_has_the_records_that_fit_and_the_rest_when_asked_again(tmp_path: Path) -> None:
@@ -283,19 +296,18 @@ def test_lookup_that_nobody_answers_raises_timeout(tmp_path: Path, monkeypatch: 
     asyncio.run(main())
 
 
-def test_peer_that_hangs_costs_one_deadline_and_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with (
-            await libp2p_node(tmp_path / "a") as a,
-            liar_beside(a, tmp_path / "liar") as liar,
-        ):
+def test_peer_that_hangs_costs_one_deadline_and_is_dropped(
+    beside_honest: BesideHonest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def case(a: Libp2pNetwork) -> None:
+        async with liar_beside(a, tmp_path / "liar") as liar:
             await a.publish(KEY, b"honest", lifetime_s=60)
             monkeypatch.setattr(known_peers, "RPC_TIMEOUT_S", 0.2)
             liar.answer = None
             assert await payloads(a) == [b"honest"]
             assert liar.identity.peer_id not in a._dht.peers()
 
-    asyncio.run(main())
+    beside_honest(case)
 
 
 async def _silent(_peer_id: str, _request: bytes) -> bytes:

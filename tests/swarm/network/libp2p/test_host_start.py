@@ -8,7 +8,7 @@ import importlib.util
 import socket
 import sysconfig
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,19 @@ from swarm_protocol.version import PROTOCOL_VERSION, Hello
 pytestmark = pytest.mark.usefixtures("copies_are_searched_for")
 
 STRANGER = Identity(bytes(32)).peer_id
+
+
+Case = Callable[[Libp2pNetwork], Coroutine[Any, Any, None]]
+BesideSeed = Callable[[Case], None]
+
+
+@pytest.fixture(scope="module")
+def beside_seed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BesideSeed]:
+    """Run cases beside one seed, which relays, for all that leave it alone."""
+    with asyncio.Runner() as runner:
+        seed = runner.run(libp2p_node(tmp_path_factory.mktemp("seed") / "seed", relay="serve"))
+        yield lambda case: runner.run(case(seed))
+        runner.run(seed.close())
 
 
 async def failure(path: Path, **options: object) -> SwarmError:
@@ -70,22 +83,23 @@ async def bare_host(hello: Hello | None, skew_s: float = 0.0) -> AsyncIterator[s
     await running
 
 
-def test_start_beside_dead_seeds_does_not_wait_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_beside_dead_seeds_does_not_wait_for_them(
+    beside_seed: BesideSeed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(network_entry, "SEED_TIMEOUT_S", 60)
 
-    async def main() -> None:
-        async with await libp2p_node(tmp_path / "a") as seed:
-            with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts and says nothing
-                silent_addr = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{STRANGER}"
-                refusing_addr = f"/ip4/127.0.0.1/tcp/1/p2p/{STRANGER}"
-                start = time.monotonic()
-                async with await libp2p_node(
-                    tmp_path / "b", peers=(silent_addr, refusing_addr, *await seed.addrs())
-                ) as node:
-                    assert time.monotonic() - start < 20  # about 1 on an idle machine
-                    assert await node.publish("k", b"", lifetime_s=10)
+    async def case(seed: Libp2pNetwork) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts and says nothing
+            silent_addr = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{STRANGER}"
+            refusing_addr = f"/ip4/127.0.0.1/tcp/1/p2p/{STRANGER}"
+            start = time.monotonic()
+            async with await libp2p_node(
+                tmp_path / "b", peers=(silent_addr, refusing_addr, *await seed.addrs())
+            ) as node:
+                assert time.monotonic() - start < 20  # about 1 on an idle machine
+                assert await node.publish("k", b"", lifetime_s=10)
 
-    asyncio.run(main())
+    beside_seed(case)
 
 
 def test_start_with_only_dead_seeds_names_each_and_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,15 +117,14 @@ def test_start_with_only_dead_seeds_names_each_and_its_cause(tmp_path: Path, mon
     asyncio.run(main())
 
 
-def test_start_at_a_seed_with_another_peer_id_names_the_one_it_has(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with await libp2p_node(tmp_path / "a") as seed:
-            addr = (await seed.addrs())[0].replace(seed.peer_id, STRANGER)
-            error = await failure(tmp_path / "b", peers=(addr,))
-            assert isinstance(error, StartError)
-            assert f"another peer answers there: {seed.peer_id}" in error.message
+def test_start_at_a_seed_with_another_peer_id_names_the_one_it_has(beside_seed: BesideSeed, tmp_path: Path) -> None:
+    async def case(seed: Libp2pNetwork) -> None:
+        addr = (await seed.addrs())[0].replace(seed.peer_id, STRANGER)
+        error = await failure(tmp_path / "b", peers=(addr,))
+        assert isinstance(error, StartError)
+        assert f"another peer answers there: {seed.peer_id}" in error.message
 
-    asyncio.run(main())
+    beside_seed(case)
 
 
 def test_start_at_a_port_of_something_else_says_so(tmp_path: Path) -> None:
@@ -129,17 +142,18 @@ def test_start_at_a_port_of_something_else_says_so(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_start_in_another_network_is_refused_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        async with await libp2p_node(tmp_path / "a", network_id="one") as seed:
-            error = await failure(tmp_path / "b", network_id="two", peers=await seed.addrs())
-            assert isinstance(error, ConfigError)
-            assert "'one'" in error.message
-            assert "'two'" in error.message
-            assert str(error).count(error.remedy) == 1
+def test_start_in_another_network_is_refused_by_name(
+    beside_seed: BesideSeed, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def case(seed: Libp2pNetwork) -> None:
+        error = await failure(tmp_path / "b", network_id="two", peers=await seed.addrs())
+        assert isinstance(error, ConfigError)
+        assert "'test'" in error.message
+        assert "'two'" in error.message
+        assert str(error).count(error.remedy) == 1
         assert not caplog.records  # the error has it all
 
-    asyncio.run(main())
+    beside_seed(case)
 
 
 @pytest.mark.parametrize(
@@ -182,15 +196,14 @@ def test_start_on_an_occupied_port_names_the_port(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_start_on_the_port_of_another_libp2p_host_names_the_port(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with await libp2p_node(tmp_path / "a", listen=("/ip4/127.0.0.1/tcp/0",)) as taken:
-            addr = (await taken.addrs())[0].partition("/p2p/")[0]
-            error = await failure(tmp_path / "b", listen=(addr,))
-            assert f"127.0.0.1:{addr.split('/')[4]}" in error.message
-            assert "occupied" in error.message
+def test_start_on_the_port_of_another_libp2p_host_names_the_port(beside_seed: BesideSeed, tmp_path: Path) -> None:
+    async def case(seed: Libp2pNetwork) -> None:
+        addr = (await seed.addrs())[0].partition("/p2p/")[0]
+        error = await failure(tmp_path / "b", listen=(addr,))
+        assert f"127.0.0.1:{addr.split('/')[4]}" in error.message
+        assert "occupied" in error.message
 
-    asyncio.run(main())
+    beside_seed(case)
 
 
 def test_start_on_an_address_of_another_machine_says_so(tmp_path: Path) -> None:
@@ -307,45 +320,42 @@ def test_options_that_cannot_work_are_refused_with_a_remedy(tmp_path: Path, opti
     assert caught.value.remedy
 
 
-def test_copied_identity_is_refused_by_name_while_the_other_runs(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with await libp2p_node(tmp_path / "seed") as seed:
-            peers = await seed.addrs()
-            original = await libp2p_node(tmp_path / "a", peers=peers)
-            (tmp_path / "copy").write_bytes((tmp_path / "a").read_bytes())
-            (tmp_path / "copy").chmod(0o600)
+def test_copied_identity_is_refused_by_name_while_the_other_runs(beside_seed: BesideSeed, tmp_path: Path) -> None:
+    async def case(seed: Libp2pNetwork) -> None:
+        peers = await seed.addrs()
+        original = await libp2p_node(tmp_path / "a", peers=peers)
+        (tmp_path / "copy").write_bytes((tmp_path / "a").read_bytes())
+        (tmp_path / "copy").chmod(0o600)
+        with pytest.raises(StartError, match=f"{original.peer_id} is in use by another running node"):
+            await libp2p_node(tmp_path / "copy", peers=peers)
+        await original.close()
+        async with await libp2p_node(tmp_path / "copy", peers=peers) as copy:
+            assert copy.peer_id == original.peer_id
+
+    beside_seed(case)
+
+
+def test_copy_of_a_node_behind_a_relay_is_refused(beside_seed: BesideSeed, tmp_path: Path) -> None:
+    async def case(seed: Libp2pNetwork) -> None:
+        options: dict[str, Any] = {"peers": await seed.addrs(), "listen": (), "relay": "use"}
+        async with await libp2p_node(tmp_path / "a", **options) as original:
             with pytest.raises(StartError, match=f"{original.peer_id} is in use by another running node"):
-                await libp2p_node(tmp_path / "copy", peers=peers)
-            await original.close()
-            async with await libp2p_node(tmp_path / "copy", peers=peers) as copy:
-                assert copy.peer_id == original.peer_id
+                await libp2p_node(tmp_path / "a", **options)
+        assert seed.relay_counts.refusals["stranger"] == 0
 
-    asyncio.run(main())
-
-
-def test_copy_of_a_node_behind_a_relay_is_refused(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with await libp2p_node(tmp_path / "seed", relay="serve") as seed:
-            options: dict[str, Any] = {"peers": await seed.addrs(), "listen": (), "relay": "use"}
-            async with await libp2p_node(tmp_path / "a", **options) as original:
-                with pytest.raises(StartError, match=f"{original.peer_id} is in use by another running node"):
-                    await libp2p_node(tmp_path / "a", **options)
-            assert seed.relay_counts.refusals["stranger"] == 0
-
-    asyncio.run(main())
+    beside_seed(case)
 
 
 def contact_of(network: Libp2pNetwork, addr: str) -> Contact:
     return Contact(peer_id=network.peer_id, addrs=(addr.partition("/p2p/")[0],))
 
 
-def test_start_without_seeds_joins_through_remembered_peers_and_finds_a_copy(tmp_path: Path) -> None:
-    async def main() -> None:
+def test_start_without_seeds_joins_through_remembered_peers_and_finds_a_copy(
+    beside_seed: BesideSeed, tmp_path: Path
+) -> None:
+    async def case(a: Libp2pNetwork) -> None:
         dead = f"/ip4/127.0.0.1/tcp/1/p2p/{STRANGER}"
-        async with (
-            await libp2p_node(tmp_path / "a") as a,
-            await libp2p_node(tmp_path / "b", peers=await a.addrs()) as b,
-        ):
+        async with await libp2p_node(tmp_path / "b", peers=await a.addrs()) as b:
             gone = Contact(peer_id=STRANGER, addrs=("/ip4/127.0.0.1/tcp/2",))
             remembered = (gone, contact_of(a, (await a.addrs())[0]))
             for peers in ((), (dead,)):
@@ -355,7 +365,7 @@ def test_start_without_seeds_joins_through_remembered_peers_and_finds_a_copy(tmp
             with pytest.raises(StartError, match=f"{b.peer_id} is in use by another running node"):
                 await libp2p_node(tmp_path / "b", remembered=remembered)
 
-    asyncio.run(main())
+    beside_seed(case)
 
 
 def test_start_with_only_remembered_peers_that_are_gone_fails_unless_it_may_be_the_first(tmp_path: Path) -> None:
@@ -398,41 +408,37 @@ def test_addresses_that_a_remembered_peer_has_announced_are_dialled_only_where_i
     asyncio.run(main())
 
 
-def test_search_for_a_copy_dials_no_address_that_a_peer_may_not_have_dialled(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with (
-            await libp2p_node(tmp_path / "seed") as seed,
-            await libp2p_node(tmp_path / "a", peers=await seed.addrs()) as a,
-        ):
+def test_search_for_a_copy_dials_no_address_that_a_peer_may_not_have_dialled(
+    beside_seed: BesideSeed, tmp_path: Path
+) -> None:
+    async def case(seed: Libp2pNetwork) -> None:
+        async with await libp2p_node(tmp_path / "a", peers=await seed.addrs()) as a:
             given = [parse_peer_addr((await seed.addrs())[0])]
             elsewhere = DialPolicy(own=("/ip4/44.1.1.1/tcp/1",), given=())
             await check_identity_is_free(given, a.peer_id, "test", elsewhere)
 
-    asyncio.run(main())
+    beside_seed(case)
 
 
-def test_given_peers_that_answer_leave_remembered_ones_alone(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with (
-            await libp2p_node(tmp_path / "a") as a,
-            await libp2p_node(tmp_path / "b", peers=await a.addrs()) as b,
-        ):
+def test_given_peers_that_answer_leave_remembered_ones_alone(beside_seed: BesideSeed, tmp_path: Path) -> None:
+    async def case(a: Libp2pNetwork) -> None:
+        async with await libp2p_node(tmp_path / "b", peers=await a.addrs()) as b:
             remembered = (contact_of(b, (await b.addrs())[0]),)
             async with await libp2p_node(tmp_path / "c", peers=await a.addrs(), remembered=remembered) as c:
                 assert c.entry == NetworkEntry(given=(a.peer_id,))
 
-    asyncio.run(main())
+    beside_seed(case)
 
 
-def test_node_that_comes_back_at_once_at_its_old_address_is_no_copy_of_itself(tmp_path: Path) -> None:
-    async def main() -> None:
+def test_node_that_comes_back_at_once_at_its_old_address_is_no_copy_of_itself(
+    beside_seed: BesideSeed, tmp_path: Path
+) -> None:
+    async def case(seed: Libp2pNetwork) -> None:
         listen = (f"/ip4/127.0.0.1/tcp/{free_port()}",)
-        async with await libp2p_node(tmp_path / "seed") as seed:
-            peers = await seed.addrs()
-            for _ in range(3):  # the seed still knows where it was
-                await (await libp2p_node(tmp_path / "a", peers=peers, listen=listen)).close()
+        for _ in range(2):  # the seed still knows where it was
+            await (await libp2p_node(tmp_path / "a", peers=await seed.addrs(), listen=listen)).close()
 
-    asyncio.run(main())
+    beside_seed(case)
 
 
 def test_seed_that_finds_itself_among_its_peers_starts_alone(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,34 +41,49 @@ async def running(options: DaemonOptions) -> AsyncIterator[Host]:
         await unary
 
 
-async def num_datagrams_of_a_host_that_dials_again(*, nat_port_map: bool = False) -> int:
-    """Let a host meet a peer that tells a QUIC address by identify, lose it, and dial it again. Return the datagrams
-    that came to that address."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trap:
-        trap.bind(("127.0.0.1", 0))
-        trap.setblocking(False)
-        quic = f"/ip4/127.0.0.1/udp/{trap.getsockname()[1]}/quic-v1"
-        listens = {"listen": ("/ip4/127.0.0.1/tcp/0",)}
-        ours = DaemonOptions(**listens, nat_port_map=nat_port_map)
-        async with running(ours) as victim, running(DaemonOptions(**listens)) as honest:
-            liar_options = DaemonOptions(**listens, announce=(quic,))
-            async with running(liar_options) as liar:
-                [addr] = await victim.addrs()
-                await liar.control.connect(victim.peer_id, [addr])
-                await eventually(functools.partial(_has, victim, liar.peer_id))
-                await asyncio.sleep(0.5)  # identify has no answer that tells when it is over
-                await victim.control.disconnect(liar.peer_id)
-                with contextlib.suppress(ControlError, TimeoutError):  # TCP is not told to it
-                    await asyncio.wait_for(victim.control.connect(liar.peer_id), DIALS_S)
-                [other] = await honest.addrs()
-                await victim.control.connect(honest.peer_id, [other])  # it goes on over TCP
+LISTENS = ("/ip4/127.0.0.1/tcp/0",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trap:
+    """A peer that tells a QUIC address by identify, at which `datagrams` come, and one that does not."""
+
+    liar: Host
+    honest: Host
+    datagrams: socket.socket
+
+    async def catch(self, *, nat_port_map: bool) -> int:
+        """Let a host meet the liar, lose it, and dial it again. Return the datagrams that came."""
+        async with running(DaemonOptions(listen=LISTENS, nat_port_map=nat_port_map)) as victim:
+            [addr] = await victim.addrs()
+            await self.liar.control.connect(victim.peer_id, [addr])
+            await eventually(functools.partial(_has, victim, self.liar.peer_id))
+            await asyncio.sleep(0.5)  # identify has no answer that tells when it is over
+            await victim.control.disconnect(self.liar.peer_id)
+            with contextlib.suppress(ControlError, TimeoutError):  # TCP is not told to it
+                await asyncio.wait_for(victim.control.connect(self.liar.peer_id), DIALS_S)
+            [other] = await self.honest.addrs()
+            await victim.control.connect(self.honest.peer_id, [other])  # it goes on over TCP
         num = 0
         while True:
             try:
-                trap.recv(2048)
+                self.datagrams.recv(2048)
             except BlockingIOError:
                 return num
             num += 1
+
+
+@asynccontextmanager
+async def trap() -> AsyncIterator[Trap]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+        datagrams.bind(("127.0.0.1", 0))
+        datagrams.setblocking(False)
+        quic = f"/ip4/127.0.0.1/udp/{datagrams.getsockname()[1]}/quic-v1"
+        async with (
+            running(DaemonOptions(listen=LISTENS, announce=(quic,))) as liar,
+            running(DaemonOptions(listen=LISTENS)) as honest,
+        ):
+            yield Trap(liar=liar, honest=honest, datagrams=datagrams)
 
 
 async def _has(host: Host, peer_id: str) -> bool:
@@ -75,18 +91,18 @@ async def _has(host: Host, peer_id: str) -> bool:
 
 
 @linux_only
-@pytest.mark.parametrize(("nat_port_map", "name"), [(False, "without_datagrams"), (True, "without_congestion_marks")])
-def test_peer_that_announces_quic_is_never_dialled_by_quic(
-    monkeypatch: pytest.MonkeyPatch, nat_port_map: bool, name: str
-) -> None:
-    assert uvloop.run(num_datagrams_of_a_host_that_dials_again(nat_port_map=nat_port_map)) == 0
-
+def test_peer_that_announces_quic_is_never_dialled_by_quic(monkeypatch: pytest.MonkeyPatch) -> None:
     def unfiltered(start: Callable[[], Any]) -> Any:
         return start()
 
-    monkeypatch.setattr(p2pd_process, name, unfiltered)
-    num = uvloop.run(num_datagrams_of_a_host_that_dials_again(nat_port_map=nat_port_map))
-    assert num > 0, "without the filter it is"
+    async def main() -> None:
+        async with trap() as liar:
+            for nat_port_map, name in ((False, "without_datagrams"), (True, "without_congestion_marks")):
+                assert await liar.catch(nat_port_map=nat_port_map) == 0
+                monkeypatch.setattr(p2pd_process, name, unfiltered)
+                assert await liar.catch(nat_port_map=nat_port_map) > 0, f"without {name} it is"
+
+    uvloop.run(main())
 
 
 def test_daemon_listens_on_tcp_alone(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -46,6 +46,18 @@ Case = Callable[[Path], Awaitable[None]]
 
 def run(case: Case, folder: Path) -> None:
     uvloop.run(case(folder))  # type: ignore[arg-type]
+
+
+BesideMember = Callable[[Callable[[Libp2pNetwork], Coroutine[Any, Any, None]]], None]
+
+
+@pytest.fixture(scope="module")
+def beside_member(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BesideMember]:
+    """Run cases beside one member, which relays, for all that leave it alone."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        member = runner.run(private_node(tmp_path_factory.mktemp("member") / "a", OWNER.invite(), relay="serve"))
+        yield lambda case: runner.run(case(member))
+        runner.run(member.close())
 
 
 @asynccontextmanager
@@ -111,9 +123,11 @@ async def identified(host: Host, peer_id: str) -> bytes:
         writer.transport.abort()
 
 
-def test_stranger_with_the_addresses_learns_no_name_and_is_answered_nothing(tmp_path: Path) -> None:
-    async def case(folder: Path) -> None:
-        async with two_members(folder, relay="serve") as (a, b):
+def test_stranger_with_the_addresses_learns_no_name_and_is_answered_nothing(
+    beside_member: BesideMember, tmp_path: Path
+) -> None:
+    async def case(a: Libp2pNetwork) -> None:
+        async with await private_node(tmp_path / "b", OWNER.invite(), peers=await a.addrs()) as b:
             calls: list[str] = []
 
             async def count(peer_id: str, request: bytes) -> bytes:
@@ -152,14 +166,13 @@ def test_stranger_with_the_addresses_learns_no_name_and_is_answered_nothing(tmp_
                     check_hop_accepted(await read_delimited(reader, MAX_MESSAGE_BYTES))
                 writer.transport.abort()
 
-    run(case, tmp_path)
+    beside_member(case)
 
 
-def test_stranger_that_copies_the_names_and_is_greeted_back_learns_nothing(tmp_path: Path) -> None:
+def test_stranger_that_copies_the_names_and_is_greeted_back_learns_nothing(beside_member: BesideMember) -> None:
     """It serves the greeting under the name that identify tells, and so is shown what members are shown: sealed."""
 
-    async def case(folder: Path) -> None:
-        a = await private_node(folder / "a", OWNER.invite())
+    async def case(a: Libp2pNetwork) -> None:
         there = parse_peer_addr((await a.addrs())[0])
         secret = NetworkSecret(OWNER.secret)
         heard: list[bytes] = []
@@ -175,17 +188,15 @@ def test_stranger_that_copies_the_names_and_is_greeted_back_learns_nothing(tmp_p
             assert await answered(stranger.call(a.peer_id, find, b"")) is None
             assert len(heard) == 1
             assert all(word not in heard[0] for word in (b"private", OWNER.identity.public_key, a.peer_id.encode()))
-        await a.close()
 
-    run(case, tmp_path)
+    beside_member(case)
 
 
-def test_stolen_chain_is_refused_under_another_key(tmp_path: Path) -> None:
+def test_stolen_chain_is_refused_under_another_key(beside_member: BesideMember) -> None:
     """A node with the secret and a member's chain, but no invitation, is no member."""
 
-    async def case(folder: Path) -> None:
+    async def case(a: Libp2pNetwork) -> None:
         invitation = OWNER.invite()
-        a = await private_node(folder / "a", invitation)
         there = parse_peer_addr((await a.addrs())[0])
         secret = invitation.network_secret
         victim = Identity.generate()
@@ -200,9 +211,8 @@ def test_stolen_chain_is_refused_under_another_key(tmp_path: Path) -> None:
             assert told == PrivateGreeting(hello=None, refusal="the chain of certificates is another node's")
             find = secret.protocol_name(f"/swarm/{PROTOCOL_VERSION}/{OWNER.network_id}/dht/find")
             assert await answered(thief.call(a.peer_id, find, FindRequest().to_bytes())) is None
-        await a.close()
 
-    run(case, tmp_path)
+    beside_member(case)
 
 
 def test_stranger_that_stays_connected_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,27 +358,23 @@ def test_private_network_needs_an_invitation_to_it(tmp_path: Path) -> None:
         Libp2pOptions(identity_path=tmp_path / "a", network_id="swarm", invitation=OWNER.invite())
 
 
-def test_invitation_to_another_network_leads_nowhere(tmp_path: Path) -> None:
-    async def case(folder: Path) -> None:
-        a = await private_node(folder / "a", OWNER.invite())
+def test_invitation_to_another_network_leads_nowhere(beside_member: BesideMember, tmp_path: Path) -> None:
+    async def case(a: Libp2pNetwork) -> None:
         with pytest.raises(ConfigError, match="does not answer as a member of this private network"):
-            await private_node(folder / "b", Owner(seed=20).invite(), peers=await a.addrs())
-        await a.close()
+            await private_node(tmp_path / "b", Owner(seed=20).invite(), peers=await a.addrs())
 
-    run(case, tmp_path)
+    beside_member(case)
 
 
-def test_bound_invitation_joins_its_node_alone(tmp_path: Path) -> None:
-    async def case(folder: Path) -> None:
-        a = await private_node(folder / "a", OWNER.invite())
-        identity = Identity.load_or_create(folder / "b")
+def test_bound_invitation_joins_its_node_alone(beside_member: BesideMember, tmp_path: Path) -> None:
+    async def case(a: Libp2pNetwork) -> None:
+        identity = Identity.load_or_create(tmp_path / "b")
         bound = OWNER.invite(node=identity.peer_id)
-        b = await private_node(folder / "b", bound, peers=await a.addrs())
+        b = await private_node(tmp_path / "b", bound, peers=await a.addrs())
         await a.serve("echo", echo)
         assert await b.call(a.peer_id, "echo", b"x", timeout_s=5) == b"x"
         with pytest.raises(ConfigError, match="alone"):
-            await private_node(folder / "c", bound, peers=await a.addrs())
+            await private_node(tmp_path / "c", bound, peers=await a.addrs())
         await b.close()
-        await a.close()
 
-    run(case, tmp_path)
+    beside_member(case)

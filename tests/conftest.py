@@ -29,6 +29,16 @@ OPTIONAL = ("chaos", "bench", "internet")
 DEFAULT_MARKS = " and ".join(f"not {name}" for name in OPTIONAL)
 """What `addopts` selects by."""
 
+LONGEST = (
+    "node/daemon/test_volunteers.py",
+    "node/demo/test_demo_end_to_end.py",
+    "node/dashboard/test_pages_browser.py",
+    "swarm/network/test_conformance.py",
+    "swarm/network/relay/test_relay.py",
+    "node/gateway/test_gateway_swarm.py",
+)
+"""Files that take a worker half a minute or more, most of it waiting."""
+
 # a busy machine is not a bug: examples have no deadline of their own, tests have pytest's timeout
 settings.register_profile("swarm", deadline=None, max_examples=25)
 # `--hypothesis-profile thorough`: for changes of what such a test is about
@@ -82,13 +92,15 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let files of few tests, which mostly wait for processes and networks, and files of many, which compute, alternate
-    where workers share them: else all would compute first and all wait afterwards."""
+    where workers share them: else all would compute first and all wait afterwards. The LONGEST begin first: else one
+    worker would be left alone with one of them in the end."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
-    by_size = sorted(files.values(), key=len)
+    ranks = {TESTS / name: rank for rank, name in enumerate(LONGEST)}
+    by_size = sorted(files.values(), key=lambda tests: (ranks.get(tests[0].path, len(ranks)), len(tests)))
     alternating = [by_size.pop(-1 if index % 2 else 0) for index in range(len(by_size))]
     items[:] = [item for tests in alternating for item in tests]
 

@@ -8,8 +8,10 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from internet.namespaces import enter
 from node.daemon.conftest import Answer, run_node
 from support import name_server
 from support.network_namespaces import Namespace, local_network
@@ -32,8 +34,12 @@ def hosts() -> Iterator[tuple[Namespace, Namespace]]:
 def start_there(tmp_path: Path) -> Iterator[StartThere]:
     nodes: list[Node] = []
 
-    def start(host: Namespace, *arguments: object, home: str) -> Node:
-        nodes.append(Node(*arguments, home=tmp_path / home, command=host.command(*COMMAND)))
+    def start(host: Namespace, *arguments: object, home: str, asks_for_names: bool = False) -> Node:
+        """Start a node there: a fork, or a program of its own where it has to see the host's own resolv.conf."""
+        how: dict[str, Any] = {"is_light": True, "begin": partial(enter, host.name)}
+        if asks_for_names:
+            how = {"command": host.command(*COMMAND)}
+        nodes.append(Node(*arguments, home=tmp_path / home, **how))
         return nodes[-1]
 
     yield start
@@ -118,7 +124,7 @@ def test_names_of_a_real_name_server_lead_into_the_network(
         }
     )
     for number, peers in enumerate(("swarm.test", f"/dns4/seed/tcp/4001/p2p/{seed_id}")):
-        node = start_there(other, *JOIN, "--no-mdns", "--peers", peers, home=f"node{number}")
+        node = start_there(other, *JOIN, "--no-mdns", "--peers", peers, home=f"node{number}", asks_for_names=True)
         assert way_in(node) == f"{2 + number} live, this one included"
     beyond = (*JOIN, "--listen", IP4, "--no-mdns", "--home", tmp_path / "refused", "--peers")
     error = run_there(other, *beyond, f"/dns4/evil.test/tcp/4001/p2p/{seed_id}").error

@@ -345,7 +345,7 @@ def step(node: Node, title: str) -> str:
 
 @pytest.mark.timeout(240)
 def test_join_alone_waits_then_trains_the_run_that_comes(lone_seed: str, start_node: StartNode, tmp_path: Path) -> None:
-    helper = start_node(*HELP, "--peers", lone_seed, home="helper")
+    helper = start_node(*HELP, "--peers", lone_seed, home="helper", is_light=True)
     assert "nobody serves a model or trains a run" in str(helper.wait_for("waiting")["reason"])
     mapped = {each.path for each in psutil.Process(helper.process.pid).memory_maps()}
     assert not [path for path in mapped if "libtorch" in path], "a node that waits does without"

@@ -37,6 +37,14 @@ import json, time
 print(json.dumps({"event": "ready", "peer_id": "x", "addrs": ["/ip4/127.0.0.1/tcp/1/p2p/x"]}), flush=True)
 time.sleep(1000)
 """
+LIGHT_NODE = """
+import os, sys
+words = sys.argv[1:]
+if "--run" in words:
+    words[words.index("--run"):] = ["--take", "nothing", "--probe", "off"]
+os.execv(sys.executable, [sys.executable, "-m", "swarm_node", *words])
+"""
+"""A seed is what it is. A volunteer is a real node too, but takes no work: it does not import torch to be killed."""
 
 
 @contextmanager
@@ -171,7 +179,7 @@ def test_interrupted_demo_leaves_nothing(
 
 def test_killed_demo_leaves_nothing(tmp_path: Path) -> None:
     root = tmp_path / "kept"
-    with _demo(*_long(root)) as demo:
+    with _demo(*_long(root), script=LIGHT_NODE) as demo:
         # a seed that is up, with its libp2p, and two nodes that have hardly begun: none may be missed
         until = time.monotonic() + 60
         while len(left := _descendants(root)) < 5 and time.monotonic() < until:

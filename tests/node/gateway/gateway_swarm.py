@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import functools
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +18,28 @@ from support.tokenizer_here import TokenizerHere
 from swarm.client import AsyncClient, UsedRevisions
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
+from swarm.serving.server.deployment import LoadedSpan, load
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.span_server import SpanServer
 from swarm.serving.tokenizer.model_assets import TokenizerLimits
 from swarm_node.gateway.app import create_app
 from swarm_node.http.server import listen, serving
+
+
+@functools.cache
+def _load_once(directory: Path, start: int, end: int, kv_bytes: int, _copy: int) -> LoadedSpan:
+    return load(directory, start, end, ServerOptions(kv_bytes=kv_bytes))
+
+
+def loads() -> Callable[[Path, int, int, ServerOptions], LoadedSpan]:
+    """Return `load` for the servers of one swarm: each has a span to itself, which those of earlier swarms had."""
+    num_loaded = Counter[tuple[Path, int, int]]()
+
+    def cached_load(directory: Path, start: int, end: int, options: ServerOptions) -> LoadedSpan:
+        num_loaded[directory, start, end] += 1
+        return _load_once(directory, start, end, options.kv_bytes, num_loaded[directory, start, end])
+
+    return cached_load
 
 
 @dataclass
@@ -75,6 +94,7 @@ async def gateway_swarm(
     """With `tokenizers`, which limit them, tokenizers are processes of their own."""
     internet = MemoryInternet()
     async with AsyncExitStack() as stack:
+        stack.enter_context(patch("swarm.serving.server.deployment.load", loads()))
         if tokenizers is None:
             stack.enter_context(patch("swarm.client.assets_cache.TokenizerProcess", TokenizerHere))
         network = internet.network()

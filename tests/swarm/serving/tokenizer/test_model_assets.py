@@ -101,35 +101,54 @@ SLOW_TEXT = ("a" * 17 + "c") * 10_000
 """Each run of letters is looked at in 100,000 ways by `(a+)+b`, and more would be a panic of the library."""
 
 
+CHATS = {
+    "loop": LOOP,
+    "large": "{{ 'a' * 10**(9 + messages|length) }}",  # jinja computes what is constant when it compiles
+    "deep": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+}
+"""What the chat template does at this message."""
+
+
 @pytest.mark.parametrize(
-    ("parts", "template", "prompt", "told"),
+    ("call_s", "cases"),
     [
-        ({"pre_tokenizer": "slow"}, "", SLOW_TEXT, "exceeded its limits: it took over 1 s"),
-        ({"pre_tokenizer": "slow"}, "", "a" * 60, "cannot take this"),
-        ({"normalizer": growing("b", 10)}, "", "b", "exceeded its limits: it needed over 0.5 GiB"),
-        ({}, LOOP, "", "exceeded its limits: it took over 1 s"),
-        ({}, "{{ 'a' * 10**10 }}", "", "exceeded its limits: it needed over 0.5 GiB"),
-        ({}, "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "", "refuses these messages"),
+        (1.0, [("prompt", SLOW_TEXT, "exceeded its limits: it took over 1 s"), ("chat", "loop", "it took over 1 s")]),
+        (
+            30.0,
+            [
+                ("prompt", "a" * 60, "cannot take this"),
+                ("prompt", "b", r"exceeded its limits: it needed over 0\.5 GiB"),
+                ("chat", "large", r"exceeded its limits: it needed over 0\.5 GiB"),
+                ("chat", "deep", "refuses these messages"),
+            ],
+        ),
     ],
+    ids=["time", "memory and sense"],
 )
 def test_request_that_exceeds_the_limits_is_refused_and_the_next_one_answered(
-    files: Files, parts: dict[str, Any], template: str, prompt: str, told: str
+    files: Files, call_s: float, cases: list[tuple[str, str, str]]
 ) -> None:
-    if parts.get("pre_tokenizer"):
-        slow = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False}
-        whole = json.loads(files["tokenizer.json"])["pre_tokenizer"]
-        parts = {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [slow, whole]}}
-    hostile = {**with_tokenizer(files, **parts), **({"chat_template.jinja": template.encode()} if template else {})}
-
-    limits = replace(LIMITS, call_s=1.0 if "took" in told else 30.0)
+    slow = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False}
+    whole = json.loads(files["tokenizer.json"])["pre_tokenizer"]
+    splits = {"type": "Sequence", "pretokenizers": [slow, whole]}
+    template = "".join(
+        f"{{% if messages[0].content == '{content}' %}}{what}{{% endif %}}" for content, what in CHATS.items()
+    )
+    hostile = {
+        **with_tokenizer(files, pre_tokenizer=splits, normalizer=growing("b", 10)),
+        "chat_template.jinja": template.encode(),
+    }
 
     async def scenario() -> None:
-        kit = await open_assets("tiny", "r", TokenizerProcess("tiny", hostile, limits))
+        process = TokenizerProcess("tiny", hostile, replace(LIMITS, call_s=call_s))
+        kit = await open_assets("tiny", "r", process)
         try:
-            with pytest.raises(ConfigError, match=told) as caught:
-                await (kit.encode_chat(MESSAGES) if template else kit.encode(prompt))
-            assert "\n" not in str(caught.value)
-            assert await kit.encode("x") == byte_tokenizer()("x")["input_ids"]
+            for kind, text, told in cases:
+                messages = [{"role": "user", "content": text}]
+                with pytest.raises(ConfigError, match=told) as caught:
+                    await (kit.encode_chat(messages) if kind == "chat" else kit.encode(text))
+                assert "\n" not in str(caught.value)
+                assert await kit.encode("x") == byte_tokenizer()("x")["input_ids"]
         finally:
             kit.close()
 
@@ -189,9 +208,7 @@ def parent(llama_dir: Path, request: pytest.FixtureRequest) -> Iterator[subproce
         process.kill()
 
 
-@pytest.mark.parametrize(
-    "parent", ["", LOOP, "{{ 7 ** (10 ** 9) }}"], indirect=True, ids=["idle", "busy", "holds the interpreter"]
-)
+@pytest.mark.parametrize("parent", ["", "{{ 7 ** (10 ** 9) }}"], indirect=True, ids=["idle", "holds the interpreter"])
 def test_process_ends_with_its_parent_that_is_killed(parent: subprocess.Popen[bytes]) -> None:
     """Within a moment; by its limit of time where the template holds the interpreter up."""
     assert parent.stdout is not None

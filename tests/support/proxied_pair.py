@@ -72,9 +72,9 @@ class Pair:
         async def is_tidy() -> bool:
             return all(
                 not node._watch._streams
-                and not node._streams.resumable._streams
-                and not node._streams.resumable._num_held
-                and not node._streams.resumable._opened
+                and not node._methods.resumable._accepted
+                and not node._methods.resumable._num_held
+                and not node._methods.resumable._opened
                 and node._host.unacknowledged.num_bytes == node._host.unread.num_bytes == 0
                 for node in (self.a, self.b)
             )

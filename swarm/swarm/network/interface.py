@@ -31,7 +31,8 @@ class NotServed(Exception):
 
 
 class EndOfStream(Exception):
-    """The other side has finished sending. Not a failure."""
+    """The other side has finished sending. Not a failure. A handler that still needs something may let it pass: the
+    network answers the caller with `ended_early`."""
 
 
 class Stream(Protocol):
@@ -208,6 +209,11 @@ def too_many_calls(peer_id: str) -> PeerRefused:
         retry_after_s=BUSY_RETRY_S,
         peer_id=peer_id,
     )
+
+
+def ended_early(peer_id: str) -> PeerViolation:
+    """Return the error for `peer_id` that finished sending, or left, before a handler had all that it needs."""
+    return PeerViolation("the stream ended before its handler had all that it needs", peer_id=peer_id)
 
 
 def too_long(max_bytes: int, peer_id: str) -> PeerViolation:

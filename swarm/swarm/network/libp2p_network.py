@@ -1,8 +1,8 @@
 """The real network: `Network` over libp2p, which reaches everyone, behind NAT too, through relays if need be.
 
 Puts the other modules together, as `Libp2pOptions` says: `p2pd_process` runs hivemind's go-libp2p daemon, `host`
-speaks to it, `opened_streams`, `stream_server` and `calls` carry messages, `record_dht` keeps records and addresses,
-and `network_entry` finds the other peers. With `relay`, this node relays connections of others, and others relay
+speaks to it, `peer_methods` carries messages, `record_dht` keeps records and addresses, and `network_entry` finds the
+other peers. With `relay`, this node relays connections of others, and others relay
 connections to this node. One task per network, `_run`, owns all other tasks. `close` ends it, and so does the daemon's
 death.
 """
@@ -14,7 +14,8 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -22,7 +23,7 @@ from types import TracebackType
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.envelope import Envelope
-from swarm_protocol.errors import PeerTimeout, PeerUnreachable, StartError, SwarmError
+from swarm_protocol.errors import PeerUnreachable, StartError, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import Reachability
 
@@ -30,15 +31,12 @@ from swarm.network.dht.own_records import AddressNews, OwnRecords
 from swarm.network.dht.record_dht import DhtCounts, RecordDht
 from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.discovery.peer_names import HURRIED_TIMEOUT_S, TIMEOUT_S, GivenPeers
-from swarm.network.interface import NotServed, ServedMethods, SigningNetwork, Stream, StreamHandler, UnaryHandler
-from swarm.network.libp2p.calls import TOKEN_BYTES, Calls
+from swarm.network.interface import SigningNetwork, Stream, StreamHandler, UnaryHandler
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.libp2p.local_peers import LocalPeers, start_discovery
-from swarm.network.libp2p.opened_streams import OpenedStreams
 from swarm.network.libp2p.path_watch import PathWatch
 from swarm.network.libp2p.reconnection import Reconnector
-from swarm.network.libp2p.stream_server import StreamServer
 from swarm.network.link_meter import LinkMeter
 from swarm.network.multiaddr import parse_peer_addr
 from swarm.network.network_entry import (
@@ -46,7 +44,6 @@ from swarm.network.network_entry import (
     NetworkEntry,
     check_member,
     connect,
-    explain_refusal,
     hello_answer,
     join,
     method_prefix,
@@ -55,6 +52,7 @@ from swarm.network.network_entry import (
 from swarm.network.partition_watch import PartitionWatch
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm.network.paths.direct_paths import DirectPaths, wants_relays
+from swarm.network.peer_methods import PeerMethods
 from swarm.network.private.member_roll import MemberRoll
 from swarm.network.private.private_gate import PrivateGate
 from swarm.network.relay.network_peers import NetworkPeers
@@ -82,8 +80,6 @@ class Libp2pNetwork(SigningNetwork):
         self._watch = PathWatch(host, reconnector, self._kept_peers)
         self._gate: PrivateGate | None = None
         self._entry = NetworkEntry()
-        self._calls_served = ServedMethods[UnaryHandler]()
-        self._streams_served = ServedMethods[StreamHandler]()
         loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = loop.create_future()
         self._start_error: BaseException | None = None
@@ -214,62 +210,30 @@ class Libp2pNetwork(SigningNetwork):
         timeout_s: float,
         max_bytes: int = limits.MAX_MESSAGE_BYTES,
     ) -> bytes:
-        if len(request) > limits.MAX_MESSAGE_BYTES:
-            raise ValueError(f"request of {len(request)} bytes, more than {limits.MAX_MESSAGE_BYTES}")
-        names = (self._name("call", method), self._name("bulk", method), self._name("parcel", ""))
-        async with self._asking(peer_id, method, timeout_s, f"no answer to {method!r}"):
-            return await self._calls.call(peer_id, names, request, max_bytes)
+        self._check_open()
+        return await self._methods.call(peer_id, method, request, timeout_s=timeout_s, max_bytes=max_bytes)
 
-    @contextlib.asynccontextmanager
-    async def stream(self, peer_id: str, method: str, *, timeout_s: float) -> AsyncIterator[Stream]:
-        async with self._asking(peer_id, method, timeout_s, f"{method!r} was not opened"):
-            reader, writer = await self._host.open_stream(peer_id, self._name("stream", method))
-        async with self._opened_streams.run(reader, writer, peer_id, timeout_s=timeout_s) as stream:
-            yield stream
+    def stream(self, peer_id: str, method: str, *, timeout_s: float) -> AbstractAsyncContextManager[Stream]:
+        self._check_open()
+        return self._methods.stream(peer_id, method, timeout_s=timeout_s)
 
     async def replace_path(self, peer_id: str, *, timeout_s: float) -> None:
         """Dial `peer_id` anew, at a moment when no small call with it is under way: its streams go on over the best
         path that there is now. Raises PeerUnreachable, or PeerTimeout (also if there was no such moment)."""
-        async with self._asking(peer_id, "", timeout_s, "no new path"):
+        self._check_open()
+        async with self._methods.asking(peer_id, "", timeout_s, "no new path"):
             await self._watch.replace(peer_id)
 
-    @contextlib.asynccontextmanager
-    async def _asking(self, peer_id: str, method: str, timeout_s: float, late: str) -> AsyncIterator[None]:
-        """Bound the body's time: PeerTimeout says that it was `late`. Explain why a peer does not know `method`."""
-        self._check_open()
-        try:
-            async with asyncio.timeout(timeout_s):
-                try:
-                    yield
-                except NotServed:
-                    raise await explain_refusal(self._host, peer_id, self._network_id, method) from None
-        except TimeoutError:
-            raise PeerTimeout(f"{late} within {timeout_s:g} s", peer_id=peer_id) from None
-
-    def _kept_peers(self) -> set[str]:
-        """Return the peers that keep this node reachable, and those through which others find it."""
-        return {*self._reservations.held, *(seed.peer_id for seed in self._given.addrs)}
-
     async def serve(self, method: str, handler: UnaryHandler) -> None:
-        async def answer(peer_id: str, request: bytes) -> bytes:
-            return await self._calls_served[method](peer_id, request)
-
         self._check_open()
-        if self._calls_served.add(method, handler):
-            await self._streams.serve(self._name("bulk", method), self._calls.bulk_handler(answer))
-            await self._host.serve(self._name("call", method), self._calls.unary_answer(answer))
+        await self._methods.serve(method, handler)
 
     async def serve_stream(self, method: str, handler: StreamHandler) -> None:
-        async def answer(peer_id: str, stream: Stream) -> None:
-            await self._streams_served[method](peer_id, stream)
-
         self._check_open()
-        if self._streams_served.add(method, handler):
-            await self._streams.serve(self._name("stream", method), answer)
+        await self._methods.serve_stream(method, handler)
 
     def release(self, *methods: str) -> None:
-        self._calls_served.release(*methods)
-        self._streams_served.release(*methods)
+        self._methods.release(*methods)
 
     # --- records ------------------------------------------------------------------------------------------------------
 
@@ -286,6 +250,10 @@ class Libp2pNetwork(SigningNetwork):
         self._check_open()
         await self._paths.own.refresh()
         return tuple(f"{addr}/p2p/{self.peer_id}" for addr in self._paths.own.to_announce())
+
+    def _kept_peers(self) -> set[str]:
+        """Return the peers that keep this node reachable, and those through which others find it."""
+        return {*self._reservations.held, *(seed.peer_id for seed in self._given.addrs)}
 
     def _relay_candidates(self) -> list[RelayCandidate]:
         given = (*self._given.addrs, *map(parse_peer_addr, self._options.relays))
@@ -317,7 +285,7 @@ class Libp2pNetwork(SigningNetwork):
             self._fail(error)
         finally:
             self._stopping = True  # from here on close waits, and does not cancel
-            self._streams.close()
+            self._methods.close()
             self._relay.close()
             await self._host.stop()
 
@@ -327,20 +295,18 @@ class Libp2pNetwork(SigningNetwork):
         raise self._host.daemon.failure()
 
     async def _enter(self, tasks: asyncio.TaskGroup) -> None:
-        self._streams = StreamServer(self._host, tasks, self._watch, self._name("resume", ""))
-        self._opened_streams = OpenedStreams(self._host, self._watch, self._streams.resumable, self._name("resume", ""))
-        self._calls = Calls(self._host, self._opened_streams.open)
+        self._methods = PeerMethods(self._host, tasks, self._watch, self._network_id)
         network_peers = self._gate or NetworkPeers(lambda peer_id: check_member(self._host, peer_id, self._network_id))
         bounds = replace(RelayLimits(), bytes_per_s=self._options.relay_bytes_per_s)
         self._relay = Relay(self._host, tasks, bounds, network_peers, serves=self._options.relay == "serve")
-        await self._streams.start()
+        await self._methods.start()
         await self._relay.start()
         self._paths = DirectPaths(
             self._host, self._options, self._reservations, self._relay, asked=self._askable, on_change=self._announce
         )
         await self._paths.start(tasks, self._prefix, self._watch.replace)
         validator = RecordValidator(self._network_id, self.now)
-        self._dht = await RecordDht.create(self._host, self._name("dht", ""), validator)
+        self._dht = await RecordDht.create(self._host, f"{self._prefix}dht/", validator)
         self._records = OwnRecords(self._dht, self._identity, self._network_id, self.now, self._end_as_copy)
         self._dht.known.on_answer = self.links.answered
         if self._gate is not None:
@@ -348,7 +314,6 @@ class Libp2pNetwork(SigningNetwork):
             tasks.create_task(self._gate.run(self._watch.end_streams), name="private gate")
         self._host.find_addrs = self._dht.find_addrs
         self._host.known_addrs = lambda peer_id: self._paths.policy().worth_knowing(self._dht.known_addrs(peer_id))
-        await self._streams.serve(self._name("parcel", ""), self._calls.hand_out_parcel, max_message_bytes=TOKEN_BYTES)
         await self._host.serve(HELLO, self._gate.answer if self._gate else hello_answer(self._network_id))
         remembered = [contact for contact in self._options.remembered if contact.peer_id != self.peer_id]
         discovery = start_discovery(self._options, self.peer_id, lambda: self._dht.own_addrs, tasks)
@@ -407,9 +372,6 @@ class Libp2pNetwork(SigningNetwork):
                 remedy="stop one of the two, and give it its own identity (another home folder)",
             )
         )
-
-    def _name(self, kind: str, method: str) -> str:
-        return f"{self._prefix}{kind}/{method}"
 
     def _check_open(self) -> None:
         if self._closing or self._failure.done():

@@ -25,6 +25,11 @@ _PEER_EXAMPLE = f"{_EXAMPLE}/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx
 _HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
 _PORTS = ("tcp",)
 _FLAGS = ("p2p-circuit",)
+
+MAX_REMEMBERED_CHARS = 128
+"""A longer address is parsed anew each time: strangers name them, and 16,384 are remembered. Usual ones have at most
+100 characters, through a relay."""
+
 _ENDS = ((), ("p2p",), ("p2p", "p2p-circuit"), ("p2p", "p2p-circuit", "p2p"))
 """Lists what may follow the transport: the peer that is there, or the relay and the peer behind it."""
 
@@ -68,12 +73,11 @@ def check_announce_addr(text: str) -> str:
 
 def dialable(addrs: Iterable[str]) -> tuple[str, ...]:
     """Return those of `addrs` that a host can dial, each without its final /p2p: what a peer names may be anything."""
-    return _dialable(tuple(addrs))
-
-
-@lru_cache(maxsize=2**14)
-def _dialable(addrs: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(filter(_is_dialable, addrs))
+    addrs = tuple(addrs)
+    found = tuple(
+        addr for addr in addrs if (_is_dialable_remembered if len(addr) <= MAX_REMEMBERED_CHARS else _is_dialable)(addr)
+    )
+    return addrs if len(found) == len(addrs) else found  # it is kept for each contact, and the usual one not twice
 
 
 def is_loopback(addr: str) -> bool:
@@ -136,6 +140,9 @@ def _is_dialable(addr: str) -> bool:
         return _split(addr)[-1][0] != "p2p"
     except ValueError:
         return False
+
+
+_is_dialable_remembered = lru_cache(maxsize=2**14)(_is_dialable)
 
 
 def _text(part: tuple[str, str]) -> str:

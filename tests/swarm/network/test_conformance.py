@@ -433,6 +433,29 @@ def test_messages_before_a_failure_arrive_before_it(run: Run) -> None:
     run(case)
 
 
+def test_stream_that_ends_before_its_handler_has_all_that_it_needs_is_its_openers_violation(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def case(world: World) -> None:
+        async def take_two(_peer_id: str, stream: Stream) -> None:
+            await stream.receive()
+            await stream.receive()
+
+        method = world.name()
+        await world.a.serve_stream(method, take_two)
+        for num_messages in range(2):
+            async with world.b.stream(world.a.peer_id, method, timeout_s=5) as stream:
+                for _ in range(num_messages):
+                    await stream.send(b"one")
+                await stream.finish()
+                with pytest.raises(PeerViolation, match="before its handler had all") as caught:
+                    await stream.receive()
+            assert caught.value.peer_id == world.b.peer_id
+
+    run(case)
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
 def test_streams_that_come_all_at_once_each_hear_why_they_are_refused(run: Run) -> None:
     async def case(world: World) -> None:
         async def refuse(_peer_id: str, _stream: Stream) -> None:

@@ -125,7 +125,7 @@ def test_bug_in_a_task_of_the_network_ends_it_loudly(tmp_path: Path, caplog: pyt
         async def bug() -> None:
             raise KeyError("a bug")
 
-        network._streams._incoming._tasks.create_task(bug())  # as the stream server and the watch have theirs
+        network._methods._server._incoming._tasks.create_task(bug())  # as the stream server and the watch have theirs
         reason = await asyncio.wait_for(network.wait_failed(), 5)
         assert "failed internally" in reason.message
         assert "restart this node" in reason.remedy

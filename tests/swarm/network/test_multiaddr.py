@@ -1,10 +1,14 @@
 """Addresses as people type them."""
 
+import tracemalloc
+
 import pytest
 from swarm.network.multiaddr import (
+    MAX_REMEMBERED_CHARS,
     PeerAddr,
     check_announce_addr,
     check_listen_addr,
+    dialable,
     is_loopback,
     is_tcp_by_ip,
     parse_peer_addr,
@@ -111,3 +115,17 @@ def test_is_tcp_by_ip_is_false_for_names_relays_and_other_transports() -> None:
 def test_tcp_place_is_none_for_a_transport_that_only_the_daemon_knows() -> None:
     assert tcp_place("/ip4/1.2.3.4/tcp/80") == ("1.2.3.4", 80)
     assert tcp_place("/ip4/1.2.3.4/tcp/80/ws") is None
+
+
+def test_long_addresses_that_strangers_name_are_not_remembered() -> None:
+    host = f"{'a' * MAX_REMEMBERED_CHARS}.example"
+    tracemalloc.start()
+    try:
+        before_bytes, _ = tracemalloc.get_traced_memory()
+        for index in range(2**14):
+            addrs = (f"/dns4/{index}.{host}/tcp/1", f"/dns4/{index}.{host}/tcp/2/p2p/nobody")
+            assert dialable(addrs) == addrs[:1]
+        after_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after_bytes - before_bytes < 2**20

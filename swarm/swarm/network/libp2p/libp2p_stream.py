@@ -5,14 +5,16 @@ for longer than one turn of the loop (credit bounds what it may be sent), so the
 once. An operation that need not wait takes no timer and no turn of the loop.
 
 A stream outlives the connection below it: when its byte stream ends without END or FAILURE, `pump` asks the `Reconnect`
-that it was given for another one, and both sides send again what the other has not received. How such a byte stream is
-found belongs to `stream_resume`, what is kept for it to `sent_frames`, bytes to `stream_buffers`.
+that it was given for another one, and both sides send again what the other has not received. `stream_resume` makes such
+streams and finds their byte streams, `sent_frames` is what is kept to be sent again, `unread_messages` what waits to be
+received, and `stream_buffers` moves bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import cast
 
 from swarm_protocol import limits
@@ -21,22 +23,42 @@ from swarm_protocol.failure_messages import decode_failure, encode_failure
 
 from swarm.network import framing
 from swarm.network.framing import Kind
-from swarm.network.interface import EndOfStream, too_long
+from swarm.network.interface import EndOfStream
+from swarm.network.libp2p.sent_frames import SentFrames
 from swarm.network.libp2p.stream_buffers import Leaving, StreamBuffers
-from swarm.network.libp2p.stream_resume import Resumption
+from swarm.network.libp2p.unread_messages import UnreadMessages
 from swarm.network.link_meter import MIN_MESSAGE_BYTES
 from swarm.network.paced_writer import PacedWriter
 from swarm.network.traffic import Traffic
 from swarm.network.unread_budget import UnreadBudget
-
-_GRANT_BYTES = framing.WINDOW_BYTES // 4
-"""Credit goes back in steps of this size: often enough that the sender never waits in a steady flow."""
 
 _COPY_BYTES = 2**14
 """Up to here copying a message behind its header costs less than to write from two places."""
 
 LINGER_S = 5.0
 """Time for the last frames to reach the other side, and for a caller to leave once its handler has returned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """Another byte stream to the same stream at the other side, which has received `num_received` frames."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    num_received: int
+
+
+Reconnect = Callable[[int], Awaitable[Resumed]]
+"""`reconnect(num_received)`: find another byte stream, and tell the other side how many frames have come. Raises
+PeerError if the stream cannot go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """Holds what a stream needs to go on over another byte stream."""
+
+    sent: SentFrames
+    reconnect: Reconnect
 
 
 class Libp2pStream:
@@ -66,27 +88,17 @@ class Libp2pStream:
         self._outbox = PacedWriter(writer, self._traffic.turns)
         self.peer_id = peer_id
         self._timeout_s = timeout_s
-        self._unread = unread or UnreadBudget()
+        self._unread = UnreadMessages(self, unread or UnreadBudget(), max_message_bytes)
         self._sent = resumption.sent if resumption else None
         self._reconnect = resumption.reconnect if resumption else None
         self._num_received = self._num_acknowledged = 0  # frames
         self._unacknowledged_cost = 0
-        self._coming_cost = 0  # charged for a frame that is not whole yet
-        self._coming_since_s = 0.0
+        self._coming_since_s = 0.0  # a long piece
         self._noted_progress = (0, 0)
-        self._max_message_bytes = max_message_bytes
-        self._received: deque[tuple[Kind, bytes]] = deque()
-        self._partial: list[bytes] = []
-        self._num_partial_bytes = 0
-        self._partial_cost = 0  # charged for `_partial`
-        self._has_given_way = False
         self._send_credit = framing.WINDOW_BYTES
-        self._unread_bytes = 0  # received and not yet granted again
-        self._taken_bytes = 0  # taken by receive, to be granted in the next step
         self._changed = asyncio.Event()  # wakes receive
         self._granted = asyncio.Event()  # wakes send
         self._attached = asyncio.Event()  # wakes who waits for another byte stream
-        self._remote_finished = False
         self._finished = False
         self._error: SwarmError | None = None
 
@@ -193,20 +205,13 @@ class Libp2pStream:
         if not self._is_over:
             self._put(framing.frame(Kind.FAILURE, encode_failure(refusal)))
             self._finished = True
-        self._has_given_way = True
         self._wire.drop_body()
-        self._forget()
+        self._unread.drop()
         self._fail(refusal)
 
     def _over(self) -> None:
         self._fail(PeerUnreachable("the stream is closed", peer_id=self.peer_id))
-        self._forget()
-
-    def _forget(self) -> None:
-        self._received.clear()
-        self._partial.clear()
-        self._num_partial_bytes = self._partial_cost = 0
-        self._unread.drop(self)
+        self._unread.drop()
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -214,28 +219,19 @@ class Libp2pStream:
         """Return whether the frame is to be kept."""
         if kind not in (Kind.MORE, Kind.DATA):
             return True
-        if self._unread_bytes + framing.cost(length) > framing.WINDOW_BYTES:
-            raise PeerViolation("the peer sent more than it was allowed to")
-        if self._remote_finished:
-            raise PeerViolation("the peer sent data after it had finished")
-        self._unread_bytes += framing.cost(length)
-        self._coming_cost = framing.cost(length)
         if length >= MIN_MESSAGE_BYTES:
             self._coming_since_s = asyncio.get_running_loop().time()
-        return not self._has_given_way and self._unread.charge(self, framing.cost(length))
+        return self._unread.announce(length)
 
     def _accept(self, kind: Kind, length: int, body: bytes) -> None:
-        self._coming_cost = 0
         if kind == Kind.ACK:
             if self._sent is not None:
                 self._sent.acknowledge(length)
             return
         self._count_frame(len(body))
         match kind:
-            case Kind.MORE | Kind.DATA if self._has_given_way:
-                pass  # a short one, of which some was here already
             case Kind.MORE | Kind.DATA:
-                self._received.append((kind, body))
+                self._unread.add(kind, body)
                 self._count_piece(length)
             case Kind.CREDIT:
                 self._send_credit += length
@@ -243,12 +239,12 @@ class Libp2pStream:
                     raise PeerViolation("the peer granted more than it can have taken")
                 self._granted.set()
             case Kind.FINISH:
-                self._remote_finished = True
+                self._unread.is_finished = True
             case Kind.FAILURE:
                 self._fail(decode_failure(body, self.peer_id))
                 self._wire.stop()
             case Kind.END:
-                self._remote_finished = True
+                self._unread.is_finished = True
                 self._fail(PeerUnreachable("the peer has ended the stream", peer_id=self.peer_id))
                 self._wire.stop()
         self._changed.set()
@@ -287,9 +283,7 @@ class Libp2pStream:
         assert self._sent is not None
         self._writer.transport.abort()
         self._wire.is_lost = True  # nothing is written until there is another one
-        self._unread_bytes -= self._coming_cost  # the frame comes again from its beginning
-        self._unread.release(self, self._coming_cost)
-        self._coming_cost = 0
+        self._unread.cut_off()
         try:
             resumed = await self._reconnect(self._num_received)
         except PeerError:
@@ -376,42 +370,20 @@ class Libp2pStream:
     def _take_message(self) -> bytes | None:
         """Return the next message, or None if it is not there yet. Raises what `receive` does, once there is nothing
         more."""
-        while self._received:
-            message = self._take_piece()
-            if message is not None:
-                return message
-        if self._remote_finished:
+        try:
+            message = self._unread.take()
+        except PeerViolation as violation:
+            self._fail(violation)
+            raise
+        if not self._is_over and (num_bytes := self._unread.credit()):
+            self._put(framing.credit(num_bytes))
+        if message is not None:
+            return message
+        if self._unread.is_finished:
             raise EndOfStream
         if self._error is not None:
             raise self._error.with_traceback(None)
         return None
-
-    def _take_piece(self) -> bytes | None:
-        """Return the message that the next piece completes, else None."""
-        kind, body = self._received.popleft()
-        self._grant(framing.cost(len(body)))
-        self._num_partial_bytes += len(body)
-        self._partial_cost += framing.cost(len(body))
-        if self._num_partial_bytes > self._max_message_bytes:
-            self._forget()
-            violation = too_long(self._max_message_bytes, self.peer_id)
-            self._fail(violation)
-            raise violation
-        if kind == Kind.MORE:
-            self._partial.append(body)
-            return None
-        message = b"".join((*self._partial, body)) if self._partial else body
-        self._unread.release(self, self._partial_cost)
-        self._partial.clear()
-        self._num_partial_bytes = self._partial_cost = 0
-        return message
-
-    def _grant(self, num_bytes: int) -> None:
-        self._taken_bytes += num_bytes
-        if self._taken_bytes >= _GRANT_BYTES and not self._is_over:
-            self._put(framing.credit(self._taken_bytes))
-            self._unread_bytes -= self._taken_bytes
-            self._taken_bytes = 0
 
     def _timed_out(self, what: str) -> PeerTimeout:
         return PeerTimeout(f"the peer {what} within {self._timeout_s} s", peer_id=self.peer_id)

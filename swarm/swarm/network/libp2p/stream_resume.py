@@ -5,9 +5,9 @@
                    acceptor: 0, 1 byte | frames received, 8 bytes, or: 1, 1 byte | 0, 8 bytes: refused
 
 An acceptor that has lost its connection may be the only one who knows: then it sends such a request itself, on which
-the opener asks for its part, or refuses if it has left the stream. Ids are random and valid for one peer only.
-`reopening` is the opener's side, `ResumableStreams` the acceptor's: it holds streams without a connection for HOLD_S,
-and bounds how many. What is sent again belongs to `libp2p_stream`.
+the opener asks for its part, or refuses if it has left the stream. Ids are random and valid for one peer only. An
+acceptor holds streams without a connection for HOLD_S, and bounds how many. `ResumableStreams` makes the streams of
+both sides; what they send again belongs to `libp2p_stream`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import asyncio
 import os
 import struct
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation
 
-from swarm.network.libp2p.host import CONTROL_FAILURES, Host
-from swarm.network.libp2p.reconnection import GRACE_S, HOLD_S, MIN_PAUSE_S, Reconnector
+from swarm.network.libp2p.host import CONTROL_FAILURES, Host, RawStream
+from swarm.network.libp2p.libp2p_stream import Libp2pStream, Reconnect, Resumed, Resumption
+from swarm.network.libp2p.path_watch import PathWatch
+from swarm.network.libp2p.reconnection import GRACE_S, HOLD_S, MIN_PAUSE_S
 from swarm.network.libp2p.sent_frames import SentFrames
 
 ID_BYTES = 16
@@ -46,51 +47,6 @@ _CHECK_S = 1.0
 """Longest pause between two looks whether the opener of a held stream is still there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed:
-    """Another byte stream to the same stream at the other side, which has received `num_received` frames."""
-
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    num_received: int
-
-
-Reconnect = Callable[[int], Awaitable[Resumed]]
-"""`reconnect(num_received)`: find another byte stream, and tell the other side how many frames have come. Raises
-PeerError if the stream cannot go on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resumption:
-    """Holds what a stream needs to go on over another byte stream."""
-
-    sent: SentFrames
-    reconnect: Reconnect
-
-
-def new_id() -> bytes:
-    return os.urandom(ID_BYTES)
-
-
-def reopening(host: Host, reconnector: Reconnector, protocol: str, peer_id: str, stream_id: bytes) -> Reconnect:
-    """Return the opener's `Reconnect` of a stream; `protocol` is that of resuming."""
-
-    async def reopen(num_received: int) -> Resumed:
-        request = REQUEST.pack(stream_id, num_received)
-        try:
-            async with asyncio.timeout(reconnector.patience_s(peer_id)):
-                while True:
-                    await reconnector.reach_patiently(peer_id)
-                    with suppress(TimeoutError, *CONTROL_FAILURES):  # this connection breaks, too
-                        async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                            return await _ask(host, protocol, peer_id, request)
-                    await asyncio.sleep(MIN_PAUSE_S)
-        except TimeoutError:
-            raise PeerUnreachable(f"peer {peer_id} was not reached again", peer_id=peer_id) from None
-
-    return reopen
-
-
 async def _ask(host: Host, protocol: str, peer_id: str, request: bytes) -> Resumed:
     """Ask for a stream once. Raises PeerUnreachable if it is refused, or one of CONTROL_FAILURES."""
     reader, writer = await host.control.open_stream(peer_id, host.wire_name(protocol))
@@ -107,51 +63,99 @@ async def _ask(host: Host, protocol: str, peer_id: str, request: bytes) -> Resum
 
 
 class ResumableStreams:
-    """Keeps the streams of one node that may go on over another connection, and hands new byte streams to them."""
+    """Makes the streams of one node that may go on over another connection, and hands new byte streams to them."""
 
-    def __init__(self, host: Host, reconnector: Reconnector, protocol: str) -> None:
-        """`protocol` is that of resuming."""
+    def __init__(self, host: Host, watch: PathWatch, protocol: str) -> None:
+        """`protocol` is that of resuming. `watch` watches the paths of all streams."""
+        self.protocol = protocol
         self._host = host
-        self._reconnector = reconnector
-        self._protocol = protocol
-        self._streams: dict[tuple[str, bytes], AcceptedStream] = {}
-        self._opened: dict[tuple[str, bytes], Callable[[], None]] = {}
+        self._watch = watch
+        self._reconnector = watch.reconnector
+        self._accepted: dict[tuple[str, bytes], AcceptedStream] = {}
+        self._opened: dict[tuple[str, bytes], Libp2pStream] = {}
         self._num_held: Counter[str] = Counter()
 
     @contextmanager
-    def opened(self, peer_id: str, stream_id: bytes, break_off: Callable[[], None]) -> Iterator[None]:
-        """Let the acceptor of an own stream ask for another byte stream while the context lasts."""
-        self._opened[peer_id, stream_id] = break_off
+    def opened(
+        self, raw: RawStream, peer_id: str, *, timeout_s: float | None, max_message_bytes: int
+    ) -> Iterator[Libp2pStream]:
+        """Make a stream of messages of the stream of bytes that a peer has accepted. While the context lasts, the peer
+        may ask for another one."""
+        stream_id = os.urandom(ID_BYTES)
+        raw[1].write(stream_id)
+        stream = self._stream(raw, peer_id, self._reopening(peer_id, stream_id), timeout_s, max_message_bytes)
+        self._opened[peer_id, stream_id] = stream
         try:
-            yield
+            with self._watch.watching(stream):
+                yield stream
         finally:
             del self._opened[peer_id, stream_id]
 
     @contextmanager
-    def accepted(self, peer_id: str, stream_id: bytes) -> Iterator[AcceptedStream]:
-        """Let `peer_id` resume a stream while the context lasts. Raises PeerViolation if it has one of that id."""
+    def accepted(
+        self, raw: RawStream, peer_id: str, stream_id: bytes, *, max_message_bytes: int
+    ) -> Iterator[Libp2pStream]:
+        """Make a stream of messages of a stream of bytes that a peer has opened. The peer may resume it while the
+        context lasts, and then it is closed. Raises PeerViolation if the peer has a stream of that id."""
         key = (peer_id, stream_id)
-        if key in self._streams:
+        if key in self._accepted:
             raise PeerViolation("two streams have one id", peer_id=peer_id)
-        stream = self._streams[key] = AcceptedStream(self, peer_id, stream_id)
+        accepted = self._accepted[key] = AcceptedStream(self, peer_id, stream_id)
+        stream = self._stream(raw, peer_id, accepted.reconnect, None, max_message_bytes)
+        accepted.break_off = stream.break_off
         try:
-            yield stream
+            with self._watch.watching(stream):
+                yield stream
         finally:
-            del self._streams[key]
-            stream.withdraw()
+            stream.abort()
+            del self._accepted[key]
+            accepted.withdraw()
+
+    def _stream(
+        self, raw: RawStream, peer_id: str, reconnect: Reconnect, timeout_s: float | None, max_message_bytes: int
+    ) -> Libp2pStream:
+        reader, writer = raw
+        return Libp2pStream(
+            reader,
+            writer,
+            peer_id=peer_id,
+            timeout_s=timeout_s,
+            traffic=self._host.traffic,
+            unread=self._host.unread,
+            resumption=Resumption(sent=SentFrames(peer_id, self._host.unacknowledged), reconnect=reconnect),
+            max_message_bytes=max_message_bytes,
+        )
+
+    def _reopening(self, peer_id: str, stream_id: bytes) -> Reconnect:
+        """Return the opener's `Reconnect` of a stream."""
+
+        async def reopen(num_received: int) -> Resumed:
+            request = REQUEST.pack(stream_id, num_received)
+            try:
+                async with asyncio.timeout(self._reconnector.patience_s(peer_id)):
+                    while True:
+                        await self._reconnector.reach_patiently(peer_id)
+                        with suppress(TimeoutError, *CONTROL_FAILURES):  # this connection breaks, too
+                            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                                return await _ask(self._host, self.protocol, peer_id, request)
+                        await asyncio.sleep(MIN_PAUSE_S)
+            except TimeoutError:
+                raise PeerUnreachable(f"peer {peer_id} was not reached again", peer_id=peer_id) from None
+
+        return reopen
 
     def offer(self, peer_id: str, request: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Hand a byte stream over to the stream that `request` names, or refuse it."""
         stream_id, num_received = REQUEST.unpack(request)
-        stream = self._streams.get((peer_id, stream_id))
-        if stream is not None:
-            stream.take(Resumed(reader=reader, writer=writer, num_received=num_received))
+        accepted = self._accepted.get((peer_id, stream_id))
+        if accepted is not None:
+            accepted.take(Resumed(reader=reader, writer=writer, num_received=num_received))
             return
-        break_off = self._opened.get((peer_id, stream_id))
-        writer.write(ANSWER.pack(_ACCEPTED if break_off else _REFUSED, 0))
+        opened = self._opened.get((peer_id, stream_id))
+        writer.write(ANSWER.pack(_ACCEPTED if opened else _REFUSED, 0))
         writer.close()
-        if break_off:
-            break_off()
+        if opened:
+            opened.break_off()
 
     @contextmanager
     def held(self, peer_id: str) -> Iterator[None]:
@@ -176,7 +180,7 @@ class ResumableStreams:
                 if pause_s >= NUDGE_S:
                     with suppress(TimeoutError, *CONTROL_FAILURES):
                         async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                            answer = await _ask(self._host, self._protocol, peer_id, REQUEST.pack(stream_id, 0))
+                            answer = await _ask(self._host, self.protocol, peer_id, REQUEST.pack(stream_id, 0))
                         answer.writer.transport.abort()
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _CHECK_S)

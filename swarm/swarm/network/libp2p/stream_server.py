@@ -1,7 +1,7 @@
 """Accepts streams of peers, and runs a handler for each for as long as its caller stays.
 
 Runs its tasks in the task group that it is given. Protocol names belong to `libp2p_network`, what a stream does to
-`libp2p_stream`, going on over another connection to `stream_resume`.
+`libp2p_stream`, making one that goes on over another connection to `stream_resume`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, SwarmError
 from swarm_protocol.proto import p2pd_pb2
 
-from swarm.network.interface import StreamHandler
+from swarm.network.interface import EndOfStream, StreamHandler, ended_early
 from swarm.network.libp2p.daemon_control import ControlError, IncomingStreams, read_message
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_stream import LINGER_S, Libp2pStream
-from swarm.network.libp2p.path_watch import PathWatch
-from swarm.network.libp2p.sent_frames import SentFrames
-from swarm.network.libp2p.stream_resume import ID_BYTES, REQUEST, ResumableStreams, Resumption
+from swarm.network.libp2p.stream_resume import ID_BYTES, REQUEST, ResumableStreams
 from swarm.network.multiaddr import peer_id_text
 from swarm.network.peer_places import PeerPlaces
 
@@ -38,11 +36,9 @@ logger = logging.getLogger(__name__)
 class StreamServer:
     """Accepts streams that peers open, and runs the handler of each in a task, so many for a peer and in all."""
 
-    def __init__(self, host: Host, tasks: asyncio.TaskGroup, watch: PathWatch, resume_protocol: str) -> None:
+    def __init__(self, host: Host, tasks: asyncio.TaskGroup, resumable: ResumableStreams) -> None:
         self._host = host
-        self._watch = watch
-        self._resume_protocol = resume_protocol
-        self.resumable = ResumableStreams(host, watch.reconnector, resume_protocol)
+        self._resumable = resumable
         self._handlers: dict[str, tuple[str, StreamHandler, int]] = {}  # by the name on the wire
         self._places = PeerPlaces[str](per_peer=lambda: MAX_STREAMS_PER_PEER, in_all=MAX_STREAMS)
         self._resumes = PeerPlaces[str](per_peer=lambda: MAX_STREAMS_PER_PEER, in_all=MAX_STREAMS)
@@ -51,7 +47,7 @@ class StreamServer:
     async def start(self) -> None:
         path = self._host.daemon.listen_socket
         await self._incoming.listen(path)
-        await self._host.accept_streams(self._resume_protocol, path)
+        await self._host.accept_streams(self._resumable.protocol, path)
 
     def close(self) -> None:
         self._incoming.close()
@@ -67,20 +63,23 @@ class StreamServer:
             async with asyncio.timeout(OPENING_TIMEOUT_S):
                 info: Any = await read_message(reader, p2pd_pb2.StreamInfo)
                 peer_id = peer_id_text(info.peer)
-                if info.proto == self._host.wire_name(self._resume_protocol):
+                if info.proto == self._host.wire_name(self._resumable.protocol):
                     await self._resume(peer_id, reader, writer)
                     return
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError, ControlError):
             writer.transport.abort()
             return
+        protocol, handler, max_bytes = self._handlers[info.proto]
         with self._places.taken(peer_id) as has_room:
             try:
                 if not has_room:
                     await _refuse(Libp2pStream(reader, writer, peer_id=peer_id, timeout_s=None))
-                elif await self._admits(peer_id, self._handlers[info.proto][0]):
+                elif await self._admits(peer_id, protocol):
                     async with asyncio.timeout(OPENING_TIMEOUT_S):
                         stream_id = await reader.readexactly(ID_BYTES)
-                    await self._run(info.proto, peer_id, stream_id, reader, writer)
+                    raw = (reader, writer)
+                    with self._resumable.accepted(raw, peer_id, stream_id, max_message_bytes=max_bytes) as stream:
+                        await self._handle(stream, handler)
             except (SwarmError, TimeoutError, asyncio.IncompleteReadError, ConnectionError):
                 pass  # the caller has left, so there is nobody to tell
             finally:
@@ -88,46 +87,17 @@ class StreamServer:
 
     async def _resume(self, peer_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with self._resumes.taken(peer_id) as has_room:
-            if not has_room or not await self._admits(peer_id, self._resume_protocol):
+            if not has_room or not await self._admits(peer_id, self._resumable.protocol):
                 writer.transport.abort()
             else:
-                self.resumable.offer(peer_id, await reader.readexactly(REQUEST.size), reader, writer)
+                self._resumable.offer(peer_id, await reader.readexactly(REQUEST.size), reader, writer)
 
     async def _admits(self, peer_id: str, protocol: str) -> bool:
         gate = self._host.gate
         return gate is None or await gate.admits(peer_id, protocol)
 
-    async def _run(
-        self,
-        protocol: str,
-        peer_id: str,
-        stream_id: bytes,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        """Run the handler for as long as the caller stays."""
-        _, handler, max_message_bytes = self._handlers[protocol]
-        with self.resumable.accepted(peer_id, stream_id) as accepted:
-            stream = Libp2pStream(
-                reader,
-                writer,
-                peer_id=peer_id,
-                timeout_s=None,
-                traffic=self._host.traffic,
-                unread=self._host.unread,
-                resumption=Resumption(
-                    sent=SentFrames(peer_id, self._host.unacknowledged), reconnect=accepted.reconnect
-                ),
-                max_message_bytes=max_message_bytes,
-            )
-            accepted.break_off = stream.break_off
-            try:
-                with self._watch.watching(stream):
-                    await self._handle(stream, handler)
-            finally:
-                stream.abort()
-
     async def _handle(self, stream: Libp2pStream, handler: StreamHandler) -> None:
+        """Run the handler for as long as the caller stays."""
         pump = asyncio.create_task(stream.pump())
         handling = asyncio.create_task(_outcome(handler, stream.peer_id, stream))
         try:
@@ -159,6 +129,9 @@ async def _outcome(handler: StreamHandler, peer_id: str, stream: Libp2pStream) -
         await handler(peer_id, stream)
     except SwarmError as error:
         return error
+    except EndOfStream:
+        logger.info("%s ended a stream before its handler had all that it needs", peer_id)
+        return ended_early(peer_id)
     except Exception as error:
         logger.exception("a stream handler failed")
         return error

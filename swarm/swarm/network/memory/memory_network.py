@@ -34,7 +34,16 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.network_invitation import NetworkInvitation
 from swarm_protocol.version import Hello, check_hello, software_version
 
-from swarm.network.interface import ServedMethods, SigningNetwork, Stream, StreamHandler, UnaryHandler, too_many_calls
+from swarm.network.interface import (
+    EndOfStream,
+    ServedMethods,
+    SigningNetwork,
+    Stream,
+    StreamHandler,
+    UnaryHandler,
+    ended_early,
+    too_many_calls,
+)
 from swarm.network.link_meter import LinkMeter
 from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_records import RecordStore, newest
@@ -376,6 +385,8 @@ class MemoryNetwork(SigningNetwork):
             raise
         except SwarmError as error:
             end.fail(error)
+        except EndOfStream:
+            end.fail(ended_early(peer_id))
         except Exception as error:
             logger.warning("a handler failed", exc_info=error)
             end.fail(error)

@@ -170,7 +170,7 @@ def test_peer_that_is_killed_is_noticed_at_once(
 async def raw_stream(
     caller: Libp2pNetwork, server: Libp2pNetwork, protocol: str, opening: bytes
 ) -> AsyncIterator[asyncio.StreamReader]:
-    reader, writer = await caller._host.control.open_stream(server.peer_id, caller._name(*protocol.split("/")))
+    reader, writer = await caller._host.control.open_stream(server.peer_id, caller._methods._name(*protocol.split("/")))
     writer.write(opening)
     try:
         yield reader

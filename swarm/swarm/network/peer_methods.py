@@ -1,0 +1,101 @@
+"""The methods of one node's network: calls and streams to peers, and what this node serves, by the names of methods.
+
+Maps each method to the protocol ids under which peers know it. `calls` carries requests of any size, `opened_streams`
+and `stream_server` the streams of both sides, which `stream_resume` lets go on over another connection. Tasks run in
+the group that it is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from swarm_protocol import limits
+from swarm_protocol.errors import PeerTimeout
+
+from swarm.network.interface import NotServed, ServedMethods, Stream, StreamHandler, UnaryHandler
+from swarm.network.libp2p.calls import TOKEN_BYTES, Calls
+from swarm.network.libp2p.host import Host
+from swarm.network.libp2p.opened_streams import OpenedStreams
+from swarm.network.libp2p.path_watch import PathWatch
+from swarm.network.libp2p.stream_resume import ResumableStreams
+from swarm.network.libp2p.stream_server import StreamServer
+from swarm.network.network_entry import explain_refusal, method_prefix
+
+
+class PeerMethods:
+    """Calls peers and answers them. `start` it once, before anything is served."""
+
+    def __init__(self, host: Host, tasks: asyncio.TaskGroup, watch: PathWatch, network_id: str) -> None:
+        self._host = host
+        self._network_id = network_id
+        self._prefix = method_prefix(network_id)
+        self.resumable = ResumableStreams(host, watch, self._name("resume", ""))
+        self._server = StreamServer(host, tasks, self.resumable)
+        self._opened = OpenedStreams(host, self.resumable)
+        self._calls = Calls(host, self._opened.open)
+        self._calls_served = ServedMethods[UnaryHandler]()
+        self._streams_served = ServedMethods[StreamHandler]()
+
+    async def start(self) -> None:
+        await self._server.start()
+        await self._server.serve(self._name("parcel", ""), self._calls.hand_out_parcel, max_message_bytes=TOKEN_BYTES)
+
+    def close(self) -> None:
+        self._server.close()
+
+    async def call(self, peer_id: str, method: str, request: bytes, *, timeout_s: float, max_bytes: int) -> bytes:
+        """Do as `Network.call`."""
+        if len(request) > limits.MAX_MESSAGE_BYTES:
+            raise ValueError(f"request of {len(request)} bytes, more than {limits.MAX_MESSAGE_BYTES}")
+        names = (self._name("call", method), self._name("bulk", method), self._name("parcel", ""))
+        async with self.asking(peer_id, method, timeout_s, f"no answer to {method!r}"):
+            return await self._calls.call(peer_id, names, request, max_bytes)
+
+    @contextlib.asynccontextmanager
+    async def stream(self, peer_id: str, method: str, *, timeout_s: float) -> AsyncIterator[Stream]:
+        """Do as `Network.stream`."""
+        async with self.asking(peer_id, method, timeout_s, f"{method!r} was not opened"):
+            raw = await self._host.open_stream(peer_id, self._name("stream", method))
+        async with self._opened.run(raw, peer_id, timeout_s=timeout_s) as stream:
+            yield stream
+
+    @contextlib.asynccontextmanager
+    async def asking(self, peer_id: str, method: str, timeout_s: float, late: str) -> AsyncIterator[None]:
+        """Bound the body's time: PeerTimeout says that it was `late`. Explain why a peer does not know `method`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                try:
+                    yield
+                except NotServed:
+                    raise await explain_refusal(self._host, peer_id, self._network_id, method) from None
+        except TimeoutError:
+            raise PeerTimeout(f"{late} within {timeout_s:g} s", peer_id=peer_id) from None
+
+    async def serve(self, method: str, handler: UnaryHandler) -> None:
+        """Do as `Network.serve`."""
+
+        async def answer(peer_id: str, request: bytes) -> bytes:
+            return await self._calls_served[method](peer_id, request)
+
+        if self._calls_served.add(method, handler):
+            await self._server.serve(self._name("bulk", method), self._calls.bulk_handler(answer))
+            await self._host.serve(self._name("call", method), self._calls.unary_answer(answer))
+
+    async def serve_stream(self, method: str, handler: StreamHandler) -> None:
+        """Do as `Network.serve_stream`."""
+
+        async def answer(peer_id: str, stream: Stream) -> None:
+            await self._streams_served[method](peer_id, stream)
+
+        if self._streams_served.add(method, handler):
+            await self._server.serve(self._name("stream", method), answer)
+
+    def release(self, *methods: str) -> None:
+        """Do as `Network.release`."""
+        self._calls_served.release(*methods)
+        self._streams_served.release(*methods)
+
+    def _name(self, kind: str, method: str) -> str:
+        return f"{self._prefix}{kind}/{method}"

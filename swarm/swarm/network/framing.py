@@ -45,8 +45,12 @@ class Kind(IntEnum):
     ACK = 6
 
 
-ACK_BYTES = 2**20
-"""Frames are acknowledged when they have cost this much, and else once a second."""
+ACK_BYTES = 2 * 2**20
+"""Frames are acknowledged at the latest when they have cost this much, and else once a second."""
+
+RIDING_ACK_BYTES = 2**16
+"""Once they have cost this much, the next frame of any kind takes their acknowledgement along, which costs no write of
+its own. Where both sides send, they keep little then: memory that is not used again at once costs more than a copy."""
 
 _MAX_LENGTH = {
     Kind.MORE: CHUNK_BYTES,

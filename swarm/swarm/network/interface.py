@@ -43,7 +43,8 @@ class Stream(Protocol):
     """
 
     async def send(self, message: bytes) -> None:
-        """Wait for room (back-pressure), then queue `message`.
+        """Wait for room (back-pressure), then queue `message`. It may be any buffer, and may not change from now on: it
+        is kept until the other side has it, and not copied.
 
         Raises PeerUnreachable if the other side is gone, PeerTimeout if there was no room within the stream's
         `timeout_s`, and whatever SwarmError the other side's handler raised.

@@ -77,8 +77,7 @@ class PacedWriter:
             self._turns.charge(sum(map(len, frame)))
         else:
             was_empty = self.is_empty
-            # copied: who sent it may change it as soon as it waits no more
-            self._queue.extend(memoryview(bytes(part)) for part in frame if part)
+            self._queue.extend(memoryview(part) for part in frame if part)
             if was_empty:
                 self._emptied.clear()
                 self._turns.enter(self)

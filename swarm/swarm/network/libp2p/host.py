@@ -34,9 +34,7 @@ from swarm.network.libp2p.unary_connection import (
     UnaryConnection,
     UnaryConnectionClosed,
 )
-from swarm.network.multiaddr import (
-    is_relayed,
-)
+from swarm.network.multiaddr import is_relayed
 from swarm.network.traffic import Traffic
 from swarm.network.unread_budget import UnreadBudget
 

@@ -117,7 +117,8 @@ class Libp2pStream:
                 for kind, piece in () if is_out else framing.pieces(message):
                     await self._spend(framing.cost(len(piece)))
                     await self._drain()
-                    self._write_piece(kind, piece)
+                    # of a long message no more is kept than the pieces that the other side has not acknowledged
+                    self._write_piece(kind, piece if len(message) <= framing.CHUNK_BYTES else bytes(piece))
                 await self._drain()
         except TimeoutError:
             # part of the message may be out, so nothing more can be said on this stream
@@ -262,9 +263,14 @@ class Libp2pStream:
 
     def _write_acknowledgement(self) -> None:
         if self._sent is not None and self.is_carried:
-            self._outbox.write((framing.acknowledgement(self._num_received - self._num_acknowledged),), at_once=True)
-            self._num_acknowledged = self._num_received
-            self._unacknowledged_cost = 0
+            self._outbox.write((self._acknowledgement(),), at_once=True)
+
+    def _acknowledgement(self) -> bytes:
+        """Return the frame that acknowledges all that has come, which is to be written now."""
+        num_frames = self._num_received - self._num_acknowledged
+        self._num_acknowledged = self._num_received
+        self._unacknowledged_cost = 0
+        return framing.acknowledgement(num_frames)
 
     @property
     def _is_over(self) -> bool:
@@ -317,7 +323,7 @@ class Libp2pStream:
         if not fits or self._error is not None or not (self._wire.has_room and self._outbox.is_empty):
             return False
         self._send_credit -= framing.cost(len(message))
-        self._write_piece(Kind.DATA, memoryview(message))
+        self._write_piece(Kind.DATA, message)
         return True
 
     async def _spend(self, num_bytes: int) -> None:
@@ -330,7 +336,7 @@ class Libp2pStream:
             raise self._error.with_traceback(None)
         self._send_credit -= num_bytes
 
-    def _write_piece(self, kind: Kind, piece: memoryview) -> None:
+    def _write_piece(self, kind: Kind, piece: bytes | memoryview) -> None:
         header = framing.HEADER.pack(kind, len(piece))
         self._traffic.sent_in_turn(self.peer_id, len(piece))
         if len(piece) <= _COPY_BYTES:
@@ -342,9 +348,12 @@ class Libp2pStream:
         """Write a frame, or keep it until there is a byte stream again. What bears data waits for its turn, if it is
         not sent `at_once`."""
         if self._sent is not None and self._sent.is_complete:
-            frame = self._sent.add(frame)
-        if not self._wire.is_lost:
-            self._outbox.write(frame, at_once=at_once)
+            self._sent.add(frame)
+        if self._wire.is_lost:
+            return
+        if self._unacknowledged_cost >= framing.RIDING_ACK_BYTES and self._sent is not None:
+            frame = (self._acknowledgement(), *frame)
+        self._outbox.write(frame, at_once=at_once)
 
     async def _drain(self) -> None:
         """Wait until the system has taken what was written, over whichever byte stream."""

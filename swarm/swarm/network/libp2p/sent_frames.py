@@ -15,14 +15,14 @@ from swarm.network import framing
 from swarm.network.unread_budget import UnreadBudget
 
 PEER_BYTES = 8 * framing.WINDOW_BYTES
-"""Unacknowledged bytes of all streams to one peer: eight full windows. A peer acknowledges each MiB, and what is left
-within a second or so."""
+"""Unacknowledged bytes of all streams to one peer: eight full windows. A peer acknowledges each 2 MiB at least, and
+what is left within a second or so."""
 
 HOST_BYTES = 256 * 2**20
 """Unacknowledged bytes to all peers."""
 
-Frame = tuple[bytes, ...]
-"""A header and perhaps a body, which are written one after the other."""
+Frame = tuple[bytes | memoryview, ...]
+"""A header and perhaps a body, which are written one after the other. Nothing of it may change while it is kept."""
 
 
 class SentFrames:
@@ -32,18 +32,16 @@ class SentFrames:
         self.peer_id = peer_id
         self.is_complete = True  # False: the budget had no room, and nothing can be sent again
         self._budget = budget
-        self._frames: deque[Frame] = deque()
+        self._frames: deque[tuple[Frame, int]] = deque()  # each with its cost
         self._num_sent = 0
         self._num_acknowledged = 0
 
-    def add(self, parts: tuple[bytes | memoryview, ...]) -> Frame:
-        """Keep a frame, and return it as it is kept: it must not change meanwhile, nor hold a message of which it is a
-        small part."""
-        frame = tuple(map(_whole, parts))
+    def add(self, frame: Frame) -> None:
+        """Keep a frame that is sent."""
+        cost = framing.cost(sum(map(len, frame)))
         self._num_sent += 1
-        self._frames.append(frame)
-        self._budget.charge(self, _cost(frame))
-        return frame
+        self._frames.append((frame, cost))
+        self._budget.charge(self, cost)
 
     def acknowledge(self, num_frames: int) -> None:
         """Forget the `num_frames` oldest frames. Raises PeerViolation if not as many are out."""
@@ -51,7 +49,7 @@ class SentFrames:
         if self._num_acknowledged > self._num_sent:
             raise PeerViolation("the peer acknowledged more than it was sent", peer_id=self.peer_id)
         if self.is_complete:
-            self._budget.release(self, sum(_cost(self._frames.popleft()) for _ in range(num_frames)))
+            self._budget.release(self, sum(self._frames.popleft()[1] for _ in range(num_frames)))
 
     def after(self, num_received: int) -> Iterator[Frame]:
         """Return the frames that follow the first `num_received` of the stream. Raises PeerViolation for a number that
@@ -59,7 +57,7 @@ class SentFrames:
         if num_received < self._num_acknowledged:
             raise PeerViolation("the peer takes back what it acknowledged", peer_id=self.peer_id)
         self.acknowledge(num_received - self._num_acknowledged)
-        return iter(self._frames)
+        return (frame for frame, _ in self._frames)
 
     def give_way(self, _refusal: PeerRefused) -> None:
         self.is_complete = False
@@ -70,13 +68,3 @@ class SentFrames:
         self.is_complete = False
         self._frames.clear()
         self._budget.drop(self)
-
-
-def _whole(part: bytes | memoryview) -> bytes:
-    if isinstance(part, memoryview) and isinstance(part.obj, bytes) and len(part) == len(part.obj):
-        return part.obj
-    return bytes(part)
-
-
-def _cost(frame: Frame) -> int:
-    return framing.cost(sum(map(len, frame)))

@@ -47,6 +47,10 @@ _CHECK_S = 1.0
 """Longest pause between two looks whether the opener of a held stream is still there."""
 
 
+def new_id() -> bytes:
+    return os.urandom(ID_BYTES)
+
+
 async def _ask(host: Host, protocol: str, peer_id: str, request: bytes) -> Resumed:
     """Ask for a stream once. Raises PeerUnreachable if it is refused, or one of CONTROL_FAILURES."""
     reader, writer = await host.control.open_stream(peer_id, host.wire_name(protocol))
@@ -81,7 +85,7 @@ class ResumableStreams:
     ) -> Iterator[Libp2pStream]:
         """Make a stream of messages of the stream of bytes that a peer has accepted. While the context lasts, the peer
         may ask for another one."""
-        stream_id = os.urandom(ID_BYTES)
+        stream_id = new_id()
         raw[1].write(stream_id)
         stream = self._stream(raw, peer_id, self._reopening(peer_id, stream_id), timeout_s, max_message_bytes)
         self._opened[peer_id, stream_id] = stream

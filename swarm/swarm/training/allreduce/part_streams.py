@@ -202,7 +202,7 @@ class PartStreams:
             watching.cancel()
 
     async def send(self, stream: Stream, data: Data) -> None:
-        # streams accept any buffer that does not change, and copy none
+        # streams take any buffer that does not change any more
         await stream.send(cast("bytes", data))
         self.bytes_sent += len(data)
 

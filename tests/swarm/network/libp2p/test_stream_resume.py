@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import os
 import random
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,8 +16,9 @@ from pathlib import Path
 import pytest
 from support.network_worlds import eventually, libp2p_node
 from support.proxied_pair import Pair, PairRun, echo_stream, pair_runner
+from swarm.network import framing
 from swarm.network.interface import EndOfStream, Stream
-from swarm.network.libp2p import opened_streams, reconnection, stream_resume
+from swarm.network.libp2p import reconnection, stream_resume
 from swarm.network.libp2p.libp2p_stream import Libp2pStream
 from swarm.network.libp2p.stream_resume import ANSWER, ID_BYTES, REQUEST
 from swarm.network.libp2p_network import Libp2pNetwork
@@ -72,6 +74,32 @@ def test_idle_stream_keeps_nothing_to_be_sent_again(run: PairRun) -> None:
 
             assert pair.a._host.unacknowledged.num_bytes > 0
             await eventually(is_acknowledged)
+
+    run(case)
+
+
+def test_side_that_gets_answers_keeps_only_what_they_do_not_acknowledge(run: PairRun) -> None:
+    async def case(pair: Pair) -> None:
+        message = bytes(100_000)
+        async with pair.b.stream(pair.a.peer_id, "echo", timeout_s=10) as stream:
+            for _ in range(9):
+                await stream.send(message)
+                assert await stream.receive() == message
+                assert pair.b._host.unacknowledged.num_bytes == 0
+                assert pair.a._host.unacknowledged.num_bytes < 2 * framing.cost(len(message))
+
+    run(case)
+
+
+def test_messages_are_kept_without_a_copy_but_for_pieces_of_long_ones(run: PairRun) -> None:
+    async def case(pair: Pair) -> None:
+        usual, long = bytearray(100_000), bytearray(2 * framing.CHUNK_BYTES)
+        async with pair.b.stream(pair.a.peer_id, "echo", timeout_s=10) as stream:
+            for message in (usual, long):
+                num_references = sys.getrefcount(message)
+                await stream.send(message)
+                assert (sys.getrefcount(message) > num_references) == (message is usual)
+                assert await stream.receive() == message
 
     run(case)
 
@@ -187,7 +215,7 @@ def ids(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         ids.append(os.urandom(ID_BYTES))
         return ids[-1]
 
-    monkeypatch.setattr(opened_streams, "new_id", noted)
+    monkeypatch.setattr(stream_resume, "new_id", noted)
     return ids
 
 

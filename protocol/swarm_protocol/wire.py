@@ -28,7 +28,7 @@ more than MAX_MESSAGE_VALUES values is refused before it is parsed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
 from functools import cache, lru_cache
@@ -245,8 +245,8 @@ class WireMessage(Checked):
     __slots__ = ()
     PROTO: ClassVar[type[Message]]
     MAX_BYTES: ClassVar[int]
-    _size_of: ClassVar[Callable[[Any], int] | None] = None
-    """Returns how many bytes a message of this type has on the wire, while `handing_over` lasts."""
+    _size_of: ClassVar[Callable[[Any], int | bytes] | None] = None
+    """Returns the bytes that a message of this type has on the wire, or their number, while `handing_over` lasts."""
 
     def to_bytes(self) -> bytes:
         message_type: Any = type(self)
@@ -254,9 +254,7 @@ class WireMessage(Checked):
             handed = _Handed(size_of(self))
             handed.message = self
             return handed
-        message = self.PROTO()
-        _codec(message_type).write(message, self)
-        return encode(message)
+        return encoded(self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -268,23 +266,47 @@ class WireMessage(Checked):
         return found
 
 
+def encoded(message: WireMessage) -> bytes:
+    """Return the bytes of a message, also while messages of its type are handed over."""
+    message_type: Any = type(message)
+    sent = message.PROTO()
+    _codec(message_type).write(sent, message)
+    return encode(sent)
+
+
 class _Handed(bytes):
-    """Stands for the bytes of `message`, of which it has the length and nothing else."""
+    """Stands for the bytes of `message`: it has their length, and their content only where that was encoded, too."""
 
     message: WireMessage
 
 
 @contextmanager
-def handing_over(sizes: Mapping[type[WireMessage], Callable[[Any], int]]) -> Iterator[None]:
-    """Do not encode, while this context lasts, messages of these types, whose bytes on the wire `sizes` count, but hand
-    the messages themselves to their receivers. For simulations, whose nodes are in one process."""
+def handing_over(
+    sizes: Mapping[type[WireMessage], Callable[[Any], int | bytes]], *, unchecked: Collection[type[Checked]] = ()
+) -> Iterator[None]:
+    """Hand messages of these types themselves to their receivers while this context lasts, instead of decoding what
+    `sizes` returns for each: the number of its bytes on the wire, for messages that nobody needs in bytes, or
+    `encoded`.
+
+    The fields of `unchecked` classes are not checked meanwhile, whoever makes them. For simulations, whose nodes are in
+    one process and read nothing from outside.
+    """
+    checks = {value_type: value_type.__post_init__ for value_type in unchecked}
     for message_type, size_of in sizes.items():
         message_type._size_of = staticmethod(size_of)
+    for value_type in checks:
+        value_type.__post_init__ = _check_nothing
     try:
         yield
     finally:
         for message_type in sizes:
             message_type._size_of = None
+        for value_type, check in checks.items():
+            value_type.__post_init__ = check
+
+
+def _check_nothing(_value: object) -> None:
+    """Take the place of a class's checks."""
 
 
 class _Codec(NamedTuple):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm_protocol import limits, wire
-from swarm_protocol.dht_messages import StoreRequest, StoreResponse
+from swarm_protocol.dht_messages import FindRequest, StoreRequest, StoreResponse
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.proto import dht_pb2, failure_pb2, hello_pb2, records_pb2, session_pb2
 
@@ -156,3 +156,20 @@ def test_messages_are_handed_over_while_that_is_asked_for_and_bytes_are_parsed_a
     again = StoreResponse.from_bytes(held.to_bytes())
     assert again == held
     assert again is not held
+
+
+def test_messages_that_are_handed_over_encoded_keep_their_content() -> None:
+    request = StoreRequest(record=b"an envelope")
+    on_the_wire = request.to_bytes()
+    with wire.handing_over({StoreRequest: wire.encoded}):
+        assert request.to_bytes() == on_the_wire
+        assert StoreRequest.from_bytes(request.to_bytes()) is request
+
+
+def test_only_the_classes_that_are_named_are_not_checked_and_only_meanwhile() -> None:
+    with wire.handing_over({}, unchecked=(StoreRequest,)):
+        assert StoreRequest(record=b"").record == b""
+        with pytest.raises(ValueError, match="32 bytes"):
+            FindRequest(keys=(b"short",))
+    with pytest.raises(ValueError, match="a record is not bytes"):
+        StoreRequest(record=b"")

@@ -20,6 +20,7 @@ from swarm_protocol.failure_messages import decode_failure, encode_failure
 from swarm.network.interface import NotServed, UnaryHandler
 from swarm.network.memory.memory_link import OVERHEAD_BYTES, LinkModel
 from swarm.network.rate import Rate
+from swarm.simulation.direct_calls import Answer
 from swarm.simulation.scenario import Nat, Scenario
 
 RELAY_BYTES_PER_S = 1e6
@@ -153,7 +154,7 @@ class SimulatedHost:
             if timeout_s < dial_s:
                 raise TimeoutError
             raise PeerUnreachable("the peer does not answer", peer_id=peer_id)
-        answer: asyncio.Future[bytes] = loop.create_future()
+        answer = Answer(loop=loop)
         now = loop.time()
         arrives_s, until_s = self._send(target, len(request), now), now + timeout_s
         if arrives_s >= until_s:
@@ -171,7 +172,7 @@ class SimulatedHost:
         return (up_s if up_s > down_s else down_s) + num_bytes * s_per_byte + latency_s
 
     def _receive(
-        self, caller: SimulatedHost, protocol: str, request: bytes, answer: asyncio.Future[bytes], until_s: float
+        self, caller: SimulatedHost, protocol: str, request: bytes, answer: Answer, until_s: float
     ) -> None:
         """Take in a message whose sender waits until `until_s`. Only for one that waits in vain a timer is set: one for
         each call, cancelled with its answer, costs as much as all else that carries a message."""
@@ -183,7 +184,7 @@ class SimulatedHost:
             response = _run_at_once(quick(caller.peer_id, request))
             arrives_s = self._send(caller, len(response), self._world.loop.time())
             if arrives_s < until_s:
-                self._world.loop.call_at(arrives_s, _resolve, answer, response)
+                self._world.loop.call_at(arrives_s, answer.resolve, response)
             else:
                 _time_out(self._world.loop, answer, until_s)
         elif (handler := self._answers.get(protocol)) is not None:
@@ -192,18 +193,18 @@ class SimulatedHost:
             task.add_done_callback(self._tasks.discard)
             answer.add_done_callback(lambda answer: answer.cancelled() and task.cancel())
         else:
-            self._return(caller, 0, _reject, answer, NotServed(self.peer_id))
+            self._return(caller, 0, answer.reject, NotServed(self.peer_id))
 
     async def _work(
-        self, handler: UnaryHandler, caller: SimulatedHost, request: bytes, answer: asyncio.Future[bytes]
+        self, handler: UnaryHandler, caller: SimulatedHost, request: bytes, answer: Answer
     ) -> None:
         try:
             response = await handler(caller.peer_id, request)
-            self._return(caller, len(response), _resolve, answer, response)
+            self._return(caller, len(response), answer.resolve, response)
         except SwarmError as error:
             wire = encode_failure(error)
             failure = decode_failure(wire, self.peer_id)
-            self._return(caller, len(wire), _reject, answer, failure)
+            self._return(caller, len(wire), answer.reject, failure)
 
     def _return(self, caller: SimulatedHost, num_bytes: int, end: Callable[..., None], *args: object) -> None:
         """Let a message of `num_bytes` go back to the caller, and do `end` when it arrives."""
@@ -221,17 +222,7 @@ def _run_at_once(answering: Awaitable[bytes]) -> bytes:
     raise AssertionError("a handler of the record DHT waits for something")
 
 
-def _time_out(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[bytes], until_s: float) -> None:
+def _time_out(loop: asyncio.AbstractEventLoop, answer: Answer, until_s: float) -> None:
     """Let nobody wait for `answer` after `until_s`. Without an end, the caller's own deadline ends its waiting."""
     if until_s < math.inf:
-        loop.call_at(until_s, _reject, answer, TimeoutError())
-
-
-def _resolve(answer: asyncio.Future[bytes], response: bytes) -> None:
-    if not answer.done():
-        answer.set_result(response)
-
-
-def _reject(answer: asyncio.Future[bytes], error: Exception) -> None:
-    if not answer.done():
-        answer.set_exception(error)
+        loop.call_at(until_s, answer.reject, TimeoutError())

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope
@@ -20,11 +21,15 @@ from swarm_protocol.identity import SIGNATURE_BYTES, Identity
 from swarm.network.dht.own_records import OwnRecords
 from swarm.network.dht.record_dht import RecordDht
 from swarm.network.dht.record_storage import RecordValidator
+from swarm.network.dht.search_calls import CallGroup
 from swarm.network.interface import NotServed, SigningNetwork, Stream, StreamHandler, UnaryHandler, too_long
 from swarm.network.link_meter import LinkMeter
 from swarm.network.memory.memory_network import EPOCH_S, MemoryNetwork
 from swarm.newest_items import NewestItems
+from swarm.simulation.direct_calls import DirectCalls, side_by_side
 from swarm.simulation.simulated_host import SimulatedHost
+
+T = TypeVar("T")
 
 NETWORK_ID = "simulated"
 KEPT_RECORDS = 1 << 18
@@ -55,7 +60,7 @@ class _Signer(Identity):
 
 
 class _SharingDht(RecordDht):
-    """Hands each record to all nodes before it is stored with some."""
+    """Hands each record to all nodes before it is stored with some. Its calls need no tasks, as their hosts do not."""
 
     def __init__(self, host: SimulatedHost, prefix: str, records: SharedRecords) -> None:
         super().__init__(host, prefix, records)
@@ -64,6 +69,12 @@ class _SharingDht(RecordDht):
     async def store(self, envelope: Envelope) -> bool:
         self._shared.add(envelope, envelope.to_bytes())
         return await super().store(envelope)
+
+    async def _side_by_side(self, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+        return await side_by_side(calls)
+
+    def _call_group(self) -> CallGroup:
+        return DirectCalls()
 
 
 class SimulatedNetwork(SigningNetwork):

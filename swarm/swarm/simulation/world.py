@@ -29,7 +29,7 @@ from swarm.network.partition_watch import REFRESH_S
 from swarm.network.rate import Rate
 from swarm.router.routing import missing_spans
 from swarm.simulation.measurements import Measurements
-from swarm.simulation.message_sizes import SIZES
+from swarm.simulation.message_sizes import SIZES, UNCHECKED
 from swarm.simulation.report import Report, report_of
 from swarm.simulation.scenario import Nat, NodeClass, Region, Scenario
 from swarm.simulation.simulated_host import HostWorld, Links, SimulatedHost, place_at
@@ -99,7 +99,7 @@ def simulate(
     # millions of objects stay, and to look through them again and again takes as long as all else
     gc.set_threshold(1_000_000, 20, 1000)
     try:
-        with handing_over(SIZES):
+        with handing_over(SIZES, unchecked=UNCHECKED):
             return virtual_time.run(World(scenario, on_minute).run(), real_timeout_s=real_limit_s, inline_jobs=True)
     finally:
         gc.set_threshold(*thresholds)

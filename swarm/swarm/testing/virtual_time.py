@@ -166,7 +166,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def create_task(self, coro: Any, *, name: object = None, context: Context | None = None) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=cast("str | None", name), context=context)
-        task.add_done_callback(self._keep_failed)
+        if not self._inline_jobs:  # of a simulation's tasks asyncio tells `_keep_error`, once they are gone
+            task.add_done_callback(self._keep_failed)
         return task
 
     def run_in_executor(  # type: ignore[override]
@@ -216,8 +217,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             raise RealTimeout(f"out of real time; still there: {_describe(asyncio.all_tasks(self))}")
         for _ in range(NUM_ROUNDS):
             # the system, which costs as much to ask as anything else, is asked once nothing is ready
-            if not ready and not self._stopping and (events := self._idle()):
-                self._process_events(events)
+            if not ready and not self._stopping:
+                if timers and timers[0][2][0] is not None and not self._jobs:  # as nearly always: time passes
+                    self._now_s = max(self._now_s, timers[0][0])
+                elif events := self._idle():
+                    self._process_events(events)
             due_s = self._now_s + self._clock_resolution
             while timers and timers[0][0] < due_s:
                 timer = heapq.heappop(timers)[2]

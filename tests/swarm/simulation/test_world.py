@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
+from swarm.network.dht.record_dht import RecordDht
 from swarm.serving.server import span_volunteer
-from swarm.simulation import simulated_serving, simulated_training, world
+from swarm.simulation import simulated_network, simulated_serving, simulated_training, world
 from swarm.simulation.report import IN_WORK, Report
 from swarm.simulation.scenario import Churn, Model, Nat, NodeClass, Scenario, Training
 from swarm.simulation.world import simulate
 from swarm_protocol import limits
-from swarm_protocol.dht_messages import FindResponse
+from swarm_protocol.dht_messages import FindResponse, Found
+from swarm_protocol.records import ServeRecord
 
 SERVING = Scenario(
     nodes=20,
@@ -62,17 +65,27 @@ def test_servers_take_the_blocks_and_gateways_get_answers() -> None:
     assert serving["tokens/s of all answers"] > 0
 
 
-def test_equal_seeds_give_equal_reports_also_where_messages_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_seeds_give_equal_reports_also_where_messages_are_parsed_and_calls_are_tasks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked_for: list[type] = []
+    groups: list[asyncio.TaskGroup] = []
 
-    def parsing(sizes: Mapping[type, object]) -> AbstractContextManager[None]:
-        asked_for.extend(sizes)
+    def parsing(sizes: Mapping[type, object], *, unchecked: Collection[type]) -> AbstractContextManager[None]:
+        asked_for.extend([*sizes, *unchecked])
         return nullcontext()
+
+    def group_of_tasks(_dht: RecordDht) -> asyncio.TaskGroup:
+        groups.append(asyncio.TaskGroup())
+        return groups[-1]
 
     report = served()
     monkeypatch.setattr(world, "handing_over", parsing)
+    monkeypatch.setattr(simulated_network._SharingDht, "_call_group", group_of_tasks)
+    monkeypatch.setattr(simulated_network._SharingDht, "_side_by_side", RecordDht._side_by_side)
     assert simulate(SERVING).to_json() == report.to_json()
-    assert FindResponse in asked_for
+    assert {FindResponse, ServeRecord, Found} <= {*asked_for}
+    assert groups
 
 
 def test_other_seeds_give_other_reports() -> None:

@@ -201,7 +201,8 @@ def test_run_with_task_that_refuses_to_end_still_reports_it_and_returns() -> Non
     tasks[0].get_coro().close()  # type: ignore[union-attr]
 
 
-def test_run_with_unheard_task_error_fails() -> None:
+@pytest.mark.parametrize("inline_jobs", [False, True])
+def test_run_with_unheard_task_error_fails(*, inline_jobs: bool) -> None:
     async def dies() -> None:
         raise ValueError("nobody listens")
 
@@ -211,7 +212,7 @@ def test_run_with_unheard_task_error_fails() -> None:
         tasks.clear()
 
     with pytest.raises(ExceptionGroup) as caught:
-        virtual_time.run(main())
+        virtual_time.run(main(), inline_jobs=inline_jobs)
     assert [str(error) for error in caught.value.exceptions] == ["nobody listens"]
 
 

@@ -20,9 +20,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Callable, Container, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any, TypeVar
 
 from swarm_protocol.dht_messages import (
     Contact,
@@ -49,7 +50,7 @@ from swarm.network.dht.routing_table import (
     node_id_of,
     to_id,
 )
-from swarm.network.dht.search_calls import SearchCalls
+from swarm.network.dht.search_calls import CallGroup, SearchCalls
 from swarm.newest_items import NewestItems
 
 NUM_PARALLEL_CHECKS = 8
@@ -76,6 +77,8 @@ _HELD, _NOT_HELD = StoreResponse(held=True), StoreResponse(held=False)
 
 _NO_ANSWER = b""
 """The answer to a malformed request. No decoder accepts it."""
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +187,7 @@ class RecordDht:
             async with self._checks:
                 await self.ping(peer_id)
 
-        await asyncio.gather(*map(check, members))
+        await self._side_by_side(map(check, members))
 
     async def store(self, envelope: Envelope) -> bool:
         """Place `envelope` with the nodes nearest to its key. False: most of them did not take it, or none is there.
@@ -214,9 +217,8 @@ class RecordDht:
         self._holders.clear()
 
     async def _store_with(self, peers: Sequence[str], request: bytes) -> list[StoreResponse | None]:
-        return await asyncio.gather(
-            *(self.known.call(peer_id, "store", request, StoreResponse.from_bytes) for peer_id in peers)
-        )
+        decode = StoreResponse.from_bytes
+        return await self._side_by_side(self.known.call(peer_id, "store", request, decode) for peer_id in peers)
 
     def _keep_own(self, envelope: Envelope, data: bytes, nearest: Sequence[str]) -> None:
         """Hold the record here, too, if this node is one of the nearest to its key."""
@@ -280,11 +282,20 @@ class RecordDht:
             request = FindRequest(keys=wanted, only_peers=only_peers, addrs=self.own_addrs, max_records=max_records)
             return request, request.to_bytes()
 
-        async def ask(peer_id: str, wanted: Sequence[bytes]) -> None:
+        def ask(peer_id: str, wanted: Sequence[bytes]) -> Coroutine[Any, Any, None]:
             request, data = request_for(*wanted)
-            await self._ask(search, suspects, peer_id, request.keys, data)
+            return self._ask(search, suspects, peer_id, request.keys, data)
 
-        await SearchCalls(search, ask, only_peers=only_peers, is_over=is_over).run(timeout_s)
+        calls = SearchCalls(search, ask, group=self._call_group(), only_peers=only_peers, is_over=is_over)
+        await calls.run(timeout_s)
+
+    async def _side_by_side(self, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+        """Run calls at once and return what each returns."""
+        return await asyncio.gather(*calls)
+
+    def _call_group(self) -> CallGroup:
+        """Return what runs the calls of a search. A simulation has one that makes no tasks."""
+        return asyncio.TaskGroup()
 
     async def _ask(
         self, search: NodeLookup, suspects: Container[str], peer_id: str, keys: Sequence[bytes], request: bytes

@@ -91,6 +91,7 @@ class RoutingTable:
     def __init__(self, peer_id: str) -> None:
         self._own_id = node_id_of(peer_id)
         self._buckets: dict[int, _Bucket] = {}
+        self._bits: list[int] = []  # of the buckets, nearest first
 
     @property
     def peers(self) -> tuple[str, ...]:
@@ -115,6 +116,7 @@ class RoutingTable:
         bucket = self._buckets.get(bits)
         if bucket is None:
             bucket = self._buckets[bits] = _Bucket()
+            insort(self._bits, bits)
         members = bucket.members
         if peer_id in members:
             del members[peer_id]  # the one last heard of is last
@@ -186,15 +188,14 @@ class RoutingTable:
     def _groups(self, own: int) -> Iterator[Mapping[int, str]]:
         """Yield members by id in such groups that all of one are nearer than those of the next to every key that
         belongs into the bucket `own`."""
-        buckets = self._buckets
+        buckets, at = self._buckets, bisect_left(self._bits, own)
         if own in buckets:
             yield buckets[own].by_id
         nearer: dict[int, str] = {}
-        for bits in buckets:
-            if bits < own:
-                nearer |= buckets[bits].by_id
+        for bits in self._bits[:at]:
+            nearer |= buckets[bits].by_id
         yield nearer
-        for bits in sorted(bits for bits in buckets if bits > own):
+        for bits in self._bits[at + (own in buckets) :]:
             yield buckets[bits].by_id
 
 
@@ -244,6 +245,7 @@ class NodeLookup:
         self._num_asked = 0
         self._dropped: set[str] = set()
         self._addrs: dict[str, tuple[str, ...]] = {}
+        self._heard: dict[str, Contact] = {}  # as it was named last
         self.peers: set[str] = set()
         self.answered: set[str] = set()
         self.num_hops: dict[str, int] = {}
@@ -272,12 +274,19 @@ class NodeLookup:
     def hear(self, named: Sequence[Contact], suspects: Container[str], *, named_by: str) -> None:
         """Take in the peers that a node names: `meet` them. Their addresses are tried beside those that others
         named."""
+        news = []
         for contact in named:
-            known = self._addrs.get(contact.peer_id, ())
+            peer_id = contact.peer_id
+            if self._heard.get(peer_id) is contact:
+                continue  # another node has named it alike, as they do most
+            if peer_id not in suspects:
+                self._heard[peer_id] = contact
+            known = self._addrs.get(peer_id, ())
             if contact.addrs != known:
                 usable = dialable(contact.addrs)
-                self._addrs[contact.peer_id] = tuple(dict.fromkeys((*known, *usable)))[:MAX_ADDRS] if known else usable
-        self.meet([contact.peer_id for contact in named], suspects, named_by=named_by)
+                self._addrs[peer_id] = tuple(dict.fromkeys((*known, *usable)))[:MAX_ADDRS] if known else usable
+            news.append(peer_id)
+        self.meet(news, suspects, named_by=named_by)
 
     def addrs_of(self, peer_id: str) -> tuple[str, ...]:
         """Return the addresses that nodes have named for `peer_id` so far."""

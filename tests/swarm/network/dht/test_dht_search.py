@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from swarm.network.dht import routing_table
 from swarm.network.dht.routing_table import MAX_CALLS, WIDTH, NodeLookup, node_id_of, to_id
 from swarm_protocol import limits
-from swarm_protocol.dht_messages import place_of
+from swarm_protocol.dht_messages import Contact, place_of
 from swarm_protocol.envelope import Envelope, seal_record
 from swarm_protocol.identity import Identity, peer_id_of
 
@@ -56,6 +56,17 @@ def test_search_does_not_meet_suspects_and_who_was_dropped() -> None:
     search.drop(OTHERS[1])
     search.meet(OTHERS[:3], OTHERS[:1])
     assert search.peers == {OTHERS[2]}
+
+
+def test_search_meets_whom_it_suspected_when_it_hears_of_them_again_and_takes_in_each_address() -> None:
+    search = NodeLookup([KEY], OWN)
+    first, other = (Contact(peer_id=OTHERS[0], addrs=(f"/ip4/192.0.2.{n}/tcp/4001",)) for n in (1, 2))
+    search.hear([first], OTHERS[:1], named_by=OTHERS[1])
+    assert search.peers == set()
+    for contact in (first, other, first):
+        search.hear([contact], (), named_by=OTHERS[1])
+    assert search.peers == {OTHERS[0]}
+    assert search.addrs_of(OTHERS[0]) == (*first.addrs, *other.addrs)
 
 
 def test_search_under_a_liar_that_names_peers_without_end_stops() -> None:

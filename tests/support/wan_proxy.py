@@ -176,7 +176,7 @@ class WanProxy:
         return LinkModel(latency_s=line.latency_s, jitter_s=line.jitter_s, loss=line.loss)
 
     def _pipe(self, direction: _Direction) -> Pipe:
-        pipe = Pipe(self._link(), up=direction.rate, down=Rate(math.inf), rng=self._rng)
+        pipe = Pipe(self._link(), up=direction.rate, down=Rate(math.inf), rng=lambda: self._rng)
         if self._is_stalled:
             pipe.hold()
         return pipe

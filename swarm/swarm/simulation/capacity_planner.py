@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from swarm.simulation.report import ANSWERED, COVERED, UTILIZATION, Figures, Report
+from swarm.simulation.report import ANSWERED, COVERED, TOKENS_PER_S, UTILIZATION, Figures, Report
 from swarm.simulation.scenario import Plan, Scenario
 
 PRECISION = 0.05
@@ -57,9 +57,15 @@ def missed_goals(goals: Plan, report: Report) -> dict[str, object]:
         (serving, ANSWERED, goals.share_answered),
         (serving, COVERED, goals.share_covered),
         (training, UTILIZATION, goals.utilization),
+        (serving, TOKENS_PER_S, goals.answer_tokens_per_s),
     ]
-    reached = [(name, part[name], goal) for part, name, goal in figures if part is not None]
+    reached = [(name, _middle(part[name]), goal) for part, name, goal in figures if part is not None and goal]
     return {name: value for name, value, goal in reached if not isinstance(value, int | float) or value < goal}
+
+
+def _middle(figure: object) -> object:
+    """Return a figure, or the median of one that is a distribution."""
+    return figure.get("median") if isinstance(figure, dict) else figure
 
 
 def _numbers(scenario: Scenario, goals: Plan, tries: list[Try]) -> Iterator[int]:

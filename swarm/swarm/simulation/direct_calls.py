@@ -1,9 +1,9 @@
 """Runs calls of the simulated record DHT side by side without a task for each, and goes on with a call when its answer
 comes.
 
-A task is woken in a turn of the event loop of its own, and takes further ones to begin and to tell of its end, which is
-more than what such a call itself does. A call here waits for an `Answer`, another future, or a turn of the loop, and must
-neither use `asyncio.timeout` nor ask for its task. State belongs to the one event loop.
+A task is woken in a turn of the event loop of its own, and takes further ones to begin and to tell of its end. A call
+here waits for an `Answer`, another future, or a turn of the loop, and neither uses `asyncio.timeout` nor asks for its
+task. State belongs to the one event loop.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class DirectCall(Generic[T]):
             self._group.ended(self)
         except asyncio.CancelledError:
             self._group.ended(self)
-        except Exception as error:  # noqa: BLE001 - the group raises it
+        except Exception as error:
             self._group.failed(self, error)
         else:
             self._wait_for(waits_for)

@@ -1,8 +1,8 @@
 """Says how many bytes each message that a simulation hands over has on the wire. Pure.
 
-A simulation counts and times the bytes of a message, and hands its receiver the message itself. Those of the record DHT,
-and what trainers ask each other again and again, are not encoded at all. Records are, as they are signed, but each is
-decoded by none of the thousand nodes that read it. Texts in these messages are ASCII, as their checks demand.
+A simulation counts and times the bytes of a message, and hands its receiver the message itself. Those of the record
+DHT, and those by which trainers ask where others are, are not encoded at all. Records are, as they are signed, but the
+nodes that read them decode none. Texts in these messages are ASCII, as their checks demand.
 """
 
 from __future__ import annotations

@@ -20,14 +20,18 @@ ANSWERED = "share answered"
 COVERED = "share of minutes with all blocks served"
 IN_WORK = "share in work of the trainers that came three intervals ago"
 UTILIZATION = "utilization (share of their time in intervals)"
+TOKENS_PER_S = "tokens/s of one answer"
+WORK = "work of the servers (share of their time, one session after the other)"
 
 FIDELITY = (
     "Real code: membership, record DHT, placement, routing, group forming, votes, certificates, reductions. "
-    "Messages of the record DHT are handed over with their size on the wire, and neither encoded nor parsed.",
+    "Messages of the record DHT, and those by which trainers ask where others are, are handed over with their size on "
+    "the wire, and neither encoded nor parsed. What trainers' streams carry is not among a node's messages and bytes.",
     "Records are signed by a stub, and parsed and checked once for all nodes instead of by each; rounds sign for real.",
     "Connections are there at once and stay: dialling, encryption and punching take no time. A relayed pair takes the "
     "relay's way and 1 MB/s. Peers are dialled by their id; that their addresses are known is assumed.",
-    "Computing passes time and computes nothing. An answer takes the time that the router expects of its chain. "
+    "Computing passes time and computes nothing. An answer takes the time that the router expects of its chain by the "
+    "load that the servers have announced; a server whose cache is full refuses sessions. "
     "Weights come at the rate of the server's downlink. The vectors' transfers pass as time before the round, which "
     "reduces small ones: two times of a vector, and those of its cluster for a head. As many trainers as a round has "
     "begin a run; the others join after its first step.",
@@ -117,6 +121,7 @@ def report_of(scenario: Scenario, measured: Measurements, sent_a_minute: Sequenc
 def _serving(scenario: Scenario, measured: Measurements) -> Figures:
     counts, samples = measured.counts, measured.samples
     uncovered = [sample["blocks_without_server"] for sample in samples]
+    server_s = _mean([sample["servers"] for sample in samples]) * scenario.minutes * 60
     return {
         "servers at the end": samples[-1]["servers"] if samples else None,
         "blocks without a server": spread(uncovered),
@@ -124,7 +129,9 @@ def _serving(scenario: Scenario, measured: Measurements) -> Figures:
         "requests": counts["requests"],
         ANSWERED: share(counts["answers"], counts["answers"] + counts["requests failed"]),
         "servers lost in an answer": counts["servers lost in an answer"],
-        "tokens/s of one answer": spread(measured.answer_tokens_per_s),
+        "sessions that a full server has refused": counts["sessions refused"],
+        WORK: share(counts["work s"], server_s),
+        TOKENS_PER_S: spread(measured.answer_tokens_per_s),
         "tokens/s of all answers": counts["answer tokens"] / (scenario.minutes * 60),
     }
 
@@ -135,7 +142,7 @@ def _training(scenario: Scenario, measured: Measurements) -> Figures:
     in_work, waiting, refused = (
         spread([sample[f"trainers_{name}"] for sample in samples]) for name in ("in_work", "waiting", "refused")
     )
-    trainer_s = sum(trainers) / len(trainers) * scenario.minutes * 60 if trainers else 0.0
+    trainer_s = _mean(trainers) * scenario.minutes * 60
     return {
         "trainers": spread(trainers),
         "trainers in work": in_work,
@@ -146,10 +153,15 @@ def _training(scenario: Scenario, measured: Measurements) -> Figures:
         "seconds until a first round, besides the interval": spread(measured.find_group_s),
         "rounds committed": round(counts["rounds"]),
         "contributions": counts["contributions"],
+        "megabytes of vectors that a trainer carries in an hour": share(counts["vector bytes"] / 1e6 * 3600, trainer_s),
         "attempts that failed, of all members": counts["attempts failed"],
         "seconds of a round after the interval": spread(measured.round_s),
         "tokens/s committed": counts["committed tokens"] / (scenario.minutes * 60),
     }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
 
 
 _STYLE = (

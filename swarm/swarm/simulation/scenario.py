@@ -121,13 +121,15 @@ class Training:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The question how many nodes of the class `vary`, at most `most`, are enough: such that the share of requests that
-    is answered, of minutes in which all blocks are served, and of the trainers' time in intervals is so high."""
+    is answered, of minutes in which all blocks are served, and of the trainers' time in intervals is so high, and that
+    half of the answers come at `answer_tokens_per_s` or more."""
 
     vary: str = field(default="", metadata=_TEXT)
     most: int = _number(1000, 1, MAX_NODES)
     share_answered: float = _number(0.99, 0, 1)
     share_covered: float = _number(0.99, 0, 1)
     utilization: float = _number(0.8, 0, 1)
+    answer_tokens_per_s: float = _number(0.0, 0, 1e6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -171,9 +171,7 @@ class SimulatedHost:
         up_s, down_s = self.up.reserve(num_bytes, now), target.down.reserve(num_bytes, now)
         return (up_s if up_s > down_s else down_s) + num_bytes * s_per_byte + latency_s
 
-    def _receive(
-        self, caller: SimulatedHost, protocol: str, request: bytes, answer: Answer, until_s: float
-    ) -> None:
+    def _receive(self, caller: SimulatedHost, protocol: str, request: bytes, answer: Answer, until_s: float) -> None:
         """Take in a message whose sender waits until `until_s`. Only for one that waits in vain a timer is set: one for
         each call, cancelled with its answer, costs as much as all else that carries a message."""
         if answer.done():
@@ -195,9 +193,7 @@ class SimulatedHost:
         else:
             self._return(caller, 0, answer.reject, NotServed(self.peer_id))
 
-    async def _work(
-        self, handler: UnaryHandler, caller: SimulatedHost, request: bytes, answer: Answer
-    ) -> None:
+    async def _work(self, handler: UnaryHandler, caller: SimulatedHost, request: bytes, answer: Answer) -> None:
         try:
             response = await handler(caller.peer_id, request)
             self._return(caller, len(response), answer.resolve, response)

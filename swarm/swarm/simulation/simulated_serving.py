@@ -1,8 +1,11 @@
 """Nodes that serve a model's blocks, and gateways that ask for answers. Placement and routing are the real ones.
 
 A server decides as `serving.server.span_volunteer` does: it proposes, settles, loads for as long as its downlink takes,
-serves, and looks for a better span from time to time. An answer takes what the router expects of its chain; computing
-and streams are not simulated. A chain whose server has left is found out and replaced, as a session does.
+serves, and looks for a better span from time to time. It refuses sessions for whose tokens its cache has no room, and
+announces its load as `serving.server.span_announcer` does.
+
+An answer takes what the router expects of its chain by the load that its servers have announced; computing and streams
+are not simulated. A chain whose server has left is found out and replaced, as a session does.
 """
 
 from __future__ import annotations
@@ -10,16 +13,18 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError, PeerTimeout
+from swarm_protocol.errors import ConfigError, PeerRefused, PeerTimeout
 from swarm_protocol.records import ServeRecord
 
 from swarm.network.membership import Membership
 from swarm.router.block_budget import ModelNeeds, block_budget, kv_bytes_beside
 from swarm.router.placement import Capacity, PlacementDecision, choose_move, choose_span, rank, work_ms
-from swarm.router.routing import NoChain, RoutingContext, find_chain
+from swarm.router.routing import Chain, NoChain, RoutingContext, find_chain
 from swarm.simulation.measurements import Measurements
 from swarm.simulation.scenario import Model, NodeClass
 from swarm.simulation.simulated_network import SimulatedNetwork
@@ -27,13 +32,17 @@ from swarm.simulation.simulated_network import SimulatedNetwork
 SETTLE_S = 3.0
 WATCH_S = 20.0
 LINKS_WITHIN_S = 2.0
-"""The value of `span_volunteer`, which is not imported: it brings torch."""
+ANNOUNCE_S = 3.0
+"""The values of `span_volunteer` and `span_announcer`, which are not imported: they bring torch."""
 
 LIST_S = 15.0
 """Time for which a gateway goes by a list of servers before it looks them up again."""
 
 MAX_TRIES = 4
 """Chains of one request; beyond that it has failed."""
+
+FULL_S = 1.0
+"""Time for which a gateway asks nothing of a server that has refused a session."""
 
 GIB, MIB, KIB = 2**30, 2**20, 2**10
 REVISION = "simulated"
@@ -62,11 +71,46 @@ class SimulatedServer:
         self._needs = needs_of(model)
         self._max_bytes = int(kind.memory_gib * GIB)
         self._relayed = relayed
+        self._num_sessions = 0
+        self._held_tokens = 0
+        self._has_changed = asyncio.Event()
         self.record: ServeRecord | None = None
         """Holds what it announces; None until it has chosen."""
 
+    @contextmanager
+    def session(self, num_tokens: int) -> Iterator[None]:
+        """Hold cache for so many tokens within. Raises PeerRefused if there is no room."""
+        record, peer_id = self.record, self._network.peer_id
+        if record is None or record.state != "serving":
+            raise PeerRefused("it does not serve yet", peer_id=peer_id)
+        if self._held_tokens + num_tokens > self._cache_tokens(record.end - record.start):
+            raise PeerRefused("its cache is full", peer_id=peer_id)
+        self._change_load(1, num_tokens)
+        try:
+            yield
+        finally:
+            self._change_load(-1, -num_tokens)
+
+    def _change_load(self, num_sessions: int, num_tokens: int) -> None:
+        self._num_sessions += num_sessions
+        self._held_tokens += num_tokens
+        self._has_changed.set()
+
     async def run(self) -> None:
         """Serve until cancelled. A node whose memory holds no block does nothing."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._tell_load())
+            tasks.create_task(self._serve())
+
+    async def _tell_load(self) -> None:
+        while True:
+            await self._has_changed.wait()
+            self._has_changed.clear()
+            if self.record is not None:
+                self._announce(self.record)
+            await asyncio.sleep(ANNOUNCE_S)
+
+    async def _serve(self) -> None:
         try:
             room = block_budget(self._needs, self._max_bytes, self._max_bytes)
         except ConfigError:
@@ -105,8 +149,6 @@ class SimulatedServer:
         return self._announce(serving)
 
     def _serving(self, decision: PlacementDecision, capacity: Capacity) -> ServeRecord:
-        num_blocks = decision.end - decision.start
-        cache_bytes = kv_bytes_beside(self._needs, num_blocks, self._max_bytes, self._max_bytes)
         return ServeRecord(
             model=self._model.name,
             revision=REVISION,
@@ -116,16 +158,23 @@ class SimulatedServer:
             state="serving",
             prefill_ms_per_token=self._kind.prefill_ms_per_token,
             decode_ms_per_block=self._kind.decode_ms_per_block,
-            free_kv_tokens=min(cache_bytes // (num_blocks * self._needs.kv_bytes), limits.MAX_KV_TOKENS),
+            free_kv_tokens=self._cache_tokens(decision.end - decision.start),
             rtt_ms=capacity.rtt_ms,
             relayed=self._relayed,
         )
+
+    def _cache_tokens(self, num_blocks: int) -> int:
+        cache_bytes = kv_bytes_beside(self._needs, num_blocks, self._max_bytes, self._max_bytes)
+        return min(cache_bytes // (num_blocks * self._needs.kv_bytes), limits.MAX_KV_TOKENS)
 
     async def _load(self, decision: PlacementDecision) -> None:
         num_bytes = (decision.end - decision.start) * self._needs.block_bytes
         await asyncio.sleep(num_bytes / self._network.host.down.bytes_per_s)
 
     def _announce(self, record: ServeRecord) -> ServeRecord:
+        if record.state == "serving":
+            free_tokens = max(0, self._cache_tokens(record.end - record.start) - self._held_tokens)
+            record = replace(record, queue_depth=self._num_sessions, free_kv_tokens=free_tokens)
         self._membership.announce(record)
         self.record = record
         return record
@@ -142,31 +191,34 @@ class SimulatedServer:
 
 
 class SimulatedGateway:
-    """Asks for `requests_per_s` answers, at random moments."""
+    """Asks for `requests_per_s()` answers, at random moments. `server_at` finds the server of a peer that is there."""
 
     def __init__(
         self,
         network: SimulatedNetwork,
         membership: Membership,
         model: Model,
-        requests_per_s: float,
+        requests_per_s: Callable[[], float],
+        server_at: Callable[[str], SimulatedServer | None],
         measured: Measurements,
     ) -> None:
         self._network = network
         self._membership = membership
         self._model = model
-        self._rate = requests_per_s
+        self._requests_per_s = requests_per_s
+        self._server_at = server_at
         self._measured = measured
         self._chance = random.Random(network.peer_id)
         self._load: Counter[str] = Counter()
         self._gone: set[str] = set()
+        self._full: dict[str, float] = {}
         self._servers: dict[str, ServeRecord] = {}
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep_list())
-            while self._rate:
-                await asyncio.sleep(self._chance.expovariate(self._rate))
+            while rate := self._requests_per_s():
+                await asyncio.sleep(self._chance.expovariate(rate))
                 tasks.create_task(self._request())
 
     async def _keep_list(self) -> None:
@@ -180,27 +232,23 @@ class SimulatedGateway:
             await asyncio.sleep(LIST_S)
 
     async def _request(self) -> None:
-        """Give one answer. Its time is what the router expects, and what waiting for lost servers adds."""
+        """Give one answer. Its time is what the router expects, and what waiting for lost and full servers adds."""
         began, tokens = asyncio.get_running_loop().time(), self._model.answer_tokens
         self._measured.count("requests")
         for _ in range(MAX_TRIES):
-            context = RoutingContext(
-                rtt_ms=self._membership.known_rtts_ms(self._servers),
-                load=self._load,
-                barred=self._gone,
-                max_tokens=self._model.prompt_tokens + tokens,
-                salt=str(self._chance.random()),
-            )
             try:
-                chain = find_chain(self._servers, 0, self._model.blocks, context)
+                chain = self._find_chain(self._model.prompt_tokens + tokens)
+                await self._answer(chain, tokens)
+            except PeerRefused as refusal:
+                self._measured.count("sessions refused")
+                self._full[refusal.peer_id] = asyncio.get_running_loop().time() + FULL_S
+                continue
             except NoChain:
-                break
-            peers = [hop.peer_id for hop in chain.hops]
-            self._load.update(peers)
-            prompt_ms = sum(hop.record.prefill_ms_per_token * (hop.end - hop.start) for hop in chain.hops)
-            await asyncio.sleep((tokens * chain.cost_ms + self._model.prompt_tokens * prompt_ms) / 1e3)
-            self._load.subtract(peers)
-            lost = [peer_id for peer_id in peers if not self._network.host.sees(peer_id)]
+                if not self._full_now():
+                    break
+                await asyncio.sleep(FULL_S)
+                continue
+            lost = [hop.peer_id for hop in chain.hops if not self._network.host.sees(hop.peer_id)]
             if not lost:
                 seconds = asyncio.get_running_loop().time() - began
                 self._measured.count("answers")
@@ -211,3 +259,33 @@ class SimulatedGateway:
             self._measured.count("servers lost in an answer", len(lost))
             tokens = max(1, tokens // 2)  # on average half of the answer was there
         self._measured.count("requests failed")
+
+    async def _answer(self, chain: Chain, tokens: int) -> None:
+        """Hold a session at each server of the chain for as long as the answer takes. Raises PeerRefused."""
+        prompt_tokens = self._model.prompt_tokens
+        with ExitStack() as sessions:
+            for hop in chain.hops:
+                self._load[hop.peer_id] += 1
+                sessions.callback(self._load.subtract, [hop.peer_id])
+                if (server := self._server_at(hop.peer_id)) is not None:
+                    sessions.enter_context(server.session(prompt_tokens + tokens))
+            prompt_ms = sum(hop.record.prefill_ms_per_token * (hop.end - hop.start) for hop in chain.hops)
+            decode_ms = sum(hop.record.decode_ms_per_block * (hop.end - hop.start) for hop in chain.hops)
+            self._measured.count("work s", (tokens * decode_ms + prompt_tokens * prompt_ms) / 1e3)
+            await asyncio.sleep((tokens * chain.cost_ms + prompt_tokens * prompt_ms) / 1e3)
+
+    def _full_now(self) -> set[str]:
+        now_s = asyncio.get_running_loop().time()
+        self._full = {peer_id: until_s for peer_id, until_s in self._full.items() if until_s > now_s}
+        return set(self._full)
+
+    def _find_chain(self, max_tokens: int) -> Chain:
+        context = RoutingContext(
+            rtt_ms=self._membership.known_rtts_ms(self._servers),
+            load=self._load,
+            barred=self._gone,
+            full=self._full_now(),
+            max_tokens=max_tokens,
+            salt=str(self._chance.random()),
+        )
+        return find_chain(self._servers, 0, self._model.blocks, context)

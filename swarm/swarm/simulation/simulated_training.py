@@ -219,9 +219,7 @@ class TrainingWorld:
             membership=membership,
             kind=kind,
             step_s=self._training.interval_minutes * 60 / NUM_STEPS,
-            vector_s=1e6
-            * self._training.million_parameters
-            / min(network.host.up.bytes_per_s, network.host.down.bytes_per_s),
+            vector_bytes=1e6 * self._training.million_parameters,
             runs=self._runs,
             committed=self._committed,
             measured=measured,
@@ -260,8 +258,8 @@ class _Trainer:
     membership: Membership
     kind: NodeClass
     step_s: float
-    vector_s: float
-    """Seconds in which its link carries a vector, at a byte a value (int8)."""
+    vector_bytes: float
+    """A byte a value (int8)."""
     runs: Sequence[_Run]
     committed: set[str]
     """The digests of the states that rounds have led to, of all trainers."""
@@ -321,17 +319,23 @@ class _Trainer:
         return self.runs[min(found)[1] if found else chance.randrange(len(self.runs))]
 
     def _transfer_s(self, config: RunConfig) -> float:
-        """Return the seconds that a vector takes from here and its result back. A head carries those of its cluster,
-        too, which is taken to be full."""
+        """Return the seconds that a vector takes from here and its result back."""
+        host = self.network.host
+        return self._num_vectors(config) * self.vector_bytes / min(host.up.bytes_per_s, host.down.bytes_per_s)
+
+    def _num_vectors(self, config: RunConfig) -> int:
+        """Return the vectors that its link carries in a round: its own and the result. A head carries those of its
+        cluster, too, which is taken to be full."""
         state = self.member.state if self.member else None
         is_head = state is not None and self.network.peer_id in state.roster
-        return 2 * self.vector_s * (config.cluster_size if is_head else 1)
+        return 2 * (config.cluster_size if is_head else 1)
 
     def _on_event(self, run: _Run, event: TrainingEvent) -> None:
         measured = self.measured
         if isinstance(event, IntervalDone):
             self.last_interval, self.is_refused = event, False
             measured.count("training s", event.seconds)
+            measured.count("vector bytes", self.vector_bytes * self._num_vectors(run.signed.config))
         elif isinstance(event, ContributionLate):
             self.last_interval = None
         elif isinstance(event, RoundAborted) and event.reason.startswith(RUN_IS_FULL):

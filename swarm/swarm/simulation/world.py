@@ -14,26 +14,24 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.identity import Identity
-from swarm_protocol.records import NodeRecord, publish_key
+from swarm_protocol.records import publish_key
 from swarm_protocol.wire import handing_over
 
 from swarm import heap
 from swarm.network.membership import Membership
-from swarm.network.memory.memory_network import EPOCH_S, MemoryNetwork
-from swarm.network.partition_watch import REFRESH_S
 from swarm.network.rate import Rate
 from swarm.router.routing import missing_spans
 from swarm.simulation.measurements import Measurements
 from swarm.simulation.message_sizes import SIZES, UNCHECKED
 from swarm.simulation.report import Report, report_of
-from swarm.simulation.scenario import Nat, NodeClass, Region, Scenario
+from swarm.simulation.scenario import Model, Nat, NodeClass, Region, Scenario
 from swarm.simulation.simulated_host import HostWorld, Links, SimulatedHost, place_at
 from swarm.simulation.simulated_network import SharedRecords, SimulatedNetwork
+from swarm.simulation.simulated_node import SimulatedNode, tend_table
 from swarm.simulation.simulated_serving import SimulatedGateway, SimulatedServer
 from swarm.testing import virtual_time
 
@@ -62,26 +60,6 @@ logger = logging.getLogger(__name__)
 
 _SEED = NodeClass(name="seed", up_mbit=1000.0, down_mbit=1000.0)
 _OPEN = Nat()
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class SimulatedNode:
-    """One node of the world, from its start to its end. `network` and `membership` are None until it has joined."""
-
-    number: int
-    kind: NodeClass
-    identity: Identity
-    host: SimulatedHost
-    joined_at: float
-    network: SimulatedNetwork | None = None
-    membership: Membership | None = None
-    streams: MemoryNetwork | None = None
-    server: SimulatedServer | None = None
-    task: asyncio.Task[None] | None = None
-    node_keys: tuple[str, ...] = ()
-    """The keys under which its node record may be stored."""
-    base: tuple[int, int] = (0, 0)
-    """Messages and bytes that it had sent when the measurement began."""
 
 
 def simulate(
@@ -118,6 +96,8 @@ class World:
         self._num_created = 0
         self._num_of_kind: Counter[str] = Counter()
         self._seeds: list[str] = []
+        self._servers: dict[str, SimulatedServer] = {}
+        self._num_gateways = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures: list[BaseException] = []
         self._is_over = False
@@ -223,24 +203,24 @@ class World:
             loop.call_at(at_s, self._start, node.kind, at_s + self._stay_s())
 
     async def _live(self, node: SimulatedNode, seed: bytes) -> None:
-        addr = f"/ip4/10.{node.number >> 16}.{node.number >> 8 & 255}.{node.number & 255}/tcp/4001"
         entries = [peer_id for peer_id in self._seeds if peer_id != node.identity.peer_id]
         if node.kind.role == "train" and self._training is not None:
             node.streams = self._training.streams_of(node.identity, node.host)
         try:
             network = await SimulatedNetwork.join(
-                seed, node.host, self._records, addr=addr, entries=entries, streams=node.streams
+                seed, node.host, self._records, addr=node.addr, entries=entries, streams=node.streams
             )
             async with Membership(network) as membership:
-                record = _node_record(node, addr)
+                record = node.record
                 node.node_keys = tuple(publish_key(record, network.peer_id, depth) for depth in range(4))
                 membership.announce(record)
                 node.network, node.membership = network, membership
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(_refresh(network))
+                    tasks.create_task(tend_table(network))
                     if (role := self._role(node, network, membership)) is not None:
                         tasks.create_task(role)
         finally:
+            self._servers.pop(node.identity.peer_id, None)
             if node.host.is_up:
                 node.host.stop(goodbye=True)
 
@@ -251,14 +231,25 @@ class World:
         if kind.role == "serve" and scenario.model is not None:
             relayed = node.host.place.nat.kind == "relayed"
             node.server = SimulatedServer(network, membership, scenario.model, kind, relayed=relayed)
+            self._servers[network.peer_id] = node.server
             return node.server.run()
         if kind.role == "gateway" and scenario.model is not None:
-            num_gateways = sum(each.kind.role == "gateway" for each in self.nodes.values())
-            rate = scenario.model.requests_per_minute / 60 / num_gateways
-            return SimulatedGateway(network, membership, scenario.model, rate, self.measured).run()
+            return self._ask_for_answers(scenario.model, network, membership)
         if kind.role == "train" and self._training is not None:
             return self._training.take_part(node.identity, network, membership, kind, self.measured)
         return None
+
+    async def _ask_for_answers(self, model: Model, network: SimulatedNetwork, membership: Membership) -> None:
+        """Run a gateway, which has its share of the clients."""
+
+        def requests_per_s() -> float:
+            return model.requests_per_minute / 60 / self._num_gateways
+
+        self._num_gateways += 1
+        try:
+            await SimulatedGateway(network, membership, model, requests_per_s, self._servers.get, self.measured).run()
+        finally:
+            self._num_gateways -= 1
 
     # --- what is measured ---------------------------------------------------------------------------------------------
 
@@ -375,27 +366,3 @@ class World:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-
-
-async def _refresh(network: SimulatedNetwork) -> None:
-    """Do as `partition_watch.PartitionWatch` does while all is well."""
-    while True:
-        await asyncio.sleep(REFRESH_S)
-        await network.dht.make_room()
-        await network.dht.tend()
-
-
-def _node_record(node: SimulatedNode, addr: str) -> NodeRecord:
-    kind = node.kind
-    memory_bytes = int(kind.memory_gib * 2**30)
-    return NodeRecord(
-        name=f"node-{node.number}",
-        version="simulated",
-        addrs=(f"{addr}/p2p/{node.identity.peer_id}",),
-        device=kind.name[:64],
-        memory_bytes=memory_bytes,
-        free_memory_bytes=memory_bytes,
-        reachability="relay" if node.host.place.nat.kind == "relayed" else "public",
-        started_at=EPOCH_S + node.joined_at,
-        role="volunteer",
-    )

@@ -217,11 +217,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             raise RealTimeout(f"out of real time; still there: {_describe(asyncio.all_tasks(self))}")
         for _ in range(NUM_ROUNDS):
             # the system, which costs as much to ask as anything else, is asked once nothing is ready
-            if not ready and not self._stopping:
-                if timers and timers[0][2][0] is not None and not self._jobs:  # as nearly always: time passes
-                    self._now_s = max(self._now_s, timers[0][0])
-                elif events := self._idle():
-                    self._process_events(events)
+            if not ready and not self._stopping and (events := self._idle()):
+                self._process_events(events)
             due_s = self._now_s + self._clock_resolution
             while timers and timers[0][0] < due_s:
                 timer = heapq.heappop(timers)[2]
@@ -255,7 +252,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def _idle(self) -> list[Any]:
         """Deliver a job's result, wait for one, or advance time to the next timer. Return what the sockets bring."""
-        if self._timers and self._timers[0][2][0] is None:
+        if (timers := self._timers) and timers[0][2][0] is None:
             self._forget_cancelled()
         # threads of jobs wake the loop through a socket, which costs as much to ask as a round of callbacks
         if self._jobs and not self._inline_jobs and (events := self._sockets.select(0)):
@@ -271,10 +268,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             else:
                 self._jobs.remove(job)
                 job.deliver()
-        elif not self._timers:
+        elif not timers:
             raise Deadlock(f"nothing will ever happen; waiting: {_describe(asyncio.all_tasks(self))}")
         else:
-            self._now_s = max(self._now_s, self._timers[0][0])
+            self._now_s = max(self._now_s, timers[0][0])
         return []
 
     def _fall_due(self, job: _Job) -> None:

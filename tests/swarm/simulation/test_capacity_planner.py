@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 from swarm.simulation.capacity_planner import Try, plan_capacity, with_number
-from swarm.simulation.report import ANSWERED, COVERED, UTILIZATION, Report
+from swarm.simulation.report import ANSWERED, COVERED, TOKENS_PER_S, UTILIZATION, Report
 from swarm.simulation.scenario import Model, NodeClass, Plan, Scenario, Training
 from swarm.simulation.world import simulate
 
@@ -62,6 +63,19 @@ def test_plan_for_trainers_goes_by_their_utilization() -> None:
 
     found = plan_capacity(scenario, trained, lambda _: None)
     assert found.sections["Plan"]["fewest volunteer nodes that are enough"] == 4
+
+
+def test_plan_may_ask_for_a_speed_of_half_of_the_answers() -> None:
+    assert SCENARIO.plan is not None
+    scenario = replace(SCENARIO, plan=replace(SCENARIO.plan, answer_tokens_per_s=5.0))
+
+    def served_at_speed(scenario: Scenario) -> Report:
+        speed = {"median": 6.0 if num_servers(scenario) >= 70 else 3.0}
+        return replace(served(scenario, 1), sections={"Serving": {ANSWERED: 1.0, COVERED: 1.0, TOKENS_PER_S: speed}})
+
+    report = plan_capacity(scenario, served_at_speed, lambda _: None)
+    assert 70 <= cast("int", report.sections["Plan"]["fewest servers nodes that are enough"]) <= 74
+    assert report.sections["Plan"]["with 50"] == f"{TOKENS_PER_S} 3"
 
 
 def test_plan_of_a_real_simulation_needs_servers_for_every_block() -> None:

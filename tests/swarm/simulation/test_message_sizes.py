@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from protocol import dht_examples, training_examples
 from protocol.dht_examples import PEERS
 from swarm.simulation.message_sizes import SIZES
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import Contact, FindRequest, FindResponse, Found, StoreRequest, place_of
 from swarm_protocol.state_messages import Standing, StandingRequest
 from swarm_protocol.wire import WireMessage
+
+from protocol import dht_examples, training_examples
 
 EXAMPLES = [
     each

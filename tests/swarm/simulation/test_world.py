@@ -62,6 +62,7 @@ def test_servers_take_the_blocks_and_gateways_get_answers() -> None:
     assert serving["servers at the end"] > 0
     assert serving["blocks without a server"]["min"] == 0
     assert serving["share answered"] > 0.5
+    assert 80 < serving["requests"] < 160, "60 a minute, however many gateways share them"
     assert serving["tokens/s of all answers"] > 0
 
 
@@ -146,6 +147,9 @@ def test_trainers_form_a_group_and_commit_rounds() -> None:
     assert training[IN_WORK]["min"] == 1
     assert training["utilization (share of their time in intervals)"] > 0.5
     assert training["tokens/s committed"] > 0
+    # four heads of full clusters of eight: a megabyte comes from each and goes to each, twice a minute at most
+    most = 2 * 8 * 120
+    assert 0.8 * most < training["megabytes of vectors that a trainer carries in an hour"] <= most
 
 
 def test_20_trainers_of_one_run_are_all_in_work_in_clusters() -> None:

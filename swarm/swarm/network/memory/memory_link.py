@@ -15,6 +15,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from swarm.network.rate import Rate
 
@@ -59,8 +60,9 @@ class _Transfer:
 class Pipe:
     """One direction of a link, through the sender's uplink and the receiver's downlink."""
 
-    def __init__(self, link: LinkModel, *, up: Rate, down: Rate, rng: random.Random) -> None:
-        self._rng = rng
+    def __init__(self, link: LinkModel, *, up: Rate, down: Rate, rng: Callable[[], random.Random]) -> None:
+        """`rng` is called if the link draws anything: a generator has two thousand bytes of state."""
+        self._make_rng = rng
         self._access = (up, down)
         self._flows: dict[object, deque[_Transfer]] = {}
         self._sending = False
@@ -77,6 +79,10 @@ class Pipe:
         self.link = link
         self._own = Rate(link.bandwidth_bytes_per_s)
         self._is_even = not (link.jitter_s or link.loss)  # draws nothing at random
+
+    @cached_property
+    def _rng(self) -> random.Random:
+        return self._make_rng()
 
     def put(self, flow: object, num_bytes: int, deliver: Callable[[], None]) -> None:
         """Carry a message; `deliver` is called when its last byte has arrived, in order within `flow`."""

@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from swarm_protocol.errors import PeerUnreachable
 
@@ -112,7 +113,7 @@ class MemoryRoutes:
                 self._link_of(pair),
                 up=self._access[sender].up,
                 down=self._access[receiver].down,
-                rng=random.Random(f"{self._seed}/{sender}/{receiver}"),
+                rng=partial(random.Random, f"{self._seed}/{sender}/{receiver}"),
             )
         return self._pipes[pair]
 

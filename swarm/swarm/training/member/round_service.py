@@ -92,16 +92,17 @@ class RoundService:
 
     async def _on_standing(self, peer: str, request: bytes) -> bytes:
         wanted = StandingRequest.from_bytes(request)
-        standing = self._context.replica.standing()
+        known, attempt = tuple[str, ...](), 0
         if self._driver is not None and self._driver.setup.step == wanted.step:
             if not wanted.watches:
                 # any other peer could otherwise end all members' intervals before they have contributed anything
                 if wanted.hurry and self._driver.is_coordinated_by(peer, wanted.attempt):
                     self._driver.hurry()
                 self._driver.feed(Sighted(peer=peer, attempt=wanted.attempt))
-            standing = replace(standing, known=self._driver.known, attempt=self._driver.attempt)
+            known, attempt = self._driver.known, self._driver.attempt
         endorsement = self._context.endorsements.shown(self._context.network.now())
-        return replace(standing, endorsement=endorsement).to_bytes()
+        standing = self._context.replica.standing()
+        return replace(standing, known=known, attempt=attempt, endorsement=endorsement).to_bytes()
 
     async def _on_ready(self, peer: str, request: bytes) -> bytes:
         ready = Ready.from_bytes(request)

@@ -6,6 +6,7 @@ import asyncio
 import math
 import random
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from swarm.network.memory.memory_link import FRAME_BYTES, OVERHEAD_BYTES, RETRANSMIT_S, LinkModel, Pipe
@@ -14,7 +15,7 @@ from swarm.testing import virtual_time
 
 
 def make_pipe(link: LinkModel, *, up: float = math.inf, down: float = math.inf, seed: int = 0) -> Pipe:
-    return Pipe(link, up=Rate(up), down=Rate(down), rng=random.Random(seed))
+    return Pipe(link, up=Rate(up), down=Rate(down), rng=partial(random.Random, seed))
 
 
 def arrivals(send: Callable[[Callable[[object, str, int], None]], None], link: LinkModel, *, seed: int = 0) -> list:
@@ -108,7 +109,7 @@ def test_pipes_with_one_uplink_share_it() -> None:
         uplink, start_s, arrived = Rate(1e6), loop.time(), []
         done = asyncio.Event()
         for _ in range(4):
-            pipe = Pipe(LinkModel(), up=uplink, down=Rate(math.inf), rng=random.Random(0))
+            pipe = Pipe(LinkModel(), up=uplink, down=Rate(math.inf), rng=random.Random)
             pipe.put("flow", 1_000_000, lambda: arrived.append(1) or (len(arrived) == 4 and done.set()))
         await done.wait()
         return loop.time() - start_s

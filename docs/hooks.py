@@ -17,7 +17,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from swarm.training.run.run_config import RunConfig
-from swarm.training.run.run_file_text import template
+from swarm.training.run.run_file import template
 from swarm_node import cli
 from swarm_node.commands.run import DEFAULT_NAME
 from swarm_node.settings.config import SETTINGS, default_text

@@ -39,8 +39,7 @@ from swarm_protocol.records import NodeRecord, PathCounts, Reachability
 from swarm_protocol.version import software_version
 
 from swarm_node.events.emitter import Emitter
-from swarm_node.lending.lending import Break, Lending
-from swarm_node.lending.monthly_traffic import LinkUse
+from swarm_node.lending.lending import Break, Lending, LinkUse
 from swarm_node.machine.hardware import Hardware, resident_bytes
 from swarm_node.metrics.metric_registry import Registry
 from swarm_node.metrics.otel_traces import NO_TRACES, Traces

@@ -22,7 +22,7 @@ from support.published_models import published_copy
 from support.tiny_models import FAMILIES, write_model
 from swarm.client import AsyncClient
 from swarm.network.membership import Membership
-from swarm.serving.manifest.file_digests import tree_of
+from swarm.serving.manifest.verification import tree_of
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.span_server import SpanServer
 from swarm_protocol.identity import Identity

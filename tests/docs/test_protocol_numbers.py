@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.site_pages import written
-from swarm.network import announcer, framing, unread_budget
+from swarm.network import announcer, framing, peer_budgets
 from swarm.network.dht import known_peers, record_dht, record_holders, record_storage, routing_table
 from swarm.network.libp2p import (
     calls,
@@ -14,7 +14,7 @@ from swarm.network.libp2p import (
     stream_resume,
     stream_server,
 )
-from swarm.network.relay import network_peers, relay, relay_budget, reservations
+from swarm.network.relay import relay, relay_access, reservations
 from swarm.serving.server import connection_server, forward_server, session_inbox, session_outputs
 from swarm.serving.session import pipeline, session_state
 from swarm.training.allreduce import audit, butterfly, parts, peer_connections
@@ -60,20 +60,20 @@ SAID = [
     ("transport.md", f"Without an echo within {path_watch.ECHO_S:.0f} seconds"),
     ("transport.md", f"up to {path_watch.MAX_ECHO_S:.0f} seconds"),
     ("transport.md", f"after {path_watch.KEEP_ALIVE_S:.0f} seconds of silence"),
-    ("transport.md", f"the largest message and {(unread_budget.PEER_BYTES - limits.MAX_MESSAGE_BYTES) // MIB} MiB"),
-    ("transport.md", f"({unread_budget.HOST_BYTES // MIB} MiB)"),
+    ("transport.md", f"the largest message and {(peer_budgets.PEER_BYTES - limits.MAX_MESSAGE_BYTES) // MIB} MiB"),
+    ("transport.md", f"({peer_budgets.HOST_BYTES // MIB} MiB)"),
     ("relay.md", f"within | {relay.OPENING_TIMEOUT_S:.0f} s |"),
     ("relay.md", f"after {reservations.MIN_PAUSE_S} seconds, doubling up to {reservations.MAX_PAUSE_S:.0f}"),
     (
         "relay.md",
         f"after {reservations.MIN_KNOWN_PAUSE_S:.0f} seconds, doubling up to {reservations.MAX_KNOWN_PAUSE_S:.0f}",
     ),
-    ("relay.md", f"answered within | {network_peers.GREETING_TIMEOUT_S:.0f} s |"),
-    ("relay.md", f"holds for {network_peers.NETWORK_PEER_S:.0f} seconds, a refusal for {network_peers.STRANGER_S:.0f}"),
-    ("relay.md", f"carries in {relay_budget.PIECE_S * 1000:.0f} milliseconds"),
+    ("relay.md", f"answered within | {relay_access.GREETING_TIMEOUT_S:.0f} s |"),
+    ("relay.md", f"holds for {relay_access.NETWORK_PEER_S:.0f} seconds, a refusal for {relay_access.STRANGER_S:.0f}"),
+    ("relay.md", f"carries in {relay_access.PIECE_S * 1000:.0f} milliseconds"),
     (
         "relay.md",
-        f"at least {relay_budget.MIN_PIECE_BYTES // 1024} KiB and at most {relay_budget.MAX_PIECE_BYTES // 1024} KiB",
+        f"at least {relay_access.MIN_PIECE_BYTES // 1024} KiB and at most {relay_access.MAX_PIECE_BYTES // 1024} KiB",
     ),
     ("relay.md", f"for {reservations.RELEASE_S:.0f} seconds"),
     ("relay.md", f"At most {reservations.MAX_RELAY_ADDRS} addresses of a relay"),

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 from support.site_pages import ROOT, hooks, written
 from swarm.network import framing, network_entry
-from swarm.network.discovery import dns_packets
+from swarm.network.discovery import mdns_messages
 from swarm.network.paths import introductions, opener, own_addresses
 from swarm.network.relay import circuit_messages
 from swarm.network.relay.relay import RelayLimits
@@ -142,8 +142,8 @@ def test_paths_page_names_every_method_and_bound() -> None:
 
 def test_transport_page_tells_the_bounds_of_packets_by_multicast() -> None:
     said = " ".join(PAGES["reference/protocol/transport.md"].split())
-    assert f"more than {dns_packets.MAX_QUESTIONS} questions or {dns_packets.MAX_RECORDS} records" in said
-    assert f"more than {dns_packets.MAX_LABELS} labels or {dns_packets.MAX_POINTERS} pointers" in said
+    assert f"more than {mdns_messages.MAX_QUESTIONS} questions or {mdns_messages.MAX_RECORDS} records" in said
+    assert f"more than {mdns_messages.MAX_LABELS} labels or {mdns_messages.MAX_POINTERS} pointers" in said
 
 
 def test_transport_page_has_the_frames_and_error_codes() -> None:

@@ -15,7 +15,7 @@ from internet import namespaces, talker
 from internet.lab import HOME_ROUTER, PORT, Lab
 from internet.lab_nodes import JOIN, LabNodes
 from support.node_process import wait_until
-from swarm.network.paths import introductions, upgrades
+from swarm.network.paths import direct_paths, introductions
 
 pytestmark = [pytest.mark.internet, pytest.mark.timeout(180)]
 
@@ -111,8 +111,8 @@ def test_node_whose_router_maps_ports_is_reached_directly(nodes: LabNodes, figur
 
 def impatient(namespace: str) -> None:
     """Become a talker whose relayed connections are looked at every few seconds: a minute is long for a test."""
-    upgrades.FIRST_S = introductions.RETRY_S = 5.0
-    upgrades.TURN_S = 3.0
+    direct_paths.FIRST_S = introductions.RETRY_S = 5.0
+    direct_paths.TURN_S = 3.0
     talker.begin(namespace)
 
 

@@ -1,2 +1,1 @@
-"""Decides when a node lends its machine: `hours` of the day, `monthly_traffic` of the link, and `lending`, which keeps
-both."""
+"""Decides when a node lends its machine: `hours` of the day, and `lending`, which also counts the month's traffic."""

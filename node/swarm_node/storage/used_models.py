@@ -12,8 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from swarm.client.publishers import MAX_REMEMBERED, KnownPublishers
-from swarm.client.used_revisions import MAX_REVISIONS, MAX_USED_MODELS, Used, UsedRevisions
+from swarm.client.publishers import MAX_REMEMBERED, MAX_REVISIONS, MAX_USED_MODELS, KnownPublishers, Used, UsedRevisions
 from swarm_protocol import limits
 
 from swarm_node.storage.home import JsonMemory

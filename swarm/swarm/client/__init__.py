@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from swarm.client.async_client import AsyncClient, Generation
 from swarm.client.catalog import ModelStatus, OtherRevision
-from swarm.client.publishers import KnownPublishers
+from swarm.client.publishers import KnownPublishers, UsedRevisions
 from swarm.client.sync_client import Client
-from swarm.client.used_revisions import UsedRevisions
 from swarm.serving.home.kept_model import KeptModel
 from swarm.serving.session.generate import Token
 

@@ -16,10 +16,9 @@ from swarm_protocol.records import ServeRecord
 from swarm.client.assets_cache import AssetsCache
 from swarm.client.catalog import ChosenRevision, ModelCatalog, ModelStatus
 from swarm.client.possession_checks import FailedProof, PossessionChecks
-from swarm.client.publishers import KnownPublishers
+from swarm.client.publishers import KnownPublishers, UsedRevisions
 from swarm.client.request import GenerationRequest, Prompt, TextClient, check_fits, checked, encode, room_for
 from swarm.client.text_at_home import KeptModels, TextAtHome
-from swarm.client.used_revisions import UsedRevisions
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.router.routing import NoChain

@@ -20,8 +20,7 @@ from swarm_protocol.manifest_messages import PublishedManifest, manifest_dtype
 from swarm_protocol.records import ServeRecord
 
 from swarm.client.possession_checks import PossessionChecks
-from swarm.client.publishers import KnownPublishers, PublisherStanding
-from swarm.client.used_revisions import UsedRevisions
+from swarm.client.publishers import KnownPublishers, PublisherStanding, UsedRevisions
 from swarm.network.membership import Membership
 from swarm.newest_items import NewestItems
 from swarm.router.revisions import (

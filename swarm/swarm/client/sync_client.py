@@ -17,10 +17,9 @@ from swarm_protocol.network_invitation import NetworkInvitation
 
 from swarm.client.async_client import AsyncClient, Generation
 from swarm.client.catalog import ModelStatus
-from swarm.client.publishers import KnownPublishers
+from swarm.client.publishers import KnownPublishers, UsedRevisions
 from swarm.client.request import GenerationRequest, TextClient
 from swarm.client.text_at_home import KeptModels
-from swarm.client.used_revisions import UsedRevisions
 from swarm.serving.checking.spot_checks import DEFAULT_SHARE
 from swarm.serving.session.generate import Token
 from swarm.serving.tokenizer.model_assets import Message

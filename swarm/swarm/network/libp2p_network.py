@@ -55,8 +55,8 @@ from swarm.network.paths.direct_paths import DirectPaths, wants_relays
 from swarm.network.peer_methods import PeerMethods
 from swarm.network.private.member_roll import MemberRoll
 from swarm.network.private.private_gate import PrivateGate
-from swarm.network.relay.network_peers import NetworkPeers
 from swarm.network.relay.relay import Relay, RelayCounts, RelayLimits
+from swarm.network.relay.relay_access import NetworkPeers
 from swarm.network.relay.reservations import RelayCandidate, Reservations, relay_candidates
 from swarm.network.traffic import PeerPath, Traffic
 

@@ -19,8 +19,7 @@ from swarm.testing import virtual_time
 from swarm_node.events.emitter import Emitter
 from swarm_node.lending import shifts
 from swarm_node.lending.hours import parse_window
-from swarm_node.lending.lending import Lending
-from swarm_node.lending.monthly_traffic import MonthlyTraffic
+from swarm_node.lending.lending import Lending, MonthlyTraffic
 from swarm_node.machine.hardware import Hardware, Speeds
 from swarm_node.node import Node, NodeRole, StartupSteps
 from swarm_node.shutdown import Shutdown

@@ -13,7 +13,7 @@ from support.network_worlds import libp2p_node
 from swarm.network.interface import Stream
 from swarm.network.libp2p import stream_server, unary_connection
 from swarm.network.libp2p_network import Libp2pNetwork
-from swarm.network.peer_places import NUM_GUARANTEED, PeerPlaces
+from swarm.network.peer_budgets import NUM_GUARANTEED, PeerPlaces
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.network_worlds import eventually, libp2p_node
 from swarm.network import framing
 from swarm.network.interface import Stream
-from swarm.network.unread_budget import HOST_BYTES, PEER_BYTES, UnreadBudget
+from swarm.network.peer_budgets import HOST_BYTES, PEER_BYTES, UnreadBudget
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused
 

@@ -20,9 +20,8 @@ from swarm.client.publishers import MAX_REMEMBERED, parse_publisher
 from swarm.router.routing import NoChain
 from swarm.serving.evidence.server_convictions import ServerConvictions
 from swarm.serving.model.model_files import open_model
-from swarm.serving.server import challenges
-from swarm.serving.server.challenges import CHALLENGE_S
-from swarm.serving.server.possession_server import HOUR_S, ChunkBudget
+from swarm.serving.server import possession_server
+from swarm.serving.server.possession_server import CHALLENGE_S, HOUR_S, ChunkBudget
 from swarm.serving.server.server_options import DTYPES, ServerOptions
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, PeerViolation
@@ -438,7 +437,7 @@ def test_servers_challenge_each_other_at_a_low_rate_and_count_what_it_costs(boxe
 
 def test_server_that_has_left_is_not_challenged(boxes: Any, published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its record has expired by the time of the draw, and had not when the pause before began."""
-    monkeypatch.setattr(challenges, "CHALLENGE_S", 200.0)
+    monkeypatch.setattr(possession_server, "CHALLENGE_S", 200.0)
 
     async def scenario() -> None:
         async with proving(boxes, published, HALVES) as (box, _failures):

@@ -4,15 +4,18 @@ As libp2p's specification of mDNS has it: a query for the PTR records of a servi
 whose TXT records hold `dnsaddr=/ip4/…/tcp/…/p2p/…`. The service is named by the network, so that networks do not hear
 of each other's nodes. Deviation: instances are named by their peer id, which their addresses tell anyway.
 
-What comes in was written by anybody: `dns_packets` bounds it, and only addresses in the receiver's own subnets are
-taken. Pure.
+What comes in was written by anybody, and a general parser of DNS packets (RFC 1035, section 4) can be kept busy: by
+names of many pointers, by hundreds of records, and by rare record types. So `read_packet` checks the counts of a packet
+before it parses anything, names have few labels and pointers, and the data of a record stays as it came: a few hundred
+steps at most, apart from slices of the packet. Only addresses in the receiver's own subnets are taken. Pure.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Sequence
+import struct
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -21,22 +24,128 @@ from swarm_protocol.dht_messages import Contact
 from swarm_protocol.errors import ConfigError, PeerViolation
 from swarm_protocol.network_secret import NetworkSecret
 
-from swarm.network.discovery.dns_packets import (
-    ANY,
-    MAX_STRING_BYTES,
-    PTR,
-    TXT,
-    Name,
-    Record,
-    name_of,
-    read_packet,
-    strings_of,
-    write_instance,
-    write_question,
-)
 from swarm.network.discovery.own_networks import Subnet, address_of
 from swarm.network.ip_kinds import kind_of
 from swarm.network.multiaddr import PeerAddr, is_relayed, parse_peer_addr
+
+PTR, TXT, ANY = 12, 16, 255
+"""Types of records, and of questions for any."""
+
+IN = 1
+MAX_QUESTIONS = 16
+MAX_RECORDS = 32
+MAX_LABELS = 16
+MAX_POINTERS = 4
+"""In one name. Nodes write two labels and one pointer at most."""
+
+MAX_LABEL_BYTES = 63
+MAX_STRING_BYTES = 255
+_HEADER = struct.Struct("!6H")  # id, flags, and the numbers of questions, answers, authorities and additional records
+_QUESTION = struct.Struct("!HH")  # type, class
+_RECORD = struct.Struct("!HHIH")  # type, class, lifetime in seconds, bytes of data
+_IS_ANSWER = 0x8000
+_IS_AUTHORITATIVE = 0x0400
+_POINTER = 0xC0
+Name = tuple[bytes, ...]
+"""The labels of a name, in lower case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    name: Name
+    kind: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packet:
+    """`questions` are the names that are asked for, with the type. `records` are those of all sections."""
+
+    is_answer: bool
+    questions: tuple[tuple[Name, int], ...]
+    records: tuple[Record, ...]
+
+
+def name_of(text: str) -> Name:
+    return tuple(text.rstrip(".").lower().encode().split(b"."))
+
+
+def read_packet(packet: bytes) -> Packet:
+    """Raises ValueError for a packet that is malformed, or beyond the bounds."""
+    try:
+        _, flags, num_questions, *nums_records = _HEADER.unpack_from(packet)
+        if num_questions > MAX_QUESTIONS or sum(nums_records) > MAX_RECORDS:
+            raise ValueError("too many questions or records")
+        at, questions, records = _HEADER.size, [], []
+        for _ in range(num_questions):
+            name, at = _read_name(packet, at)
+            kind, _ = _QUESTION.unpack_from(packet, at)
+            at += _QUESTION.size
+            questions.append((name, kind))
+        for _ in range(sum(nums_records)):
+            name, at = _read_name(packet, at)
+            kind, _, _, num_bytes = _RECORD.unpack_from(packet, at)
+            at += _RECORD.size + num_bytes
+            if at > len(packet):
+                raise ValueError("a record ends beyond the packet")
+            records.append(Record(name, kind, packet[at - num_bytes : at]))
+    except (struct.error, IndexError):
+        raise ValueError("the packet is cut off") from None
+    return Packet(is_answer=bool(flags & _IS_ANSWER), questions=tuple(questions), records=tuple(records))
+
+
+def _read_name(packet: bytes, at: int) -> tuple[Name, int]:
+    """Return a name and where it ends. Raises ValueError or IndexError."""
+    labels: list[bytes] = []
+    end, num_pointers = -1, 0
+    while size := packet[at]:
+        if size >= _POINTER:
+            num_pointers += 1
+            if num_pointers > MAX_POINTERS:
+                raise ValueError("a name has too many pointers")
+            end = at + 2 if end < 0 else end
+            at = (size - _POINTER) << 8 | packet[at + 1]
+        elif size > MAX_LABEL_BYTES or len(labels) >= MAX_LABELS:
+            raise ValueError("a name has a label that is malformed, or too many")
+        else:
+            labels.append(packet[at + 1 : at + 1 + size].lower())
+            at += 1 + size
+    return tuple(labels), at + 1 if end < 0 else end
+
+
+def strings_of(data: bytes) -> Iterator[bytes]:
+    """Yield the strings in the data of a TXT record, as long as they are whole."""
+    at = 0
+    while at < len(data) and at + 1 + data[at] <= len(data):
+        yield data[at + 1 : at + 1 + data[at]]
+        at += 1 + data[at]
+
+
+def write_question(name: Name, kind: int) -> bytes:
+    return _HEADER.pack(0, 0, 1, 0, 0, 0) + _write_name(name) + _QUESTION.pack(kind, IN)
+
+
+def write_instance(service: Name, label: bytes, strings: Sequence[bytes], ttl_s: int) -> bytes:
+    """Return an answer that names `label` as the one instance of a service, with the strings in its TXT record.
+
+    Strings have at most MAX_STRING_BYTES.
+    """
+    header = _HEADER.pack(0, _IS_ANSWER | _IS_AUTHORITATIVE, 0, 1, 0, 1)
+    service_at = len(header)
+    instance = bytes([len(label)]) + label + _pointer(service_at)
+    pointing = _write_name(service) + _RECORD.pack(PTR, IN, ttl_s, len(instance))
+    instance_at = service_at + len(pointing)
+    texts = b"".join(bytes([len(text)]) + text for text in strings)
+    return header + pointing + instance + _pointer(instance_at) + _RECORD.pack(TXT, IN, ttl_s, len(texts)) + texts
+
+
+def _write_name(name: Name) -> bytes:
+    return b"".join(bytes([len(label)]) + label for label in name) + b"\0"
+
+
+def _pointer(to: int) -> bytes:
+    return struct.pack("!H", _POINTER << 8 | to)
+
 
 MAX_PACKET_BYTES = 4096
 """Eight addresses take 1 KiB. RFC 6762 allows 9000 bytes."""
@@ -45,7 +154,7 @@ MAX_TXT_STRINGS = 2 * limits.MAX_CONTACT_ADDRS
 """Strings in an answer that are looked at, each of which may be an address. Nodes write half as many."""
 
 TTL_S = 120
-_RECORD = "dnsaddr="
+_ADDR_TEXT = "dnsaddr="
 _SEALED = b"sealed="
 _NUM_NAME_CHARS = 8
 
@@ -72,7 +181,7 @@ def query(service: str) -> bytes:
 
 def answer(service: str, peer_id: str, addrs: Iterable[str], secret: NetworkSecret | None = None) -> bytes:
     """Tell that `peer_id` is at `addrs`, of which the first few are named; with a `secret` for members alone."""
-    told = [f"{_RECORD}{PeerAddr(peer_id=peer_id, addr=addr)}".encode() for addr in addrs]
+    told = [f"{_ADDR_TEXT}{PeerAddr(peer_id=peer_id, addr=addr)}".encode() for addr in addrs]
     instance = peer_id
     if secret is not None:
         told = [_SEALED + base64.b64encode(secret.seal(text, service.encode())) for text in told]
@@ -141,10 +250,10 @@ def _unsealed(text: bytes, wanted: Name, secret: NetworkSecret) -> bytes:
 
 def _near(text: bytes, subnets: Sequence[Subnet]) -> PeerAddr | None:
     """Return the address in one string of a TXT record, if it is one and is near."""
-    if not text.startswith(_RECORD.encode()):
+    if not text.startswith(_ADDR_TEXT.encode()):
         return None
     try:
-        addr = parse_peer_addr(text.decode("ascii").removeprefix(_RECORD))
+        addr = parse_peer_addr(text.decode("ascii").removeprefix(_ADDR_TEXT))
     except (UnicodeDecodeError, ConfigError):
         return None
     return addr if is_near(addr.addr, subnets) else None

@@ -33,7 +33,7 @@ MAX_CONTROL_MESSAGE_BYTES = 8 << 20
 MessageT = TypeVar("MessageT")
 
 READ_AHEAD_BYTES = 1 << 16
-"""asyncio's default. What is read ahead of a stream's messages is bounded by `unread_budget`."""
+"""asyncio's default. What is read ahead of a stream's messages is bounded by `peer_budgets`."""
 
 StreamTask = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 

@@ -36,7 +36,7 @@ from swarm.network.libp2p.unary_connection import (
 )
 from swarm.network.multiaddr import is_relayed
 from swarm.network.traffic import Traffic
-from swarm.network.unread_budget import UnreadBudget
+from swarm.network.peer_budgets import UnreadBudget
 
 CONTROL_FAILURES = (ControlError, OSError, asyncio.IncompleteReadError)
 """The errors of a request to the daemon: its own refusal, its death, or a lack of this process, such as of open files.

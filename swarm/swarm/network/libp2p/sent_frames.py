@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from swarm_protocol.errors import PeerRefused, PeerViolation
 
 from swarm.network import framing
-from swarm.network.unread_budget import UnreadBudget
+from swarm.network.peer_budgets import UnreadBudget
 
 PEER_BYTES = 8 * framing.WINDOW_BYTES
 """Unacknowledged bytes of all streams to one peer: eight full windows. A peer acknowledges each 2 MiB at least, and
@@ -26,7 +26,7 @@ Frame = tuple[bytes | memoryview, ...]
 
 
 class SentFrames:
-    """Implements `unread_budget.UnreadHolder`."""
+    """Implements `peer_budgets.UnreadHolder`."""
 
     def __init__(self, peer_id: str, budget: UnreadBudget) -> None:
         self.peer_id = peer_id

@@ -21,11 +21,11 @@ from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_stream import LINGER_S, Libp2pStream
 from swarm.network.libp2p.stream_resume import ID_BYTES, REQUEST, ResumableStreams
 from swarm.network.multiaddr import peer_id_text
-from swarm.network.peer_places import PeerPlaces
+from swarm.network.peer_budgets import PeerPlaces
 
 OPENING_TIMEOUT_S = 5.0
 MAX_STREAMS_PER_PEER = 256
-"""Each costs two open files and a task. What all of them hold unread is `unread_budget`'s to bound."""
+"""Each costs two open files and a task. What all of them hold unread is `peer_budgets`'s to bound."""
 
 MAX_STREAMS = 4096
 """Streams of all peers: sixteen peers with as many as one may have, or a thousand with a few."""

@@ -19,7 +19,7 @@ from swarm_protocol.proto import p2pd_pb2
 from swarm.network.interface import NotServed
 from swarm.network.libp2p.daemon_control import Control, ControlError, raise_if_error, read_message, write_message
 from swarm.network.multiaddr import peer_id_bytes, peer_id_text
-from swarm.network.peer_places import PeerPlaces
+from swarm.network.peer_budgets import PeerPlaces
 
 NOT_SERVED, BUSY, FAILED = "not served", "busy", "failed"
 """Answers of the connection itself: the protocol is not served; the peer has `limits.MAX_CALLS_PER_PEER` calls running

@@ -27,7 +27,7 @@ lost. An address that the peer has lost does not answer, and libp2p would wait f
 RELAYED_AGAIN_S = 0.4
 """Time for introductions to a peer that only a relay led to until its connection was lost: three round trips across an
 ocean. Streams have waited for three seconds until it was clear that their path is dead, and where NATs allow no direct
-one an attempt takes its whole time. `upgrades` tries for longer."""
+one an attempt takes its whole time. `direct_paths.Upgrades` tries for longer."""
 
 MAX_RELAYS = 2
 """Relays of a peer that are asked for an introduction, one after the other."""

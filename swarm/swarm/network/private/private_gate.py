@@ -27,7 +27,7 @@ from swarm.network.interface import NotServed
 from swarm.network.libp2p.greeting import HELLO, Greeting, greeting_of, hello_of
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host
 from swarm.network.private.member_roll import REMEDY, MemberRoll
-from swarm.network.relay.network_peers import NetworkPeers
+from swarm.network.relay.relay_access import NetworkPeers
 
 CHECK_S = 3.0
 """Time between two looks at who is connected. An invitation that ends, or is revoked here, ends its connections so

@@ -3,8 +3,8 @@
 The daemon's own relay gives such a connection 128 KiB and two minutes, and no flag changes that for sure: its service
 with other limits and the one with the defaults replace each other as they start. So we answer libp2p's relay protocol
 ourselves, without limits of volume and time, and bound what costs us something: how many circuits, how many bytes a
-second, of which each peer has its share (`relay_budget`), and how long without a byte. Nodes of other networks are
-refused (`network_peers`). Both ends run libp2p's encryption inside the circuit and prove their peer ids to each other,
+second, of which each peer has its share (`relay_access`), and how long without a byte. Nodes of other networks are
+refused (`relay_access`). Both ends run libp2p's encryption inside the circuit and prove their peer ids to each other,
 so that a relay sees who, when and how much, and can do no more than let a connection fail.
 
 Deviation from the specification: a reservation lasts exactly as long as the stream that asked for it, so that both
@@ -38,8 +38,7 @@ from swarm.network.relay.circuit_messages import (
     parse_hop_request,
     stop_request,
 )
-from swarm.network.relay.network_peers import KnowsNetworkPeers
-from swarm.network.relay.relay_budget import MAX_PIECE_BYTES, NO_LIMIT, Ends, RelayBudget
+from swarm.network.relay.relay_access import MAX_PIECE_BYTES, NO_LIMIT, Ends, KnowsNetworkPeers, RelayBudget
 from swarm.network.traffic import TrafficLimits
 
 OPENING_TIMEOUT_S = 4.0

@@ -20,8 +20,7 @@ from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
 from swarm.serving.engine.compute import BatchPiece, PieceResult, RunnableSpan, compute, needed
 from swarm.serving.engine.page_allocator import PageAllocator, PageKeys, PageTable
 from swarm.serving.engine.scheduler import BatchPlan, Scheduler
-from swarm.serving.engine.sequence import EngineSequence, SequenceStep, StepOutput
-from swarm.serving.engine.sequence_shares import RETRY_AFTER_S, SequenceShares
+from swarm.serving.engine.sequence import RETRY_AFTER_S, EngineSequence, SequenceShares, SequenceStep, StepOutput
 from swarm.serving.engine.span_speed import PREFILL_TOKENS, ObservedSpeed, SpanSpeed, StepCost
 from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, Prefault, Slice, Want
 from swarm.serving.wire.page_keys import KEY_BYTES

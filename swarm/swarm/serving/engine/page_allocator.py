@@ -2,8 +2,8 @@
 
 A sequence reserves all the pages it may ever need and is given them one by one, so it never lacks room half way. A page
 kept for a prefix is given up only when its room is really used. Once registered under a key, a page holds what the key
-says and is never written again. `sequence_shares` decides how the peers that ask a server
-for sessions share them.
+says and is never written again. `sequence.SequenceShares` decides how the peers that ask a server for sessions share
+them.
 
 This is bookkeeping only: `KVPool` has the memory. It has no clock and no tasks; the engine uses it in its loop.
 """

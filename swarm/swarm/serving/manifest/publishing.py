@@ -22,7 +22,7 @@ from swarm_protocol.manifest_messages import (
     sign_manifest,
 )
 
-from swarm.serving.manifest.file_digests import OnBytes, sha256_of, tree_and_sha256
+from swarm.serving.manifest.verification import OnBytes, sha256_of, tree_and_sha256
 from swarm.serving.model.model_files import ModelFiles, open_model
 from swarm.serving.model.safetensors_reader import stored_tensors
 from swarm.serving.model.shape import INDEX, SMALL_FILES

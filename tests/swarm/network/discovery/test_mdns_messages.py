@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.memory_lan import subnets
 from support.work_count import num_lines
-from swarm.network.discovery.dns_packets import MAX_QUESTIONS, MAX_RECORDS
 from swarm.network.discovery.mdns_messages import (
     MAX_PACKET_BYTES,
+    MAX_QUESTIONS,
+    MAX_RECORDS,
     MAX_TXT_STRINGS,
     MdnsQuery,
     answer,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from swarm.network import framing
 from swarm.network.libp2p.libp2p_stream import Libp2pStream
-from swarm.network.unread_budget import UnreadBudget
+from swarm.network.peer_budgets import UnreadBudget
 from swarm_protocol.errors import PeerViolation
 
 MIB = 2**20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from swarm.network import framing
 from swarm.network.libp2p.sent_frames import SentFrames
-from swarm.network.unread_budget import UnreadBudget
+from swarm.network.peer_budgets import UnreadBudget
 from swarm_protocol.errors import PeerViolation
 
 

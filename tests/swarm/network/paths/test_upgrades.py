@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 from swarm.network.libp2p.host import Host
-from swarm.network.paths import upgrades
-from swarm.network.paths.upgrades import Upgrades
+from swarm.network.paths import direct_paths
+from swarm.network.paths.direct_paths import Upgrades
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerUnreachable
 
@@ -56,16 +56,16 @@ def run(case: Callable[[World], Coroutine[Any, Any, None]], *, peer_id: str = "a
     virtual_time.run(main())
 
 
-@pytest.mark.parametrize(("peer_id", "turn_s"), [("a", 0.0), ("c", upgrades.TURN_S)])
+@pytest.mark.parametrize(("peer_id", "turn_s"), [("a", 0.0), ("c", direct_paths.TURN_S)])
 def test_attempts_are_ever_rarer_and_the_two_sides_take_turns(peer_id: str, turn_s: float) -> None:
     async def case(world: World) -> None:
         began_at = asyncio.get_running_loop().time()
         await asyncio.sleep(3 * 3600)
         since = [at - began_at for at in world.tried_at]
-        assert since[0] == pytest.approx(upgrades.FIRST_S + turn_s, abs=2 * upgrades.LOOK_S)
+        assert since[0] == pytest.approx(direct_paths.FIRST_S + turn_s, abs=2 * direct_paths.LOOK_S)
         pauses = [after - before for before, after in pairwise(since)]
-        wanted = [4 * upgrades.FIRST_S, 16 * upgrades.FIRST_S, upgrades.MAX_S]
-        assert pauses[:3] == pytest.approx(wanted, abs=2 * upgrades.LOOK_S)
+        wanted = [4 * direct_paths.FIRST_S, 16 * direct_paths.FIRST_S, direct_paths.MAX_S]
+        assert pauses[:3] == pytest.approx(wanted, abs=2 * direct_paths.LOOK_S)
 
     run(case, peer_id=peer_id)
 
@@ -89,13 +89,13 @@ def test_peer_that_announces_ever_new_addresses_is_soon_not_heeded_even_if_it_le
             world.known["b"] = tuple(f"/ip4/44.7.{number}.{last}/tcp/1" for last in range(8))
             if number % 2:
                 del world.kinds["b"]
-            await asyncio.sleep(upgrades.LOOK_S)
+            await asyncio.sleep(direct_paths.LOOK_S)
             world.kinds["b"] = "relayed"
-            await asyncio.sleep(upgrades.LOOK_S)
-        assert len(world.tried_at) <= upgrades.MAX_TRIED / 8
-        assert len(world.upgrades._relayed["b"].tried) <= upgrades.MAX_TRIED
+            await asyncio.sleep(direct_paths.LOOK_S)
+        assert len(world.tried_at) <= direct_paths.MAX_TRIED / 8
+        assert len(world.upgrades._relayed["b"].tried) <= direct_paths.MAX_TRIED
         del world.kinds["b"]
-        await asyncio.sleep(upgrades.FORGET_S + 2 * upgrades.LOOK_S)
+        await asyncio.sleep(direct_paths.FORGET_S + 2 * direct_paths.LOOK_S)
         assert not world.upgrades._relayed
 
     run(case, is_able=False)
@@ -103,11 +103,11 @@ def test_peer_that_announces_ever_new_addresses_is_soon_not_heeded_even_if_it_le
 
 def test_several_peers_are_tried_at_once_but_not_all_of_many() -> None:
     async def case(world: World) -> None:
-        world.pause_s = upgrades.ATTEMPT_S
+        world.pause_s = direct_paths.ATTEMPT_S
         world.kinds = {f"b{number}": "relayed" for number in range(20)}
-        await asyncio.sleep(upgrades.FIRST_S + 3 * (upgrades.LOOK_S + upgrades.ATTEMPT_S))
+        await asyncio.sleep(direct_paths.FIRST_S + 3 * (direct_paths.LOOK_S + direct_paths.ATTEMPT_S))
         began = Counter(world.tried_at)
-        assert list(began.values()) == [upgrades.MAX_AT_ONCE, upgrades.MAX_AT_ONCE, 4]
+        assert list(began.values()) == [direct_paths.MAX_AT_ONCE, direct_paths.MAX_AT_ONCE, 4]
 
     run(case)
 
@@ -124,20 +124,20 @@ def test_connection_that_became_direct_is_left_alone() -> None:
 def test_peer_counts_as_relayed_while_it_is_away_and_not_in_an_attempt_to_change_that() -> None:
     async def case(world: World) -> None:
         assert not world.upgrades.was_relayed("b"), "it has not been looked at"
-        await asyncio.sleep(2 * upgrades.LOOK_S)
+        await asyncio.sleep(2 * direct_paths.LOOK_S)
         assert world.upgrades.was_relayed("b")
         del world.kinds["b"]
-        await asyncio.sleep(2 * upgrades.LOOK_S)
+        await asyncio.sleep(2 * direct_paths.LOOK_S)
         assert world.upgrades.was_relayed("b"), "its connection was lost"
         world.kinds["b"] = "relayed"
         world.pause_s = 10.0
-        await asyncio.sleep(upgrades.FIRST_S - 2 * upgrades.LOOK_S)
+        await asyncio.sleep(direct_paths.FIRST_S - 2 * direct_paths.LOOK_S)
         assert world.tried_at
         assert not world.upgrades.was_relayed("b"), "an attempt is under way"
         await asyncio.sleep(10.0)
         assert world.upgrades.was_relayed("b"), "the attempt led nowhere"
         world.kinds["b"] = "punched"
-        await asyncio.sleep(2 * upgrades.LOOK_S)
+        await asyncio.sleep(2 * direct_paths.LOOK_S)
         assert not world.upgrades.was_relayed("b")
 
     run(case)

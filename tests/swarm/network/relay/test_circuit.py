@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from swarm.network.libp2p.host import RawStream
 from swarm.network.relay.relay import Circuit, RelayCounts
-from swarm.network.relay.relay_budget import RelayBudget
+from swarm.network.relay.relay_access import RelayBudget
 from swarm.testing import virtual_time
 
 IDLE_S = 100.0

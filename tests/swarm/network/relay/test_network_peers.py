@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from swarm.network.relay.network_peers import (
+from swarm.network.relay.relay_access import (
     GREETING_TIMEOUT_S,
     MAX_GREETINGS,
     MAX_KNOWN,

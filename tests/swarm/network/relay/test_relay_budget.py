@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from swarm.network.relay.relay import RelayLimits
-from swarm.network.relay.relay_budget import BURST_S, MAX_PIECE_BYTES, MAX_SERVED, MIN_PIECE_BYTES, Ends, RelayBudget
+from swarm.network.relay.relay_access import BURST_S, MAX_PIECE_BYTES, MAX_SERVED, MIN_PIECE_BYTES, Ends, RelayBudget
 from swarm.network.traffic import NO_LIMITS, Traffic, TrafficLimits
 from swarm.testing import virtual_time
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from swarm.serving.engine.sequence_shares import RETRY_AFTER_S, WAIT_S, SequenceShares
+from swarm.serving.engine.sequence import RETRY_AFTER_S, WAIT_S, SequenceShares
 from swarm_protocol.errors import PeerRefused
 
 ROOM = 100

@@ -27,7 +27,7 @@ from swarm.network.interface import Network
 from swarm.serving.checking.spot_checks import SpotCheckOptions
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.page_allocator import PageAllocator
-from swarm.serving.home import home_files
+from swarm.serving.home import home_ends
 from swarm.serving.home.home_ends import HomeEnds
 from swarm.serving.server.server_session import ServerSession
 from swarm.serving.session.client_state import SessionOptions
@@ -362,7 +362,7 @@ def test_model_too_large_for_home_is_refused_with_what_it_takes(boxes: Any, llam
         async with boxes(llama_dir, HALVES, text_at_home={"tiny": llama_dir}) as box:
             free = psutil.virtual_memory()._replace(available=2**10)
             with (
-                patch.object(home_files.psutil, "virtual_memory", lambda: free),
+                patch.object(home_ends.psutil, "virtual_memory", lambda: free),
                 pytest.raises(ConfigError, match=r"embedding, head and 2 blocks of tiny take \d+ MiB.*0 MiB are free"),
             ):
                 await box.tokens()
@@ -391,14 +391,12 @@ def test_published_model_is_checked_byte_by_byte(boxes: Any, llama_dir: Path, tm
 def test_only_the_shards_of_both_ends_come_from_a_hub(llama_dir: Path, tmp_path: Path) -> None:
     with local_hub(llama_dir, tmp_path / "hub") as hub:
         kept = KeptModel(source=MODEL, cache=tmp_path / "cache", endpoint=hub.endpoint)
-        wanted = home_files.WantedModel(
-            name="tiny", revision=home_files.open_model(llama_dir).revision(), published=None
-        )
+        wanted = home_ends.WantedModel(name="tiny", revision=home_ends.open_model(llama_dir).revision(), published=None)
         with pytest.raises(ConfigError, match="not of the revision"):
-            home_files.find_parts(kept, wanted)  # a directory's revision is none of a hub's
+            home_ends.find_parts(kept, wanted)  # a directory's revision is none of a hub's
         served = next((tmp_path / "cache").glob("*/*/"))
-        revision = home_files.open_model(served).revision("bfloat16")
-        parts = home_files.find_parts(kept, dataclasses.replace(wanted, revision=revision))
+        revision = home_ends.open_model(served).revision("bfloat16")
+        parts = home_ends.find_parts(kept, dataclasses.replace(wanted, revision=revision))
         assert [(part.start, part.end, part.options.dtype) for part in parts] == [
             (0, 1, "bfloat16"),
             (5, 6, "bfloat16"),
@@ -415,7 +413,7 @@ def test_download_for_home_ends_with_its_client(llama_dir: Path, tmp_path: Path)
         began.set()
         goes_on.wait(60)
 
-    async def scenario(kept: KeptModel, wanted: home_files.WantedModel) -> None:
+    async def scenario(kept: KeptModel, wanted: home_ends.WantedModel) -> None:
         opening = asyncio.create_task(HomeEnds.open(cast("Network", None), kept, wanted))
         await asyncio.to_thread(began.wait, 60)
         opening.cancel()
@@ -425,10 +423,10 @@ def test_download_for_home_ends_with_its_client(llama_dir: Path, tmp_path: Path)
 
     with local_hub(llama_dir, tmp_path / "hub") as hub:
         kept = KeptModel(source=MODEL, cache=tmp_path / "cache", endpoint=hub.endpoint, on_progress=hold)
-        wanted = home_files.WantedModel(name="tiny", revision="none", published=None)
+        wanted = home_ends.WantedModel(name="tiny", revision="none", published=None)
         with pytest.raises(ConfigError, match="not of the revision"):
-            home_files.find_parts(kept, wanted)
-        revision = home_files.open_model(next((tmp_path / "cache").glob("*/*/"))).revision("bfloat16")
+            home_ends.find_parts(kept, wanted)
+        revision = home_ends.open_model(next((tmp_path / "cache").glob("*/*/"))).revision("bfloat16")
         asyncio.run(scenario(kept, dataclasses.replace(wanted, revision=revision)))  # it waits for its threads
         assert len(calls) == 1
         assert len(list((tmp_path / "cache").rglob("*.safetensors"))) <= 1
@@ -448,7 +446,7 @@ def test_kept_model_refuses_what_makes_no_sense(settings: dict[str, Any], messag
 
 def test_request_over_the_room_at_home_is_refused_by_name(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
-        with patch.object(home_files, "MAX_SESSIONS", 1):
+        with patch.object(home_ends, "MAX_SESSIONS", 1):
             async with boxes(llama_dir, HALVES, text_at_home={"tiny": llama_dir}) as box:
                 first = box.generate(100)
                 await anext(aiter(first))

@@ -13,8 +13,8 @@ import pytest
 from support.published_models import PUBLISHER, STRANGER, flip_a_byte, published_copy
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.serving.evidence.wrong_possession import check_possession
-from swarm.serving.manifest.file_digests import tree_of
 from swarm.serving.manifest.possession import MAX_AGE_S, STATEMENT_LIFETIME_S, check_answer, draw
+from swarm.serving.manifest.verification import tree_of
 from swarm.serving.server.deployment import LoadedSpan, load
 from swarm.serving.server.possession_server import ALL_CHUNKS, HOUR_S, PEER_CHUNKS, ChunkBudget, PossessionServer
 from swarm.serving.server.server_options import ServerOptions

@@ -22,9 +22,11 @@ from swarm.training.run.run_file import (
     read_config,
     sign_file,
     sign_run,
+    template,
+    with_signature,
+    with_value,
     write_run,
 )
-from swarm.training.run.run_file_text import template, with_signature, with_value
 from swarm.training.run.run_tables import InnerConfig
 from swarm.training.run.settings import ImpossibleRun
 from swarm.training.run.signed_run import (

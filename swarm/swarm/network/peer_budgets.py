@@ -1,19 +1,69 @@
-"""Budgets for the bytes of streams that wait unread in one host: for each peer, and for all together. Pure.
+"""Bounds what peers hold of one host's room: its places, and the bytes of streams that wait unread. Pure.
+
+When all places are taken, a peer that holds few of them still gets one (`PeerPlaces`): many keys can fill the room, but
+not keep out a peer that wants little. What that adds is bounded by the number of connections.
 
 A stream's window bounds what one stream holds, but not what all streams of a peer hold, nor a message that is put
-together from many pieces. So every piece is charged here before it is allocated, and released once its message has been
-taken. A stream that exceeds its peer's budget gives way; when the host's budget is exceeded, the largest stream of the
-peer that holds most gives way: a flood displaces itself, however many keys it has, and not those who hold little.
-State belongs to the host's loop.
+together from many pieces. So every piece is charged to `UnreadBudget` before it is allocated, and released once its
+message has been taken. A stream that exceeds its peer's budget gives way; when the host's budget is exceeded, the
+largest stream of the peer that holds most gives way: a flood displaces itself, however many keys it has, and not those
+who hold little. State belongs to the host's loop.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Generic, Protocol, TypeVar
 
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused
+
+NUM_GUARANTEED = 4
+"""Places that each peer can have, however many others hold."""
+
+
+class PeerPlaces(Generic[K]):
+    """Counts the places that each peer holds, and says whether it may have one more."""
+
+    def __init__(self, *, per_peer: Callable[[], int], in_all: int) -> None:
+        """`per_peer` returns what holds now."""
+        self._per_peer = per_peer
+        self._in_all = in_all
+        self._held: Counter[K] = Counter()
+        self.num_held = 0
+
+    def held_by(self, peer: K) -> int:
+        """Return how many places a peer holds."""
+        return self._held[peer]
+
+    def has_room(self, peer: K) -> bool:
+        """Return whether a peer may have one more."""
+        held = self._held[peer]
+        return held < self._per_peer() and (self.num_held < self._in_all or held < NUM_GUARANTEED)
+
+    def take(self, peer: K) -> None:
+        """Count one more, whether there is room or not."""
+        self._held[peer] += 1
+        self.num_held += 1
+
+    def give_back(self, peer: K) -> None:
+        self.num_held -= 1
+        self._held[peer] -= 1
+        if not self._held[peer]:
+            del self._held[peer]
+
+    @contextmanager
+    def taken(self, peer: K) -> Iterator[bool]:
+        """Hold a place while the context lasts, and yield whether there was room for it."""
+        has_room = self.has_room(peer)
+        self.take(peer)
+        try:
+            yield has_room
+        finally:
+            self.give_back(peer)
+
 
 PEER_BYTES = limits.MAX_MESSAGE_BYTES + 16 * 2**20
 """The largest message, and four full windows beside it."""
@@ -23,7 +73,7 @@ HOST_BYTES = 512 * 2**20
 
 RETRY_AFTER_S = 1.0
 
-K = TypeVar("K")
+K = TypeVar("K", bound=Hashable)
 
 
 class UnreadHolder(Protocol):

@@ -152,7 +152,7 @@ class Contribution(Checked):
     (`round_signatures.report_message`).
 
     A member on probation has `steps_left` to which it must contribute, this one included, before it counts fully; 0: it
-    does. The state says how many (see `swarm.training.standing.probation`).
+    does. The state says how many (see `swarm.training.standing.entrance`).
 
     `credentials` are of itself and of its newcomers, where they enter the run by an invitation or by vouches. `demoted`
     are members that it names for having vouched for a peer that evidence has convicted (see

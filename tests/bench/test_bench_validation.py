@@ -17,8 +17,7 @@ import torch
 from bench.report import Report
 from swarm.training.allreduce.parts import leaf_at, part_leaves, part_values
 from swarm.training.data.corpus import Corpus, load_bytes
-from swarm.training.evidence.interval_checks import likeness
-from swarm.training.evidence.interval_draws import draw_leaves
+from swarm.training.evidence.interval_checks import draw_leaves, likeness
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.one_device import LocalOptions
 from swarm.training.run.run_config import RunConfig

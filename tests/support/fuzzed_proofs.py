@@ -35,7 +35,7 @@ from swarm.serving.manifest.possession import STATEMENT_LIFETIME_S, check_answer
 from swarm.serving.manifest.verification import complaint_about
 from swarm.training.allreduce.parts import leaf_at, num_leaves
 from swarm.training.evidence.evidence import accused, check
-from swarm.training.evidence.interval_draws import draw_leaves, draw_validators
+from swarm.training.evidence.interval_checks import draw_leaves, draw_validators
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_tables import InnerConfig
 from swarm_protocol.envelope import seal_now

@@ -46,7 +46,7 @@ from swarm.training.round.round_events import (
 )
 from swarm.training.round.round_state import MAX_HEARD, RoundState, own_report
 from swarm.training.round.state_machine import begin, step, wake_at
-from swarm.training.standing.probation import Probation
+from swarm.training.standing.entrance import Probation
 from swarm.training.standing.standings import TrainerStandings
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.identity import Identity

@@ -36,9 +36,8 @@ from swarm.training.round.round_events import (
     Withdrew,
 )
 from swarm.training.round.round_state import RoundSetup, RoundState
-from swarm.training.standing.entrance import Entrance
+from swarm.training.standing.entrance import Entrance, Probation
 from swarm.training.standing.held_out_scores import HeldOutRule, HeldOutScores
-from swarm.training.standing.probation import Probation
 from swarm.training.standing.standings import TrainerStandings
 from swarm_protocol import training_messages as messages
 from swarm_protocol.identity import Identity

@@ -27,9 +27,9 @@ from swarm.network.memory.memory_network import MemoryNetwork
 from swarm.testing import virtual_time
 from swarm.training.allreduce.parts import part_sizes
 from swarm.training.inner.inner_loop import IntervalResult
+from swarm.training.member.peer_lookout import ShownGroups
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
-from swarm.training.member.shown_groups import ShownGroups
 from swarm.training.round.round_events import Event, Grouped
 from swarm.training.run.methods import Methods
 from swarm.training.state.certificate import RunSignatures

@@ -35,8 +35,8 @@ from swarm.network.libp2p.unary_connection import (
     UnaryConnectionClosed,
 )
 from swarm.network.multiaddr import is_relayed
-from swarm.network.traffic import Traffic
 from swarm.network.peer_budgets import UnreadBudget
+from swarm.network.traffic import Traffic
 
 CONTROL_FAILURES = (ControlError, OSError, asyncio.IncompleteReadError)
 """The errors of a request to the daemon: its own refusal, its death, or a lack of this process, such as of open files.

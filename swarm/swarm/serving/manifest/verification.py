@@ -1,4 +1,4 @@
-"""Check a model's files against its manifest, by name: sha256, and the hash tree over the chunks of a weight file. Blocking.
+"""Check a model's files against its manifest, by name: sha256, and the hash tree over a weight file's chunks. Blocking.
 
 Files are read in segments by a few threads, since a model has many gigabytes and hashing takes as long as reading them.
 """

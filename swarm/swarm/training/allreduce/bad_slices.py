@@ -4,7 +4,7 @@ committed tree.
 The slices of a frame come without proofs of their own, and the proof of the whole part needs all frames, of which a
 sender holds back those far ahead of the result. So an owner asks for the path of the one leaf that it cannot decode, by
 a stream of the kind `proof`. With that path the member's own commitment convicts it, before anyone who has the run's
-file (`evidence.bad_slice`). A sender that gives no path, or sent something else than it committed to, or ends the
+file (`evidence.wrong_reduction`). A sender that gives no path, or sent something else than it committed to, or ends the
 attempt meanwhile, is named by the owner's word alone.
 
 Shapes: F values of a frame.
@@ -20,11 +20,10 @@ from collections.abc import Awaitable, Callable
 from swarm_compression import Codec, CodecError
 from swarm_compression.codec import Data
 from swarm_protocol.errors import PeerViolation, RoundError, SwarmError
-from swarm_protocol.proof_messages import AuditDraw, AuditedSlice, BadSlice
+from swarm_protocol.proof_messages import AuditDraw, AuditedSlice, BadSlice, Evidence
 
 from swarm.network.interface import Stream
 from swarm.training.allreduce.leaf_checks import is_leaf
-from swarm.training.allreduce.lies import CaughtLying, UndecodableSlice
 from swarm.training.allreduce.part_streams import PartStreams
 from swarm.training.allreduce.parts import (
     FRAME_VALUES,
@@ -35,6 +34,24 @@ from swarm.training.allreduce.parts import (
     num_values,
     part_leaves,
 )
+
+
+class CaughtLying(PeerViolation):
+    """A member has done what no honest member does, as `evidence` shows to anyone."""
+
+    def __init__(self, message: str, *, peer_id: str, evidence: Evidence) -> None:
+        super().__init__(message, peer_id=peer_id)
+        self.evidence = evidence
+
+
+class UndecodableSlice(PeerViolation):
+    """A member has sent `data` as its slice of `frame`, a place in the step's vector, and nobody can decode that."""
+
+    def __init__(self, message: str, *, peer_id: str, data: Data, frame: slice) -> None:
+        super().__init__(message, peer_id=peer_id)
+        self.data = data
+        self.frame = frame
+
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from swarm_protocol.errors import IntegrityError, RoundError, SwarmError
 from swarm_protocol.training_messages import Contribution, Group
 from torch import Tensor
 
-from swarm.training.standing.probation import Probation
+from swarm.training.standing.entrance import Probation
 from swarm.trust.aggregator import Aggregator
 
 MAX_SKEW = 4.0

@@ -7,7 +7,7 @@ evidence proves nothing is not listened to again.
 
 The path of a byte: it comes in by `take` (from a peer over `RoundService`, or found by this member), `recall` (from the
 disk), `ask` (from members, on joining) or `heard` (two statements that differ). `_take` reads whom it is against,
-has it checked (`evidence.check`; findings of an interval are gathered in `interval_accusations` until they are enough),
+has it checked (`evidence.check`; findings of an interval are gathered in `wrong_interval` until they are enough),
 and adds the ban (`bans`). `_keep` writes it to the disk (`evidence_folder`), `_send` passes it on, and `show` and
 `answer` give it to who needs it later.
 
@@ -31,11 +31,10 @@ from swarm_protocol.training_messages import Certificate
 from swarm.network.interface import Stream
 from swarm.newest_items import NewestItems
 from swarm.training.evidence.bans import Ban, Bans
-from swarm.training.evidence.equivocation_watch import EquivocationWatch
+from swarm.training.evidence.equivocation import EquivocationWatch
 from swarm.training.evidence.evidence import accused, check
 from swarm.training.evidence.evidence_folder import EvidenceStore
-from swarm.training.evidence.interval_accusations import IntervalAccusations
-from swarm.training.evidence.wrong_interval import IntervalCase
+from swarm.training.evidence.wrong_interval import IntervalAccusations, IntervalCase
 from swarm.training.run.methods import short
 from swarm.training.state.lease import trainers_of
 from swarm.training.state.run_context import RunContext

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.proof_messages import BAD_SLICE, EQUIVOCATION, WRONG_INTERVAL, WRONG_REDUCTION, Evidence
 
-from swarm.training.evidence.bad_slice import accused_of_bad_slice, check_bad_slice
 from swarm.training.evidence.bans import Verdict
 from swarm.training.evidence.equivocation import accused_of_equivocation, check_equivocation
 from swarm.training.evidence.wrong_interval import accused_of_interval, check_interval
-from swarm.training.evidence.wrong_reduction import accused_of, check_reduction
+from swarm.training.evidence.wrong_reduction import accused_of, accused_of_bad_slice, check_bad_slice, check_reduction
 from swarm.training.run.run_config import RunConfig
 from swarm.training.state.certificate import RunSignatures
 

@@ -19,8 +19,7 @@ from swarm_compression.codec import CodecError
 from swarm_protocol.errors import RoundError, SwarmError
 from swarm_protocol.proof_messages import AuditedSlice, IntervalFinding, WrongInterval
 
-from swarm.training.evidence.interval_checks import IntervalStart
-from swarm.training.evidence.interval_draws import draw_leaves, draw_validators
+from swarm.training.evidence.interval_checks import IntervalStart, draw_leaves, draw_validators
 from swarm.training.evidence.interval_replay import replayed
 from swarm.training.evidence.wrong_interval import IntervalCase, has_voted
 from swarm.training.inner.interval import Intervals

@@ -1,30 +1,78 @@
-"""Measures how far a member's contribution is from what its interval gives when it is computed once more.
+"""Which intervals of a committed step are validated, by whom, and how far each is from its recomputation.
+
+The draw is a pure function of the step's outcome, which holds the digests of all parts' results: nobody can choose it
+alone, and nobody knew it when members committed to their contributions. All who have the step's certificate draw alike.
+The work of members that bring followers is not drawn: it is the sum of several intervals.
 
 Equal devices and software give equal bytes. Others round differently, and training multiplies that: over an interval of
 the default run by a few percent in float32, and up to a sixth where one of both computes in bfloat16
 (`tests/bench/test_bench_validation.py`). Contributions of other data, of noise, turned round, scaled or repeated are
-further away than the run's `validation_tolerance`.
+further away than the run's `validation_tolerance`. Comparing blocks.
 
-Blocks. Shapes: N values of the flat vector, L of a leaf.
+Shapes: N values of the flat vector, L of a leaf.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from swarm_compression import Codec, CodecError
+from swarm_protocol import limits
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.proof_messages import AuditedSlice
-from swarm_protocol.training_messages import Contribution, Group
+from swarm_protocol.training_messages import Contribution, Group, Outcome
 from torch import Tensor
 
 from swarm.training.allreduce.leaf_checks import is_leaf
-from swarm.training.allreduce.parts import check_frame, leaf_at, num_leaves, num_values
+from swarm.training.allreduce.parts import check_frame, leaf_at, num_leaves, num_values, part_leaves
 from swarm.training.run.run_config import RunConfig
 from swarm.training.state.lease import LeaseStripe, lease_of, sample_ids
+
+_DIGEST_VALUES = 1 << 64
+
+
+def draw_validators(origin: Group, outcome: Outcome, rate: float) -> Mapping[str, str]:
+    """Return the validator of each member whose interval is validated, by member.
+
+    Each contributor of `origin` is drawn with probability `rate`. A validator makes a part of the vector, so that it
+    has the member's slices of it. It validates one interval only, and at most half of the members validate, so that
+    some train in the next step.
+    """
+    if not rate or not origin.part_values:
+        return {}
+    seed = _seed(origin, outcome)
+    candidates = [peer for peer, count in zip(origin.peer_ids, origin.part_values, strict=True) if count]
+    most, found = len(origin.members) // 2, dict[str, str]()
+    alone = [member.peer_id for member in origin.contributors if not member.followers]
+    for member in sorted(alone, key=lambda peer: _number(seed, "member", peer)):
+        if len(found) == most or _number(seed, "member", member) >= rate * _DIGEST_VALUES:
+            break
+        free = [peer for peer in candidates if peer != member and peer not in found.values()]
+        if free:
+            found[member] = min(free, key=lambda peer: _number(seed, "validator", member, peer))
+    return found
+
+
+def draw_leaves(origin: Group, outcome: Outcome, member: str, validator: str) -> tuple[int, ...]:
+    """Return the leaves of `member`'s slice for the part of `validator` that are compared: MAX_SHOWN_LEAVES, or all."""
+    seed = _seed(origin, outcome)
+    leaves = part_leaves(origin, origin.peer_ids.index(validator))
+    drawn = sorted(leaves, key=lambda leaf: _number(seed, "leaf", member, str(leaf)))
+    return tuple(sorted(drawn[: limits.MAX_SHOWN_LEAVES]))
+
+
+def _seed(origin: Group, outcome: Outcome) -> bytes:
+    parts = b"".join(outcome.part_digests)
+    return hashlib.sha256(f"swarm-intervals:{origin.run}/{origin.step}:".encode() + parts).digest()
+
+
+def _number(seed: bytes, *words: str) -> int:
+    return int.from_bytes(hashlib.sha256(seed + "/".join(words).encode()).digest()[:8], "big")
+
 
 Tier: TypeAlias = Literal["exact", "close", "wrong"]
 

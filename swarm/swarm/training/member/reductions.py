@@ -22,13 +22,13 @@ from swarm_protocol.training_messages import Group, Outcome, ReduceOpening, Sign
 
 from swarm.network.interface import Stream
 from swarm.training.allreduce.audit import Auditing, NotAudited
+from swarm.training.allreduce.bad_slices import CaughtLying, UndecodableSlice
 from swarm.training.allreduce.butterfly import Butterfly
-from swarm.training.allreduce.lies import CaughtLying, UndecodableSlice
 from swarm.training.allreduce.made_part import committed_tree
 from swarm.training.allreduce.parts import ReductionScheme
 from swarm.training.allreduce.peer_connections import MeteredStream
 from swarm.training.evidence.interval_audits import DrawnInterval
-from swarm.training.evidence.interval_draws import draw_leaves, draw_validators
+from swarm.training.evidence.interval_checks import draw_leaves, draw_validators
 from swarm.training.member.held_out_effects import DrawnSlices
 from swarm.training.member.interval_loop import IntervalOffer
 from swarm.training.round.clusters import has_contributed

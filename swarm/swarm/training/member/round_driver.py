@@ -37,10 +37,9 @@ from swarm.training.member.cluster_head import ClusterHead
 from swarm.training.member.follower import StepFollower
 from swarm.training.member.held_out_effects import DrawnSlices
 from swarm.training.member.interval_loop import IntervalLoop, IntervalOffer
-from swarm.training.member.peer_lookout import PeerLookout
+from swarm.training.member.peer_lookout import ASK_AFTER_S, PeerLookout, ShownGroups
 from swarm.training.member.progress_reports import DOWNWEIGHTED, LEFT_OUT, RoundLog, measured
 from swarm.training.member.reductions import Reductions, commit_slices
-from swarm.training.member.shown_groups import ASK_AFTER_S, ShownGroups
 from swarm.training.round import state_machine
 from swarm.training.round.clusters import has_contributed
 from swarm.training.round.group_formation import awaited_peers, num_lacking

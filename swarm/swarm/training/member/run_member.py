@@ -2,7 +2,7 @@
 
 One task drives one step at a time (`round_driver`). Beside it the intervals run in a thread of their own
 (`interval_loop`), and the other members are watched (`members_watch`). The `replica` holds what is committed,
-`round_service` answers peers, and `member_reports` tells events.
+`round_service` answers peers, and `progress_reports` tells events.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ from swarm.training.evidence.wrong_interval import IntervalCase
 from swarm.training.inner.interval import HeldOutLoss, Intervals, TrainingSetup
 from swarm.training.member.held_out_effects import HeldOutEffects
 from swarm.training.member.interval_loop import IntervalLoop
-from swarm.training.member.member_reports import MemberReports, scores_of
 from swarm.training.member.members_watch import WATCH_S, MembersWatch
-from swarm.training.member.progress_reports import committed, trainer_record
+from swarm.training.member.progress_reports import MemberReports, committed, scores_of, trainer_record
 from swarm.training.member.reductions import settle
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.round_service import RoundService

@@ -33,9 +33,8 @@ from swarm.training.run.settings import (
     whole,
     with_floats,
 )
-from swarm.training.standing.entrance import Entrance
+from swarm.training.standing.entrance import Entrance, Probation
 from swarm.training.standing.held_out_scores import HeldOutRule
-from swarm.training.standing.probation import Probation
 from swarm.trust.aggregator import Aggregator
 from swarm.trust.aggregators import Mean, aggregator_names, get_aggregator, parameter_names, parameters_of
 from swarm.trust.mixing import A_THIRD, MOST_LIARS, NO_MIXING, Mixing, NearestNeighbours, get_mixing, mixing_names

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from swarm_protocol.run_credentials import Grant, RunCredential, RunRevocation, grant_of
 
-from swarm.training.standing.entrance import MAX_ALL_REVOKED, MAX_ENTRIES, MAX_SERIALS, Entrance, Entry
-from swarm.training.standing.probation import Probation
+from swarm.training.standing.entrance import MAX_ALL_REVOKED, MAX_ENTRIES, MAX_SERIALS, Entrance, Entry, Probation
 from swarm.training.standing.register import Register, credits_after
 
 Grants = Mapping[str, Grant]

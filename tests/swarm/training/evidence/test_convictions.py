@@ -12,7 +12,7 @@ from support.made_up_interval import LIARS, VALIDATED, VICTIM, accusation
 from support.training_swarm import certificate_of, config
 from support.wrong_reduction import IDENTITIES, NOW, RUN, STRANGER, reduced, signatures, times_minus_ten
 from swarm.training.evidence import convictions as module
-from swarm.training.evidence import interval_accusations, wrong_interval
+from swarm.training.evidence import wrong_interval
 from swarm.training.evidence.bans import Verdict
 from swarm.training.evidence.convictions import Convictions
 from swarm.training.run.run_config import RunConfig
@@ -115,7 +115,7 @@ def test_evidence_that_is_no_news_is_not_checked_again(monkeypatch: pytest.Monke
     data = accusation((VICTIM, *LIARS)).evidence().to_bytes()
     member = convictions(roster=(VICTIM.peer_id,))
     assert banned(member, data) == {VICTIM.peer_id}
-    monkeypatch.delattr(interval_accusations, "read_case")
+    monkeypatch.delattr(wrong_interval, "read_case")
     assert banned(member, data) == {VICTIM.peer_id}
 
 
@@ -128,7 +128,7 @@ def test_accusation_that_is_not_enough_yet_is_checked_once_however_many_pass_it_
         return wrong_interval.read_case(body, *rest)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interval_accusations, "read_case", read_case)
+        patch.setattr(wrong_interval, "read_case", read_case)
         for data in (one, one, one):
             assert not banned(member, data.evidence().to_bytes())
         assert len(checked) == 1

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from support.training_swarm import config, placed_votes
 from support.wrong_reduction import IDENTITIES, NOW, signatures
-from swarm.training.evidence.equivocation_watch import MAX_PEERS, MAX_STATEMENTS, EquivocationWatch
+from swarm.training.evidence.equivocation import MAX_PEERS, MAX_STATEMENTS, EquivocationWatch
 from swarm.training.evidence.evidence import accused, check
 from swarm_protocol.equivocation_messages import Equivocation, StatedReport, StatedVote
 from swarm_protocol.errors import IntegrityError, PeerViolation

@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 from support.training_swarm import Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.testing import virtual_time
+from swarm.training.member.peer_lookout import MAX_GROUPS, ShownGroups
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
-from swarm.training.member.shown_groups import MAX_GROUPS, ShownGroups
 from swarm.training.run.methods import Methods
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.run_context import RunContext

@@ -10,7 +10,7 @@ from swarm.training.round.group_checks import MISSTATED, complaint
 from swarm.training.round.group_members import NO_SEAT, form_group
 from swarm.training.round.quorum import Succession
 from swarm.training.round.round_state import RoundSetup
-from swarm.training.standing.probation import Probation
+from swarm.training.standing.entrance import Probation
 from swarm.training.standing.standings import TrainerStandings
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Contribution, Group, Ready, SignedGroup

@@ -9,8 +9,7 @@ from itertools import count, islice
 import pytest
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.settings import ImpossibleRun
-from swarm.training.standing.entrance import MAX_ALL_REVOKED, MAX_ENTRIES, MAX_SERIALS, Entrance, Entry
-from swarm.training.standing.probation import Probation
+from swarm.training.standing.entrance import MAX_ALL_REVOKED, MAX_ENTRIES, MAX_SERIALS, Entrance, Entry, Probation
 from swarm.training.standing.register import MAX_AWAY, Register
 from swarm.training.standing.standings import TrainerStandings
 from swarm_protocol.identity import Identity

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm.training.run.run_config import RunConfig
-from swarm.training.standing.probation import Probation
+from swarm.training.standing.entrance import Probation
 from swarm.training.standing.standings import TrainerStandings
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Contribution, Follower, Group

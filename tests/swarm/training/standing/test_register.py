@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm.training.round.quorum import Succession
 from swarm.training.standing import register
-from swarm.training.standing.probation import Probation
+from swarm.training.standing.entrance import Probation
 from swarm.training.standing.register import Register, credits_after
 from swarm.training.standing.standings import TrainerStandings
 from swarm_protocol.identity import Identity

@@ -20,6 +20,8 @@ from typing import Generic, Protocol, TypeVar
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused
 
+K = TypeVar("K", bound=Hashable)
+
 NUM_GUARANTEED = 4
 """Places that each peer can have, however many others hold."""
 
@@ -72,8 +74,6 @@ HOST_BYTES = 512 * 2**20
 """Maximum unread bytes of all peers: full windows of 128 streams, far more than a group of sixteen needs."""
 
 RETRY_AFTER_S = 1.0
-
-K = TypeVar("K", bound=Hashable)
 
 
 class UnreadHolder(Protocol):

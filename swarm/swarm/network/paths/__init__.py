@@ -11,7 +11,8 @@ A direct path comes to be like this, with the module of each step:
    tells each where it sees the other one. The peer with the smaller id then dials the other one.
 4. Meanwhile the other one opens its NAT for this dial with a SYN of its own (`opener`), and passes the connection that
    comes of it to its libp2p daemon.
-5. If that fails, too, the pair is connected through the relay, and `direct_paths.Upgrades` tries later to move it to a direct path.
+5. If that fails, too, the pair is connected through the relay, and `direct_paths.Upgrades` tries later to move it to a
+   direct path.
 
 `direct_paths` creates these parts and connects them with the host: read it first. The messages are in
 `docs/reference/protocol/paths.md`, and the reasons in `docs/decisions/paths.md`.

@@ -32,12 +32,11 @@ from swarm_protocol.training_messages import Group, SignedGroup
 from torch import Tensor
 
 from swarm.network.interface import EndOfStream, Stream
-from swarm.training.allreduce.bad_slices import CaughtLying
 from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.leaf_checks import are_committed, hashed_part, part_leaf, reduced_leaf
 from swarm.training.allreduce.made_part import MadePart
 from swarm.training.allreduce.part_streams import blamed
-from swarm.training.allreduce.parts import backup_peer, leaf_values, num_leaves, part_leaves
+from swarm.training.allreduce.parts import CaughtLying, backup_peer, leaf_values, num_leaves, part_leaves
 
 BYTES_SHARE = 0.02
 """Limits what one audited leaf of each part may add to the bytes of a reduction, without proofs."""

@@ -20,13 +20,15 @@ from collections.abc import Awaitable, Callable
 from swarm_compression import Codec, CodecError
 from swarm_compression.codec import Data
 from swarm_protocol.errors import PeerViolation, RoundError, SwarmError
-from swarm_protocol.proof_messages import AuditDraw, AuditedSlice, BadSlice, Evidence
+from swarm_protocol.proof_messages import AuditDraw, AuditedSlice, BadSlice
 
 from swarm.network.interface import Stream
 from swarm.training.allreduce.leaf_checks import is_leaf
 from swarm.training.allreduce.part_streams import PartStreams
 from swarm.training.allreduce.parts import (
     FRAME_VALUES,
+    CaughtLying,
+    UndecodableSlice,
     check_frame,
     leaf_pieces,
     leaf_values,
@@ -34,24 +36,6 @@ from swarm.training.allreduce.parts import (
     num_values,
     part_leaves,
 )
-
-
-class CaughtLying(PeerViolation):
-    """A member has done what no honest member does, as `evidence` shows to anyone."""
-
-    def __init__(self, message: str, *, peer_id: str, evidence: Evidence) -> None:
-        super().__init__(message, peer_id=peer_id)
-        self.evidence = evidence
-
-
-class UndecodableSlice(PeerViolation):
-    """A member has sent `data` as its slice of `frame`, a place in the step's vector, and nobody can decode that."""
-
-    def __init__(self, message: str, *, peer_id: str, data: Data, frame: slice) -> None:
-        super().__init__(message, peer_id=peer_id)
-        self.data = data
-        self.frame = frame
-
 
 logger = logging.getLogger(__name__)
 

@@ -29,12 +29,12 @@ from swarm_protocol.training_messages import Contribution, Group, ReduceOpening
 from torch import Tensor
 
 from swarm.network.interface import EndOfStream, Stream
-from swarm.training.allreduce.bad_slices import UndecodableSlice
 from swarm.training.allreduce.made_part import MadePart
 from swarm.training.allreduce.part_streams import FrameInbox, PartStreams, not_of_others
 from swarm.training.allreduce.parts import (
     PartResult,
     ReductionScheme,
+    UndecodableSlice,
     backup_peer,
     check_frame,
     decode_frame,

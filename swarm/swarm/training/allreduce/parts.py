@@ -21,7 +21,8 @@ from swarm_compression import Codec, CodecError
 from swarm_compression.codec import CUT_VALUES, Data
 from swarm_compression.feedback import ErrorFeedback
 from swarm_protocol import limits
-from swarm_protocol.errors import IntegrityError, RoundError, SwarmError
+from swarm_protocol.errors import IntegrityError, PeerViolation, RoundError, SwarmError
+from swarm_protocol.proof_messages import Evidence
 from swarm_protocol.training_messages import Contribution, Group
 from torch import Tensor
 
@@ -312,3 +313,20 @@ class PartResult:
     def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+
+class CaughtLying(PeerViolation):
+    """A member has done what no honest member does, as `evidence` shows to anyone."""
+
+    def __init__(self, message: str, *, peer_id: str, evidence: Evidence) -> None:
+        super().__init__(message, peer_id=peer_id)
+        self.evidence = evidence
+
+
+class UndecodableSlice(PeerViolation):
+    """A member has sent `data` as its slice of `frame`, a place in the step's vector, and nobody can decode that."""
+
+    def __init__(self, message: str, *, peer_id: str, data: Data, frame: slice) -> None:
+        super().__init__(message, peer_id=peer_id)
+        self.data = data
+        self.frame = frame

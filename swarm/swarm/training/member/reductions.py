@@ -22,10 +22,9 @@ from swarm_protocol.training_messages import Group, Outcome, ReduceOpening, Sign
 
 from swarm.network.interface import Stream
 from swarm.training.allreduce.audit import Auditing, NotAudited
-from swarm.training.allreduce.bad_slices import CaughtLying, UndecodableSlice
 from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.made_part import committed_tree
-from swarm.training.allreduce.parts import ReductionScheme
+from swarm.training.allreduce.parts import CaughtLying, ReductionScheme, UndecodableSlice
 from swarm.training.allreduce.peer_connections import MeteredStream
 from swarm.training.evidence.interval_audits import DrawnInterval
 from swarm.training.evidence.interval_checks import draw_leaves, draw_validators

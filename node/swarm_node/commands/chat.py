@@ -75,8 +75,7 @@ def run(flags: Flags) -> int:
     with uncollected():
         from swarm.client import Client, KnownPublishers, UsedRevisions  # noqa: PLC0415
 
-    from swarm_node.storage.kept_models import kept_models  # noqa: PLC0415
-    from swarm_node.storage.used_models import publishers_in, used_in  # noqa: PLC0415
+    from swarm_node.storage.client_models import kept_models, publishers_in, used_in  # noqa: PLC0415
 
     diagnostics.quieten_libraries()
     emitter = Emitter(json=flags.json)

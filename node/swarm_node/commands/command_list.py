@@ -225,7 +225,7 @@ COMMANDS = (
     Command(
         name="models publish",
         purpose="Sign a manifest of a model's files, so that clients can tell the model from others of its name.",
-        code="swarm_node.commands.models_publish:publish",
+        code="swarm_node.commands.models:publish",
         settings=HERE,
         example="swarm-node models publish ~/models/story --name story",
         options={
@@ -238,7 +238,7 @@ COMMANDS = (
     Command(
         name="models verify",
         purpose="Check the files of a model against its publisher's manifest.",
-        code="swarm_node.commands.models_publish:verify",
+        code="swarm_node.commands.models:verify",
         settings=("manifest",),
         example="swarm-node models verify ~/models/story --manifest story.manifest",
         options={

@@ -1,11 +1,13 @@
-"""`swarm-node models list` and `models check`: the models that a network serves, and whether a model can be served.
+"""`swarm-node models`: what a network serves, whether a model can be served, and signed manifests.
 
-`check` decides from the model's config alone and reads no weights.
+`check` decides from the model's config alone and reads no weights. `publish` signs a model's manifest, and `verify`
+checks a directory against one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -13,17 +15,29 @@ from typing import TYPE_CHECKING
 
 from swarm.heap import uncollected
 from swarm.router.revisions import short_revision
-from swarm_protocol.errors import SwarmError
+from swarm.serving.model.manifest_file import MANIFEST_FILE, keep_beside, load_manifest, manifest_beside
+from swarm_protocol import limits
+from swarm_protocol.checks import check_name
+from swarm_protocol.errors import ConfigError, SwarmError, reason_of
+from swarm_protocol.identity import Identity
+from swarm_protocol.manifest_messages import PublishedManifest
 
 from swarm_node import diagnostics, interrupts
 from swarm_node.commands.chat import soon
-from swarm_node.commands.command_options import Flags
+from swarm_node.commands.command_options import Flags, signing_identity
 from swarm_node.commands.daemons import check_model_directory
 from swarm_node.events.emitter import Emitter
 from swarm_node.settings.config import UsageError
 from swarm_node.settings.parsers import HubId, parse_model
-from swarm_node.storage.home import Home
+from swarm_node.storage.home import Home, check_new_file
 from swarm_node.storage.remembered_peers import join_addrs
+
+if TYPE_CHECKING:
+    from swarm_node.settings.parsers import HubId
+
+REPORTED_BYTES = 10**9
+"""The weights of a model that take seconds to read: below that no progress is shown."""
+
 
 if TYPE_CHECKING:
     from swarm.client import Client, ModelStatus, OtherRevision
@@ -46,7 +60,7 @@ def list_models(flags: Flags) -> int:
     with uncollected():
         from swarm.client import Client  # noqa: PLC0415
 
-    from swarm_node.storage.used_models import publishers_in  # noqa: PLC0415
+    from swarm_node.storage.client_models import publishers_in  # noqa: PLC0415
 
     diagnostics.quieten_libraries()
     emitter = Emitter(json=flags.json)
@@ -162,3 +176,159 @@ def named_model(flags: Flags) -> Path | HubId:
     if isinstance(model, Path):
         check_model_directory(model, "give the directory of config.json and *.safetensors, or OWNER/NAME on a hub")
     return model
+
+
+def publish(flags: Flags) -> int:
+    model, emitter, out = named_model(flags), Emitter(json=flags.json), flags.options["out"]
+    name = _name(flags.options["name"] or model.name)
+    if out is not None:
+        _check_copy(out, model)
+    identity, home = signing_identity(flags), Home(flags.home())
+    diagnostics.quieten_libraries()
+    interrupts.raise_in_command()
+    directory, origin = (model, "") if isinstance(model, Path) else _downloaded(model, home, emitter)
+    publish_directory(directory, name, identity, origin=origin, emitter=emitter, copy=out)
+    return 0
+
+
+def publish_directory(
+    directory: Path, name: str, identity: Identity, *, origin: str, emitter: Emitter, copy: Path | None = None
+) -> PublishedManifest:
+    """Sign the manifest of a model and keep it beside the model, and before that at `copy`: if that cannot be written,
+    the manifest beside the model stays as it was. It also stays if it says the same already. Raises ConfigError,
+    IntegrityError."""
+    # torch and transformers take seconds to import: what is refused before is refused at once
+    from swarm.serving.manifest.publishing import publish as signed  # noqa: PLC0415
+
+    found = manifest_beside(directory)
+    if found is not None and found.publisher != identity.peer_id:
+        raise ConfigError(
+            f"{directory} already has a manifest, which {found.publisher} signed",
+            remedy=f"sign with that key, or remove {MANIFEST_FILE} from the directory first",
+        )
+    published = signed(
+        directory,
+        name,
+        identity,
+        published_at=int(time.time()),
+        origin=origin,
+        on_bytes=_hashing(name, directory, emitter),
+        earlier=found,
+    )
+    if copy is not None:
+        _write(copy, published)
+    is_kept = published is found
+    path = directory / MANIFEST_FILE if is_kept else keep_beside(published, directory)
+    emitter.emit(
+        "published",
+        model=name,
+        publisher=published.publisher,
+        digest=published.digest.hex(),
+        path=str(path),
+        is_kept=is_kept,
+        how=_how(name, found, is_kept=is_kept),
+    )
+    return published
+
+
+def _how(name: str, found: PublishedManifest | None, *, is_kept: bool) -> str:
+    """Say in words what became of the manifest that was `found` beside the model."""
+    if is_kept:
+        return "is already published, with the same files,"
+    if found is not None and found.manifest.name != name:
+        return f"is published, in place of {found.manifest.name},"
+    return "is published"
+
+
+def _name(name: str) -> str:
+    """Return the name to publish under. Raises UsageError for one that no model can have."""
+    try:
+        return check_name(name, "")
+    except ValueError:
+        raise UsageError(
+            f"--name: a model cannot be published as {name!r:.80}",
+            remedy=f"give --name at most {limits.MAX_NAME_BYTES} letters, digits and ._:@+-, such as --name story",
+        ) from None
+
+
+def _check_copy(out: Path, model: Path | HubId) -> None:
+    """Raises ConfigError or UsageError if no copy of the manifest can be written to `out`."""
+    if isinstance(model, Path) and out.absolute().resolve() == (model / MANIFEST_FILE).resolve():
+        raise UsageError(
+            f"--out: {MANIFEST_FILE} in the model's directory is written in any case",
+            remedy="leave --out out, or name a file elsewhere for a copy",
+        )
+    check_new_file(out)
+
+
+def verify(flags: Flags) -> int:
+    directory, given, emitter = _directory(flags), flags.resolve().manifest, Emitter(json=flags.json)
+    published = load_manifest(given) if given else manifest_beside(directory)
+    if published is None:
+        raise ConfigError(
+            f"there is no {MANIFEST_FILE} in {directory}", remedy="name the publisher's manifest with --manifest FILE"
+        )
+    from swarm.serving.manifest.verification import check_directory  # noqa: PLC0415
+
+    interrupts.raise_in_command()
+    manifest = published.manifest
+    check_directory(directory, published, _hashing(manifest.name, directory, emitter))
+    emitter.emit(
+        "verified",
+        model=manifest.name,
+        publisher=published.publisher,
+        digest=published.digest.hex(),
+        path=str(directory),
+        files=manifest.file_names,
+    )
+    return 0
+
+
+def _downloaded(model: HubId, home: Home, emitter: Emitter) -> tuple[Path, str]:
+    """Bring a whole model from its hub. Returns its directory and where it came from."""
+    from swarm.serving.model.model_files import open_model  # noqa: PLC0415
+
+    from swarm_node.roles.sources import ProgressReports, find_source  # noqa: PLC0415
+
+    def report(num_bytes: int, total_bytes: int) -> None:
+        emitter.emit("downloading", model=model.name, num_bytes=num_bytes, total_bytes=total_bytes)
+
+    source = find_source(model, home, ProgressReports(report))
+    source.fetch_blocks(0, open_model(source.directory).num_blocks)
+    return source.directory, open_model(source.directory).source
+
+
+def _hashing(name: str, directory: Path, emitter: Emitter) -> Callable[[int], None]:
+    """Return a function that reports how much of a model's weights has been read, when it is told of more bytes."""
+    from swarm_node.roles.sources import ProgressReports  # noqa: PLC0415
+
+    if (total_bytes := sum(path.stat().st_size for path in directory.glob("*.safetensors"))) < REPORTED_BYTES:
+        return lambda _num_bytes: None
+    done = 0
+
+    def report(num_bytes: int, total_bytes: int) -> None:
+        emitter.emit("hashing", model=name, num_bytes=num_bytes, total_bytes=total_bytes)
+
+    reports = ProgressReports(report)
+
+    def on_bytes(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        reports(min(done, total_bytes), total_bytes)
+
+    return on_bytes
+
+
+def _directory(flags: Flags) -> Path:
+    directory: Path | None = flags.options["dir"]
+    if directory is None:
+        raise UsageError("DIR is missing", remedy="name the model's directory")
+    check_model_directory(directory, "name the directory of config.json and *.safetensors")
+    return directory
+
+
+def _write(path: Path, published: PublishedManifest) -> None:
+    try:
+        path.write_bytes(published.signed)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {reason_of(error)}", remedy="choose another --out") from error

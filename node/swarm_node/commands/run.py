@@ -1,7 +1,7 @@
 """`swarm-node run init`, `sign` and `show`, and the start of the other commands of a run.
 
 `init` writes a run file with the default model or with that of a checkpoint to start from. `sign` checks, pins and
-signs it. The others are in `run_watch`, `run_export`, `run_resume`, `run_endorse` and `run_invite`.
+signs it. The others are in `run_watch`, `run_export`, `run_orders` and `run_invite`.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def show(flags: Flags) -> int:
 def resume(flags: Flags) -> int:
     config = with_peers(flags)
     path, author = run_file(flags), signing_identity(flags)
-    from swarm_node.commands.run_resume import resume_run  # noqa: PLC0415
+    from swarm_node.commands.run_orders import resume_run  # noqa: PLC0415
 
     members, emitter = flags.options["members"], Emitter(json=flags.json)
     return resume_run(path, author, members, config, emitter, is_certain=flags.options["yes"])
@@ -125,7 +125,7 @@ def endorse(flags: Flags) -> int:
     except ValueError as error:
         raise UsageError(f"--every: {text!r:.40} {error}", remedy="write --every 1h") from error
     config, path, author = with_peers(flags), run_file(flags), signing_identity(flags)
-    from swarm_node.commands.run_endorse import endorse_run  # noqa: PLC0415
+    from swarm_node.commands.run_orders import endorse_run  # noqa: PLC0415
 
     members, is_certain, emitter = flags.options["members"], flags.options["yes"], Emitter(json=flags.json)
     return endorse_run(path, author, members, config, emitter, every_s=every_s, is_certain=is_certain)

@@ -25,7 +25,7 @@ from swarm_protocol.errors import ConfigError, PeerTimeout, RoundError
 from swarm_protocol.identity import Identity
 
 from swarm_node import diagnostics, interrupts
-from swarm_node.commands.models_publish import publish_directory
+from swarm_node.commands.models import publish_directory
 from swarm_node.events.emitter import Emitter
 from swarm_node.network_visit import retried, visiting
 from swarm_node.roles.sources import kept_copy, run_of_id

@@ -34,7 +34,7 @@ from swarm_node import diagnostics, interrupts
 from swarm_node.commands.command_options import Flags, signing_identity
 from swarm_node.commands.invite import parse_lifetime, utc
 from swarm_node.commands.run import run_file, with_peers
-from swarm_node.commands.run_resume import give
+from swarm_node.commands.run_orders import give
 from swarm_node.events.emitter import Emitter
 from swarm_node.network_visit import retried, visiting
 from swarm_node.settings.config import UsageError

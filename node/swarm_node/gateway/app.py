@@ -16,10 +16,9 @@ from swarm.client import AsyncClient
 from swarm.client.request import Prompt
 
 from swarm_node.gateway import api_errors, http_limits, responses
-from swarm_node.gateway.admission import AccessControl, BodyLimit
+from swarm_node.gateway.admission import AccessControl, BodyLimit, KeyRing
 from swarm_node.gateway.answering import Answerer, GenerationBatch
 from swarm_node.gateway.chat_schema import ChatRequest
-from swarm_node.gateway.keys import KeyRing
 from swarm_node.gateway.metrics import Metrics, RequestCounter, Trace
 from swarm_node.gateway.request_schema import CompletionRequest
 from swarm_node.gateway.responses import ChatBuilder, CompletionBuilder, ResponseHead, json_response

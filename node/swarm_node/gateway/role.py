@@ -35,8 +35,8 @@ from swarm_node.dashboard.app import combined, create_dashboard
 from swarm_node.dashboard.collector import check_history, checkpoints, daemon_collector
 from swarm_node.formatting import plural
 from swarm_node.gateway import http_limits
+from swarm_node.gateway.admission import KeyRing
 from swarm_node.gateway.app import GatewayOptions, create_app
-from swarm_node.gateway.keys import KeyRing
 from swarm_node.gateway.metrics import SpotCheckCounter, read_possession
 from swarm_node.http.addresses import checked
 from swarm_node.http.rate_limit import Rates
@@ -45,9 +45,8 @@ from swarm_node.node import Node, NodeRole
 from swarm_node.roles.server_convictions import server_convictions
 from swarm_node.settings.config import Config
 from swarm_node.storage import server_evidence
+from swarm_node.storage.client_models import kept_models, publishers_in, used_in
 from swarm_node.storage.home import JsonMemory
-from swarm_node.storage.kept_models import kept_models
-from swarm_node.storage.used_models import publishers_in, used_in
 
 
 class GatewayRole(NodeRole):

@@ -4,8 +4,8 @@
     HOME/daemon.lock    locked while a daemon lives; holds its pid
     HOME/control.sock   the daemon's control socket
     HOME/peers.json     the peers that the node remembers (see `remembered_peers`); may be deleted at any time
-    HOME/revisions.json the weights of models that its clients have used (see `used_models`); may be deleted, too
-    HOME/publishers.json who has published these models (see `used_models`); may be deleted, too
+    HOME/revisions.json the weights of models that its clients have used (see `client_models`); may be deleted, too
+    HOME/publishers.json who has published these models (see `client_models`); may be deleted, too
     HOME/reputation.json what spot checks have shown of servers (see `gateway.role`); may be deleted, too
     HOME/traffic.json   what was sent and received in this month (see `lending.lending`); may be deleted, too
     HOME/invitation     the invitation to a private network, and HOME/revocations (see `kept_invitation`)

@@ -11,7 +11,7 @@ from support.published_models import flip_a_byte
 from support.tiny_models import FAMILIES, write_model
 from swarm.serving.model.manifest_file import MANIFEST_FILE, load_manifest
 from swarm_node import cli
-from swarm_node.commands import models_publish
+from swarm_node.commands import models
 from swarm_protocol.identity import Identity
 
 
@@ -73,7 +73,7 @@ def test_publish_that_cannot_write_its_copy_leaves_the_manifest_as_it_was(
     for out, said in ((home, "exists already"), (home / "none" / "copy", "there is no directory")):
         code, err = run(capsys, "publish", story, "--home", home, "--name", "other", "--out", out)
         assert (code, said in err) == (1, True)
-    monkeypatch.setattr(models_publish, "check_new_file", lambda _path: None)  # as on a disk that is full only then
+    monkeypatch.setattr(models, "check_new_file", lambda _path: None)  # as on a disk that is full only then
     code, err = run(capsys, "publish", story, "--home", home, "--name", "other", "--out", home)
     assert (code, f"cannot write {home}: is a directory" in err) == (1, True)
     assert (story / MANIFEST_FILE).read_bytes() == kept
@@ -84,7 +84,7 @@ def test_publishing_the_same_files_again_keeps_the_manifest_and_says_so(
 ) -> None:
     assert "story is published by 12D3KooW" in run(capsys, "publish", story, "--home", home)[1]
     kept = (story / MANIFEST_FILE).read_bytes()
-    monkeypatch.setattr(models_publish.time, "time", lambda: 4e9)
+    monkeypatch.setattr(models.time, "time", lambda: 4e9)
     copy = story.parent / "copy"
     code, err = run(capsys, "publish", story, "--home", home, "--out", copy)
     assert (code, "story is already published, with the same files, by 12D3KooW" in err) == (0, True)

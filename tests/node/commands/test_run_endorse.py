@@ -17,7 +17,7 @@ from swarm.testing import virtual_time
 from swarm.training.run.run_file import write_run
 from swarm.training.trainer_events import OuterStep, StateEndorsed
 from swarm_node import cli
-from swarm_node.commands import run_endorse
+from swarm_node.commands import run_orders
 from swarm_protocol.identity import Identity
 
 ONLOOKER = Identity(b"onlooker".ljust(32))
@@ -37,9 +37,9 @@ class Endorsed:
         self._command = ["run", "endorse", str(folder / "run.toml"), "--identity", str(folder / "author.key"), "--json"]
         self._command += ["--peers", f"/ip4/127.0.0.1/tcp/9/p2p/{ONLOOKER.peer_id}"]
         self.num_endorsed = 0
-        monkeypatch.setattr(run_endorse, "visiting", self._visiting)
+        monkeypatch.setattr(run_orders, "visiting", self._visiting)
         waits = SimpleNamespace(run=lambda main: virtual_time.run(main, compute_s=_cost), sleep=asyncio.sleep)
-        monkeypatch.setattr(run_endorse, "asyncio", waits)
+        monkeypatch.setattr(run_orders, "asyncio", waits)
 
     @asynccontextmanager
     async def _visiting(self, _config: object) -> AsyncIterator[tuple[Network, Membership]]:

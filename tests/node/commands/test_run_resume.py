@@ -19,8 +19,8 @@ from swarm.training.outside.resume import survey
 from swarm.training.run.run_file import write_run
 from swarm.training.trainer_events import OuterStep, RunResumed
 from swarm_node import cli
-from swarm_node.commands import run_resume
-from swarm_node.commands.run_resume import read_members
+from swarm_node.commands import run_orders
+from swarm_node.commands.run_orders import read_members
 from swarm_node.events.emitter import Emitter
 from swarm_protocol.errors import ConfigError, PeerTimeout, PeerUnreachable
 from swarm_protocol.identity import Identity
@@ -52,7 +52,7 @@ async def resume(
             peers = named or await membership.trainers(swarm.run.run_id)
             situation = await survey(network, swarm.run, peers)
         emitter = Emitter(json=True, out=out, err=io.StringIO())
-        await run_resume._order(network, swarm.run, author, named, situation, emitter, is_certain=is_certain)
+        await run_orders._order(network, swarm.run, author, named, situation, emitter, is_certain=is_certain)
     finally:
         await network.close()
     return [json.loads(line) for line in out.getvalue().splitlines()]
@@ -132,7 +132,7 @@ def test_resume_that_no_member_takes_is_an_error() -> None:
             swarm.kill("m3")
             emitter = Emitter(json=False, out=io.StringIO(), err=io.StringIO())
             with pytest.raises(PeerUnreachable, match="no member accepted the resume order"):
-                await run_resume._order(network, swarm.run, AUTHOR, (), situation, emitter, is_certain=True)
+                await run_orders._order(network, swarm.run, AUTHOR, (), situation, emitter, is_certain=True)
             await network.close()
 
     virtual_time.run(main(), compute_s=_cost)
@@ -159,9 +159,9 @@ def test_resume_is_a_command_that_signs_with_the_authors_key(
                 await swarm.finish()
             resumed.append(any(member.of(RunResumed) for member in swarm.members.values()))
 
-    monkeypatch.setattr(run_resume, "visiting", visiting)
+    monkeypatch.setattr(run_orders, "visiting", visiting)
     monkeypatch.setattr(
-        run_resume, "asyncio", SimpleNamespace(run=lambda main: virtual_time.run(main, compute_s=_cost))
+        run_orders, "asyncio", SimpleNamespace(run=lambda main: virtual_time.run(main, compute_s=_cost))
     )
     options = ["--peers", f"/ip4/127.0.0.1/tcp/9/p2p/{PEERS[0]}", "--identity", str(tmp_path / "author.key"), "--json"]
     assert cli.run(["run", "resume", str(tmp_path / "run.toml"), *options, *certain]) == 0

@@ -10,8 +10,8 @@ import pytest
 from node.gateway.scripted_client import ScriptedClient, ScriptedToken, converse
 from openai import AsyncOpenAI
 from swarm_node.gateway import http_limits
+from swarm_node.gateway.admission import KeyRing
 from swarm_node.gateway.app import GatewayOptions
-from swarm_node.gateway.keys import KeyRing
 from swarm_node.http import rate_limit
 from swarm_node.http.addresses import caller_of
 from swarm_node.http.http_error import HttpError

@@ -16,7 +16,7 @@ from swarm.serving.model.model_files import open_model
 from swarm.training.run.run_config import DEFAULT_MODEL, RunConfig
 from swarm.training.run.run_model import initial_theta
 from swarm.training.state.export import export_hf
-from swarm_node.storage.used_models import used_in
+from swarm_node.storage.client_models import used_in
 
 SMALL = {**DEFAULT_MODEL, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "initializer_range": 0.3}
 OWN, OTHER = "5c819ed1" * 4, "0d1e2f3a" * 4

@@ -20,8 +20,8 @@ from swarm_node.metrics.otel_traces import NO_TRACES
 from swarm_node.node import Activity, NodeRole
 from swarm_node.settings.config import Config
 from swarm_node.shutdown import Shutdown
+from swarm_node.storage.client_models import used_in
 from swarm_node.storage.home import Home
-from swarm_node.storage.used_models import used_in
 from swarm_protocol.errors import ConfigError, StartError
 
 

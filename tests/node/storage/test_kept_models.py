@@ -10,8 +10,8 @@ from support.node_settings import resolve
 from swarm_node.events.emitter import Emitter
 from swarm_node.settings.config import Config, UsageError
 from swarm_node.settings.parsers import HubId, KeptSource, parse_kept, parse_path
+from swarm_node.storage.client_models import kept_models
 from swarm_node.storage.home import Home
-from swarm_node.storage.kept_models import kept_models
 from swarm_protocol.errors import ConfigError
 
 

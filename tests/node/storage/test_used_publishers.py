@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.published_models import PUBLISHER, STRANGER
-from swarm_node.storage.used_models import publishers_in
+from swarm_node.storage.client_models import publishers_in
 from swarm_protocol.errors import ConfigError
 
 

@@ -22,7 +22,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from swarm.client import AsyncClient, Client, Generation, ModelStatus, OtherRevision, Token, UsedRevisions
+    from swarm.client import (
+        AsyncClient,
+        Client,
+        Generation,
+        ModelStatus,
+        OtherRevision,
+        SamplingParams,
+        Token,
+        UsedRevisions,
+    )
     from swarm.trainer import Trainer
 
 __all__ = [
@@ -31,6 +40,7 @@ __all__ = [
     "Generation",
     "ModelStatus",
     "OtherRevision",
+    "SamplingParams",
     "Token",
     "Trainer",
     "UsedRevisions",

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from support.serving_fleet import ServingFleet, serving_fleet
-from swarm.client import Generation
+from swarm.client import Generation, SamplingParams
 from swarm.training.run.run_config import DEFAULT_MODEL, RunConfig
 from swarm.training.run.run_model import initial_theta
 from swarm.training.state.export import export_hf
@@ -50,7 +50,10 @@ def _write_model(directory: Path) -> Path:
 
 def _generation(servers: ServingFleet, prompt: str, temperature: float) -> Generation:
     return servers.client.generate(
-        model="chaos", prompt=prompt, max_tokens=NUM_TOKENS, temperature=temperature, seed=SEED
+        model="chaos",
+        prompt=prompt,
+        max_tokens=NUM_TOKENS,
+        sampling=SamplingParams(temperature=temperature, seed=SEED),
     )
 
 

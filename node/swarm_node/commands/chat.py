@@ -56,7 +56,10 @@ class Conversation:
 
     def asking(self, question: str) -> dict[str, Any]:
         """Return the arguments of a generation that answers `question`."""
-        asked = {"model": self.model, "temperature": self.temperature, "max_tokens": self.max_tokens}
+        from swarm.client import SamplingParams  # noqa: PLC0415 - takes a second to load
+
+        sampling = SamplingParams(temperature=self.temperature)
+        asked = {"model": self.model, "sampling": sampling, "max_tokens": self.max_tokens}
         if not self.has_template:
             system = f"{self.system}\n" if self.system else ""
             return {**asked, "prompt": system + "".join(f"{q}{a}\n" for q, a in self.said) + question}

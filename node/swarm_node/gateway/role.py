@@ -22,6 +22,7 @@ from pathlib import Path
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 from swarm.client import AsyncClient
+from swarm.client.async_client import ClientOptions
 from swarm.client.possession_checks import FailedProof
 from swarm.serving.checking.check_report import CheckReport
 from swarm.serving.checking.spot_checks import SpotCheckOptions, SpotChecks
@@ -89,12 +90,14 @@ class GatewayRole(NodeRole):
         return AsyncClient(
             network=node.network,
             membership=node.membership,
-            pins=self._pins,
-            used=used_in(node.home.revisions, node.network.network_id),
-            publishers=publishers_in(node.home.publishers, node.network.network_id, node.config.publisher),
-            on_failed_proof=lambda failure: _tell(node, failure, remember),
-            session=SessionOptions(checks=checks),
-            text_at_home=kept_models(node.config, node.home, node.emitter),
+            options=ClientOptions(
+                session=SessionOptions(checks=checks),
+                pins=self._pins,
+                used=used_in(node.home.revisions, node.network.network_id),
+                publishers=publishers_in(node.home.publishers, node.network.network_id, node.config.publisher),
+                on_failed_proof=lambda failure: _tell(node, failure, remember),
+                text_at_home=kept_models(node.config, node.home, node.emitter),
+            ),
             convictions=convictions,
         )
 

@@ -5,9 +5,10 @@ A client holds its tokenizers and what it has learnt about servers; each generat
 
 from __future__ import annotations
 
-from swarm.client.async_client import AsyncClient, Generation
+from swarm.client.async_client import AsyncClient, ClientOptions
 from swarm.client.catalog import ModelStatus, OtherRevision
 from swarm.client.publishers import KnownPublishers, UsedRevisions
+from swarm.client.request import Generation, SamplingParams
 from swarm.client.sync_client import Client
 from swarm.serving.home.kept_model import KeptModel
 from swarm.serving.session.generate import Token
@@ -15,11 +16,13 @@ from swarm.serving.session.generate import Token
 __all__ = [
     "AsyncClient",
     "Client",
+    "ClientOptions",
     "Generation",
     "KeptModel",
     "KnownPublishers",
     "ModelStatus",
     "OtherRevision",
+    "SamplingParams",
     "Token",
     "UsedRevisions",
 ]

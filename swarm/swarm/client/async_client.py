@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from swarm_protocol.errors import ConfigError, PeerError, PeerViolation
@@ -17,7 +17,17 @@ from swarm.client.assets_cache import AssetsCache
 from swarm.client.catalog import ChosenRevision, ModelCatalog, ModelStatus
 from swarm.client.possession_checks import FailedProof, PossessionChecks
 from swarm.client.publishers import KnownPublishers, UsedRevisions
-from swarm.client.request import GenerationRequest, Prompt, TextClient, check_fits, checked, encode, room_for
+from swarm.client.request import (
+    Generation,
+    GenerationRequest,
+    Prompt,
+    TextClient,
+    check_fits,
+    checked,
+    encode,
+    joined,
+    room_for,
+)
 from swarm.client.text_at_home import KeptModels, TextAtHome
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
@@ -40,38 +50,6 @@ if TYPE_CHECKING:
     from swarm.serving.home.home_ends import HomeEnds
 
 
-class Generation:
-    """A running answer. Nothing happens before the first token is asked for; `aclose` frees the chain at any time."""
-
-    def __init__(self, start: Callable[[Trace], AsyncGenerator[Token, None]], model: str) -> None:
-        self._trace = Trace(model=model)
-        self._tokens = start(self._trace)
-
-    def __aiter__(self) -> AsyncIterator[Token]:
-        return self._tokens
-
-    async def aclose(self) -> None:
-        await self._tokens.aclose()
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """The number of tokens of the prompt, 0 until the first token has come."""
-        return self._trace.num_prompt_tokens
-
-    def trace(self) -> dict[str, Any]:
-        """Return what has happened so far: `hops` (servers, spans, ms), `replays`, `failover_ms`, token counts."""
-        return self._trace.to_dict()
-
-
-async def joined(tokens: AsyncGenerator[Token, None]) -> AsyncGenerator[Token, None]:
-    """Yield all tokens as one, with the whole text."""
-    async with aclosing(tokens):
-        all_tokens = [token async for token in tokens]
-    last = all_tokens[-1]
-    text = "".join(token.text for token in all_tokens)
-    yield Token(text=text, token_id=last.token_id, finish_reason=last.finish_reason)
-
-
 DEFAULT_NETWORK_ID = "swarm"
 
 MAX_REVISIONS_TRIED = 3
@@ -85,62 +63,73 @@ def _import_tensor_calls() -> type[TensorCalls]:
     return TensorCalls
 
 
-class AsyncClient(TextClient[Generation]):
-    """A client on a network and a membership that the caller owns; `connect` makes both. `aclose` ends what it opened.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """The settings of a client, each with a default.
 
     A model is named as its servers name it, or NAME@REVISION. The latter selects one of several revisions under one
     name, by its digest or the first eight or more characters of it. `pins` do the same for all requests, by name.
     Without a pin, a revision that was `used` before takes precedence. `publishers` are the publishers to believe, each
     as MODEL=PEER_ID or, for every model without one of its own, PEER_ID; or what an earlier process remembers of them.
     `on_failed_proof` is told of each server that was asked to prove that it holds a published model, and failed.
-    `convictions` are the servers that evidence convicts, as this process knows; without them the client has its own.
 
     `text_at_home` names the models of which this client keeps both ends, each with its directory or a KeptModel.
     Servers then get hidden states and never tokens, models that are not named are not asked, and calls that would give
     a text to servers raise ConfigError. The guide "Keep text at home" says what that hides, and from whom it does not.
     """
 
-    def __init__(  # noqa: PLR0913 a client's settings, each of which has a default
+    session: SessionOptions = field(default_factory=SessionOptions)
+    tokenizers: TokenizerLimits = field(default_factory=TokenizerLimits)
+    pins: Mapping[str, str] = field(default_factory=dict)
+    used: UsedRevisions = field(default_factory=UsedRevisions)
+    publishers: KnownPublishers | Sequence[str] = ()
+    on_failed_proof: Callable[[FailedProof], None] = lambda _failure: None
+    text_at_home: KeptModels = field(default_factory=dict)
+
+
+class AsyncClient(TextClient[Generation]):
+    """A client on a network and a membership that the caller owns; `connect` makes both. `aclose` ends what it opened.
+
+    `convictions` are the servers that evidence convicts, as this process knows; without them the client has its own.
+    """
+
+    def __init__(
         self,
         *,
         network: Network,
         membership: Membership,
-        session: SessionOptions | None = None,
-        tokenizers: TokenizerLimits | None = None,
-        pins: Mapping[str, str] | None = None,
-        used: UsedRevisions | None = None,
-        publishers: KnownPublishers | Sequence[str] = (),
-        on_failed_proof: Callable[[FailedProof], None] = lambda _failure: None,
-        text_at_home: KeptModels | None = None,
+        options: ClientOptions | None = None,
         convictions: ServerConvictions | None = None,
     ) -> None:
+        options = options or ClientOptions()
         self._network = network
         self._membership = membership
-        self._session = session or SessionOptions()
+        self._session = options.session
         self.convictions = convictions or ServerConvictions(network, membership)
         self._owns_convictions = convictions is None
         self.convictions.watch(lambda ban: self._drop(ban.verdict.peer_id))
         self._state = ClientState(network, membership, self._session.checks, convicted=lambda: self.convictions.peers)
-        self._home = TextAtHome(network, text_at_home or {})
+        self._home = TextAtHome(network, options.text_at_home)
         self._manifests = ManifestBook(network)
+        publishers = options.publishers
         self.possession = PossessionChecks(
             network,
             self._state.health,
             drop=self._drop,
-            on_failure=on_failed_proof,
+            on_failure=options.on_failed_proof,
             convict=self.convictions.found,
         )
         self._catalog = ModelCatalog(
             membership,
             self._state.health,
             self._manifests,
-            pins=pins or {},
-            used=used or UsedRevisions(),
+            pins=options.pins,
+            used=options.used,
             publishers=publishers if isinstance(publishers, KnownPublishers) else KnownPublishers(publishers),
             possession=self.possession,
             convictions=self.convictions,
         )
-        self._assets = AssetsCache(network, self._state.health, tokenizers or TokenizerLimits())
+        self._assets = AssetsCache(network, self._state.health, options.tokenizers)
         self._tensor_calls: TensorCalls | None = None
         self._last: Generation | None = None
 
@@ -164,50 +153,23 @@ class AsyncClient(TextClient[Generation]):
         share `spot_check` of the answers the servers' work is computed again by others; 0 for none. `text_at_home` is
         that of the class. Raises ConfigError without peers and for a publisher that is none, StartError.
         """
-        session = SessionOptions(checks=SpotCheckOptions(share=spot_check))
-        if isinstance(peers, str):
-            raise ConfigError("peers is one address and not a list of them", remedy=f"give peers=[{peers!r:.200}]")
         invitation = parse_invitation(invite) if isinstance(invite, str) else invite
         if invitation is not None:
             peers, network_id = peers or invitation.seeds, network_id or invitation.network_id
-        if not peers:
-            raise ConfigError(
-                "a client needs the address of a node: alone it would be a network of its own",
-                remedy="give peers=[…], one or more of the addresses that `swarm-node status` shows",
-            )
-        # this is for the go-libp2p daemon, which an AsyncClient on another network does not need
-        from swarm.network.libp2p.libp2p_options import Libp2pOptions  # noqa: PLC0415
-        from swarm.network.libp2p_network import Libp2pNetwork  # noqa: PLC0415
-
-        with temporary_folder("client") as folder:
-            identity_path = folder / "identity"
-            Identity.generate().save(identity_path)
-            options = Libp2pOptions(
-                identity_path=identity_path,
-                network_id=network_id or DEFAULT_NETWORK_ID,
-                peers=tuple(peers),
-                invitation=invitation,
-            )
-            network = await Libp2pNetwork.create(options)
-            try:
-                async with (
-                    Membership(network) as membership,
-                    aclosing(
-                        cls(
-                            network=network,
-                            membership=membership,
-                            pins=pins,
-                            used=used,
-                            publishers=publishers,
-                            session=session,
-                            text_at_home=text_at_home,
-                        )
-                    ) as client,
-                ):
-                    await client.warm_up()
-                    yield client
-            finally:
-                await network.close()
+        options = ClientOptions(
+            session=SessionOptions(checks=SpotCheckOptions(share=spot_check)),
+            pins=pins or {},
+            used=used or UsedRevisions(),
+            publishers=publishers,
+            text_at_home=text_at_home or {},
+        )
+        async with (
+            _joined(peers, network_id or DEFAULT_NETWORK_ID, invitation) as network,
+            Membership(network) as membership,
+            aclosing(cls(network=network, membership=membership, options=options)) as client,
+        ):
+            await client.warm_up()
+            yield client
 
     async def aclose(self) -> None:
         """Close the connections to servers and end the tokenizers' processes. Close generations before."""
@@ -391,3 +353,33 @@ class AsyncClient(TextClient[Generation]):
                 async for token in tokens:
                     self._catalog.answered(chosen)
                     yield token
+
+
+@asynccontextmanager
+async def _joined(
+    peers: Sequence[str], network_id: str, invitation: NetworkInvitation | None
+) -> AsyncIterator[Network]:
+    """Join a network through its daemon's libp2p, under a fresh identity. Raises ConfigError without peers,
+    StartError."""
+    if isinstance(peers, str):
+        raise ConfigError("peers is one address and not a list of them", remedy=f"give peers=[{peers!r:.200}]")
+    if not peers:
+        raise ConfigError(
+            "a client needs the address of a node: alone it would be a network of its own",
+            remedy="give peers=[…], one or more of the addresses that `swarm-node status` shows",
+        )
+    # this is for the go-libp2p daemon, which an AsyncClient on another network does not need
+    from swarm.network.libp2p.libp2p_options import Libp2pOptions  # noqa: PLC0415
+    from swarm.network.libp2p_network import Libp2pNetwork  # noqa: PLC0415
+
+    with temporary_folder("client") as folder:
+        identity_path = folder / "identity"
+        Identity.generate().save(identity_path)
+        options = Libp2pOptions(
+            identity_path=identity_path, network_id=network_id, peers=tuple(peers), invitation=invitation
+        )
+        network = await Libp2pNetwork.create(options)
+        try:
+            yield network
+        finally:
+            await network.close()

@@ -1,12 +1,13 @@
-"""A request for a generation: its keyword arguments, their checks, and the token ids of its prompt. No state."""
+"""A request for a generation: what callers say, the checks of it, the token ids of its prompt, and how it runs."""
 
 from __future__ import annotations
 
 import json
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any, Generic, TypeVar
 
@@ -15,6 +16,8 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.sampler import Grammar
 
 from swarm.serving.sampling.sampling import Sampling, check_kind
+from swarm.serving.session.generate import Token
+from swarm.serving.session.trace import Trace
 from swarm.serving.tokenizer.model_assets import Message, ModelAssets
 
 DEFAULT_MAX_TOKENS = 512
@@ -97,29 +100,65 @@ def _prompt(
     return Prompt(prompt=prompt, messages=messages or (), tools=tools or (), template_kwargs=template_kwargs or {})
 
 
-def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
-    if not (isinstance(stop, str) or _are(str, stop)):
-        raise ConfigError(f"stop is {stop!r:.80}", remedy="use a string or a list of strings")
-    return (stop,) if isinstance(stop, str) else tuple(stop)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the tokens of an answer are drawn, and what ends it, for callers of `generate`; `Sampling` explains each.
 
+    `logit_bias` is by token id. Without a `seed` one is drawn for each generation. `grammar` or `json_schema` say what
+    the text has to be. With `num_logprobs` each token has its probability and those of as many of the likeliest (0 to
+    MAX_LOGPROBS). Values without meaning are refused by `generate`.
+    """
 
-def _token_ids(stop_token_ids: Sequence[int]) -> tuple[int, ...]:
-    if not _are(Integral, stop_token_ids):
-        raise ConfigError(f"stop_token_ids is {stop_token_ids!r:.80}", remedy="use a list of ints")
-    return tuple(stop_token_ids)
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+    seed: int | None = None
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    grammar: Grammar | None = None
+    json_schema: Mapping[str, Any] | None = None
+    num_logprobs: int | None = None
 
+    def sampling(self) -> Sampling:
+        """Return the checked values. Raises ConfigError."""
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        del given["json_schema"], given["num_logprobs"]
+        given |= {
+            "logit_bias": self._biases(),
+            "seed": secrets.randbits(63) if self.seed is None else self.seed,
+            "stop": self._stops(),
+            "stop_token_ids": self._token_ids(),
+            "grammar": self._grammar(),
+        }
+        return Sampling(**given)
 
-def _biases(logit_bias: Mapping[int, float] | None) -> tuple[tuple[int, float], ...]:
-    biases = {} if logit_bias is None else logit_bias
-    if not (isinstance(biases, Mapping) and _are(Integral, [*biases]) and _are(Real, [*biases.values()])):
-        raise ConfigError(f"logit_bias is {logit_bias!r:.80}", remedy="use a dict of token ids and numbers")
-    return tuple(biases.items())
+    def _stops(self) -> tuple[str, ...]:
+        if not (isinstance(self.stop, str) or _are(str, self.stop)):
+            raise ConfigError(f"stop is {self.stop!r:.80}", remedy="use a string or a list of strings")
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
+    def _token_ids(self) -> tuple[int, ...]:
+        if not _are(Integral, self.stop_token_ids):
+            raise ConfigError(f"stop_token_ids is {self.stop_token_ids!r:.80}", remedy="use a list of ints")
+        return tuple(self.stop_token_ids)
 
-def _grammar(grammar: Grammar | None, json_schema: Mapping[str, Any] | None) -> Grammar | None:
-    if grammar is not None and json_schema is not None:
-        raise ConfigError("an answer has either a grammar or a json_schema", remedy="give one of the two")
-    return grammar if json_schema is None else schema_grammar(json_schema)
+    def _biases(self) -> tuple[tuple[int, float], ...]:
+        biases = {} if self.logit_bias is None else self.logit_bias
+        if not (isinstance(biases, Mapping) and _are(Integral, [*biases]) and _are(Real, [*biases.values()])):
+            raise ConfigError(f"logit_bias is {self.logit_bias!r:.80}", remedy="use a dict of token ids and numbers")
+        return tuple(biases.items())
+
+    def _grammar(self) -> Grammar | None:
+        if self.grammar is not None and self.json_schema is not None:
+            raise ConfigError("an answer has either a grammar or a json_schema", remedy="give one of the two")
+        return self.grammar if self.json_schema is None else schema_grammar(self.json_schema)
 
 
 def schema_grammar(schema: Mapping[str, Any]) -> Grammar:
@@ -133,68 +172,36 @@ def schema_grammar(schema: Mapping[str, Any]) -> Grammar:
 class TextClient(ABC, Generic[A]):
     """A client with `generate`; `A` is how answers come."""
 
-    def generate(  # noqa: PLR0913 the names of every other text API
+    def generate(
         self,
         *,
         model: str,
         prompt: str | Sequence[int] | None = None,
         messages: Sequence[Message] | None = None,
         tools: Sequence[Message] | None = None,
-        max_tokens: int | None = None,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        min_p: float = 0.0,
-        presence_penalty: float = 0.0,
-        frequency_penalty: float = 0.0,
-        repetition_penalty: float = 1.0,
-        logit_bias: Mapping[int, float] | None = None,
-        seed: int | None = None,
-        stop: str | Sequence[str] = (),
-        stop_token_ids: Sequence[int] = (),
-        min_tokens: int = 0,
-        ignore_eos: bool = False,
-        grammar: Grammar | None = None,
-        json_schema: Mapping[str, Any] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
-        num_logprobs: int | None = None,
+        max_tokens: int | None = None,
+        sampling: SamplingParams | None = None,
         stream: bool = True,
     ) -> A:
         """Continue `prompt` (text or token ids), or answer `messages` by the model's chat template, which sees `tools`.
 
-        `model` is a name, or NAME@REVISION for one of several revisions that are served under it.
-        Without `max_tokens` the answer has up to DEFAULT_MAX_TOKENS, or what is left of the model's context.
-        `grammar` or `json_schema` say what the text has to be; `template_kwargs` go to the chat template;
-        `swarm.serving.sampling.sampling.Sampling` explains the others.
-        With `num_logprobs` each token has its probability and those of as many of the likeliest (0 to MAX_LOGPROBS).
+        `model` is a name, or NAME@REVISION for one of several revisions that are served under it; `template_kwargs` go
+        to the chat template. Without `max_tokens` the answer has up to DEFAULT_MAX_TOKENS, or what is left of the
+        model's context; without `sampling` the likeliest token is taken each time.
 
         Iterating yields a Token for each step, the last with its finish reason; with `stream=False` one Token with the
         whole text. A server's death costs a pause, never a token. Raises ConfigError for values without meaning, here;
         and when iterated ConfigError for an unknown model or a prompt over the context, SessionError when blocks are
         missing or were lost, PeerError when nobody answers.
         """
-        sampling = Sampling(
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-            repetition_penalty=repetition_penalty,
-            logit_bias=_biases(logit_bias),
-            seed=secrets.randbits(63) if seed is None else seed,
-            stop=_stops(stop),
-            stop_token_ids=_token_ids(stop_token_ids),
-            min_tokens=min_tokens,
-            ignore_eos=ignore_eos,
-            grammar=_grammar(grammar, json_schema),
-        )
+        params = sampling or SamplingParams()
         request = GenerationRequest(
             model=model,
             prompt=_prompt(prompt, messages, tools, template_kwargs),
             max_tokens=max_tokens,
-            sampling=sampling,
-            num_logprobs=num_logprobs,
+            sampling=params.sampling(),
+            num_logprobs=params.num_logprobs,
             stream=stream,
         )
         return self.answer(request)
@@ -275,3 +282,35 @@ def room_for(assets: ModelAssets, num_prompt_tokens: int, max_tokens: int | None
             field="min_tokens",
         )
     return wanted
+
+
+class Generation:
+    """A running answer. Nothing happens before the first token is asked for; `aclose` frees the chain at any time."""
+
+    def __init__(self, start: Callable[[Trace], AsyncGenerator[Token, None]], model: str) -> None:
+        self._trace = Trace(model=model)
+        self._tokens = start(self._trace)
+
+    def __aiter__(self) -> AsyncIterator[Token]:
+        return self._tokens
+
+    async def aclose(self) -> None:
+        await self._tokens.aclose()
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """The number of tokens of the prompt, 0 until the first token has come."""
+        return self._trace.num_prompt_tokens
+
+    def trace(self) -> dict[str, Any]:
+        """Return what has happened so far: `hops` (servers, spans, ms), `replays`, `failover_ms`, token counts."""
+        return self._trace.to_dict()
+
+
+async def joined(tokens: AsyncGenerator[Token, None]) -> AsyncGenerator[Token, None]:
+    """Yield all tokens as one, with the whole text."""
+    async with aclosing(tokens):
+        all_tokens = [token async for token in tokens]
+    last = all_tokens[-1]
+    text = "".join(token.text for token in all_tokens)
+    yield Token(text=text, token_id=last.token_id, finish_reason=last.finish_reason)

@@ -15,10 +15,10 @@ from weakref import WeakSet
 from swarm_protocol.errors import SessionError, SwarmError
 from swarm_protocol.network_invitation import NetworkInvitation
 
-from swarm.client.async_client import AsyncClient, Generation
+from swarm.client.async_client import AsyncClient
 from swarm.client.catalog import ModelStatus
 from swarm.client.publishers import KnownPublishers, UsedRevisions
-from swarm.client.request import GenerationRequest, TextClient
+from swarm.client.request import Generation, GenerationRequest, TextClient
 from swarm.client.text_at_home import KeptModels
 from swarm.serving.checking.spot_checks import DEFAULT_SHARE
 from swarm.serving.session.generate import Token

@@ -111,7 +111,7 @@ def test_chat_streams_answers_and_keeps_the_conversation(
     assert out == "> I am well\n> > fine\n> "
     assert "story, revision 5c819ed15c81, unpublished, on 2 servers" in err
     (first, second) = scripted.asked
-    assert (first["model"], first["temperature"], first["max_tokens"]) == ("story", 0.0, 9)
+    assert (first["model"], first["sampling"].temperature, first["max_tokens"]) == ("story", 0.0, 9)
     assert first["messages"] == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
     assert second["messages"] == [
         *first["messages"],
@@ -129,7 +129,7 @@ def test_chat_ctrl_c_stops_the_answer_alone_and_what_came_is_kept(
     assert capsys.readouterr().out == "> I am \n> fine\n> "
     assert scripted.num_closed == 2
     assert scripted.asked[1]["messages"][1] == {"role": "assistant", "content": "I am "}
-    assert scripted.asked[0]["temperature"] == TEMPERATURE
+    assert scripted.asked[0]["sampling"].temperature == TEMPERATURE
 
 
 def test_chat_ctrl_c_at_the_prompt_ends_it(

@@ -16,6 +16,7 @@ from openai import AsyncOpenAI
 from support.plain_records import node_record
 from support.tokenizer_here import TokenizerHere
 from swarm.client import AsyncClient, UsedRevisions
+from swarm.client.async_client import ClientOptions
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.serving.server.deployment import LoadedSpan, load
@@ -99,8 +100,9 @@ async def gateway_swarm(
             stack.enter_context(patch("swarm.client.assets_cache.TokenizerProcess", TokenizerHere))
         network = internet.network()
         membership = await stack.enter_async_context(Membership(network))
+        client_options = ClientOptions(tokenizers=tokenizers or TokenizerLimits(), used=used or UsedRevisions())
         client = await stack.enter_async_context(
-            aclosing(AsyncClient(network=network, membership=membership, tokenizers=tokenizers, used=used))
+            aclosing(AsyncClient(network=network, membership=membership, options=client_options))
         )
         openai = await gateway(stack, client)
         swarm = Swarm(internet, stack, network, membership, openai, client)

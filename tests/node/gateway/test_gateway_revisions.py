@@ -12,6 +12,7 @@ from node.gateway.gateway_swarm import Swarm, gateway, gateway_swarm
 from node.gateway.scripted_client import ScriptedClient, ScriptedModel, converse
 from openai import AsyncOpenAI
 from swarm.client import AsyncClient, OtherRevision, UsedRevisions
+from swarm.client.async_client import ClientOptions
 from swarm.serving.model.model_files import open_model
 from swarm.training.run.run_config import DEFAULT_MODEL, RunConfig
 from swarm.training.run.run_model import initial_theta
@@ -40,7 +41,7 @@ async def ask(openai: AsyncOpenAI, model: str = "small") -> str:
 
 async def restarted(swarm: Swarm, stack: AsyncExitStack, used: UsedRevisions | None) -> AsyncOpenAI:
     """Another gateway in its place."""
-    client = AsyncClient(network=swarm.network, membership=swarm.membership, used=used)
+    client = AsyncClient(network=swarm.network, membership=swarm.membership, options=ClientOptions(used=used))
     return await gateway(stack, await stack.enter_async_context(aclosing(client)))
 
 

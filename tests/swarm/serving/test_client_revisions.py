@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from swarm.client import AsyncClient, UsedRevisions
+from swarm.client.async_client import ClientOptions
 from swarm.client.catalog import LOST_S
 from swarm.serving.model.model_files import open_model
 from swarm.testing import virtual_time
@@ -81,13 +82,15 @@ def test_client_remembers_beyond_its_life_what_it_has_used(boxes: Any, llama_dir
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES) as box:
             used = UsedRevisions(on_new=lambda all_used: told.append({m: list(r) for m, r in all_used.items()}))
-            client = AsyncClient(network=box.network, membership=box.membership, used=used)
+            client = AsyncClient(network=box.network, membership=box.membership, options=ClientOptions(used=used))
             box.client, first = client, box.client
             assert await box.tokens() == box.expected()
             await client.aclose()
             other = await newcomers(box, others(True), *HALVES)
             assert told == [{"tiny": [client.trace()["revision"]]}]
-            box.client = AsyncClient(network=box.network, membership=box.membership, used=UsedRevisions(told[0]))
+            box.client = AsyncClient(
+                network=box.network, membership=box.membership, options=ClientOptions(used=UsedRevisions(told[0]))
+            )
             assert await box.tokens() == box.expected()
             await box.client.aclose()
             box.client = first
@@ -169,7 +172,9 @@ def test_client_pin_for_all_requests_holds_for_each(boxes: Any, llama_dir: Path,
             own = open_model(llama_dir).revision()
             other = await newcomers(box, others(True), (0, 6), (0, 6), (0, 6))
             first = box.client
-            box.client = AsyncClient(network=box.network, membership=box.membership, pins={"tiny": own[:8]})
+            box.client = AsyncClient(
+                network=box.network, membership=box.membership, options=ClientOptions(pins={"tiny": own[:8]})
+            )
             try:
                 assert await box.tokens() == box.expected()
                 assert await box.tokens(model=f"tiny@{own}") == box.expected()
@@ -181,7 +186,9 @@ def test_client_pin_for_all_requests_holds_for_each(boxes: Any, llama_dir: Path,
                 await box.client.aclose()
                 box.client = first
             with pytest.raises(ConfigError, match="'main' is not the beginning of a revision of tiny"):
-                AsyncClient(network=box.network, membership=box.membership, pins={"tiny": "main"})
+                AsyncClient(
+                    network=box.network, membership=box.membership, options=ClientOptions(pins={"tiny": "main"})
+                )
 
     virtual_time.run(scenario())
 

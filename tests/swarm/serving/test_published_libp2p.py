@@ -12,6 +12,7 @@ import uvloop
 from support.network_worlds import eventually, libp2p_node
 from support.published_models import PUBLISHER, STRANGER, published_copy
 from swarm.client import AsyncClient
+from swarm.client.async_client import ClientOptions
 from swarm.network.membership import Membership
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.server.span_server import SpanServer
@@ -63,8 +64,10 @@ def test_libp2p_only_servers_that_prove_the_publisher_s_files_answer(
             client = AsyncClient(
                 network=network,
                 membership=membership,
-                publishers=[f"tiny={PUBLISHER.peer_id}"],
-                on_failed_proof=lambda failure: failures.append(failure.peer_id),
+                options=ClientOptions(
+                    publishers=[f"tiny={PUBLISHER.peer_id}"],
+                    on_failed_proof=lambda failure: failures.append(failure.peer_id),
+                ),
             )
             stack.push_async_callback(client.aclose)
 

@@ -15,6 +15,7 @@ from unittest.mock import patch
 import pytest
 from support.published_models import PUBLISHER, STRANGER, published_copy
 from swarm.client import AsyncClient, KnownPublishers, possession_checks
+from swarm.client.async_client import ClientOptions
 from swarm.client.possession_checks import MAX_UNANSWERED, PROVEN_S, RETRY_S, FailedProof
 from swarm.client.publishers import MAX_REMEMBERED, parse_publisher
 from swarm.router.routing import NoChain
@@ -69,7 +70,9 @@ async def serve(box: Any, directory: Path, spans: Sequence[tuple[int, int]]) -> 
 async def client_of(box: Any, publishers: KnownPublishers | Sequence[str]) -> AsyncIterator[None]:
     """Let the box ask through another client."""
     first = box.client
-    box.client = AsyncClient(network=box.network, membership=box.membership, publishers=publishers)
+    box.client = AsyncClient(
+        network=box.network, membership=box.membership, options=ClientOptions(publishers=publishers)
+    )
     try:
         yield
     finally:
@@ -275,8 +278,7 @@ async def proving(
             AsyncClient(
                 network=box.network,
                 membership=box.membership,
-                publishers=[PUBLISHER.peer_id],
-                on_failed_proof=failures.append,
+                options=ClientOptions(publishers=[PUBLISHER.peer_id], on_failed_proof=failures.append),
             ),
         )
         try:

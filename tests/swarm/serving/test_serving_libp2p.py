@@ -13,7 +13,7 @@ import pytest
 import uvloop
 from support.leaks import no_leaks
 from support.network_worlds import eventually, libp2p_node
-from swarm.client import AsyncClient, Client
+from swarm.client import AsyncClient, Client, SamplingParams
 from swarm.network.membership import Membership
 from swarm.serving.server.span_server import SpanServer
 from swarm_protocol.errors import SessionError, StartError
@@ -22,13 +22,13 @@ from swarm_protocol.sampler import Grammar
 NUM_TOKENS = 24
 PROMPT = "def add(a, b):\n    return"
 ASKED: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": NUM_TOKENS}
-STEERED: dict[str, Any] = {
-    "grammar": Grammar(kind="lark", text="start: /[a-z]{3,8}( [a-z]{3,8}){9,}/"),
-    "temperature": 1.0,
-    "seed": 11,
-    "presence_penalty": 0.5,
-    "repetition_penalty": 1.2,
-}
+STEERED = SamplingParams(
+    grammar=Grammar(kind="lark", text="start: /[a-z]{3,8}( [a-z]{3,8}){9,}/"),
+    temperature=1.0,
+    seed=11,
+    presence_penalty=0.5,
+    repetition_penalty=1.2,
+)
 
 
 def test_libp2p_server_killed_mid_answer_costs_no_token(
@@ -56,7 +56,7 @@ def test_libp2p_server_killed_mid_answer_costs_no_token(
                 return any(model.num_servers == 3 for model in await client.models())
 
             await eventually(all_known, timeout_s=30)
-            steered = [token.token_id async for token in client.generate(**ASKED, **STEERED)]
+            steered = [token.token_id async for token in client.generate(**ASKED, sampling=STEERED)]
             generation = client.generate(**ASKED)
             tokens = []
             async for token in generation:
@@ -76,7 +76,7 @@ def test_libp2p_server_killed_mid_answer_costs_no_token(
     def ask(addrs: tuple[str, ...], network_id: str) -> tuple[list[int], list[int]]:
         with Client(peers=addrs, network_id=network_id) as client:
             assert [model.name for model in client.models()] == ["tiny"]
-            steered = [token.token_id for token in client.generate(**ASKED, **STEERED)]
+            steered = [token.token_id for token in client.generate(**ASKED, sampling=STEERED)]
             found = [token.token_id for token in client.generate(**ASKED)]
             assert client.trace()["num_tokens"] == NUM_TOKENS
             early = client.generate(**ASKED)

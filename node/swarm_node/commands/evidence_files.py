@@ -103,7 +103,7 @@ def _replay(flags: Flags) -> Check | None:
     if place is None:
         return None
     from swarm.training.data.local_data import LocalData  # noqa: PLC0415 - torch, which takes seconds
-    from swarm.training.evidence.interval_replay import replay_file  # noqa: PLC0415
+    from swarm.training.evidence.interval_audits import replay_file  # noqa: PLC0415
     from swarm.training.inner.interval import prepare  # noqa: PLC0415
     from swarm.training.state.checkpoint import load_at  # noqa: PLC0415
 

@@ -46,10 +46,9 @@ from swarm.serving.engine.sequence import EngineSequence, StepOutput
 from swarm.serving.grammar.grammar_masks import GrammarPool
 from swarm.serving.model.kv_pool import Want
 from swarm.serving.sampling.sampling import Pick
-from swarm.serving.server.answer_log import AnswerLog, Signer
 from swarm.serving.server.forwarder import Forwarder
 from swarm.serving.server.session_inbox import Backpressure, CheckedStep, SessionInbox
-from swarm.serving.server.session_outputs import FlushTimer, ResultBatcher, SessionLink
+from swarm.serving.server.session_outputs import AnswerLog, FlushTimer, ResultBatcher, SessionLink, Signer
 from swarm.serving.server.session_sampler import SessionSampler
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 from swarm.serving.wire.tensor_stream import rows_of

@@ -7,6 +7,10 @@ Results go at once where the client waits for them, else several together: a ser
 and the client's copy of them is needed only if the next server dies. If each token's result was sent alone, the client
 and both network daemons would wake up for it while the next server computes.
 
+`AnswerLog` keeps the digests of what the session took and gave, and makes the commitment that is signed of them when
+the client closes it. Every session has a log, whether its client checks answers or not: a server that knew which
+answers are checked could lie in the others.
+
 Used in the server's event loop only.
 """
 
@@ -17,15 +21,22 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from swarm_protocol import limits
+from swarm_protocol.answer_commitments import AnswerCommitment, PositionDigests
 from swarm_protocol.errors import SwarmError
+from swarm_protocol.limits import PAGE_TOKENS
 from swarm_protocol.rows import TOKENS, Rows
 from swarm_protocol.session_frames import Push, SequenceRef, Spent, StepResult, TokenDraw
 
+from swarm.serving.engine.page_allocator import PageInputs
 from swarm.serving.server.forwarder import Forwarder
 from swarm.serving.server.session_inbox import CheckedStep
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
+
+Signer: TypeAlias = Callable[[AnswerCommitment], bytes]
+"""Return the commitment in an envelope of this server."""
 
 logger = logging.getLogger(__name__)
 
@@ -223,3 +234,70 @@ def together(results: Sequence[StepResult]) -> StepResult:
         push_failed=any(result.push_failed for result in results),
         codec_error=max(result.codec_error for result in results),
     )
+
+
+class AnswerLog:
+    """`inputs` are rows as they came on the wire; `outputs` are rows as they were sent, or draws.
+
+    The session began with cached pages that were computed from the inputs `cached`. These count only if they follow
+    each other: a client that names pages may put together what was never computed as one, and the server would sign
+    for what it did not do.
+    """
+
+    def __init__(self, cached: Sequence[PageInputs | None] = ()) -> None:
+        self.inputs = PositionDigests()
+        self.outputs = PositionDigests()
+        self._after = b""
+        self._num_after = 0
+        if known := _consecutive(cached):
+            self.inputs.add_digests(0, b"".join(page.digests for page in known))
+
+    def took(self, position: int, rows: Rows) -> None:
+        self.inputs.add_rows(position, rows.payload, rows.row_bytes)
+
+    def page(self, index: int) -> PageInputs | None:
+        """Return what the page that was just computed is of; None if not all positions before it are known. Pages are
+        asked for in their order."""
+        if self.inputs.start or self.inputs.end < (index + 1) * PAGE_TOKENS:
+            return None
+        while self._num_after < index:
+            self._after = self._page(self._num_after).after
+            self._num_after += 1
+        return self._page(index)
+
+    def _page(self, index: int) -> PageInputs:
+        return PageInputs(self._after, self.inputs.between(index * PAGE_TOKENS, (index + 1) * PAGE_TOKENS))
+
+    def gave(self, position: int, rows: Rows) -> None:
+        self.outputs.add_rows(position, rows.payload, rows.row_bytes)
+
+    def commitment(
+        self, client: str, sequence_id: bytes, *, model: str, revision: str, blocks: tuple[int, int], until: int
+    ) -> AnswerCommitment:
+        """Return what holds of the positions before `until`, which the client has heard of."""
+        inputs, outputs = self.inputs, self.outputs
+        return AnswerCommitment(
+            client_peer_id=client,
+            sequence_id=sequence_id,
+            model=model,
+            revision=revision,
+            start=blocks[0],
+            end=blocks[1],
+            inputs_from=inputs.start,
+            inputs_to=max(inputs.start, min(until, inputs.end)),
+            inputs_digest=inputs.digest(until),
+            outputs_from=outputs.start,
+            outputs_to=max(outputs.start, min(until, outputs.end)),
+            outputs_digest=outputs.digest(until),
+        )
+
+
+def _consecutive(pages: Sequence[PageInputs | None]) -> list[PageInputs]:
+    """Return the pages if each was computed after the one before it, else none."""
+    found, after = list[PageInputs](), b""
+    for page in pages:
+        if page is None or page.before != after:
+            return []
+        found.append(page)
+        after = page.after
+    return found

@@ -22,7 +22,6 @@ from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, Sessi
 from swarm_protocol.limits import PAGE_TOKENS
 from swarm_protocol.session_frames import SequenceReady
 
-from swarm.serving.session.pending_request import LostToken
 from swarm.serving.session.pipeline import Pipeline
 from swarm.serving.session.session_actions import (
     Action,
@@ -32,6 +31,7 @@ from swarm.serving.session.session_actions import (
     FindServers,
     ForgetRows,
     GrantHandover,
+    LostToken,
     OpenStage,
     Repaired,
     ReportFailure,

@@ -4,7 +4,11 @@ accusations ask for.
 A member that validates sits out one interval, and contributes nothing to that step, so that no step takes longer. What
 a validation of a step needs is kept for two more steps: 4 bytes a parameter for each that draws any.
 
-`RunMember` owns it, and says what was committed. `IntervalLoop` asks before each interval what is due.
+`RunMember` owns `IntervalAudits`, and says what was committed. `IntervalLoop` asks before each interval what is due.
+
+`replayed` computes an interval once more, and `replay_file` does so offline: in a run with `validation_rate` an
+interval follows from the state that it began from, the member's lease and the run's settings alone. Both block for as
+long as an interval. Shapes: N values of the flat parameter vector.
 """
 
 from __future__ import annotations
@@ -14,17 +18,25 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+import torch
 from swarm_compression.codec import CodecError
-from swarm_protocol.errors import RoundError, SwarmError
-from swarm_protocol.proof_messages import AuditedSlice, IntervalFinding, WrongInterval
+from swarm_protocol.errors import IntegrityError, PeerViolation, RoundError, SwarmError
+from swarm_protocol.proof_messages import WRONG_INTERVAL, AuditedSlice, Evidence, IntervalFinding, WrongInterval
+from swarm_protocol.training_messages import Contribution
+from torch import Tensor
 
+from swarm.training.evidence.bans import Verdict
+from swarm.training.evidence.evidence_folder import open_file, proving
 from swarm.training.evidence.interval_checks import IntervalStart, draw_leaves, draw_validators
-from swarm.training.evidence.interval_replay import replayed
-from swarm.training.evidence.wrong_interval import IntervalCase, has_voted
-from swarm.training.inner.interval import Intervals
+from swarm.training.evidence.wrong_interval import IntervalCase, has_voted, read_case
+from swarm.training.inner.interval import Inner, Intervals
 from swarm.training.run.methods import short
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.certificate_history import Proof
+from swarm.training.state.replica_state import ReplicaState
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import FalselyAccused, IntervalValidated, TrainingEvent
 
@@ -178,3 +190,49 @@ class IntervalAudits:
 
 MAX_TOLD = 1e6
 """The largest distance that is told: it can be infinite."""
+
+
+def replayed(inner: Inner, start: IntervalStart, member: Contribution, config: RunConfig) -> Tensor:
+    """Return the pseudo-gradient [N] of the steps that `member` says it has taken. The weights of `inner` are the same
+    afterwards. Raises RoundError if training diverged."""
+    samples = start.samples_of(member, config)
+    num_steps, done_steps = len(samples) // config.inner.batch_windows, (start.step - 1) * config.interval_steps
+    kept_N = inner.flat()
+    try:
+        inner.load(start.theta_N)
+        inner.train(samples, num_steps, done_steps=done_steps)
+        local_N = inner.flat()
+        return torch.sub(start.theta_N, local_N, out=local_N)
+    finally:
+        inner.load(kept_N)
+
+
+def replay_file(path: Path, state: ReplicaState, inner_of: Callable[[SignedRun], Inner]) -> tuple[SignedRun, Verdict]:
+    """Return the run that the accusation in `path` is of, and what it proves to somebody who believes no finding: the
+    interval is computed once more, from the `state` that the step began from, by the inner loop that `inner_of` makes
+    for the run. Blocks for as long as an interval.
+
+    Raises ConfigError, and IntegrityError if the file is no accusation, or proves nothing.
+    """
+    run, signatures, data = open_file(path)
+    with proving(path):
+        evidence = Evidence.from_bytes(data)
+        if evidence.kind != WRONG_INTERVAL:
+            raise PeerViolation("it is not about an interval: it needs no state to be checked")
+        case = read_case(evidence.body, signatures, run.config)
+        if state.manifest().digest() != case.proof.origin.state_digest:
+            raise PeerViolation("this is not the state that the step began from")
+        if not case.is_voted:
+            raise PeerViolation("evidence has no vote of the accused itself: its group can be made up")
+    inner = inner_of(run)
+    try:
+        start = IntervalStart(step=case.step, theta_N=state.theta_N, stripes=state.stripes)
+        found = case.compare(replayed(inner, start, case.member, run.config), run.config)
+    finally:
+        inner.close()
+    if found.tier != "wrong":
+        raise IntegrityError(
+            f"{path} proves nothing: computed once more, the interval gives what the member sent ({found.tier}, "
+            f"distance {found.distance:.3g})"
+        )
+    return run, Verdict(peer_id=case.member.peer_id, step=case.step, kind=WRONG_INTERVAL, reason=case.reason)

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 from swarm.training.data.corpus import Corpus
+from swarm.training.evidence.interval_audits import replayed
 from swarm.training.evidence.interval_checks import IntervalStart
-from swarm.training.evidence.interval_replay import replayed
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.one_device import LocalOptions
 from swarm.training.inner.optimizers import restart_factor

@@ -230,3 +230,9 @@ def _check_known(value: Any, field: str, *, check: Check) -> None:
 def _check_items(values: Collection[Any], field: str, *, check: Check) -> None:
     for value in values:
         check(value, field)
+
+
+def shared_fields(source: Any, target: type[Any]) -> dict[str, Any]:
+    """Return the values of the fields that `source` and the dataclass `target` both have, to make one of the other."""
+    names = source.__dataclass_fields__.keys() & target.__dataclass_fields__.keys()
+    return {name: getattr(source, name) for name in names}

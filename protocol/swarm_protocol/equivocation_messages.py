@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
 from swarm_protocol import limits, wire
-from swarm_protocol.checks import Digest, sized, whole
+from swarm_protocol.checks import Digest, shared_fields, sized, whole
 from swarm_protocol.identity import SIGNATURE_BYTES, PeerId
 from swarm_protocol.proof_messages import EQUIVOCATION, Evidence
 from swarm_protocol.proto import equivocation_pb2
@@ -58,16 +58,7 @@ class StatedVote(wire.WireMessage):
     @classmethod
     def of(cls, vote: Vote) -> StatedVote:
         """Raises ValueError if nobody has signed `vote`."""
-        return cls(
-            step=vote.step,
-            attempt=vote.attempt,
-            kind=vote.kind,
-            state_digest=vote.state_digest,
-            sequence=vote.sequence,
-            group_digest=vote.group_digest,
-            outcome_digest=vote.outcome.digest(),
-            signature=vote.signature,
-        )
+        return cls(outcome_digest=vote.outcome.digest(), **shared_fields(vote, cls))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

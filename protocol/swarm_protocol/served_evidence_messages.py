@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from swarm_protocol import limits, wire
-from swarm_protocol.checks import Checked, distinct, number, one_of, up_to, whole
+from swarm_protocol.checks import Checked, distinct, number, one_of, shared_fields, up_to, whole
 from swarm_protocol.identity import PeerId
 from swarm_protocol.proof_messages import WRONG_ANSWER, WRONG_POSSESSION, Evidence
 from swarm_protocol.proto import served_evidence_pb2
@@ -44,33 +44,16 @@ class ShownDraw(Checked):
 
     @classmethod
     def of(cls, position: int, draw: TokenDraw, token: SampledToken) -> ShownDraw:
-        return cls(
-            position=position,
-            index=draw.index,
-            seed=draw.seed,
-            temperature=draw.temperature,
-            top_p=draw.top_p,
-            top_k=draw.top_k,
-            min_p=draw.min_p,
-            token_id=token.token_id,
-            fingerprint=token.fingerprint,
-        )
+        return cls(position=position, **shared_fields(draw, cls), **shared_fields(token, cls))
 
     @property
     def draw(self) -> TokenDraw:
         """Raises ValueError for one that nobody can have asked for."""
-        return TokenDraw(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            seed=self.seed,
-            index=self.index,
-            min_p=self.min_p,
-        )
+        return TokenDraw(**shared_fields(self, TokenDraw))
 
     @property
     def token(self) -> SampledToken:
-        return SampledToken(token_id=self.token_id, fingerprint=self.fingerprint)
+        return SampledToken(**shared_fields(self, SampledToken))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,19 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
 from swarm_protocol import limits, wire
-from swarm_protocol.checks import Checked, Digest, Name, check_digest, distinct, number, one_line, sized, up_to, whole
+from swarm_protocol.checks import (
+    Checked,
+    Digest,
+    Name,
+    check_digest,
+    distinct,
+    number,
+    one_line,
+    shared_fields,
+    sized,
+    up_to,
+    whole,
+)
 from swarm_protocol.identity import SIGNATURE_BYTES, PeerId
 from swarm_protocol.proto import training_pb2
 from swarm_protocol.records import Loss, OuterStep
@@ -249,24 +261,8 @@ class Ready(wire.WireMessage):
 
     def contribution_of(self, peer_id: str) -> Contribution:
         """Return what a group carries of this report of `peer_id`."""
-        return Contribution(
-            peer_id=peer_id,
-            num_tokens=self.num_tokens,
-            num_samples=self.num_samples,
-            loss=self.loss,
-            leaving=self.leaving,
-            bytes_per_s=self.bytes_per_s,
-            followers=self.followers,
-            newcomers=self.newcomers,
-            commitment=self.commitment,
-            locked=self.lock.claim if self.lock else None,
-            signature=self.signature,
-            steps_left=self.steps_left,
-            credentials=self.credentials,
-            demoted=self.demoted,
-            effects=self.effects,
-            discounted=self.discounted,
-        )
+        locked = self.lock.claim if self.lock else None
+        return Contribution(peer_id=peer_id, locked=locked, **shared_fields(self, Contribution))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

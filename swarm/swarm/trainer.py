@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from swarm_compression import warm_up
+from swarm_protocol.checks import shared_fields
 from swarm_protocol.errors import ConfigError, SessionError, cause
 from swarm_protocol.identity import Identity
 from swarm_protocol.network_invitation import NetworkInvitation, parse_invitation
@@ -358,13 +359,8 @@ class Trainer:
                 self._steps.put(
                     Step(
                         outer_step=event.step,
-                        loss=event.loss,
-                        digest=event.digest,
-                        group=event.group,
-                        num_tokens=event.num_tokens,
-                        tokens_per_s=event.tokens_per_s,
-                        seconds=event.seconds,
                         fragment=fragment_of(event.step, self._run.config.fragments),
+                        **shared_fields(event, Step),
                     )
                 )
             case IntervalFailed():

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from swarm_protocol.checks import shared_fields
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.sampler import Sampler
 from swarm_protocol.session_frames import SampledToken, TokenDraw
@@ -141,14 +142,7 @@ async def generate(
     clock = asyncio.get_running_loop().time
     since_s = clock()
     trace.num_prompt_tokens = len(prompt)
-    pick = TokenDraw(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
-        num_logprobs=num_logprobs,
-    )
+    pick = TokenDraw(num_logprobs=num_logprobs, **shared_fields(sampling, TokenDraw))
     async with aclosing(session.next_tokens(prompt, pick, max_tokens)) as drawn:
         async for picked in drawn:
             token_id = picked.token_id
@@ -187,15 +181,11 @@ def sampler_for(assets: ModelAssets, sampling: Sampling, prompt: Sequence[int]) 
         raise ConfigError(f"{assets.shape.name} has no end token, which a grammar needs", remedy="give stop_token_ids")
     counts_prompt = sampling.repetition_penalty != 1.0
     sampler = Sampler(
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
         prompt_ids=np.unique(np.asarray(prompt, dtype="<i4")).tobytes() if counts_prompt else b"",
         bias_ids=tuple(token_id for token_id, _ in sampling.logit_bias),
         bias_values=tuple(bias for _, bias in sampling.logit_bias),
         end_ids=tuple(sorted(ends)) if sampling.min_tokens or sampling.grammar else (),
-        min_tokens=sampling.min_tokens,
-        grammar=sampling.grammar,
+        **shared_fields(sampling, Sampler),
     )
     return None if sampler == Sampler() else sampler
 

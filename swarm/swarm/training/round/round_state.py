@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from swarm_protocol import limits
+from swarm_protocol.checks import shared_fields
 from swarm_protocol.run_credentials import RunCredential
 from swarm_protocol.training_messages import Contribution, Lock, Outcome, Ready, ReadyReply, SignedGroup, Vote
 
@@ -254,24 +255,12 @@ def own_report(state: RoundState) -> Ready:
         step=state.setup.step,
         attempt=state.attempt,
         state_digest=state.setup.state_digest,
-        num_tokens=mine.num_tokens,
-        num_samples=mine.num_samples,
-        loss=mine.loss,
         accused=tuple(sorted(accused[: limits.MAX_GROUP_MEMBERS])),
         lock=state.lock.lock if state.lock else None,
         origin=state.lock.origin if state.lock else b"",
-        leaving=mine.leaving,
-        bytes_per_s=mine.bytes_per_s,
         sequence=state.setup.sequence,
-        followers=mine.followers,
-        newcomers=mine.newcomers,
-        commitment=mine.commitment,
-        steps_left=mine.steps_left,
-        credentials=mine.credentials,
-        demoted=mine.demoted,
         revocation=state.setup.revocation,
-        effects=mine.effects,
-        discounted=mine.discounted,
+        **shared_fields(mine, Ready),
     )
 
 

@@ -11,10 +11,11 @@ from typing import Annotated, Literal, TypeAlias
 
 from swarm_protocol import limits, wire
 from swarm_protocol.checks import Digest, shared_fields, sized, whole
+from swarm_protocol.commit_messages import MAX_SEQUENCE, Attempt, Step, Vote, VoteKind
 from swarm_protocol.identity import SIGNATURE_BYTES, PeerId
 from swarm_protocol.proof_messages import EQUIVOCATION, Evidence
 from swarm_protocol.proto import equivocation_pb2
-from swarm_protocol.training_messages import MAX_SEQUENCE, Attempt, Contribution, Step, Vote, VoteKind
+from swarm_protocol.training_messages import Contribution
 
 StatementKind: TypeAlias = Literal["vote", "report", "group"]
 

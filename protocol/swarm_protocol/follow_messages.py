@@ -7,10 +7,11 @@ from typing import Literal, TypeAlias
 
 from swarm_protocol import limits, wire
 from swarm_protocol.checks import Digest, Name
+from swarm_protocol.commit_messages import Step
 from swarm_protocol.proto import training_pb2
 from swarm_protocol.records import Loss
 from swarm_protocol.run_credentials import RunCredential
-from swarm_protocol.training_messages import Step, Work, check_work
+from swarm_protocol.training_messages import Work, check_work
 
 FollowKind: TypeAlias = Literal["welcome", "full", "hurry", "late", "committed"]
 

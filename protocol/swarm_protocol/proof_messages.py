@@ -10,9 +10,9 @@ from typing import Annotated
 
 from swarm_protocol import limits, wire
 from swarm_protocol.checks import Digest, Name, distinct, named, sized, up_to, whole
+from swarm_protocol.commit_messages import Attempt, Step
 from swarm_protocol.identity import SIGNATURE_BYTES, PeerId
 from swarm_protocol.proto import proofs_pb2
-from swarm_protocol.training_messages import Attempt, Step
 from swarm_protocol.version import NetworkId
 
 PART_PURPOSE = "part"

@@ -223,7 +223,7 @@ class TrainerRecord(wire.WireMessage):
     `report` is of the newest round that it took part in and that was committed, which may be an earlier one; None until
     there is one. `num_parameters` are those that the run trains; None while it prepares. `validation` is its newest.
     All three are None where its version does not say. `endorsed_step` is the outer step of the newest endorsement of
-    the run's author that the peer can show (see `training_messages.Endorsement`); 0: it has none. `held_out_scores` are
+    the run's author that the peer can show (see `commit_messages.Endorsement`); 0: it has none. `held_out_scores` are
     those of the state that it has, in nats by member: the lowest ones, if there are more than a record holds (see
     `swarm.training.standing.held_out_scores`).
     """

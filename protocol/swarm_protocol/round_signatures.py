@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import struct
 
+from swarm_protocol.commit_messages import Vote
 from swarm_protocol.equivocation_messages import StatedReport, StatedVote
-from swarm_protocol.training_messages import Contribution, Group, Ready, Vote
+from swarm_protocol.training_messages import Contribution, Group, Ready
 
 SLICES_DOMAIN = b"swarm-slices:"
 REPORT_DOMAIN = b"swarm-report:"

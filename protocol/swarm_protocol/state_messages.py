@@ -11,9 +11,9 @@ from typing import Annotated
 
 from swarm_protocol import limits, wire
 from swarm_protocol.checks import Digest, Name, whole
+from swarm_protocol.commit_messages import Attempt, Peers, Step
 from swarm_protocol.proto import training_pb2
 from swarm_protocol.records import OuterStep
-from swarm_protocol.training_messages import Attempt, Peers, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

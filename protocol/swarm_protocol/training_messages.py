@@ -1,6 +1,7 @@
-"""The messages between the members of a round: reports, groups, votes, certificates, and what a run's author signs.
+"""The messages between the members of a round before they vote: reports, groups, and the streams of a reduction.
 
-Requests for states are in `state_messages`, what heads and followers say to each other in `follow_messages`.
+Votes and certificates are in `commit_messages`, requests for states in `state_messages`, and what heads and followers
+say to each other in `follow_messages`.
 
 A round is named by (run, step, attempt): `step` is the outer step that it would commit, one more than the state's. A
 group without tokens commits no step; it admits its members to the run (see `swarm.training.round.state_machine`).
@@ -10,7 +11,6 @@ cap.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
@@ -23,41 +23,41 @@ from swarm_protocol.checks import (
     check_digest,
     distinct,
     number,
-    one_line,
     shared_fields,
     sized,
     up_to,
     whole,
 )
+from swarm_protocol.commit_messages import (
+    MAX_SEQUENCE,
+    Attempt,
+    BytesPerS,
+    Lock,
+    LockClaim,
+    Outcome,
+    Peers,
+    Reason,
+    ResumeOrder,
+    Step,
+    Vote,
+    VoteKind,
+)
 from swarm_protocol.identity import SIGNATURE_BYTES, PeerId
 from swarm_protocol.proto import training_pb2
-from swarm_protocol.records import Loss, OuterStep
+from swarm_protocol.records import Loss
 from swarm_protocol.run_credentials import RunCredential
 
 GROUP_PURPOSE = "group"
-RESUME_PURPOSE = "resume"
-ENDORSEMENT_PURPOSE = "endorsement"
 
 OpeningKind: TypeAlias = Literal["exchange", "keep", "result", "slices", "audit", "proof"]
 ReplyKind: TypeAlias = Literal["group", "pending", "attempt", "behind", "left_out"]
-VoteKind: TypeAlias = Literal["prepare", "commit"]
 
-MAX_SEQUENCE = 2**53
-"""The largest number of a resume order. Orders are numbered by the time of their signing. It is exact as a float."""
-MAX_BYTES_PER_S = 2**40
-"""The largest bandwidth that a member may report; more than any link has."""
-
-Step: TypeAlias = Annotated[int, whole(limits.MAX_OUTER_STEP, low=1)]
-Attempt: TypeAlias = Annotated[int, whole(limits.MAX_ATTEMPT)]
 Work: TypeAlias = Annotated[int, whole(limits.MAX_INTERVAL_TOKENS)]
-BytesPerS: TypeAlias = Annotated[int, whole(MAX_BYTES_PER_S)]
 Effects: TypeAlias = Annotated[
     tuple[Annotated[int, whole(limits.MAX_EFFECT, low=-limits.MAX_EFFECT)], ...], up_to(limits.MAX_SCORED)
 ]
 StepsLeft: TypeAlias = Annotated[int, whole(limits.MAX_PROBATION_STEPS)]
 PhaseS: TypeAlias = Annotated[float, number(limits.MAX_PHASE_S)]
-Reason: TypeAlias = Annotated[str, one_line(limits.MAX_FAILURE_TEXT_CHARS)]
-Peers: TypeAlias = Annotated[tuple[PeerId, ...], distinct(limits.MAX_GROUP_MEMBERS)]
 Newcomers: TypeAlias = Annotated[tuple[PeerId, ...], distinct(limits.MAX_NEWCOMERS)]
 Revocation: TypeAlias = Annotated[bytes, up_to(limits.MAX_RUN_REVOCATION_BYTES + limits.MAX_ENVELOPE_OVERHEAD_BYTES)]
 Credentials: TypeAlias = Annotated[tuple[RunCredential, ...], up_to(limits.MAX_CREDENTIALS)]
@@ -93,59 +93,6 @@ class SliceCommitment(Checked):
 
     root: Digest
     signature: Annotated[bytes, sized(SIGNATURE_BYTES)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome(Checked):
-    """Holds what a round would commit: the state that follows from these parts of the group `origin_digest`."""
-
-    origin_digest: Digest
-    part_digests: Annotated[tuple[Digest, ...], up_to(limits.MAX_GROUP_MEMBERS)]
-    state_digest: Digest
-
-    def digest(self) -> bytes:
-        parts = b"".join(self.part_digests)
-        return hashlib.sha256(self.origin_digest + self.state_digest + parts).digest()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedSignature(Checked):
-    """A member's signature of its vote. `place` is its index among the peers that the holder of the vote names."""
-
-    place: Annotated[int, whole(limits.MAX_GROUP_MEMBERS - 1)]
-    signature: Annotated[bytes, sized(SIGNATURE_BYTES)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lock(Checked):
-    """First votes of a quorum for `outcome`, in the group `group_digest` of `attempt`: no other outcome of that attempt
-    can have as many, if fewer than a third lie.
-
-    The places of `votes` are those of the voters among the electors: the members of the state before, or, while there
-    are none, those of the outcome's own group, in the order of peer ids.
-    """
-
-    attempt: Attempt
-    group_digest: Digest
-    outcome: Outcome
-    votes: tuple[PlacedSignature, ...]
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.outcome, Outcome):
-            raise ValueError("it has no outcome")  # noqa: TRY004 - absent in the message
-        _check_places(self.votes)
-
-    @property
-    def claim(self) -> LockClaim:
-        return LockClaim(attempt=self.attempt, outcome_digest=self.outcome.digest())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class LockClaim(Checked):
-    """Names a lock. Of two, the later attempt is the higher one."""
-
-    attempt: Attempt
-    outcome_digest: Digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -436,93 +383,6 @@ class GroupRequest(wire.WireMessage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vote(wire.WireMessage):
-    """A member's statement that it holds all parts of `outcome`, and that they give its state.
-
-    `kind` says which of its two votes it is: `prepare` the first one, of which a quorum makes a `Lock`; `commit` the
-    second one, of a member that holds the lock, of which a quorum makes a `Certificate`. `state_digest` is the state
-    that the group starts from, and `sequence` that of the author's last resume order: an honest member votes once of
-    each kind in an attempt from one state after one order. `signature` is the member's of
-    `round_signatures.vote_message`.
-    """
-
-    PROTO = training_pb2.Vote
-    MAX_BYTES = limits.MAX_VOTE_BYTES
-
-    run: Name
-    step: Step
-    attempt: Attempt
-    group_digest: Digest
-    outcome: Outcome
-    kind: VoteKind
-    signature: Annotated[bytes, up_to(SIGNATURE_BYTES)] = b""
-    state_digest: Digest
-    sequence: Annotated[int, whole(MAX_SEQUENCE)] = 0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.outcome, Outcome):
-            raise ValueError("it has no outcome")  # noqa: TRY004 - absent in the message
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VoteReply(wire.WireMessage):
-    """The rate at which the voter's slices arrived, in bytes a second (0: not measured): members learn their
-    bandwidth."""
-
-    PROTO = training_pb2.VoteReply
-    MAX_BYTES = limits.MAX_REQUEST_BYTES
-
-    bytes_per_s: BytesPerS = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResumeOrder(wire.WireMessage):
-    """The run's author lets `roster` go on without the others from the state with this digest and outer step.
-
-    Signed by the author. Members follow the order of the highest `sequence` that they know, and none of a lower one.
-    """
-
-    PROTO = training_pb2.ResumeOrder
-    MAX_BYTES = limits.MAX_READY_BYTES
-
-    run: Name
-    sequence: Annotated[int, whole(MAX_SEQUENCE, low=1)]
-    outer_step: OuterStep
-    state_digest: Digest
-    roster: Peers
-
-    def __post_init__(self) -> None:
-        if not self.roster or list(self.roster) != sorted(set(self.roster)):
-            raise ValueError("the roster is empty, or not sorted and distinct")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endorsement(wire.WireMessage):
-    """The run's author says that its history contains the state with this digest and outer step. Signed by the author.
-
-    `roster` are the members of that state, whose votes lead on from it, and `next_attempt` the first attempt of the
-    round after it. `order_sequence` is that of the resume order in force there; 0: none. The endorsement of the highest
-    `sequence` counts. Unlike a resume order it commits nothing: it only tells those who have no state yet which history
-    is the run's.
-    """
-
-    PROTO = training_pb2.Endorsement
-    MAX_BYTES = limits.MAX_READY_BYTES
-
-    run: Name
-    sequence: Annotated[int, whole(MAX_SEQUENCE, low=1)]
-    order_sequence: Annotated[int, whole(MAX_SEQUENCE)] = 0
-    outer_step: Step
-    next_attempt: Attempt = 0
-    state_digest: Digest
-    roster: Peers
-
-    def __post_init__(self) -> None:
-        if not self.roster or list(self.roster) != sorted(set(self.roster)):
-            raise ValueError("the roster is empty, or not sorted and distinct")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SignedGroup:
     """A group as its coordinator signed it. `data` is the envelope, `digest` the sha256 of `data`.
 
@@ -551,49 +411,6 @@ class SignedGroup:
             state_digest=group.state_digest,
             sequence=self.sequence,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Certificate(wire.WireMessage):
-    """A signed group and second votes of its members for `outcome`, by the voters' places in the group;
-    `swarm.training.state.certificate` counts them.
-
-    Or it is the author's signed resume `order`, which commits a state as votes do.
-    """
-
-    PROTO = training_pb2.Certificate
-    MAX_BYTES = limits.MAX_CERTIFICATE_BYTES
-
-    group: bytes = b""
-    order: bytes = b""
-    outcome: Outcome | None = None
-    votes: tuple[PlacedSignature, ...] = ()
-
-    def __post_init__(self) -> None:
-        if bool(self.order) == bool(self.group or self.votes) or bool(self.group) != (self.outcome is not None):
-            raise ValueError("it holds neither a group with votes nor an order, or both")
-        _check_places(self.votes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Abort(wire.WireMessage):
-    """The sender leaves this attempt, for this reason, and will not vote in it any more."""
-
-    PROTO = training_pb2.Abort
-    MAX_BYTES = limits.MAX_ABORT_BYTES
-
-    run: Name
-    step: Step
-    attempt: Attempt
-    group_digest: Digest
-    reason: Reason
-    accused: Peers = ()
-
-
-def _check_places(votes: tuple[PlacedSignature, ...]) -> None:
-    places = [each.place for each in votes]
-    if len(places) > limits.MAX_GROUP_MEMBERS or places != sorted(set(places)):
-        raise ValueError("the votes are too many, or not sorted and distinct")
 
 
 def _check_cluster(claim: Contribution | Ready) -> None:

@@ -15,8 +15,9 @@ from support.training_swarm import certificate_of, placed_votes
 from swarm.training.round.quorum import Succession
 from swarm.training.state.certificate import RunSignatures
 from swarm_protocol import identity as identity_module
+from swarm_protocol.commit_messages import Lock, Outcome
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Contribution, Group, Lock, Outcome, SignedGroup
+from swarm_protocol.training_messages import Contribution, Group, SignedGroup
 
 pytestmark = pytest.mark.bench
 

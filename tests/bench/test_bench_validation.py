@@ -27,9 +27,10 @@ from swarm.training.state.lease import Cursor, advance, leases, sample_ids
 from swarm.training.state.replica import apply_outer_step
 from swarm.training.state.replica_state import ReplicaState
 from swarm_compression import get_codec
+from swarm_protocol.commit_messages import Outcome
 from swarm_protocol.identity import Identity
 from swarm_protocol.proof_messages import AuditedSlice
-from swarm_protocol.training_messages import Contribution, Group, Outcome
+from swarm_protocol.training_messages import Contribution, Group
 from torch import Tensor
 
 MEMBERS = tuple(sorted(Identity(bytes([number]) * 32).peer_id for number in (1, 2, 3)))

@@ -14,6 +14,7 @@ import pytest
 import swarm_protocol
 from support.greatest_messages import Builder, longest_addrs, peer_ids
 from swarm_protocol import limits, network_invitation, run_credentials
+from swarm_protocol.commit_messages import Certificate, Endorsement, Lock, PlacedSignature, ResumeOrder
 from swarm_protocol.dht_messages import MAX_STORED_BYTES, Contact, Found
 from swarm_protocol.identity import SIGNATURE_BYTES, Identity
 from swarm_protocol.manifest_messages import (
@@ -35,16 +36,7 @@ from swarm_protocol.run_credentials import (
     invite_to_run,
     vouch_for,
 )
-from swarm_protocol.training_messages import (
-    Certificate,
-    Contribution,
-    Endorsement,
-    Follower,
-    Group,
-    Lock,
-    PlacedSignature,
-    ResumeOrder,
-)
+from swarm_protocol.training_messages import Contribution, Follower, Group
 from swarm_protocol.wire import WireMessage
 
 MEMBERS = limits.MAX_GROUP_MEMBERS

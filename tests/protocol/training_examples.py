@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from swarm_protocol.commit_messages import (
+    Abort,
+    Certificate,
+    Endorsement,
+    Lock,
+    Outcome,
+    PlacedSignature,
+    ResumeOrder,
+    Vote,
+    VoteReply,
+)
 from swarm_protocol.follow_messages import FollowerWork, FollowReply, FollowRequest
 from swarm_protocol.identity import Identity
 from swarm_protocol.state_messages import ChunkRequest, ManifestRequest, PartRequest, Standing, StandingRequest
 from swarm_protocol.training_messages import (
-    Abort,
-    Certificate,
     Contribution,
-    Endorsement,
     Follower,
     Group,
     GroupRequest,
-    Lock,
-    Outcome,
-    PlacedSignature,
     Ready,
     ReadyReply,
     ReduceOpening,
-    ResumeOrder,
-    Vote,
-    VoteReply,
 )
 
 FIRST, SECOND = sorted(Identity(bytes([number] * 32)).peer_id for number in range(2))

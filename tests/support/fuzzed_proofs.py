@@ -38,6 +38,7 @@ from swarm.training.evidence.evidence import accused, check
 from swarm.training.evidence.interval_checks import draw_leaves, draw_validators
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_tables import InnerConfig
+from swarm_protocol.commit_messages import Certificate, Outcome, PlacedSignature
 from swarm_protocol.envelope import seal_now
 from swarm_protocol.equivocation_messages import Equivocation, StatedVote
 from swarm_protocol.errors import ConfigError
@@ -72,7 +73,7 @@ from swarm_protocol.proof_messages import (
     WrongReduction,
 )
 from swarm_protocol.served_evidence_messages import WrongPossession
-from swarm_protocol.training_messages import Certificate, Outcome, PlacedSignature, SignedGroup
+from swarm_protocol.training_messages import SignedGroup
 
 RUN = config(aggregator="centered_clip", validation_rate=0.5, inner=InnerConfig(batch_windows=2, fresh_moments=True))
 TWO = config(min_group=2)

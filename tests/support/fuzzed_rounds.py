@@ -48,9 +48,10 @@ from swarm.training.round.round_state import MAX_HEARD, RoundState, own_report
 from swarm.training.round.state_machine import begin, step, wake_at
 from swarm.training.standing.entrance import Probation
 from swarm.training.standing.standings import TrainerStandings
+from swarm_protocol.commit_messages import Abort, Outcome, Vote
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Abort, Group, Outcome, Ready, SignedGroup, Vote
+from swarm_protocol.training_messages import Group, Ready, SignedGroup
 
 NUM_EVENTS = 40
 STRANGERS = tuple(Identity(bytes([number]) * 32).peer_id for number in range(100, 112))

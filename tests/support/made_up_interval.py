@@ -8,9 +8,10 @@ from support.validated_runs import validated
 from support.wrong_reduction import IDENTITIES, NOW, NUM_VALUES, reduced, signatures
 from swarm.training.allreduce.parts import part_values
 from swarm.training.evidence.interval_checks import draw_leaves, draw_validators
+from swarm_protocol.commit_messages import Certificate, Outcome, PlacedSignature
 from swarm_protocol.identity import Identity
 from swarm_protocol.proof_messages import AuditedSlice, IntervalFinding, WrongInterval
-from swarm_protocol.training_messages import Certificate, Group, Outcome, PlacedSignature
+from swarm_protocol.training_messages import Group
 
 VICTIM, *LIARS = IDENTITIES[1], IDENTITIES[0], IDENTITIES[2]
 VALIDATED = validated(validation_rate=0.5)

@@ -27,7 +27,8 @@ from support.round_scripts import PEERS, RUN, STEP, setup
 from swarm.training.round.promise import Promise, bound_by
 from swarm.training.round.quorum import Succession, lock_complaint
 from swarm.training.round.round_state import RoundState
-from swarm_protocol.training_messages import Contribution, Group, Lock, LockClaim, Outcome, Ready
+from swarm_protocol.commit_messages import Lock, LockClaim, Outcome
+from swarm_protocol.training_messages import Contribution, Group, Ready
 
 TWO_THIRDS = Succession(min_group=2)
 LIAR = PEERS[0]

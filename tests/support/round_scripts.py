@@ -39,18 +39,11 @@ from swarm.training.round.round_state import RoundSetup, RoundState
 from swarm.training.standing.entrance import Entrance, Probation
 from swarm.training.standing.held_out_scores import HeldOutRule, HeldOutScores
 from swarm.training.standing.standings import TrainerStandings
+from swarm_protocol import commit_messages
 from swarm_protocol import training_messages as messages
+from swarm_protocol.commit_messages import Abort, Lock, Outcome, PlacedSignature, VoteKind
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import (
-    Abort,
-    Contribution,
-    Lock,
-    Outcome,
-    PlacedSignature,
-    Ready,
-    SignedGroup,
-    VoteKind,
-)
+from swarm_protocol.training_messages import Contribution, Ready, SignedGroup
 
 TRACES = Path(__file__).parents[1] / "swarm" / "training" / "traces"
 PEERS = tuple(sorted(Identity(bytes([number]) * 32).peer_id for number in range(4)))
@@ -381,7 +374,10 @@ def to_json(value: Any) -> Any:
 
 
 KINDS = {
-    name: kind for module in (events, messages) for name, kind in vars(module).items() if isinstance(kind, type)
+    name: kind
+    for module in (events, messages, commit_messages)
+    for name, kind in vars(module).items()
+    if isinstance(kind, type)
 } | {
     each.__name__: each
     for each in (Clusters, Entrance, HeldOutRule, HeldOutScores, Probation, RoundSetup, TrainerStandings, Succession)

@@ -33,17 +33,10 @@ from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.replica_state import ReplicaState
 from swarm.training.trainer_events import OuterStep, StateFetched, TrainingEvent
 from swarm_compression import Codec, get_codec
+from swarm_protocol.commit_messages import Certificate, Outcome, PlacedSignature, Vote
 from swarm_protocol.identity import Identity
 from swarm_protocol.run_credentials import RunInvitation
-from swarm_protocol.training_messages import (
-    Certificate,
-    Contribution,
-    Group,
-    Outcome,
-    PlacedSignature,
-    SignedGroup,
-    Vote,
-)
+from swarm_protocol.training_messages import Contribution, Group, SignedGroup
 from torch import Tensor
 
 E = TypeVar("E")

@@ -23,10 +23,10 @@ from swarm_node.commands.run_watch import RunWatcher
 from swarm_node.events.emitter import Emitter
 from swarm_node.roles.volunteer import VolunteerRole, schedule_of
 from swarm_node.settings.config import Config
+from swarm_protocol.commit_messages import Endorsement
 from swarm_protocol.errors import ConfigError, PeerTimeout
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord, ValidationReport
-from swarm_protocol.training_messages import Endorsement
 
 RUN = SignedRun(config=RunConfig(name="x", outer_steps=2), peer_id="author", issued_at=1, signature=b"")
 

@@ -46,8 +46,9 @@ from swarm.training.round.round_events import (
     Voted,
 )
 from swarm.training.round.round_state import RoundSetup, RoundState, own_report
+from swarm_protocol.commit_messages import Outcome, Vote
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Group, Outcome, ReadyReply, SignedGroup, Vote
+from swarm_protocol.training_messages import Group, ReadyReply, SignedGroup
 
 STRANGERS = tuple(Identity(bytes([40 + number]) * 32).peer_id for number in range(2))
 EVENTS_PER_MEMBER = 200

@@ -15,9 +15,10 @@ from swarm.training.member.peer_lookout import overtaken
 from swarm.training.run.methods import Methods
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.trainer_events import OuterStep, RoundAborted
+from swarm_protocol.commit_messages import Lock, Outcome
 from swarm_protocol.errors import IntegrityError, PeerTimeout, PeerViolation, RoundError
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Contribution, Group, Lock, Outcome, Ready, ReduceOpening, SignedGroup
+from swarm_protocol.training_messages import Contribution, Group, Ready, ReduceOpening, SignedGroup
 
 NUM_STEPS = 3
 

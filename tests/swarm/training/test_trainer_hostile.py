@@ -36,10 +36,11 @@ from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import Admitted, IntervalDone, MemberConvicted, OuterStep, RoundAborted
 from swarm_compression import get_codec
+from swarm_protocol.commit_messages import Abort, Lock, Outcome, Vote
 from swarm_protocol.errors import ConfigError, PeerViolation, RoundError, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.state_messages import StandingRequest
-from swarm_protocol.training_messages import Abort, Group, Lock, Outcome, Ready, ReduceOpening, SignedGroup, Vote
+from swarm_protocol.training_messages import Group, Ready, ReduceOpening, SignedGroup
 
 NUM_STEPS = 3
 

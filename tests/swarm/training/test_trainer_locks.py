@@ -20,8 +20,9 @@ from swarm.training.round.round_state import RoundSetup
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import OuterStep, RoundAborted
+from swarm_protocol.commit_messages import Vote
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Group, Ready, SignedGroup, SliceCommitment, Vote
+from swarm_protocol.training_messages import Group, Ready, SignedGroup, SliceCommitment
 
 NUM_STEPS = 4
 Change = Callable[[Group, str], Group]

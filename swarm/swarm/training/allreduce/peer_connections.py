@@ -20,8 +20,8 @@ import statistics
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from swarm_protocol.commit_messages import MAX_BYTES_PER_S
 from swarm_protocol.errors import PeerError, PeerTimeout, PeerUnreachable
-from swarm_protocol.training_messages import MAX_BYTES_PER_S
 
 from swarm.network.interface import Network, Stream
 from swarm.training.allreduce.parts import MIN_AHEAD_FRAMES

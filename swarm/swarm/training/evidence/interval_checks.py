@@ -22,9 +22,10 @@ from typing import Literal, TypeAlias
 
 from swarm_compression import Codec, CodecError
 from swarm_protocol import limits
+from swarm_protocol.commit_messages import Outcome
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.proof_messages import AuditedSlice
-from swarm_protocol.training_messages import Contribution, Group, Outcome
+from swarm_protocol.training_messages import Contribution, Group
 from torch import Tensor
 
 from swarm.training.allreduce.leaf_checks import is_leaf

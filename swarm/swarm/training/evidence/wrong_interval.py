@@ -25,10 +25,11 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from swarm_compression import get_codec
+from swarm_protocol.commit_messages import Certificate, Outcome
 from swarm_protocol.envelope import issued_at
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.proof_messages import WRONG_INTERVAL, Evidence, WrongInterval
-from swarm_protocol.training_messages import Certificate, Contribution, Outcome
+from swarm_protocol.training_messages import Contribution
 from torch import Tensor
 
 from swarm.newest_items import NewestItems

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from swarm_protocol import limits
+from swarm_protocol.commit_messages import Endorsement
 from swarm_protocol.records import Refusal, RoundReport, TrainerRecord, TrainerState, ValidationReport
 from swarm_protocol.run_credentials import Grant
-from swarm_protocol.training_messages import Endorsement
 
 from swarm.training.evidence.bans import Ban
 from swarm.training.inner.inner_loop import IntervalResult

@@ -16,9 +16,10 @@ from functools import partial
 
 from swarm_compression import CodecError
 from swarm_compression.codec import Data
+from swarm_protocol.commit_messages import Outcome
 from swarm_protocol.errors import PeerError, PeerViolation, RoundError, SwarmError
 from swarm_protocol.proof_messages import Evidence, PartStatement
-from swarm_protocol.training_messages import Group, Outcome, ReduceOpening, SignedGroup
+from swarm_protocol.training_messages import Group, ReduceOpening, SignedGroup
 
 from swarm.network.interface import Stream
 from swarm.training.allreduce.audit import Auditing, NotAudited

@@ -13,21 +13,13 @@ from dataclasses import replace
 from typing import Any
 
 from swarm_protocol import limits
+from swarm_protocol.commit_messages import Abort, Lock, VoteReply
 from swarm_protocol.envelope import issued_at
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.follow_messages import FollowReply, FollowRequest
 from swarm_protocol.proof_messages import Evidence
 from swarm_protocol.run_credentials import grant_of
-from swarm_protocol.training_messages import (
-    Abort,
-    Contribution,
-    Lock,
-    Ready,
-    ReadyReply,
-    ReduceOpening,
-    SignedGroup,
-    VoteReply,
-)
+from swarm_protocol.training_messages import Contribution, Ready, ReadyReply, ReduceOpening, SignedGroup
 
 from swarm.network.interface import Stream
 from swarm.training.allreduce.peer_connections import SILENT_S

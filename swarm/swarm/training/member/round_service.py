@@ -9,19 +9,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+from swarm_protocol.commit_messages import Abort, Vote, VoteReply
 from swarm_protocol.errors import PeerRefused, PeerViolation, RoundError
 from swarm_protocol.follow_messages import FollowReply, FollowRequest
 from swarm_protocol.state_messages import StandingRequest
-from swarm_protocol.training_messages import (
-    Abort,
-    GroupRequest,
-    Ready,
-    ReadyReply,
-    ReduceOpening,
-    SignedGroup,
-    Vote,
-    VoteReply,
-)
+from swarm_protocol.training_messages import GroupRequest, Ready, ReadyReply, ReduceOpening, SignedGroup
 
 from swarm.network.interface import Stream
 from swarm.training.evidence.convictions import Convictions

@@ -19,11 +19,11 @@ from types import TracebackType
 from typing import TypeVar
 
 from swarm_compression import get_codec
+from swarm_protocol.commit_messages import Endorsement
 from swarm_protocol.errors import ConfigError, PeerTimeout, PeerUnreachable, SwarmError, cause
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import RoundReport, TrainerRecord, TrainerState
 from swarm_protocol.run_credentials import RunCredential, RunInvitation, credential_of, grant_of
-from swarm_protocol.training_messages import Endorsement
 
 from swarm.network.interface import FaultHook, Network, no_faults
 from swarm.network.membership import Membership

@@ -13,11 +13,11 @@ import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from swarm_protocol.commit_messages import Certificate, Endorsement, ResumeOrder
 from swarm_protocol.errors import ConfigError, PeerTimeout, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
 from swarm_protocol.state_messages import StandingRequest
-from swarm_protocol.training_messages import Certificate, Endorsement, ResumeOrder
 
 from swarm.network.interface import Network
 from swarm.training.run.signed_run import SignedRun

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Protocol
 
 from swarm_compression.codec import Data
+from swarm_protocol.commit_messages import Outcome, Vote
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation, reason_of
-from swarm_protocol.training_messages import Outcome, Ready, Vote
+from swarm_protocol.training_messages import Ready
 
 from swarm.training.round.round_state import HeldLock, Prepared, RoundState, with_coordinator
 

@@ -27,7 +27,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from swarm_protocol.training_messages import Contribution, Group, LockClaim, Outcome, Vote
+from swarm_protocol.commit_messages import LockClaim, Outcome, Vote
+from swarm_protocol.training_messages import Contribution, Group
 
 from swarm.training.run.run_config import RunConfig
 

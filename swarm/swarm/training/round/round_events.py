@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from swarm_protocol.training_messages import Abort, Contribution, Group, Outcome, Ready, ReadyReply, SignedGroup, Vote
+from swarm_protocol.commit_messages import Abort, Outcome, Vote
+from swarm_protocol.training_messages import Contribution, Group, Ready, ReadyReply, SignedGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,9 @@ from typing import Literal, TypeAlias
 
 from swarm_protocol import limits
 from swarm_protocol.checks import shared_fields
+from swarm_protocol.commit_messages import Lock, Outcome, Vote
 from swarm_protocol.run_credentials import RunCredential
-from swarm_protocol.training_messages import Contribution, Lock, Outcome, Ready, ReadyReply, SignedGroup, Vote
+from swarm_protocol.training_messages import Contribution, Ready, ReadyReply, SignedGroup
 
 from swarm.training.round.beacon import attempt_beacon, coordinator_of
 from swarm.training.round.clusters import Clusters

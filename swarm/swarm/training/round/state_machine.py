@@ -29,11 +29,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from swarm_protocol.training_messages import (
-    Abort,
-    Outcome,
-    SignedGroup,
-)
+from swarm_protocol.commit_messages import Abort, Outcome
+from swarm_protocol.training_messages import SignedGroup
 
 from swarm.training.round.group_checks import complaint
 from swarm.training.round.group_formation import (

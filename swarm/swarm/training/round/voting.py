@@ -12,16 +12,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from swarm_protocol.training_messages import (
-    Abort,
-    Certificate,
-    Lock,
-    Outcome,
-    PlacedSignature,
-    SignedGroup,
-    Vote,
-    VoteKind,
-)
+from swarm_protocol.commit_messages import Abort, Certificate, Lock, Outcome, PlacedSignature, Vote, VoteKind
+from swarm_protocol.training_messages import SignedGroup
 
 from swarm.training.round.quorum import Succession, disagreement, electors_of, quorum
 from swarm.training.round.round_events import (

@@ -19,6 +19,15 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from swarm_protocol import limits
+from swarm_protocol.commit_messages import (
+    RESUME_PURPOSE,
+    Certificate,
+    Lock,
+    Outcome,
+    PlacedSignature,
+    ResumeOrder,
+    Vote,
+)
 from swarm_protocol.envelope import Envelope, seal, unseal
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import Identity, verify
@@ -27,18 +36,11 @@ from swarm_protocol.round_signatures import report_message, slices_message, vote
 from swarm_protocol.run_credentials import RunCredential, RunRevocation, check_credential, read_revocation
 from swarm_protocol.training_messages import (
     GROUP_PURPOSE,
-    RESUME_PURPOSE,
-    Certificate,
     Contribution,
     Group,
-    Lock,
-    Outcome,
-    PlacedSignature,
     Ready,
-    ResumeOrder,
     SignedGroup,
     SliceCommitment,
-    Vote,
     round_subject,
 )
 

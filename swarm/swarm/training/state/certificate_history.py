@@ -19,11 +19,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from swarm_protocol.training_messages import (
-    Group,
-    Outcome,
-    ResumeOrder,
-)
+from swarm_protocol.commit_messages import Outcome, ResumeOrder
+from swarm_protocol.training_messages import Group
 
 from swarm.training.round.quorum import Succession
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Protocol
 
 from swarm_protocol import limits
+from swarm_protocol.commit_messages import ENDORSEMENT_PURPOSE, Endorsement
 from swarm_protocol.envelope import seal, unseal
 from swarm_protocol.errors import IntegrityError, PeerViolation
-from swarm_protocol.training_messages import ENDORSEMENT_PURPOSE, Endorsement
 
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.certificate_history import CertificateHistory

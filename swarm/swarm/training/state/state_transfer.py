@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 
 from swarm_compression import Codec
 from swarm_protocol import limits
+from swarm_protocol.commit_messages import Outcome
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerTimeout, PeerViolation, RoundError, SwarmError
 from swarm_protocol.state_messages import ChunkRequest, ManifestRequest, PartRequest
-from swarm_protocol.training_messages import Group, Outcome
+from swarm_protocol.training_messages import Group
 
 from swarm.network.interface import EndOfStream, Network, Stream
 from swarm.training.allreduce.parts import part_bytes

@@ -14,7 +14,7 @@ from swarm.training.allreduce import parts as part_sizing
 from swarm.training.allreduce.parts import MIN_AHEAD_FRAMES, leaf_values
 from swarm.training.allreduce.peer_connections import MIN_BYTES, BandwidthMeter, MeteredStream
 from swarm.training.trainer_events import OuterStep
-from swarm_protocol.training_messages import MAX_BYTES_PER_S
+from swarm_protocol.commit_messages import MAX_BYTES_PER_S
 
 BANDWIDTH_BYTES_PER_S = 2e6
 NUM_STEPS = 8

@@ -18,9 +18,10 @@ from swarm.training.evidence.convictions import Convictions
 from swarm.training.run.run_config import RunConfig
 from swarm.training.state.certificate_history import Proof
 from swarm_protocol import limits
+from swarm_protocol.commit_messages import Outcome
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Contribution, Group, Outcome
+from swarm_protocol.training_messages import Contribution, Group
 
 SENDER = LIARS[0].peer_id
 

@@ -19,11 +19,12 @@ from swarm.training.run.methods import Methods
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.state_sync import follows
 from swarm.training.trainer_events import OuterStep, RunResumed
+from swarm_protocol.commit_messages import Certificate, Outcome, ResumeOrder
 from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerTimeout, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
-from swarm_protocol.training_messages import Certificate, Contribution, Group, Outcome, ResumeOrder
+from swarm_protocol.training_messages import Contribution, Group
 
 NUM_STEPS = 10
 ONLOOKER = Identity(b"onlooker".ljust(32))

@@ -29,9 +29,10 @@ from swarm.training.round.round_state import RoundSetup, RoundState
 from swarm.training.round.state_machine import begin, step
 from swarm.training.standing.entrance import Entrance
 from swarm.training.standing.standings import TrainerStandings
+from swarm_protocol.commit_messages import Lock, Outcome
 from swarm_protocol.identity import Identity
 from swarm_protocol.run_credentials import RunCredential, credential_of, invite_to_run
-from swarm_protocol.training_messages import Contribution, Group, Lock, Outcome, Ready, ReadyReply, SignedGroup
+from swarm_protocol.training_messages import Contribution, Group, Ready, ReadyReply, SignedGroup
 
 PEERS = tuple(sorted(Identity(bytes([number]) * 32).peer_id for number in range(6)))
 A, B, C, D, E, F = PEERS

@@ -18,8 +18,9 @@ from swarm.training.round.promise import Promise, PromiseFile
 from swarm.training.round.round_events import Ask, Reported, Sign
 from swarm.training.round.round_state import Prepared, RoundSetup, RoundState
 from swarm.training.trainer_events import OuterStep, RoundAborted
+from swarm_protocol.commit_messages import Vote
 from swarm_protocol.errors import ConfigError, IntegrityError
-from swarm_protocol.training_messages import Ready, Vote
+from swarm_protocol.training_messages import Ready
 
 PARTS = (b"first part", b"second part")
 VOTED = replace(OUTCOME, part_digests=tuple(hashlib.sha256(part).digest() for part in PARTS))

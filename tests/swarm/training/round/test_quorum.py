@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 from swarm.training.round.quorum import Succession, disagreement, quorum
 from swarm.training.round.voting import tally
-from swarm_protocol.training_messages import Outcome, Vote
+from swarm_protocol.commit_messages import Outcome, Vote
 
 MEMBERS = ("a", "b", "c", "d")
 

@@ -63,8 +63,9 @@ from swarm.training.round.round_events import (
     Tick,
 )
 from swarm_protocol import limits
+from swarm_protocol.commit_messages import Certificate
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Certificate, SignedGroup
+from swarm_protocol.training_messages import SignedGroup
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -13,23 +13,10 @@ from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state import certificate
 from swarm.training.state.certificate import RunSignatures
+from swarm_protocol.commit_messages import Certificate, Lock, Outcome, PlacedSignature, ResumeOrder, Vote, VoteKind
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import (
-    Certificate,
-    Contribution,
-    Follower,
-    Group,
-    Lock,
-    Outcome,
-    PlacedSignature,
-    Ready,
-    ResumeOrder,
-    SignedGroup,
-    SliceCommitment,
-    Vote,
-    VoteKind,
-)
+from swarm_protocol.training_messages import Contribution, Follower, Group, Ready, SignedGroup, SliceCommitment
 
 NOW = 1_750_000_000.0
 IDENTITIES = sorted((Identity(bytes([number]) * 32) for number in range(4)), key=lambda each: each.peer_id)

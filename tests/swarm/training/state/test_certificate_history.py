@@ -22,9 +22,10 @@ from swarm.training.state.certificate_history import CertificateHistory, Proof
 from swarm.training.state.endorsement import Endorsements
 from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S, ProofReader
 from swarm.training.state.state_sync import follows
+from swarm_protocol.commit_messages import Outcome
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Contribution, Group, Outcome
+from swarm_protocol.training_messages import Contribution, Group
 
 NOW = 1_750_000_000.0
 RULE = Succession(min_group=2)

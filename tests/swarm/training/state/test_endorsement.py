@@ -25,11 +25,12 @@ from swarm.training.state.endorsement import (
     sign_endorsement,
 )
 from swarm.training.trainer_events import OuterStep, RoundAborted, StateEndorsed, StateFetched
+from swarm_protocol.commit_messages import Endorsement, Outcome
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
 from swarm_protocol.state_messages import Standing
-from swarm_protocol.training_messages import Contribution, Endorsement, Group, Outcome
+from swarm_protocol.training_messages import Contribution, Group
 
 NOW = 1_750_000_000.0
 ONLOOKER = Identity(b"onlooker".ljust(32))

@@ -21,9 +21,10 @@ from swarm.training.state.lease import admitted
 from swarm.training.state.replica import HashedState, Replica, apply_outer_step
 from swarm.training.state.replica_state import ReplicaState
 from swarm_compression import get_codec
+from swarm_protocol.commit_messages import Outcome
 from swarm_protocol.errors import RoundError
 from swarm_protocol.identity import Identity
-from swarm_protocol.training_messages import Contribution, Group, Outcome
+from swarm_protocol.training_messages import Contribution, Group
 from torch import Tensor
 
 PEER = Identity(bytes(32)).peer_id

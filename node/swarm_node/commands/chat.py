@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -36,6 +36,7 @@ MAX_INPUT_CHARS = 2_000_000
 TEMPERATURE = 0.7
 PROMPT = "> "
 ANEW = "/new"
+SEE_HELP = "see swarm-node chat --help"
 
 T = TypeVar("T")
 
@@ -210,19 +211,10 @@ def _conversation_of(flags: Flags) -> Conversation:
     model = flags.options["model"]
     if not model:
         raise UsageError("MODEL is missing", remedy="name one of those that swarm-node models lists")
-    temperature = _parsed(flags.options, "temperature", number(0, 2))
+    temperature = flags.parsed("temperature", number(0, 2), SEE_HELP)
     return Conversation(
         model=model,
         system=flags.options["system"] or "",
         temperature=TEMPERATURE if temperature is None else temperature,
-        max_tokens=_parsed(flags.options, "max_tokens", whole_number(1, limits.MAX_SESSION_TOKENS)),
+        max_tokens=flags.parsed("max_tokens", whole_number(1, limits.MAX_SESSION_TOKENS), SEE_HELP),
     )
-
-
-def _parsed(texts: Mapping[str, str | None], name: str, parse: Callable[[str], T]) -> T | None:
-    text = texts[name]
-    try:
-        return None if text is None else parse(text)
-    except ValueError as error:
-        option = "--" + name.replace("_", "-")
-        raise UsageError(f"{option}: {text!r:.80} {error}", remedy="see swarm-node chat --help") from error

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.markup import escape
@@ -26,6 +26,7 @@ from swarm_node.storage.home import Home
 if TYPE_CHECKING:
     from swarm_node.settings.config import Config
 
+T = TypeVar("T")
 
 MAX_OFFERED = 200
 
@@ -72,6 +73,14 @@ class Flags:
         from swarm_node.storage.kept_invitation import with_invitation  # noqa: PLC0415 - the network's code
 
         return with_invitation(self.resolve())
+
+    def parsed(self, name: str, parse: Callable[[str], T], remedy: str) -> T | None:
+        """Return the option `name` as `parse` reads it; None if it was not given. Raises UsageError."""
+        text: str | None = self.options[name]
+        try:
+            return None if text is None else parse(text)
+        except ValueError as error:
+            raise UsageError(f"--{name.replace('_', '-')}: {text!r:.80} {error}", remedy=remedy) from error
 
     def home(self) -> Path:
         """Return the home, for a command that needs no other setting. Raises ConfigError."""

@@ -35,8 +35,8 @@ _LIFETIME = length_of_time(60, limits.MAX_SIGNED_LIFETIME_S, "such as 90m, 12h o
 
 def create(flags: Flags) -> int:
     options, config, home = flags.options, flags.resolve(), Home(flags.home())
-    rights, lifetime_s = parse_rights(options["rights"] or DEFAULT_RIGHTS), parse_lifetime(options["expires"])
-    node, note = _node(options["for_node"] or ""), _note(options["note"] or "")
+    rights, lifetime_s = parse_rights(options["rights"] or DEFAULT_RIGHTS), lifetime_of(flags)
+    node, note = peer_option(flags, "for_node"), _note(options["note"] or "")
     if options["out"] is not None:
         check_new_file(options["out"])
     emitter = Emitter(json=flags.json)
@@ -175,19 +175,18 @@ def parse_rights(text: str) -> tuple[Right, ...]:
     return tuple(right for right in RIGHTS if right == "join" or right in words)
 
 
-def parse_lifetime(text: str | None) -> float:
-    """Read a time such as 30d, 12h or 90m, in seconds. Raises UsageError."""
-    try:
-        return _LIFETIME(DEFAULT_LIFETIME if text is None else text)
-    except ValueError as error:
-        raise UsageError(f"--expires: {text!r:.40} {error}", remedy="write --expires 30d") from None
+def lifetime_of(flags: Flags) -> float:
+    """Return the seconds of `--expires`, such as 30d, 12h or 90m. Raises UsageError."""
+    return flags.parsed("expires", _LIFETIME, "write --expires 30d") or _LIFETIME(DEFAULT_LIFETIME)
 
 
-def _node(text: str) -> str:
+def peer_option(flags: Flags, name: str) -> str:
+    """Return the peer id in the option `name`; empty if it was not given. Raises UsageError."""
     try:
-        return check_peer_id(text) if text else ""
+        return check_peer_id(text) if (text := flags.options[name]) else ""
     except ValueError as error:
-        raise UsageError(f"--for-node: {error}", remedy="give what swarm-node identity shows on that machine") from None
+        remedy = "give what swarm-node identity shows on that machine"
+        raise UsageError(f"--{name.replace('_', '-')}: {error}", remedy=remedy) from None
 
 
 def _note(text: str) -> str:

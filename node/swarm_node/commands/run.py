@@ -119,11 +119,7 @@ def resume(flags: Flags) -> int:
 
 
 def endorse(flags: Flags) -> int:
-    text = flags.options["every"]
-    try:
-        every_s = None if text is None else _EVERY(text)
-    except ValueError as error:
-        raise UsageError(f"--every: {text!r:.40} {error}", remedy="write --every 1h") from error
+    every_s = flags.parsed("every", _EVERY, "write --every 1h")
     config, path, author = with_peers(flags), run_file(flags), signing_identity(flags)
     from swarm_node.commands.run_orders import endorse_run  # noqa: PLC0415
 
@@ -133,13 +129,10 @@ def endorse(flags: Flags) -> int:
 
 def export(flags: Flags) -> int:
     checkpoints: Path | None = flags.options["checkpoint"]
-    config, which, text = flags.member(), _exported_run(flags, checkpoints), flags.options["step"]
+    config, which = flags.member(), _exported_run(flags, checkpoints)
     if not {"peers", "invite"} & {*config.origins}:
         config = config.model_copy(update={"peers": ()})  # an invitation that the home keeps has seeds, too
-    try:
-        outer_step = None if text is None else whole_number(0, MAX_OUTER_STEP)(text)
-    except ValueError as error:
-        raise UsageError(f"--step: {text!r} {error}", remedy="write --step 200") from error
+    outer_step = flags.parsed("step", whole_number(0, MAX_OUTER_STEP), "write --step 200")
     out: Path | None = flags.options["out"]
     if out is not None and os.path.lexists(out):
         raise ConfigError(f"{out} exists already", remedy="move it away, or choose another --out")

@@ -20,7 +20,6 @@ from swarm.training.run.run_file import read_signed
 from swarm.training.run.signed_run import SignedRun
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, PeerUnreachable
-from swarm_protocol.identity import check_peer_id
 from swarm_protocol.run_credentials import (
     MAX_USES,
     RunInvitation,
@@ -32,7 +31,7 @@ from swarm_protocol.run_credentials import (
 
 from swarm_node import diagnostics, interrupts
 from swarm_node.commands.command_options import Flags, signing_identity
-from swarm_node.commands.invite import parse_lifetime, utc
+from swarm_node.commands.invite import lifetime_of, peer_option, utc
 from swarm_node.commands.run import run_file, with_peers
 from swarm_node.commands.run_orders import give
 from swarm_node.events.emitter import Emitter
@@ -47,7 +46,8 @@ _SERIAL = re.compile(r"[0-9a-fA-F]{1,16}")
 def invite(flags: Flags) -> int:
     """Sign an invitation to the run of a file. Raises ConfigError or UsageError, also if the key may not invite."""
     options, emitter = flags.options, Emitter(json=flags.json)
-    lifetime_s, max_uses, node = parse_lifetime(options["expires"]), _uses(options["uses"]), _node(options["for_node"])
+    lifetime_s, node = lifetime_of(flags), peer_option(flags, "for_node")
+    max_uses = flags.parsed("uses", whole_number(1, MAX_USES), "write --uses 5") or 1
     if node and max_uses > 1:
         raise UsageError("--uses and --for-node do not go together", remedy="leave one of them out")
     path, out = run_file(flags), _new_file(options["out"])
@@ -94,7 +94,7 @@ def revoke(flags: Flags) -> int:
     Raises ConfigError, UsageError, StartError, and PeerUnreachable if no member took it.
     """
     options, emitter = flags.options, Emitter(json=flags.json)
-    serials, inviter = _serials(options["serial"] or ()), _node(options["inviter"], option="--inviter")
+    serials, inviter = _serials(options["serial"] or ()), peer_option(flags, "inviter")
     if not serials and not inviter:
         raise UsageError("neither --serial nor --inviter is given", remedy="say which invitation, or whose right")
     path, config, author = run_file(flags), with_peers(flags), signing_identity(flags)
@@ -156,7 +156,7 @@ def _named(revocation: RunRevocation) -> str:
 def vouch(flags: Flags) -> int:
     """Sign for a newcomer as a member of the run of a file. Raises ConfigError or UsageError."""
     options, emitter = flags.options, Emitter(json=flags.json)
-    lifetime_s, newcomer = parse_lifetime(options["expires"]), _node(options["for_node"])
+    lifetime_s, newcomer = lifetime_of(flags), peer_option(flags, "for_node")
     if not newcomer:
         raise UsageError("--for-node is missing", remedy="give the peer id that swarm-node identity shows there")
     path, out = run_file(flags), _new_file(options["out"])
@@ -206,17 +206,3 @@ def _until(word: RunInvitation) -> dict[str, object]:
         "expires_at": expires_at,
         "until": utc(expires_at),
     }
-
-
-def _uses(text: str | None) -> int:
-    try:
-        return 1 if text is None else whole_number(1, MAX_USES)(text)
-    except ValueError as error:
-        raise UsageError(f"--uses: {text!r} {error}", remedy="write --uses 5") from error
-
-
-def _node(text: str | None, *, option: str = "--for-node") -> str:
-    try:
-        return check_peer_id(text) if text else ""
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}", remedy="give what swarm-node identity shows on that machine") from None

@@ -31,7 +31,7 @@ def run(flags: Flags) -> int:
     path: Path | None = flags.options["path"]
     if path is None:
         raise UsageError("PATH is missing", remedy="name the scenario file; docs/guides/simulate.md has an example")
-    scenario = _load(path, flags.options["seed"])
+    scenario = _load(path, flags.parsed("seed", whole_number(0, 2**31 - 1), "use a whole number"))
     out: Path = flags.options["out"] or Path(f"{path.stem}-report")
     pages = out.with_name(f"{out.name}.html"), out.with_name(f"{out.name}.json")
     if not pages[0].parent.is_dir():
@@ -65,7 +65,7 @@ def run(flags: Flags) -> int:
     return 0
 
 
-def _load(path: Path, seed: str | None) -> Scenario:
+def _load(path: Path, seed: int | None) -> Scenario:
     """Read a scenario's file. Raises ConfigError."""
     try:
         table = tomllib.loads(_read(path))
@@ -76,10 +76,7 @@ def _load(path: Path, seed: str | None) -> Scenario:
     if not table:
         raise ConfigError(f"{path} says nothing of a scenario", remedy="docs/guides/simulate.md has an example")
     if seed is not None:
-        try:
-            table["seed"] = whole_number(0, 2**31 - 1)(seed)
-        except ValueError as error:
-            raise UsageError(f"--seed: {seed!r:.80} {error}", remedy="use a whole number") from error
+        table["seed"] = seed
     churn = table.get("churn")
     trace = churn.get("trace") if isinstance(churn, dict) else None
     return read_scenario(table, _read(path.parent / trace) if isinstance(trace, str) and trace else "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 
 from swarm_protocol.commit_messages import Vote
-from swarm_protocol.equivocation_messages import StatedReport, StatedVote
+from swarm_protocol.proof_messages import StatedReport, StatedVote
 from swarm_protocol.training_messages import Contribution, Group, Ready
 
 SLICES_DOMAIN = b"swarm-slices:"

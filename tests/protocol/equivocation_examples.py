@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from swarm_protocol.equivocation_messages import Equivocation, StatedReport, StatedVote
 from swarm_protocol.identity import Identity
+from swarm_protocol.proof_messages import Equivocation, StatedReport, StatedVote
 from swarm_protocol.training_messages import Contribution
 
 DIGEST = bytes(range(32))

@@ -40,7 +40,6 @@ from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_tables import InnerConfig
 from swarm_protocol.commit_messages import Certificate, Outcome, PlacedSignature
 from swarm_protocol.envelope import seal_now
-from swarm_protocol.equivocation_messages import Equivocation, StatedVote
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.hash_tree import HashTree, leaf_digest
 from swarm_protocol.manifest_messages import (
@@ -67,8 +66,10 @@ from swarm_protocol.network_invitation import (
 from swarm_protocol.proof_messages import (
     AuditedSlice,
     BadSlice,
+    Equivocation,
     Evidence,
     IntervalFinding,
+    StatedVote,
     WrongInterval,
     WrongReduction,
 )

@@ -27,7 +27,7 @@ from swarm.training.evidence.evidence_folder import EvidenceFolder
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import TrainingSetup, prepare
 from swarm.training.inner.one_device import LocalOptions
-from swarm.training.member.linger import let_others_finish
+from swarm.training.member.members_watch import let_others_finish
 from swarm.training.member.run_member import RunMember, RunMemberOptions
 from swarm.training.round.promise import PromiseFile
 from swarm.training.run.layout import fragment_of

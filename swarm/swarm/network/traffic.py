@@ -5,7 +5,7 @@ and encryption come on top. The path is the one of the last look at the connecti
 first look counts as direct.
 
 A limit holds for all traffic together. Calls are small, others wait for them, and they never wait: they are charged,
-and streams wait for as long as they have taken. What is large goes over streams: `paced_writer` gives these their
+and streams wait for as long as they have taken. What is large goes over streams: `rate.Turns` gives these their
 turns to send, `stream_buffers` reads no faster than `download` allows, so that the peer's own flow control slows it.
 
 State belongs to the network's loop. It is bounded: of more than MAX_PEERS peers, those that have exchanged nothing for
@@ -23,8 +23,7 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.records import PathKind
 
 from swarm.network.link_meter import LinkMeter
-from swarm.network.paced_writer import Turns
-from swarm.network.rate import Allowance
+from swarm.network.rate import Allowance, Turns
 
 PATH_KINDS: tuple[PathKind, ...] = get_args(PathKind)
 

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, cast
 
-from swarm.network.paced_writer import SLICE_BYTES, PacedWriter, Turns
-from swarm.network.rate import BURST_S, MAX_DEBT_S, OVERHEAD, Allowance
+from swarm.network.rate import BURST_S, MAX_DEBT_S, OVERHEAD, SLICE_BYTES, Allowance, PacedWriter, Turns
 from swarm.testing import virtual_time
 
 RATE = 1e6

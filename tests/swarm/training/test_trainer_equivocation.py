@@ -23,7 +23,7 @@ from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import MemberConvicted
 from swarm_protocol.commit_messages import Vote
-from swarm_protocol.equivocation_messages import StatedReport, StatedVote
+from swarm_protocol.proof_messages import StatedReport, StatedVote
 from swarm_protocol.training_messages import Group, Ready, SignedGroup
 
 NAMES = ("m0", "m1", "m2")

@@ -28,8 +28,8 @@ from swarm.network.libp2p.sent_frames import SentFrames
 from swarm.network.libp2p.stream_buffers import Leaving, StreamBuffers
 from swarm.network.libp2p.unread_messages import UnreadMessages
 from swarm.network.link_meter import MIN_MESSAGE_BYTES
-from swarm.network.paced_writer import PacedWriter
 from swarm.network.peer_budgets import UnreadBudget
+from swarm.network.rate import PacedWriter
 from swarm.network.traffic import Traffic
 
 _COPY_BYTES = 2**14

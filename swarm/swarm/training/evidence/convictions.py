@@ -24,9 +24,8 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from swarm_protocol.commit_messages import Certificate
-from swarm_protocol.equivocation_messages import Equivocation
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation, SwarmError
-from swarm_protocol.proof_messages import EQUIVOCATION, WRONG_INTERVAL, Evidence, EvidenceRequest
+from swarm_protocol.proof_messages import EQUIVOCATION, WRONG_INTERVAL, Equivocation, Evidence, EvidenceRequest
 
 from swarm.network.interface import Stream
 from swarm.newest_items import NewestItems

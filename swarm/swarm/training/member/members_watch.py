@@ -1,8 +1,9 @@
-"""Looks where the other members of a run are, beside the step that is driven.
+"""Looks where the other members of a run are: beside the step that is driven, and at the end of the run.
 
 Members of a round tell each other what they do, so looking is for the one that missed a round, or that works apart from
 others without knowing. What this costs is the same in a run of thousands, and less the longer its intervals are. The
-look of a step is a task of `RunMember`; what it has read is kept for the next step.
+look of a step is a task of `RunMember`; what it has read is kept for the next step. A member that is done stays to
+serve the last state to members that lack it (`let_others_finish`).
 """
 
 from __future__ import annotations
@@ -11,12 +12,18 @@ import asyncio
 import random
 from collections.abc import Callable
 
+from swarm_protocol.errors import PeerError
+
 from swarm.network.membership import Membership
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.round.round_events import Proven
 from swarm.training.state.certificate_history import whom_to_ask
 from swarm.training.state.run_context import RunContext
 from swarm.training.state.state_sync import claims_of, furthest, trainers
+
+LINGER_S = 30.0
+
+LOOK_S = 1.0
 
 NUM_WATCHED = 2
 """Number of others that are asked where they are each time."""
@@ -81,3 +88,38 @@ class MembersWatch:
         records = await trainers(self._membership, context.run)
         self._claims = claims_of(context, {peer: each for peer, each in records.items() if each.state != "leaving"})
         self._list_at_s = asyncio.get_running_loop().time() + (list_s(interval_s) if records else WATCH_S)
+
+
+async def let_others_finish(
+    membership: Membership,
+    run: str,
+    me: str,
+    leaving: asyncio.Event | None = None,
+    on_wait: Callable[[tuple[str, ...], float], None] = lambda _peers, _seconds: None,
+) -> None:
+    """Return once all other members of `run` have the last state too, after LINGER_S, or when `leaving` is set.
+
+    If one look is not enough, `on_wait` is called once with the peers that this waits for and the seconds left.
+    """
+    leaving = leaving or asyncio.Event()
+    now = asyncio.get_running_loop().time
+    until_s, num_looks = now() + LINGER_S, 0
+    while now() < until_s and (behind := await _behind(membership, run, me)):
+        num_looks += 1
+        if num_looks == 2:
+            on_wait(behind, until_s - now())
+        try:
+            async with asyncio.timeout(LOOK_S):
+                await leaving.wait()
+            return
+        except TimeoutError:
+            continue
+
+
+async def _behind(membership: Membership, run: str, me: str) -> tuple[str, ...]:
+    try:
+        trainers = await membership.trainers(run)
+    except PeerError:
+        return ()
+    others = {peer_id: record for peer_id, record in trainers.items() if peer_id != me}
+    return tuple(peer_id for peer_id, record in others.items() if record.state in {"joining", "training"})

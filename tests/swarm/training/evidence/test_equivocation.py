@@ -11,9 +11,8 @@ from support.wrong_reduction import IDENTITIES, NOW, signatures
 from swarm.training.evidence.equivocation import MAX_PEERS, MAX_STATEMENTS, EquivocationWatch
 from swarm.training.evidence.evidence import accused, check
 from swarm_protocol.commit_messages import Certificate, Lock, Outcome
-from swarm_protocol.equivocation_messages import Equivocation, StatedReport, StatedVote
 from swarm_protocol.errors import IntegrityError, PeerViolation
-from swarm_protocol.proof_messages import EQUIVOCATION
+from swarm_protocol.proof_messages import EQUIVOCATION, Equivocation, StatedReport, StatedVote
 from swarm_protocol.training_messages import Contribution, Group, Ready, SignedGroup
 
 RUN = config(min_group=2)

@@ -8,7 +8,7 @@ import pytest
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
-from swarm.training.member.linger import LINGER_S, let_others_finish
+from swarm.training.member.members_watch import LINGER_S, let_others_finish
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
 

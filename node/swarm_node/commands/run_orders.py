@@ -7,7 +7,7 @@ signed again and again, until the run is finished or the command is interrupted.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 from swarm.network.interface import Network
@@ -38,20 +38,58 @@ def resume_run(
     the members of the last step that answer. Raises ConfigError, IntegrityError, StartError, PeerTimeout, or
     PeerUnreachable if no member took the order.
     """
+
+    async def work(visit: AuthorVisit) -> None:
+        await visit.order(await retried(visit.look), is_certain=is_certain)
+
+    return _visit(path, author, members, config, emitter, work)
+
+
+def endorse_run(
+    path: Path,
+    author: Identity,
+    members: Path | None,
+    config: Config,
+    emitter: Emitter,
+    *,
+    every_s: float | None,
+    is_certain: bool,
+) -> int:
+    """Find the run's newest state and endorse it, once or every `every_s` seconds; without `is_certain`, only print
+    what would be signed.
+
+    `members` is as for `resume_run`. Raises ConfigError, IntegrityError, StartError, and if it endorses once
+    PeerTimeout, or PeerUnreachable if no member took it.
+    """
+
+    async def work(visit: AuthorVisit) -> None:
+        if every_s is None or not is_certain:
+            await visit.endorse(is_certain=is_certain)
+        else:
+            await visit.endorse_again_and_again(every_s)
+
+    return _visit(path, author, members, config, emitter, work)
+
+
+def _visit(
+    path: Path,
+    author: Identity,
+    members: Path | None,
+    config: Config,
+    emitter: Emitter,
+    work: Callable[[AuthorVisit], Awaitable[None]],
+) -> int:
+    """Do `work` among the members of the run in the file at `path`."""
     diagnostics.quieten_libraries()
     run = read_signed(path)
     named = read_members(members) if members else ()
 
-    async def resume() -> None:
+    async def visit() -> None:
         async with visiting(config) as (network, membership):
-
-            async def look() -> RunSurvey:
-                return await survey(network, run, named or await membership.trainers(run.run_id))
-
-            await _order(network, run, author, named, await retried(look), emitter, is_certain=is_certain)
+            await work(AuthorVisit(network, membership, run, author, named, emitter))
 
     interrupts.raise_in_command()
-    asyncio.run(resume())
+    asyncio.run(visit())
     return 0
 
 
@@ -94,91 +132,8 @@ def read_members(path: Path) -> tuple[str, ...]:
     return peers
 
 
-async def _order(
-    network: Network,
-    run: SignedRun,
-    author: Identity,
-    named: tuple[str, ...],
-    situation: RunSurvey,
-    emitter: Emitter,
-    *,
-    is_certain: bool,
-) -> None:
-    proof = situation.proof
-    here = tuple(peer for peer in situation.holders if peer in proof.roster)
-    roster = named or here or situation.holders
-    left_out = sorted(set(proof.roster) - set(roster))
-    certificate = sign_order(run, situation, roster, author, network_id=network.network_id, now=network.now())
-    emitter.emit(
-        "resume_planned",
-        run=run.run_id,
-        outer_step=proof.outer_step,
-        digest=proof.outcome.state_digest.hex(),
-        roster=sorted(roster),
-        left_out=left_out,
-        left_out_names=", ".join(map(short, left_out)) or "none",
-    )
-    if not is_certain:
-        _tell_unsigned(run, situation, emitter)
-        return
-    method = Methods(run.run_id).resume
-    peers = sorted({*roster, *situation.holders})
-    taken = await give(network, method, certificate, peers, "resume order", emitter, heeded=situation.holders)
-    emitter.emit("resume_delivered", run=run.run_id, outer_step=proof.outer_step, peers=taken)
-
-
-def _tell_unsigned(run: SignedRun, situation: RunSurvey, emitter: Emitter) -> None:
-    """Say that nothing was signed. An order may cost steps of the members that it leaves out, and a run whose members
-    are alive continues without one.
-    """
-    proof = situation.proof
-    if not Succession.of(run.config).is_enough(proof.roster, situation.answered):
-        emitter.emit("resume_not_signed", run=run.run_id)
-        return
-    emitter.emit(
-        "resume_not_needed",
-        run=run.run_id,
-        outer_step=proof.outer_step,
-        members=sorted(proof.roster),
-        answered=list(situation.answered),
-    )
-
-
-def endorse_run(
-    path: Path,
-    author: Identity,
-    members: Path | None,
-    config: Config,
-    emitter: Emitter,
-    *,
-    every_s: float | None,
-    is_certain: bool,
-) -> int:
-    """Find the run's newest state and endorse it, once or every `every_s` seconds; without `is_certain`, only print
-    what would be signed.
-
-    `members` is a file with a peer id on each line: only these are asked where the run is. Raises ConfigError,
-    IntegrityError, StartError, and if it endorses once PeerTimeout, or PeerUnreachable if no member took it.
-    """
-    diagnostics.quieten_libraries()
-    run = read_signed(path)
-    named = read_members(members) if members else ()
-
-    async def endorse() -> None:
-        async with visiting(config) as (network, membership):
-            endorsing = _Endorsing(network, membership, run, author, named, emitter)
-            if every_s is None or not is_certain:
-                await endorsing.once(is_certain=is_certain)
-            else:
-                await endorsing.again_and_again(every_s)
-
-    interrupts.raise_in_command()
-    asyncio.run(endorse())
-    return 0
-
-
-class _Endorsing:
-    """Endorses states of one run. `named` are the only peers that are asked; empty: all that train it."""
+class AuthorVisit:
+    """What the run's author does among its members. Only the `named` peers are asked; empty: all that train it."""
 
     def __init__(
         self,
@@ -195,10 +150,61 @@ class _Endorsing:
         self._author = author
         self._named = named
         self._emitter = emitter
+        self._methods = Methods(run.run_id)
 
-    async def once(self, *, is_certain: bool) -> int:
+    async def look(self) -> RunSurvey:
+        peers = self._named or await self._membership.trainers(self._run.run_id)
+        return await survey(self._network, self._run, peers)
+
+    async def order(self, situation: RunSurvey, *, is_certain: bool) -> None:
+        """Let the run continue with the named members, or those that are here; or only say what would be signed."""
+        run, proof, network = self._run, situation.proof, self._network
+        here = tuple(peer for peer in situation.holders if peer in proof.roster)
+        roster = self._named or here or situation.holders
+        left_out = sorted(set(proof.roster) - set(roster))
+        certificate = sign_order(run, situation, roster, self._author, network_id=network.network_id, now=network.now())
+        self._emitter.emit(
+            "resume_planned",
+            run=run.run_id,
+            outer_step=proof.outer_step,
+            digest=proof.outcome.state_digest.hex(),
+            roster=sorted(roster),
+            left_out=left_out,
+            left_out_names=", ".join(map(short, left_out)) or "none",
+        )
+        if not is_certain:
+            self._tell_unsigned(situation)
+            return
+        peers = sorted({*roster, *situation.holders})
+        taken = await give(
+            network,
+            self._methods.resume,
+            certificate,
+            peers,
+            "resume order",
+            self._emitter,
+            heeded=situation.holders,
+        )
+        self._emitter.emit("resume_delivered", run=run.run_id, outer_step=proof.outer_step, peers=taken)
+
+    def _tell_unsigned(self, situation: RunSurvey) -> None:
+        """Say that nothing was signed. An order may cost steps of the members that it leaves out, and a run whose
+        members are alive continues without one."""
+        run, proof = self._run, situation.proof
+        if not Succession.of(run.config).is_enough(proof.roster, situation.answered):
+            self._emitter.emit("resume_not_signed", run=run.run_id)
+            return
+        self._emitter.emit(
+            "resume_not_needed",
+            run=run.run_id,
+            outer_step=proof.outer_step,
+            members=sorted(proof.roster),
+            answered=list(situation.answered),
+        )
+
+    async def endorse(self, *, is_certain: bool) -> int:
         """Endorse the newest state, or only say which one it is. Return its outer step."""
-        found = await retried(self._look)
+        found = await retried(self.look)
         proof, before = found.proof, found.endorsement
         self._emitter.emit(
             "endorsement_planned",
@@ -217,21 +223,16 @@ class _Endorsing:
             self._emitter.emit("endorsement_not_signed", run=self._run.run_id)
             return proof.outer_step
         data = sign_survey(self._run, found, self._author, network_id=self._network.network_id, now=self._network.now())
-        method = Methods(self._run.run_id).endorse
-        taken = await give(self._network, method, data, found.holders, "endorsement", self._emitter)
+        taken = await give(self._network, self._methods.endorse, data, found.holders, "endorsement", self._emitter)
         self._emitter.emit("endorsement_delivered", run=self._run.run_id, outer_step=proof.outer_step, peers=taken)
         return proof.outer_step
 
-    async def again_and_again(self, every_s: float) -> None:
+    async def endorse_again_and_again(self, every_s: float) -> None:
         """Endorse every `every_s` seconds until the run's last outer step is endorsed."""
         while True:
             try:
-                if await self.once(is_certain=True) >= self._run.config.outer_steps:
+                if await self.endorse(is_certain=True) >= self._run.config.outer_steps:
                     return
             except (PeerTimeout, PeerUnreachable) as error:  # the members may come back
                 self._emitter.emit("warning", message=error.message, remedy=error.remedy)
             await asyncio.sleep(every_s)
-
-    async def _look(self) -> RunSurvey:
-        peers = self._named or await self._membership.trainers(self._run.run_id)
-        return await survey(self._network, self._run, peers)

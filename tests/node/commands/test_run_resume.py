@@ -15,12 +15,11 @@ from support.training_swarm import AUTHOR, Swarm, config
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
-from swarm.training.outside.resume import survey
 from swarm.training.run.run_file import write_run
 from swarm.training.trainer_events import OuterStep, RunResumed
 from swarm_node import cli
 from swarm_node.commands import run_orders
-from swarm_node.commands.run_orders import read_members
+from swarm_node.commands.run_orders import AuthorVisit, read_members
 from swarm_node.events.emitter import Emitter
 from swarm_protocol.errors import ConfigError, PeerTimeout, PeerUnreachable
 from swarm_protocol.identity import Identity
@@ -49,10 +48,9 @@ async def resume(
     network = swarm.internet.network(ONLOOKER)
     try:
         async with Membership(network) as membership:
-            peers = named or await membership.trainers(swarm.run.run_id)
-            situation = await survey(network, swarm.run, peers)
-        emitter = Emitter(json=True, out=out, err=io.StringIO())
-        await run_orders._order(network, swarm.run, author, named, situation, emitter, is_certain=is_certain)
+            emitter = Emitter(json=True, out=out, err=io.StringIO())
+            visit = AuthorVisit(network, membership, swarm.run, author, named, emitter)
+            await visit.order(await visit.look(), is_certain=is_certain)
     finally:
         await network.close()
     return [json.loads(line) for line in out.getvalue().splitlines()]
@@ -126,13 +124,14 @@ def test_resume_that_no_member_takes_is_an_error() -> None:
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
             await waiting_run(swarm)
             network = swarm.internet.network(ONLOOKER)
+            emitter = Emitter(json=False, out=io.StringIO(), err=io.StringIO())
             async with Membership(network) as membership:
-                situation = await survey(network, swarm.run, await membership.trainers(swarm.run.run_id))
+                visit = AuthorVisit(network, membership, swarm.run, AUTHOR, (), emitter)
+                situation = await visit.look()
             swarm.kill("m2")
             swarm.kill("m3")
-            emitter = Emitter(json=False, out=io.StringIO(), err=io.StringIO())
             with pytest.raises(PeerUnreachable, match="no member accepted the resume order"):
-                await run_orders._order(network, swarm.run, AUTHOR, (), situation, emitter, is_certain=True)
+                await visit.order(situation, is_certain=True)
             await network.close()
 
     virtual_time.run(main(), compute_s=_cost)

@@ -21,6 +21,7 @@ from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused
 
 K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 
 NUM_GUARANTEED = 4
 """Places that each peer can have, however many others hold."""
@@ -126,7 +127,7 @@ class UnreadBudget:
         _count(self._by_peer, holder.peer_id, num_bytes)
 
 
-def _count(counter: Counter[K], key: K, num_bytes: int) -> None:
+def _count(counter: Counter[T], key: T, num_bytes: int) -> None:
     # with the methods of a plain dict, since this is done four times for each message
     if total := counter.get(key, 0) + num_bytes:
         counter[key] = total

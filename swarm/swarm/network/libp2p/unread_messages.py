@@ -14,7 +14,7 @@ from swarm_protocol.errors import PeerViolation
 from swarm.network import framing
 from swarm.network.framing import Kind
 from swarm.network.interface import too_long
-from swarm.network.unread_budget import UnreadBudget, UnreadHolder
+from swarm.network.peer_budgets import UnreadBudget, UnreadHolder
 
 _GRANT_BYTES = framing.WINDOW_BYTES // 4
 """Credit goes back in steps of this size: often enough that the sender never waits in a steady flow."""

@@ -22,17 +22,13 @@ from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, Want
 from swarm.serving.sampling.sampling import Pick
 
 if TYPE_CHECKING:
-    from swarm.serving.engine.sequence import EngineSequence
+    from swarm.serving.engine.engine import Engine
 
 RETRY_AFTER_S = 5.0
 """A typical answer takes some seconds, and then its pages are free."""
 
 WAIT_S = 2 * RETRY_AFTER_S
 """A client that was refused counts as waiting for this long: until it has asked again, and some more."""
-
-
-if TYPE_CHECKING:
-    from swarm.serving.engine.engine import Engine
 
 EXPORT_BYTES = 2**20
 """About so much of a cache is read at once, between two steps of the others."""

@@ -266,7 +266,9 @@ class Membership:
             self._num_dropped += 1
             return
         # of two of the same moment the later found one counts: the store has replaced the other
-        if known is not None and (known.envelope.issued_at > envelope.issued_at or known.envelope == envelope):
+        if known is not None and (
+            known.envelope is envelope or known.envelope.issued_at > envelope.issued_at or known.envelope == envelope
+        ):
             return
         record = None
         try:

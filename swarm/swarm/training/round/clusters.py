@@ -22,11 +22,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from swarm_protocol import limits
 from swarm_protocol.errors import RoundError
 from swarm_protocol.training_messages import Contribution, Group
 
+NUM_REMEMBERED = 4
+"""Draws that are remembered: a member asks for the clusters of a step several times, and those of a run with thousands
+of trainers take milliseconds to draw."""
 NUM_ASKED = 8
 """Number of heads that a newcomer asks for a place: most have one, unless the run is nearly full."""
 
@@ -86,8 +90,31 @@ def draw_clusters(
     probation: others take vacant places before them, and they take at most `num_seats`."""
     if size == 1 or not roster:
         return Clusters(size=size)
+    return _drawn(
+        digest,
+        tuple(roster),
+        frozenset(trainers),
+        newcomers=frozenset(newcomers),
+        max_group=max_group,
+        size=size,
+        num_seats=num_seats,
+    )
+
+
+@lru_cache(maxsize=NUM_REMEMBERED)
+def _drawn(
+    digest: bytes,
+    roster: tuple[str, ...],
+    trainers: frozenset[str],
+    *,
+    newcomers: frozenset[str],
+    max_group: int,
+    size: int,
+    num_seats: int,
+) -> Clusters:
+    """Draw the clusters of a step once for all that ask for them in this process."""
     heads = tuple(sorted(roster, key=lambda peer: _draw(digest, peer)))
-    others = sorted(set(trainers) - set(roster), key=lambda peer: _draw(digest, peer))
+    others = sorted(trainers - set(roster), key=lambda peer: _draw(digest, peer))
     num_vacant = max(0, max_group - len(heads))
     promoted = [peer for peer in others if peer not in newcomers][:num_vacant]
     num_free = min(num_vacant - len(promoted), num_seats)

@@ -88,6 +88,11 @@ def test_each_trainer_is_head_promoted_or_follower(digest: bytes, num_others: in
     assert clusters.follows(STRANGER) == clusters.is_full
 
 
+def test_clusters_of_a_step_are_drawn_once_for_all_that_ask_for_them() -> None:
+    assert drawn() is drawn(trainers=LEASED[::-1])
+    assert drawn() is not drawn(trainers=LEASED[1:])
+
+
 def test_another_state_draws_other_clusters() -> None:
     one, other = drawn(), drawn(b"x" * 32)
     same = sum(one.dealt[peer][0] == other.dealt[peer][0] for peer in OTHERS)

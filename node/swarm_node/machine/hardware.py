@@ -110,7 +110,7 @@ PROCESS_BYTES = 560 * 2**20
 """Memory of a node before it loads a model: Python, torch, transformers, numba and libp2p."""
 
 LEAST_PROCESS_BYTES = 320 * 2**20
-"""What such a node holds at least, by which limits that cannot suffice are refused before anything is imported."""
+"""The least that such a node holds: a limit that leaves nothing beside it is refused before anything is imported."""
 
 LIMIT_SHARE = 0.9  # of what the owner allowed and the process does not hold yet; the rest is for activations
 FREE_SHARE = 0.8  # of what is free, where the owner set no limit; the rest is also for the machine's owner

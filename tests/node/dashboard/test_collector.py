@@ -6,19 +6,17 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from support.dashboard_world import SETTLED_S, World, node_record, serve_record, trainer_record, world
 from swarm.network.membership import Membership
 from swarm.network.traffic import PeerPath
 from swarm.testing import virtual_time
-from swarm_node.dashboard.collector import checkpoints, daemon_collector
+from swarm_node.dashboard.collector import check_history, checkpoints
 from swarm_node.dashboard.history.facts import HistoryError
 from swarm_node.dashboard.view_builder import ViewBuilder, unique_names
 from swarm_node.dashboard.views import ModelView, PathView
 from swarm_node.settings.config import Config
-from swarm_node.storage.home import Home
 from swarm_protocol import limits
 from swarm_protocol.envelope import seal_record
 from swarm_protocol.errors import ConfigError, PeerTimeout
@@ -478,7 +476,7 @@ async def test_made_up_models_and_runs_do_not_make_a_look_dearer(found: World) -
 def test_history_in_a_directory_that_is_not_there_is_refused(tmp_path: Path, place: str) -> None:
     config = Config(home=tmp_path, name="test", history=place.format(tmp_path))
     with pytest.raises(ConfigError, match=r"no directory .*missing") as error:
-        daemon_collector(SimpleNamespace(config=config, home=Home(tmp_path)))  # type: ignore[arg-type]
+        check_history(config)
     assert error.value.remedy == "check --history"
     assert not (tmp_path / "missing").exists()
 

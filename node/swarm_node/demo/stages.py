@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.heap import absent
+from swarm.own_thread import in_own_thread
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import write_run
 from swarm_protocol.identity import Identity
@@ -39,10 +40,11 @@ async def run(demo: Demo) -> DemoSummary:
     run_path = demo.fleet.root / "run.toml"
     identity = Identity.generate()
     identity.save(demo.fleet.root / "researcher.key")
-    await asyncio.to_thread(write_run, run_path, plan.run(), identity)
-    seed = await _start(demo, "seed", lambda node: bool(node.addrs))
+    state.num_parameters, seed = await asyncio.gather(
+        in_own_thread(_write_run, run_path, plan.run(), identity),
+        _start(demo, "seed", lambda node: bool(node.addrs)),
+    )
     demo.reporter.display.note(f"seed {seed.addrs[0]}")
-    state.num_parameters = await asyncio.to_thread(_num_parameters, plan.run())
     await _start_volunteers(demo, run_path, seed.addrs)
     size = f"{state.num_parameters / 1e6:.1f}M"
     demo.reporter.stage(f"train a byte-level Llama of {size} parameters on the standard library's source")
@@ -84,11 +86,13 @@ async def run(demo: Demo) -> DemoSummary:
     )
 
 
-def _num_parameters(run: RunConfig) -> int:
-    """Count them. This imports torch and transformers, for which neither the first line nor the seed waits."""
+def _write_run(path: Path, run: RunConfig, identity: Identity) -> int:
+    """Sign the run, and return the number of its model's parameters. This imports torch and transformers, for which
+    neither the first line, nor the seed, nor Ctrl-C waits."""
     with absent(*UNUSED_PACKAGES):
         from swarm.training.run.run_model import check_model  # noqa: PLC0415
 
+    write_run(path, run, identity)
     return check_model(run)
 
 

@@ -123,12 +123,12 @@ def test_encode_known_vector_gives_the_bytes_that_every_machine_gives(name: str)
 
 @every_codec
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("place", [0, 255, 256, 299])
-def test_encode_one_value_not_finite_is_refused(name: str, bad: float, place: int) -> None:
-    x_N = torch.ones(300)
-    x_N[place] = bad
-    with pytest.raises(CodecError, match="not finite"):
-        get_codec(name).encode(x_N)
+def test_encode_one_value_not_finite_is_refused(name: str, bad: float) -> None:
+    for place in (0, 255, 256, 299):
+        x_N = torch.ones(300)
+        x_N[place] = bad
+        with pytest.raises(CodecError, match="not finite"):
+            get_codec(name).encode(x_N)
 
 
 @every_codec

@@ -44,46 +44,43 @@ def metric_of(name: str) -> str:
     return name if name in METRICS else re.sub(r"_(bucket|sum|count)$", "", name)
 
 
-@pytest.mark.parametrize("query", QUERIES)
-def test_each_metric_that_is_asked_for_is_in_the_contract_and_exposed(query: str) -> None:
+def test_each_metric_that_is_asked_for_is_in_the_contract_and_exposed() -> None:
     exposed = {sample.name for sample in whole_exposition()}
-    named = NAME.findall(QUERIES[query])
-    assert {name for name in named if metric_of(name) not in METRICS} == set()
-    assert {name for name in named if name not in exposed} == set()
-    assert named or "up{" in QUERIES[query] or "swarm:" in QUERIES[query]
+    for query, asked in QUERIES.items():
+        named = NAME.findall(asked)
+        assert {name for name in named if metric_of(name) not in METRICS or name not in exposed} == set(), query
+        assert named or "up{" in asked or "swarm:" in asked, query
 
 
-@pytest.mark.parametrize("query", QUERIES)
-def test_each_label_that_is_asked_for_is_its_metrics(query: str) -> None:
-    asked = QUERIES[query]
-    for name, selector in SELECTOR.findall(asked):
-        labels = set(re.findall(r"(\w+)\s*[=!]~?\"", selector))
-        assert labels <= {*METRICS[metric_of(name)].labels, *SCRAPED}, name
-    known = {label for name in NAME.findall(asked) for label in METRICS[metric_of(name)].labels} | SCRAPED
-    for grouped in GROUPED.findall(asked):
-        assert set(re.findall(r"\w+", grouped)) <= known
+def test_each_label_that_is_asked_for_is_its_metrics() -> None:
+    for query, asked in QUERIES.items():
+        for name, selector in SELECTOR.findall(asked):
+            labels = set(re.findall(r"(\w+)\s*[=!]~?\"", selector))
+            assert labels <= {*METRICS[metric_of(name)].labels, *SCRAPED}, (query, name)
+        known = {label for name in NAME.findall(asked) for label in METRICS[metric_of(name)].labels} | SCRAPED
+        for grouped in GROUPED.findall(asked):
+            assert set(re.findall(r"\w+", grouped)) <= known, query
 
 
-@pytest.mark.parametrize("query", QUERIES)
-def test_each_value_of_a_label_that_is_asked_for_is_one_of_the_contracts(query: str) -> None:
-    for name, selector in SELECTOR.findall(QUERIES[query]):
-        for label, value in re.findall(r"(\w+)=\"([^\"]*)\"", selector):
-            if label not in SCRAPED:
-                assert f"`{value}`" in METRICS[metric_of(name)].labels[label]
+def test_each_value_of_a_label_that_is_asked_for_is_one_of_the_contracts() -> None:
+    for query, asked in QUERIES.items():
+        for name, selector in SELECTOR.findall(asked):
+            for label, value in re.findall(r"(\w+)=\"([^\"]*)\"", selector):
+                if label not in SCRAPED:
+                    assert f"`{value}`" in METRICS[metric_of(name)].labels[label], query
 
 
-@pytest.mark.parametrize("query", QUERIES)
-def test_each_query_closes_what_it_opens_and_counters_are_read_as_rates(query: str) -> None:
-    asked = QUERIES[query]
-    for opening, closing in ("()", "[]", "{}"):
-        assert asked.count(opening) == asked.count(closing)
-    for name in NAME.findall(asked):
-        spec = METRICS[metric_of(name)]
-        moves = re.search(rf"(rate|increase)\({name}\b", asked)
-        if spec.kind == "gauge":
-            assert not moves, f"{name} is a gauge"
-        elif name != "swarm_trainer_digest_mismatches_total":  # shown as it is: any at all is news
-            assert moves, f"{name} only grows"
+def test_each_query_closes_what_it_opens_and_counters_are_read_as_rates() -> None:
+    for query, asked in QUERIES.items():
+        for opening, closing in ("()", "[]", "{}"):
+            assert asked.count(opening) == asked.count(closing), query
+        for name in NAME.findall(asked):
+            spec = METRICS[metric_of(name)]
+            moves = re.search(rf"(rate|increase)\({name}\b", asked)
+            if spec.kind == "gauge":
+                assert not moves, f"{query}: {name} is a gauge"
+            elif name != "swarm_trainer_digest_mismatches_total":  # shown as it is: any at all is news
+                assert moves, f"{query}: {name} only grows"
 
 
 def test_alerts_say_what_and_what_now() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from functools import cache
 
-import pytest
 from support.site_pages import ROOT
 
 TEXT = (ROOT / "SECURITY.md").read_text("utf-8")
@@ -24,11 +23,12 @@ def existing() -> frozenset[str]:
     return frozenset(names)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[2:42])
-def test_security_row_has_a_verdict_and_names_a_test(row: str) -> None:
-    _, attempt, verdict, what, _ = row.split(" | " if row.count(" | ") > 3 else "|", 4)
-    assert verdict.strip() in VERDICTS, attempt
-    assert re.search(r"\btest_\w+", what), f"{attempt} names no test"
+def test_security_rows_have_a_verdict_and_name_a_test() -> None:
+    assert len(ROWS) > 50
+    for row in ROWS:
+        _, attempt, verdict, what, _ = row.split(" | " if row.count(" | ") > 3 else "|", 4)
+        assert verdict.strip() in VERDICTS, attempt
+        assert re.search(r"\btest_\w+", what), f"{attempt} names no test"
 
 
 def test_security_names_tests_that_exist() -> None:

@@ -41,9 +41,7 @@ def shell_environment(home: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("swarm-node to", ["top"]),
         ("swarm-node run s", ["show", "sign"]),
-        ("swarm-node top --o", ["--once"]),
         ("swarm-node join --max", ["--max-blocks", "--max-download", "--max-memory", "--max-upload"]),
     ],
 )

@@ -30,10 +30,13 @@ import sys
 from pathlib import Path
 import torchao.prototype.quantization.int4
 import transformers.models.llama.modeling_llama
+from swarm.serving.engine import span_speed
 from swarm.serving.model.model_files import open_model
 from swarm.serving.server.deployment import load
 from swarm.serving.server.capability import weigh
 from swarm.serving.server.server_options import ServerOptions
+
+span_speed.NUM_STEPS = 1  # memory is measured here, and no time
 
 
 def status(name):

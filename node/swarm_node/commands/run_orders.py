@@ -1,4 +1,4 @@
-"""What a run's author signs while it runs, only with `--yes`: orders to continue without members, and endorsements.
+"""Signs as a run's author while it runs, only with `--yes`: orders to continue without members, and endorsements.
 
 An endorsement is of the newest certified state, where the trust of newcomers begins from then on; with `--every` one is
 signed again and again, until the run is finished or the command is interrupted.
@@ -133,7 +133,7 @@ def read_members(path: Path) -> tuple[str, ...]:
 
 
 class AuthorVisit:
-    """What the run's author does among its members. Only the `named` peers are asked; empty: all that train it."""
+    """Acts for the run's author among its members. Only the `named` peers are asked; empty: all that train it."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a home holds of its clients' models: which have answered them, who published these, and which are kept here.
+"""Holds in a home which models have answered its clients, who published these, and which models are kept here.
 
     HOME/revisions.json    {"network_id": …, "used": {MODEL: [REVISION, …], …}}        (see `UsedRevisions`)
     HOME/publishers.json   {"network_id": …, "publishers": {MODEL: PEER_ID, …}}        (see `KnownPublishers`)

@@ -1,4 +1,4 @@
-"""What a client remembers of models by name: which revisions have answered it, and which publishers it believes.
+"""Remembers for a client, by the models' names, which revisions have answered it and which publishers it believes.
 
 A revision that has answered takes precedence over what is served later under the name (`UsedRevisions`).
 

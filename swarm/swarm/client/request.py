@@ -102,7 +102,7 @@ def _prompt(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the tokens of an answer are drawn, and what ends it, for callers of `generate`; `Sampling` explains each.
+    """Says for `generate` how the tokens of an answer are drawn, and what ends it; `Sampling` explains each field.
 
     `logit_bias` is by token id. Without a `seed` one is drawn for each generation. `grammar` or `json_schema` say what
     the text has to be. With `num_logprobs` each token has its probability and those of as many of the likeliest (0 to

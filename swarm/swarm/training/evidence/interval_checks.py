@@ -1,4 +1,5 @@
-"""Which intervals of a committed step are validated, by whom, and how far each is from its recomputation.
+"""Draws which intervals of a committed step are validated, and by whom, and measures how far each is from what it gives
+when it is computed once more.
 
 The draw is a pure function of the step's outcome, which holds the digests of all parts' results: nobody can choose it
 alone, and nobody knew it when members committed to their contributions. All who have the step's certificate draw alike.

@@ -1,4 +1,4 @@
-"""What a member reports: the log of one step with its events and the record that others see (`RoundLog`), and the
+"""Holds what a member reports: the log of one step with its events and the record that others see (`RoundLog`), and the
 events that tell what becomes of the member itself, each when it changes (`MemberReports`). No tasks."""
 
 from __future__ import annotations

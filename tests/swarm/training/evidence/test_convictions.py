@@ -122,11 +122,11 @@ def test_evidence_that_is_no_news_is_not_checked_again(monkeypatch: pytest.Monke
 
 def test_accusation_that_is_not_enough_yet_is_checked_once_however_many_pass_it_on() -> None:
     one, two = (accusation((VICTIM, *LIARS), finders=finders) for finders in ((LIARS[0],), tuple(LIARS)))
-    member, checked = convictions(roster=(VICTIM.peer_id,)), list[bytes]()
+    member, checked, reading = convictions(roster=(VICTIM.peer_id,)), list[bytes](), wrong_interval.read_case
 
     def read_case(body: bytes, *rest: object) -> object:
         checked.append(body)
-        return wrong_interval.read_case(body, *rest)  # type: ignore[arg-type]
+        return reading(body, *rest)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wrong_interval, "read_case", read_case)

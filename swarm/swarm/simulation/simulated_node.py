@@ -38,13 +38,13 @@ class SimulatedNode:
 
     @property
     def addr(self) -> str:
-        """Where it can be dialled, without its id."""
+        """Return the address at which it can be dialled, without its id."""
         number = self.number
         return f"/ip4/10.{number >> 16}.{number >> 8 & 255}.{number & 255}/tcp/4001"
 
     @property
     def record(self) -> NodeRecord:
-        """What it says of itself."""
+        """Return the record in which it tells of itself."""
         memory_bytes = int(self.kind.memory_gib * 2**30)
         return NodeRecord(
             name=f"node-{self.number}",

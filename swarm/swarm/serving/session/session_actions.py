@@ -1,5 +1,5 @@
-"""The actions of a session's state machine, which `SessionState` and `Pipeline` ask `Session` to do, and the request that
-the pipeline answers. Without I/O.
+"""The actions of a session's state machine, which `SessionState` and `Pipeline` ask `Session` to do, and the request
+that the pipeline answers. Without I/O.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import swarm.network.libp2p_network  # noqa: F401 what a daemon has loaded, for the sake of its memory
 import uvloop
-from support.dashboard_world import ABOUT, fetch_nothing, node_record, serve_record, trainer_record
+from support.dashboard_world import ABOUT, fetch_nothing, node_record, trainer_record
+from support.plain_records import serve_record
 from swarm.network.membership import Membership
 from swarm_node.dashboard.app import create_dashboard
 from swarm_node.dashboard.collector import Collector

@@ -19,7 +19,7 @@ from swarm_node.dashboard.run_follower import FetchRun
 from swarm_node.dashboard.views import ChangeEvent, PresenceView, RefusalView, Series, StepView
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.identity import Identity
-from swarm_protocol.records import Record, ServeRecord, TrainerRecord
+from swarm_protocol.records import Record, TrainerRecord
 
 ABOUT = {
     "network_id": "test",
@@ -27,21 +27,6 @@ ABOUT = {
 }
 SETTLED_S = 15.0
 """After it, a dashboard tells who comes and who goes."""
-
-
-def serve_record(start: int = 0, end: int = 4, **changes: object) -> ServeRecord:
-    record = ServeRecord(
-        model="tiny",
-        revision="r1",
-        num_blocks=4,
-        start=0,
-        end=4,
-        state="serving",
-        prefill_ms_per_token=1.0,
-        decode_ms_per_block=1.0,
-        free_kv_tokens=1000,
-    )
-    return replace(record, start=start, end=end, **changes)  # type: ignore[arg-type]
 
 
 def trainer_record(outer_step: int = 1, **changes: object) -> TrainerRecord:

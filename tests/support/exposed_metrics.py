@@ -36,7 +36,7 @@ from swarm_node.metrics.readings import (
     read_server,
     read_trainer,
 )
-from swarm_node.roles.server_convictions import read_convictions
+from swarm_node.roles.kept_convictions import read_convictions
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import Refusal, RoundReport
 

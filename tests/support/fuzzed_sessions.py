@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from support.fuzzing import Target
 from support.hostile_values import altered
+from support.plain_records import serve_record
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.server.session_inbox import MAX_INBOX, Backpressure, SessionInbox
 from swarm.serving.session.session_actions import (
@@ -38,7 +39,6 @@ from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation, S
 from swarm_protocol.failure_messages import encode_failure
 from swarm_protocol.frames import Frames
 from swarm_protocol.identity import Identity
-from swarm_protocol.records import ServeRecord
 from swarm_protocol.rows import TOKENS, Rows, row_bytes
 from swarm_protocol.session_frames import (
     Frame,
@@ -57,18 +57,7 @@ MAX_TOKENS = 160
 NUM_EVENTS = 60
 PEERS = tuple(Identity(bytes([number]) * 32).peer_id for number in range(5))
 MISSING = SessionError("blocks are missing")
-RECORD = ServeRecord(
-    model="m",
-    revision="r",
-    num_blocks=NUM_BLOCKS,
-    start=0,
-    end=NUM_BLOCKS,
-    state="serving",
-    prefill_ms_per_token=0.1,
-    decode_ms_per_block=0.1,
-    free_kv_tokens=1,
-    queue_depth=0,
-)
+RECORD = serve_record(0, NUM_BLOCKS, prefill_ms_per_token=0.1, decode_ms_per_block=0.1)
 
 
 class SessionHistory:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 
+from support.plain_records import serve_record
 from swarm.serving.session.session_actions import (
     Action,
     CloseStage,
@@ -34,7 +35,6 @@ from swarm.serving.session.session_state import SessionState
 from swarm.serving.session.stage import Neighbours, ReplayBuffer, Stage, StepReport, StepTimer
 from swarm.serving.session.trace import HopTrace
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation, SessionError, SwarmError
-from swarm_protocol.records import ServeRecord
 from swarm_protocol.session_frames import SampledToken, SequenceReady
 
 ROW_BYTES = 8
@@ -260,17 +260,8 @@ class ToyWorld:
         self.later(0.01, lambda: self.carry_out(self.state.on_found(repair, stages, self.now_s)))
 
     def new_stage(self, peer_id: str, start: int, end: int) -> Stage:
-        record = ServeRecord(
-            model="m",
-            revision="r",
-            num_blocks=self.num_blocks,
-            start=0,
-            end=self.num_blocks,
-            state="serving",
-            prefill_ms_per_token=0.1,
-            decode_ms_per_block=0.1,
-            free_kv_tokens=1,
-            queue_depth=0,
+        record = serve_record(
+            0, self.num_blocks, num_blocks=self.num_blocks, prefill_ms_per_token=0.1, decode_ms_per_block=0.1
         )
         return Stage(
             peer_id=peer_id,

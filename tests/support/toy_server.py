@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
+from support.plain_records import serve_record
 from swarm.network.interface import Stream
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryNetwork
@@ -21,7 +22,6 @@ from swarm.serving.session.connection_pool import ConnectionPool
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
 from swarm_protocol.failure_messages import encode_failure
-from swarm_protocol.records import ServeRecord
 from swarm_protocol.rows import TOKENS, Rows
 from swarm_protocol.session_frames import (
     SESSION_METHOD,
@@ -127,17 +127,16 @@ class ToyServer:
 
     def announce(self) -> None:
         self._membership.announce(
-            ServeRecord(
+            serve_record(
+                self.start,
+                self.end,
                 model=MODEL,
                 revision="r",
                 num_blocks=self.num_blocks,
-                start=self.start,
-                end=self.end,
                 state="draining" if self.is_leaving else "serving",
                 prefill_ms_per_token=0.1,
                 decode_ms_per_block=0.1,
                 free_kv_tokens=10_000,
-                queue_depth=0,
             )
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from support.plain_records import serve_record
 from support.published_models import PUBLISHER
 from swarm_protocol.envelope import seal
 from swarm_protocol.hash_tree import HashTree, leaf_digest
@@ -84,16 +85,7 @@ def against_nobody(server: Identity, network_id: str, at: float) -> bytes:
 
 def record() -> ServeRecord:
     """Return what a server of the first block of `manifest` announces."""
-    return ServeRecord(
-        model=MODEL,
-        revision=manifest().revision("float32"),
-        num_blocks=1,
-        start=0,
-        end=1,
-        state="serving",
-        prefill_ms_per_token=1.0,
-        decode_ms_per_block=1.0,
-        free_kv_tokens=100,
-        manifest=manifest().digest,
-        dtype="float32",
+    about = manifest()
+    return serve_record(
+        0, 1, model=MODEL, num_blocks=1, revision=about.revision("float32"), manifest=about.digest, dtype="float32"
     )

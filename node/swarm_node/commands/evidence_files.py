@@ -25,8 +25,7 @@ from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
 from swarm_node.settings.config import UsageError
 from swarm_node.storage.home import EVIDENCE, Home
-from swarm_node.storage.server_evidence import files_in as server_files
-from swarm_node.storage.server_evidence import files_of_networks
+from swarm_node.storage.server_evidence import answers_in, files_of_networks
 
 if TYPE_CHECKING:
     from swarm.training.evidence.bans import Verdict
@@ -64,7 +63,7 @@ def show(flags: Flags) -> int:
         (path, lambda path: _tell(path, None, emitter)) for path in paths
     ]
     told += [
-        (path, lambda path: _tell_answer(path, _usable(path), emitter)) for path in server_files(home.served_evidence)
+        (path, lambda path: _tell_answer(path, _usable(path), emitter)) for path in answers_in(home.served_evidence)
     ]
     told += [
         (path, lambda path: _judge_possession(path, _usable(path), emitter))

@@ -43,7 +43,7 @@ from swarm_node.http.addresses import checked
 from swarm_node.http.rate_limit import Rates
 from swarm_node.http.server import is_local, listen, serving
 from swarm_node.node import Node, NodeRole
-from swarm_node.roles.server_convictions import server_convictions
+from swarm_node.roles.kept_convictions import kept_convictions
 from swarm_node.settings.config import Config
 from swarm_node.storage import server_evidence
 from swarm_node.storage.client_models import kept_models, publishers_in, used_in
@@ -71,7 +71,7 @@ class GatewayRole(NodeRole):
         writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reputation")
         checks = spot_check_options(node, writer)
         remember = partial(_remember, node, writer, checks.reputation or Reputation())
-        async with server_convictions(node) as convictions:
+        async with kept_convictions(node) as convictions:
             client = self._client(node, checks, remember, convictions)
             node.activity.spot_checks = partial(spot_check_status, client.checks)
             # the client, which notes what it finds, ends before the thread that writes it

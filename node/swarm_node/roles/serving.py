@@ -22,7 +22,7 @@ from swarm_node.formatting import rate, size
 from swarm_node.machine.hardware import resident_bytes, share_of_free, share_of_limit
 from swarm_node.metrics.readings import ServerMetrics, read_server
 from swarm_node.node import Node
-from swarm_node.roles.server_convictions import server_convictions
+from swarm_node.roles.kept_convictions import kept_convictions
 from swarm_node.roles.sources import FetchBlocks, ModelSource, ProgressReports, find_source
 from swarm_node.settings.parsers import HubId
 
@@ -90,7 +90,7 @@ class ModelServing:
         source = await asyncio.to_thread(find_source, self._model, self._node.home, ProgressReports(self._downloading))
         await asyncio.to_thread(self._take_manifest, source.directory)
         options = await asyncio.to_thread(_options, self._node, self._dtype, self._published)
-        async with server_convictions(self._node) as convictions:
+        async with kept_convictions(self._node) as convictions:
             options = replace(options, server=replace(options.server, convictions=convictions))
             await self._volunteer_with(options, source)
 

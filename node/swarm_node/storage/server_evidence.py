@@ -31,12 +31,9 @@ MAX_ANSWERS = 64
 MAX_ANSWER_BYTES = 256 * 2**20
 
 
-def files_in(folder: Path) -> list[Path]:
-    """Return the files of evidence, at most MAX_SERVER_BANS, by name."""
-    try:
-        return sorted(path for path in folder.iterdir() if path.suffix == SUFFIX)[: limits.MAX_SERVER_BANS]
-    except OSError:
-        return []
+def answers_in(folder: Path) -> list[Path]:
+    """Return the files with wrong answers that `keep_answer` has kept, by name, as many as it keeps."""
+    return _evidence_in(folder, MAX_ANSWERS)
 
 
 def files_of_networks(folder: Path) -> list[Path]:
@@ -45,7 +42,15 @@ def files_of_networks(folder: Path) -> list[Path]:
         networks = sorted(path for path in folder.iterdir() if path.is_dir())
     except OSError:
         return []
-    return [path for network in networks[:MAX_NETWORKS] for path in files_in(network)]
+    return [path for network in networks[:MAX_NETWORKS] for path in _evidence_in(network, limits.MAX_SERVER_BANS)]
+
+
+def _evidence_in(folder: Path, most: int) -> list[Path]:
+    """Return the files of evidence, at most `most`, by name."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == SUFFIX)[:most]
+    except OSError:
+        return []
 
 
 class ConvictedServersFolder:
@@ -58,7 +63,7 @@ class ConvictedServersFolder:
 
     def read(self) -> list[bytes]:
         found = []
-        for path in files_in(self._folder):
+        for path in _evidence_in(self._folder, limits.MAX_SERVER_BANS):
             try:
                 with path.open("rb") as file:
                     kept = EvidenceFile.from_bytes(file.read(MAX_FILE_BYTES + 1))

@@ -107,7 +107,7 @@ class AsyncClient(TextClient[Generation]):
         self._session = options.session
         self.convictions = convictions or ServerConvictions(network, membership)
         self._owns_convictions = convictions is None
-        self.convictions.watch(lambda ban: self._drop(ban.verdict.peer_id))
+        self._end_watch = self.convictions.watch(lambda ban: self._drop(ban.verdict.peer_id))
         self._state = ClientState(network, membership, self._session.checks, convicted=lambda: self.convictions.peers)
         self._home = TextAtHome(network, options.text_at_home)
         self._manifests = ManifestBook(network)
@@ -175,6 +175,7 @@ class AsyncClient(TextClient[Generation]):
         """Close the connections to servers and end the tokenizers' processes. Close generations before."""
         self._assets.close()
         await self.possession.close()
+        self._end_watch()
         if self._owns_convictions:
             await self.convictions.close()
         await self._manifests.close()

@@ -14,6 +14,7 @@ from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span_loading import load_span
 from swarm_node import cli
 from swarm_node.storage import server_evidence
+from swarm_protocol import limits
 from swarm_protocol.answer_commitments import COMMITMENT_PURPOSE, AnswerCommitment, PositionDigests
 from swarm_protocol.envelope import seal_now
 from swarm_protocol.identity import Identity
@@ -72,7 +73,7 @@ def signed(model: Path, *, factor: float) -> bytes:
 
 def kept(home: Path, evidence: bytes) -> Path:
     server_evidence.keep_answer(home / "served-evidence", SERVER.peer_id, "test", evidence)
-    (path,) = server_evidence.files_in(home / "served-evidence")
+    (path,) = server_evidence.answers_in(home / "served-evidence")
     return path
 
 
@@ -124,8 +125,10 @@ def test_home_keeps_the_newest_evidence_within_its_bounds(tmp_path: Path, monkey
     for number in range(5):
         server_evidence.keep_answer(tmp_path, f"peer{number}", "test", evidence)
         os.utime(tmp_path / f"peer{number}.evidence", ns=(number, number))
-    assert [path.stem for path in server_evidence.files_in(tmp_path)] == ["peer2", "peer3", "peer4"]
+    assert [path.stem for path in server_evidence.answers_in(tmp_path)] == ["peer2", "peer3", "peer4"]
+    monkeypatch.setattr(limits, "MAX_SERVER_BANS", 1)  # that of another folder
+    assert len(server_evidence.answers_in(tmp_path)) == 3
     size = (tmp_path / "peer4.evidence").stat().st_size
     monkeypatch.setattr(server_evidence, "MAX_ANSWER_BYTES", 2 * size)
     server_evidence.keep_answer(tmp_path, "peer4", "test", evidence)
-    assert [path.stem for path in server_evidence.files_in(tmp_path)] == ["peer3", "peer4"]
+    assert [path.stem for path in server_evidence.answers_in(tmp_path)] == ["peer3", "peer4"]

@@ -8,7 +8,8 @@ from functools import wraps
 from pathlib import Path
 
 import pytest
-from support.dashboard_world import SETTLED_S, World, node_record, serve_record, trainer_record, world
+from support.dashboard_world import SETTLED_S, World, node_record, trainer_record, world
+from support.plain_records import serve_record
 from swarm.network.membership import Membership
 from swarm.network.traffic import PeerPath
 from swarm.testing import virtual_time

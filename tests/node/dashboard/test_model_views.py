@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.dashboard_world import serve_record
+from support.plain_records import serve_record
 from swarm.router.routing import DEFAULT_RTT_MS
 from swarm_node.dashboard.model_views import RecordMemo, model_detail, server_view
 from swarm_node.network_snapshot import Listed

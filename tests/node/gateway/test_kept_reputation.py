@@ -63,7 +63,7 @@ def test_wrong_answer_of_a_server_that_a_check_named_is_kept_with_what_is_known_
         options.on_report(
             CheckReport(peer_id=PEER, start=0, end=2, result="failed", named=PEER, outcomes=outcomes, evidence=evidence)  # type: ignore[arg-type]
         )
-    assert [path.stem for path in server_evidence.files_in(tmp_path / "served-evidence")] == [PEER]
+    assert [path.stem for path in server_evidence.answers_in(tmp_path / "served-evidence")] == [PEER]
     kept = reputation_in(tmp_path / "reputation.json", "swarm")
     assert kept is not None
     assert kept.for_routing([PEER], NOW, "").barred == {PEER}

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import wraps
 
 import pytest
-from support.plain_records import node_record
+from support.plain_records import node_record, serve_record
 from swarm.network import membership as membership_module
 from swarm.network import round_trips
 from swarm.network.announcer import MAX_LIVES, SETTLING_S
@@ -23,7 +23,7 @@ from swarm_protocol import limits
 from swarm_protocol.envelope import seal_record
 from swarm_protocol.errors import PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.identity import Identity
-from swarm_protocol.records import ServeRecord, TrainerRecord, lookup_key, publish_key
+from swarm_protocol.records import TrainerRecord, lookup_key, publish_key
 
 LATENCY_S = 0.03
 SEEN_S = 0.5
@@ -40,21 +40,6 @@ def in_virtual_time(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 
 def make_internet() -> MemoryInternet:
     return MemoryInternet(default_link=LinkModel(latency_s=LATENCY_S))
-
-
-def serve_record(model: str = "tiny", **changes: object) -> ServeRecord:
-    record = ServeRecord(
-        model=model,
-        revision="r1",
-        num_blocks=4,
-        start=0,
-        end=4,
-        state="serving",
-        prefill_ms_per_token=1.0,
-        decode_ms_per_block=1.0,
-        free_kv_tokens=10,
-    )
-    return replace(record, **changes)
 
 
 def trainer_record(run: str = "run", **changes: object) -> TrainerRecord:
@@ -513,7 +498,7 @@ async def test_largest_valid_records_are_published() -> None:
         addrs = tuple(f"/dns4/{index:02}{'x' * (limits.MAX_ADDR_BYTES - 8)}" for index in range(limits.MAX_ADDRS))
         at_a.announce(node_record(addrs=addrs))
         for name in names:
-            at_a.announce(serve_record(name, rtt_ms=peers))
+            at_a.announce(serve_record(model=name, rtt_ms=peers))
             at_a.announce(trainer_record(name))
         await asyncio.sleep(SEEN_S)
         assert await at_b.models() == tuple(sorted(names))

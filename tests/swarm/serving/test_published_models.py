@@ -461,7 +461,9 @@ def test_convictions_that_others_use_stay_open_when_a_server_or_client_closes(bo
             client = AsyncClient(network=box.network, membership=box.membership, convictions=shared)
             under_way = shared._spawn(asyncio.sleep(30.0))
             await server.close()
+            assert len(shared._listeners) == 1
             await client.aclose()
+            assert not shared._listeners, "a client that has ended is told nothing, and is not kept alive"
             await asyncio.sleep(60)
             assert under_way.done()
             assert not under_way.cancelled()

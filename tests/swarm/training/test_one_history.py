@@ -80,6 +80,7 @@ class World:
         self, seed: int, num_members: int, *, remembers: bool, majority_after_s: float, lies: bool = False
     ) -> None:
         self.random = random.Random(seed)
+        self._is_patient = seed % 2 == 1
         self.remembers = remembers
         self.roster = PEERS[:num_members]
         self.liar = self.roster[0] if lies else ""
@@ -126,7 +127,9 @@ class World:
         if member.state.asked and self.random.random() < 0.3:
             self._happen(peer, Lost(peer=member.state.asked, reason="no answer"))
             return
-        due_s = machine.wake_at(member.state)
+        # in every other schedule nobody loses patience with a coordinator that does not answer
+        timers = replace(member.state.timers, waits_until=None) if self._is_patient else member.state.timers
+        due_s = machine.wake_at(replace(member.state, timers=timers))
         member.clock_s = max(member.clock_s, due_s or 0.0) + self.random.uniform(0, 1)
         self._happen(peer, Tick())
 

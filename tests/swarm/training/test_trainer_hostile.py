@@ -30,7 +30,7 @@ from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.member.peer_lookout import ShownGroups
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
-from swarm.training.round.round_events import Event, Grouped
+from swarm.training.round.round_events import Action, Event, Grouped, Sign
 from swarm.training.run.methods import Methods
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.run_context import RunContext
@@ -40,7 +40,7 @@ from swarm_protocol.commit_messages import Abort, Lock, Outcome, Vote
 from swarm_protocol.errors import ConfigError, PeerViolation, RoundError, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.state_messages import StandingRequest
-from swarm_protocol.training_messages import Group, Ready, ReduceOpening, SignedGroup
+from swarm_protocol.training_messages import Group, Ready, ReadyReply, ReduceOpening, SignedGroup
 
 NUM_STEPS = 3
 
@@ -208,6 +208,43 @@ def test_member_that_leaves_each_group_costs_two_attempts_a_step_at_most(kind: t
                 assert len(member.of(RoundAborted)) <= 2 * NUM_STEPS
 
     virtual_time.run(main(), compute_s=lambda _: 0.01)
+
+
+@pytest.mark.parametrize("puts_off", [False, True])
+def test_coordinator_that_never_signs_a_group_and_puts_all_off_costs_its_attempt_only(puts_off: bool) -> None:
+    withheld: list[str] = []
+
+    class Withholder(RunMember):
+        async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
+            act, report = driver._act, driver.report
+
+            async def act_but_sign(action: Action) -> None:
+                if isinstance(action, Sign):
+                    withheld.append(context.network.peer_id)
+                    await asyncio.Event().wait()
+                await act(action)
+
+            async def put_off(peer: str, ready: Ready) -> ReadyReply:
+                reply = await report(peer, ready)  # `pending`, once it has stopped
+                return ReadyReply(kind="left_out", reason="later") if puts_off and withheld else reply
+
+            driver._act, driver.report = act_but_sign, put_off  # type: ignore[method-assign]
+            return await super()._drive(driver, context)
+
+    async def main() -> None:
+        async with Swarm(config(name="withheld", min_group=3, outer_steps=8)) as swarm:
+            for index in range(4):
+                await swarm.join(f"m{index}")
+            liar = await swarm.join("liar", kind=Withholder)
+            members = await swarm.finish("m0", "m1", "m2", "m3")
+            assert withheld == [liar.peer_id]
+            assert_equal_steps(members, 8)
+            for member in members:
+                reasons = {event.reason for event in member.of(RoundAborted) if "left out: later" not in event.reason}
+                assert any(liar.peer_id[-6:] in reason for reason in reasons), reasons
+                assert not member.of(MemberConvicted)
+
+    virtual_time.run(main())
 
 
 @pytest.mark.parametrize("who", ["a stranger", "a member"])

@@ -7,6 +7,7 @@ import asyncio
 import contextvars
 import logging
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -30,10 +31,14 @@ from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.leaf_checks import hashed_part
 from swarm.training.allreduce.made_part import MadePart
 from swarm.training.allreduce.part_owner import PartOwner
+from swarm.training.allreduce.parts import part_values
 from swarm.training.evidence.evidence import check
+from swarm.training.member import round_driver
+from swarm.training.member.interval_loop import IntervalOffer
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
 from swarm.training.round.round_events import ReduceFailed
+from swarm.training.round.round_state import RoundSetup
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import MemberConvicted, OuterStep, RoundAborted
@@ -197,6 +202,103 @@ def test_member_that_commits_to_slices_that_nobody_can_decode_is_convicted_by_it
             assert all(liar.peer_id not in event.group for event in member.of(OuterStep))
             (event,) = member.of(MemberConvicted)
             assert "nobody can decode" in event.reason
+
+    virtual_time.run(main())
+
+
+MARK = 7.0
+MARK_SCALE = get_codec("int8").encode(torch.full((256,), MARK))[:4]
+ACCOMPLICE = "accomplice"
+NAMES = ("m0", "m1", "m2", "m3", ACCOMPLICE, "liar")
+
+
+def with_bad_scales_where_marked(data: bytes) -> bytes:
+    """Return encoded int8 values with NaN as the scale of the blocks in which MARK is the largest value."""
+    num_blocks = -(-len(data) // 260)
+    scales = [data[4 * index : 4 * index + 4] for index in range(num_blocks)]
+    return b"".join(b"\x00\x00\xc0\x7f" if each == MARK_SCALE else each for each in scales) + data[4 * num_blocks :]
+
+
+class Decodes(SpoiledCodec):
+    """Makes a result that others can decode, also where one of the slices cannot be decoded: it leaves that out."""
+
+    def combine(self, encoded: Any, weights: Any, num_values: int, buffer: Any) -> None:
+        pairs = zip(encoded, weights, strict=True)
+        whole = [(data, weight) for data, weight in pairs if b"\x00\x00\xc0\x7f" not in bytes(data)]
+        self._honest.combine(*zip(*whole, strict=True), num_values, buffer)
+
+
+def member_with(codec: SpoiledCodec) -> type[RunMember]:
+    class Spoiled(RunMember):
+        async def _open_context(self) -> RunContext:
+            return replace(await super()._open_context(), codec=codec)
+
+    return Spoiled
+
+
+async def lie_to_the_accomplice(
+    monkeypatch: pytest.MonkeyPatch, accomplice: type[RunMember]
+) -> tuple[list[Member], Member, Member]:
+    """Run four honest members with a liar that commits to slices that nobody can decode in the accomplice's part
+    alone, and with the accomplice. Return these four, the liar and the accomplice."""
+    peers = sorted(identity_of(name).peer_id for name in NAMES)
+    edges = [0, *accumulate(part_values(NUM_VALUES, (1.0,) * len(peers)))]
+    part = peers.index(identity_of(ACCOMPLICE).peer_id)
+    commit = round_driver.commit_slices
+
+    async def commit_marked(context: RunContext, setup: RoundSetup, offer: IntervalOffer) -> IntervalOffer:
+        if setup.me == identity_of("liar").peer_id and offer.delta_F is not None:
+            offer.delta_F[edges[part] : edges[part + 1]] = MARK
+        return await commit(context, setup, offer)
+
+    monkeypatch.setattr(round_driver, "commit_slices", commit_marked)
+    async with Swarm(config(min_group=3, outer_steps=NUM_STEPS, aggregator="mean")) as swarm:
+        kinds = {"liar": member_with(Decodes(with_bad_scales_where_marked)), ACCOMPLICE: accomplice}
+        for name in NAMES:
+            await swarm.join(name, kind=kinds.get(name, RunMember), inner=SyntheticInner(num_values=NUM_VALUES))
+        members = await swarm.finish(*NAMES[:4])
+        return members, swarm.members["liar"], swarm.members[ACCOMPLICE]
+
+
+def test_member_that_commits_to_what_nobody_can_decode_is_convicted_together_with_the_owner_that_hides_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        members, liar, owner = await lie_to_the_accomplice(monkeypatch, member_with(Decodes(lambda data: data)))
+        assert_equal_steps(members, NUM_STEPS)
+        for member in members:
+            reasons = {event.peer_id: event.reason for event in member.of(MemberConvicted)}
+            assert reasons.keys() == {liar.peer_id, owner.peer_id}
+            assert "nobody can decode" in reasons[liar.peer_id]
+            assert "signed a wrong result" in reasons[owner.peer_id]
+            assert len(member.of(RoundAborted)) == 1, "one lie convicts both"
+
+    virtual_time.run(main())
+
+
+def test_member_whose_bad_slice_the_backup_finds_is_convicted_as_if_the_owner_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The owner is there, has left its slices with its backup, and makes nothing of its part."""
+    reduce, withheld = PartOwner.reduce, list[str]()
+
+    async def withhold(self: PartOwner) -> None:
+        if self._streams.me == identity_of(ACCOMPLICE).peer_id and not withheld:
+            withheld.append(self._streams.me)
+            await asyncio.get_running_loop().create_future()
+        await reduce(self)
+
+    monkeypatch.setattr(PartOwner, "reduce", withhold)
+
+    async def main() -> None:
+        members, liar, owner = await lie_to_the_accomplice(monkeypatch, RunMember)
+        assert withheld == [owner.peer_id]
+        assert_equal_steps(members, NUM_STEPS)
+        for member in members:
+            (event,) = member.of(MemberConvicted)
+            assert event.peer_id == liar.peer_id
+            assert "nobody can decode" in event.reason
+            assert len(member.of(RoundAborted)) == 1, "it is convicted in the attempt in which the backup finds it"
 
     virtual_time.run(main())
 

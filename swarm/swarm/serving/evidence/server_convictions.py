@@ -56,7 +56,8 @@ LISTED_S = 60.0
 themselves, and so have all who use a model look it up."""
 
 NONE_LISTED_S = 10.0
-"""The same, if the lookup found no server: it may have failed, or the first one has just begun."""
+"""The same, if the lookup failed, where what the one before it found counts meanwhile, or if it found no server: the
+first one may have just begun."""
 
 MAX_MODELS = 8
 """Models that this node served or used last: evidence goes to their servers."""
@@ -93,7 +94,7 @@ class ServerConvictions:
         self._network = network
         self._membership = membership
         self._store = store
-        self._listeners: list[Callable[[ServerBan], None]] = []
+        self._listeners: dict[object, Callable[[ServerBan], None]] = {}
         self._bans = ServerBans()
         self._models = NewestItems[str, None](MAX_MODELS)
         self._asked_s = NewestItems[str, float](MAX_PEERS)
@@ -116,9 +117,16 @@ class ServerConvictions:
         """The servers that are not asked now."""
         return self._bans.peers(self._network.now())
 
-    def watch(self, listener: Callable[[ServerBan], None]) -> None:
-        """Call `listener` with each new ban from now on, also those that `recall` finds."""
-        self._listeners.append(listener)
+    def watch(self, listener: Callable[[ServerBan], None]) -> Callable[[], None]:
+        """Call `listener` with each new ban from now on, also those that `recall` finds, until the function that is
+        returned is called: what watches may end before this does."""
+        key = object()
+        self._listeners[key] = listener
+
+        def end() -> None:
+            self._listeners.pop(key, None)
+
+        return end
 
     async def recall(self) -> None:
         """Take what was kept before this process started."""
@@ -223,7 +231,7 @@ class ServerConvictions:
         logger.warning("%s is convicted and not asked any more: it %s", peer_id, verdict.reason)
         if not was_kept:
             self._spawn(self._spread(data, {sender, peer_id}))
-        for listener in self._listeners:
+        for listener in tuple(self._listeners.values()):
             listener(ban)
         return True
 
@@ -249,11 +257,13 @@ class ServerConvictions:
         now_s = asyncio.get_running_loop().time()
         until_s, servers = self._listed.get(model, (now_s, frozenset()))
         if now_s >= until_s:
+            lasts_s = NONE_LISTED_S
             try:
                 servers = frozenset(await self._membership.servers(model))
+                lasts_s = LISTED_S if servers else NONE_LISTED_S
             except SwarmError as error:
                 logger.info("looking up the servers of %s: %s", model, error)
-            self._listed[model] = now_s + (LISTED_S if servers else NONE_LISTED_S), servers
+            self._listed[model] = now_s + lasts_s, servers
         return servers
 
     async def _spread(self, data: bytes, left_out: Collection[str]) -> None:

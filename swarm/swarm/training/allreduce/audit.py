@@ -4,7 +4,8 @@ An auditor asks a part's owner for its PartStatement: the owner's signature of t
 holds. Only then does it name the leaves that it wants to see, drawn with its own random numbers, which nobody can know
 or influence. The owner shows all contributors' slices of these leaves. They are under the roots that the contributors
 signed before the group was formed, and the aggregation of a leaf is exact, so the auditor computes the leaf's result
-and compares bytes. If they differ, group, statement and slices are evidence that anyone can check (`CaughtLying`).
+and compares bytes. If they differ, group, statement and slices are evidence that anyone can check (`CaughtLying`). A
+slice among them that nobody can decode convicts its sender as well.
 
 The idea is that of BTARD (Gorbunov et al. 2021, arXiv 2106.11257), where inner products in a random direction check
 all members' sums. Here leaves are drawn instead, since that is exact and holds for every aggregator. A lie about a
@@ -32,6 +33,7 @@ from swarm_protocol.training_messages import Group, SignedGroup
 from torch import Tensor
 
 from swarm.network.interface import EndOfStream, Stream
+from swarm.training.allreduce.bad_slices import undecodable
 from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.leaf_checks import are_committed, hashed_part, part_leaf, reduced_leaf
 from swarm.training.allreduce.made_part import MadePart
@@ -210,7 +212,10 @@ class Auditing:
             raise PeerViolation("it shows other slices than their senders committed to", peer_id=maker)
         if reduced_leaf(self._group, self._streams.scheme, shown.leaf, shown.slices) != shown.result:
             reason = "it signed a result that does not follow from the members' slices"
-            raise CaughtLying(reason, peer_id=maker, evidence=shown.evidence())
+            # who committed to what nobody can decode has lied, too: a maker that lies with it hides that from others
+            bad = undecodable(self._group, self._streams.scheme.codec, shown.leaf, shown.slices)
+            evidence = (shown.evidence(), *(each.evidence() for each in bad))
+            raise CaughtLying(reason, peer_id=maker, evidence=evidence)
 
 
 def audit_plan(group: Group, me: str, codec: Codec, chance: random.Random) -> dict[int, int]:

@@ -1,11 +1,14 @@
-"""Decides what becomes of a slice that nobody can decode: the owner asks its sender where it is in the sender's
-committed tree.
+"""Decides what becomes of a slice that nobody can decode: who makes the part asks its sender where it is in the
+sender's committed tree.
 
 The slices of a frame come without proofs of their own, and the proof of the whole part needs all frames, of which a
-sender holds back those far ahead of the result. So an owner asks for the path of the one leaf that it cannot decode, by
-a stream of the kind `proof`. With that path the member's own commitment convicts it, before anyone who has the run's
-file (`evidence.wrong_reduction`). A sender that gives no path, or sent something else than it committed to, or ends the
-attempt meanwhile, is named by the owner's word alone.
+sender holds back those far ahead of the result. So an owner, or its backup, asks for the path of the one leaf that it
+cannot decode, by a stream of the kind `proof`. With that path the member's own commitment convicts it, before anyone
+who has the run's file (`evidence.wrong_reduction`). A sender that gives no path, or sent something else than it
+committed to, or ends the attempt meanwhile, is named by that word alone.
+
+A maker that has signed a result of such a slice shows the path itself, to who audits it: then both are convicted
+(`undecodable`).
 
 Shapes: F values of a frame.
 """
@@ -15,12 +18,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from swarm_compression import Codec, CodecError
 from swarm_compression.codec import Data
 from swarm_protocol.errors import PeerViolation, RoundError, SwarmError
 from swarm_protocol.proof_messages import AuditDraw, AuditedSlice, BadSlice
+from swarm_protocol.training_messages import Group, SliceCommitment
 
 from swarm.network.interface import Stream
 from swarm.training.allreduce.leaf_checks import is_leaf
@@ -40,8 +44,8 @@ from swarm.training.allreduce.parts import (
 logger = logging.getLogger(__name__)
 
 PROOF_S = 5.0
-"""Time for which an owner waits for the path of a leaf; the attempt has failed already, and the others wait to hear
-why."""
+"""Time for which the maker of a part waits for the path of a leaf; the attempt has failed already, and the others wait
+to hear why."""
 
 
 def is_encoding(codec: Codec, data: Data) -> bool:
@@ -81,7 +85,7 @@ async def proved(
         logger.info("the bad slice of %s is no evidence: %s", error.peer_id[-6:], failure)
     else:
         reason = f"it committed to a slice that nobody can decode, and {error.message}"
-        return CaughtLying(reason, peer_id=error.peer_id, evidence=evidence.evidence())
+        return CaughtLying(reason, peer_id=error.peer_id, evidence=(evidence.evidence(),))
     return error
 
 
@@ -97,13 +101,27 @@ async def _evidence(streams: PartStreams, part: int, bad: UndecodableSlice) -> B
     total = num_leaves(group.num_values)
     if member.commitment is None or not is_leaf(member.commitment.root, total, leaf, shown.data, shown.proof):
         raise PeerViolation("it sent other slices than it committed to", peer_id=bad.peer_id)
+    return _against(group, member.peer_id, member.commitment, leaf, shown)
+
+
+def undecodable(group: Group, codec: Codec, leaf: int, slices: Sequence[AuditedSlice]) -> tuple[BadSlice, ...]:
+    """Return what convicts those of `group`'s contributors whose `slices` of `leaf` are no encodings. They are in the
+    order of the contributors, which have committed to them. Blocks."""
+    return tuple(
+        _against(group, member.peer_id, member.commitment, leaf, shown)
+        for member, shown in zip(group.contributors, slices, strict=True)
+        if member.commitment is not None and not is_encoding(codec, shown.data)
+    )
+
+
+def _against(group: Group, peer: str, commitment: SliceCommitment, leaf: int, shown: AuditedSlice) -> BadSlice:
     return BadSlice(
-        peer=bad.peer_id,
+        peer=peer,
         step=group.step,
         state_digest=group.state_digest,
-        root=member.commitment.root,
-        signature=member.commitment.signature,
-        num_leaves=total,
+        root=commitment.root,
+        signature=commitment.signature,
+        num_leaves=num_leaves(group.num_values),
         leaf=leaf,
         shown=shown,
     )
@@ -124,7 +142,8 @@ def _bad_leaf(streams: PartStreams, bad: UndecodableSlice) -> tuple[int, bytes]:
 
 
 async def show_path(streams: PartStreams, part: int, stream: Stream) -> None:
-    """Answer an owner that asks by `stream` where a leaf of this member's slice of `part` is under its root."""
+    """Answer the owner of `part`, or its backup, that asks by `stream` where a leaf of this member's slice of it is
+    under its root."""
     leaf = AuditDraw.from_bytes(await stream.receive()).leaf
     if leaf not in part_leaves(streams.group, part):
         raise PeerViolation("it asks for a leaf of another part")

@@ -40,6 +40,7 @@ from swarm.training.allreduce.parts import (
     MIN_AHEAD_FRAMES,
     PartResult,
     ReductionScheme,
+    UndecodableSlice,
     backup_peer,
 )
 from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, PeerConnections
@@ -148,7 +149,8 @@ class Butterfly:
 
     async def _back_up(self, part: PartResult) -> None:
         """Make `part` as its backup, once for all who ask for it at the same time. Raises PeerError, which names the
-        peer that failed it, and RoundError."""
+        peer that failed it, and RoundError. A slice that nobody can decode is reported, too, as whoever waits for the
+        part knows of its owner's failure only."""
         async with self._making_backup:
             if self._backup is not None:
                 return
@@ -156,7 +158,12 @@ class Butterfly:
                 raise RoundError("this member began too often to make the part as its backup")
             self._num_backups += 1
             backup = BackupOwner(self.streams, part)
-            await backup.run()
+            try:
+                await backup.run()
+            except UndecodableSlice as error:
+                failure = await proved(self.streams, part.index, error, on_cut_off=self._on_failure)
+                await self._report(failure)
+                raise failure from error.__cause__
             self._backup = backup
 
     async def run(self) -> tuple[Data, ...]:
@@ -218,7 +225,7 @@ class Butterfly:
             "result": asks_backup,
             "slices": is_third and backup == peer,
             "audit": is_own or asks_backup,
-            "proof": owner == peer,
+            "proof": peer in (owner, backup),
         }
         return fits[opening.kind]
 
@@ -266,10 +273,13 @@ class Butterfly:
 
     async def fail(self, error: SwarmError) -> None:
         """Report the first failure, and keep everything open until cancelled."""
+        await self._report(error)
+        await asyncio.get_running_loop().create_future()
+
+    async def _report(self, error: SwarmError) -> None:
         if not self._failed:
             self._failed = True
             await self._on_failure(error)
-        await asyncio.get_running_loop().create_future()
 
 
 async def _refuse_audit(_part: int, _stream: Stream) -> None:

@@ -316,9 +316,10 @@ class PartResult:
 
 
 class CaughtLying(PeerViolation):
-    """A member has done what no honest member does, as `evidence` shows to anyone."""
+    """A member has done what no honest member does, as the `evidence` shows to anyone. Further pieces are against those
+    who have lied together with it."""
 
-    def __init__(self, message: str, *, peer_id: str, evidence: Evidence) -> None:
+    def __init__(self, message: str, *, peer_id: str, evidence: tuple[Evidence, ...]) -> None:
         super().__init__(message, peer_id=peer_id)
         self.evidence = evidence
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -131,6 +131,15 @@ class Convictions:
                 self._ignored.add(sender)
             raise
 
+    async def convict(self, evidence: Sequence[Evidence]) -> None:
+        """Take what this member has found of one lie, and of those who lied together. The first conviction ends the
+        attempt that awaits this, so further pieces are taken beside it. Raises PeerViolation or IntegrityError if the
+        first one proves nothing."""
+        first, *others = evidence
+        for each in others:
+            self._spawn(self._convict_beside(each))
+        await self.take(first.to_bytes(), self._context.network.peer_id)
+
     @property
     def heard(self) -> EquivocationWatch:
         """Return what others have signed, as it comes in: two statements that differ convict their signer."""
@@ -220,13 +229,13 @@ class Convictions:
     def _convict_soon(self, found: Equivocation) -> None:
         """Convict who has said two things, where the run's members are bound to what they have said."""
         if self._context.replica.config.min_group > 1:
-            self._spawn(self._convict(found))
+            self._spawn(self._convict_beside(found.evidence()))
 
-    async def _convict(self, found: Equivocation) -> None:
+    async def _convict_beside(self, evidence: Evidence) -> None:
         try:
-            await self.take(found.evidence().to_bytes(), self._context.network.peer_id)
+            await self.take(evidence.to_bytes(), self._context.network.peer_id)
         except (PeerViolation, IntegrityError) as error:
-            logger.warning("what %s has said of one attempt does not convict it: %s", short(found.peer), error)
+            logger.warning("evidence that this member has found proves nothing: %s", error)
 
     def _is_heard(self, peer: str) -> bool:
         """Return whether `peer` is of the state or of this member's group; before there is a first group, anyone."""

@@ -68,7 +68,7 @@ class Reductions:
         context: RunContext,
         feed: Callable[[Event], None],
         on_reduced_weight: Callable[[str, str], None],
-        convict: Callable[[Evidence], Awaitable[None]],
+        convict: Callable[[Sequence[Evidence]], Awaitable[None]],
     ) -> None:
         self._context = context
         self._feed = feed

@@ -17,7 +17,6 @@ from swarm_protocol.commit_messages import Abort, Lock, VoteReply
 from swarm_protocol.envelope import issued_at
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.follow_messages import FollowReply, FollowRequest
-from swarm_protocol.proof_messages import Evidence
 from swarm_protocol.run_credentials import grant_of
 from swarm_protocol.training_messages import Contribution, Ready, ReadyReply, ReduceOpening, SignedGroup
 
@@ -127,7 +126,7 @@ class RoundDriver:
             context,
             self.feed,
             on_reduced_weight=lambda peer, how: self.log.refuse(peer, how, DOWNWEIGHTED),
-            convict=self._convict,
+            convict=convictions.convict,
         )
         self._lookout = PeerLookout(
             context,
@@ -418,10 +417,6 @@ class RoundDriver:
         """Take the certificate that the head `peer` shows. Raises PeerViolation or IntegrityError."""
         if (further := await self._lookout.overtaken(peer, certificate)) is not None:
             self.feed(further)
-
-    async def _convict(self, evidence: Evidence) -> None:
-        """Take the evidence that this member has found: the events that follow come from the convictions."""
-        await self._convictions.take(evidence.to_bytes(), self._context.network.peer_id)
 
     async def _keep_promise(self) -> None:
         """Write the attempt, the lock and the first vote to disk before others hear of them."""

@@ -29,6 +29,7 @@ from swarm.training.round.round_state import (
     is_waiting,
     note_shortage,
     own_report,
+    reported,
     rest_after,
     roster_left,
 )
@@ -49,6 +50,10 @@ CONVICTED = "evidence convicts it of a lie"
 
 EXPIRED = "its invitation or a vouch for it expired before the group was signed: it has to report anew"
 OWN_EXPIRED = "this member's invitation or a vouch for it expires before a group can be signed: it reports without it"
+UNINVITED = (
+    "the run wants an invitation, or vouchers, that this member does not have, or that do not hold any more: ask the "
+    "run's author for an invitation, and join with it"
+)
 
 MIN_GRACE_S = 1.0
 """The time between two calls for members that a group needs."""
@@ -61,10 +66,13 @@ def advance(state: RoundState, now: float) -> Step:
     if state.phase != "forming" or state.abstains or state.setup.follows:
         return state, []
     if state.coordinator == state.setup.me:
-        return _coordinate(replace(state, asked=""), now)
+        return _coordinate(replace(state, asked="", timers=replace(state.timers, waits_until=None)), now)
     if state.mine is None or state.asked == state.coordinator:
         return state, []
-    state = replace(state, asked=state.coordinator, timers=Timers())
+    # others cannot move the run, and wait for what may take an interval of its members
+    is_heeded = not state.setup.roster or state.setup.me in state.setup.roster
+    waits_until = state.timers.waits_until or (now + decision_s(state) if is_heeded else None)
+    state = replace(state, asked=state.coordinator, timers=Timers(waits_until=waits_until))
     return state, [Ask(peer=state.coordinator, ready=own_report(state))]
 
 
@@ -118,6 +126,13 @@ def on_left_out(state: RoundState, attempt: int, reason: str, now: float) -> Ste
     return replace(state, phase="left_out", asked="", timers=timers), [notice]
 
 
+def on_withheld(state: RoundState, now: float) -> Step:
+    """Go on without the coordinator, which has put this member off for too long: one that lies could do so for ever.
+    Nobody is at fault for it, since its own interval may take so long."""
+    reason = f"the coordinator {short(state.coordinator)} has formed no group with this member for too long"
+    return give_up(state, reason, (state.coordinator,), now)
+
+
 def on_expired(state: RoundState, at: float, now: float) -> Step:
     """Go on without the credentials that do not hold until `at`. Members that show such a one are told to report anew,
     with what they have then. This member reports without it, and without a newcomer that may not enter then, in a later
@@ -154,7 +169,9 @@ def on_expired(state: RoundState, at: float, now: float) -> Step:
 
 
 def too_few(state: RoundState, now: float) -> Step:
-    """Give up, because too few members are ready."""
+    """Give up, because too few members are ready, or because this member is not let in and nobody else coordinates."""
+    if _is_refused(state):
+        return give_up(state, UNINVITED, (), now)
     setup, here = state.setup, present_members(state).keys() | {state.setup.me}
     absent = set(setup.roster) - here
     busy, missing = sorted(absent & state.heard), tuple(sorted(absent - state.heard))
@@ -169,6 +186,8 @@ def too_few(state: RoundState, now: float) -> Step:
 
 def _coordinate(state: RoundState, now: float) -> Step:
     """Wait for `min_group`, then for absent members until the grace ends, then have the group signed."""
+    if _is_refused(state):
+        return _stand_aside(state, now)
     if state.timers.grace_until is None:
         state, queries = _begin_to_wait(state, now)
         if queries or state.timers.grace_until is None:
@@ -179,6 +198,22 @@ def _coordinate(state: RoundState, now: float) -> Step:
     if not _has_electors(state, _ready_members(state), now):
         return _wait_for_electors(state, now)
     return _form(state, now)
+
+
+def _is_refused(state: RoundState) -> bool:
+    """Return whether the run does not let this member in with what it has to show."""
+    standings, me = state.setup.standings, state.setup.me
+    if not standings.entrance.required:
+        return False
+    return standings.refuses(me, grants_in(reported(state.setup, state.mine).credentials).get(me))
+
+
+def _stand_aside(state: RoundState, now: float) -> Step:
+    """Have those that report to this member go on to the next attempt: everybody would refuse a group that it signs,
+    and name it for that."""
+    if present_members(state):
+        return give_up(state, UNINVITED, (), now)
+    return replace(state, timers=Timers(deadline=state.timers.deadline or now + state.setup.patience_s)), []
 
 
 def _form(state: RoundState, now: float) -> Step:
@@ -298,6 +333,14 @@ def num_lacking(state: RoundState) -> int:
     is_forming = state.phase in {"forming", "left_out", "resting"} and state.coordinator == state.setup.me
     lacking = state.setup.succession.min_group - len(_ready_members(state))
     return max(0, lacking) if is_forming and not state.setup.follows else 0
+
+
+def decision_s(state: RoundState) -> float:
+    """Return how many seconds a member waits for the group of a coordinator that answers: for another interval as long
+    as its own, and then for the longest grace, and as long as a coordinator waits for the state's members. After each
+    attempt that failed it waits longer: the others' intervals may take many times as long as its own."""
+    once_s = state.interval_s + max(state.setup.grace_s, MAX_GRACE_S) + 2 * state.setup.patience_s
+    return once_s * (1 + state.attempts.num_failed)
 
 
 def grace_after(interval_s: float, least_s: float) -> float:

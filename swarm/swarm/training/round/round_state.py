@@ -146,10 +146,12 @@ class Attempts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timers:
     """The times at which this member acts of its own accord: as the coordinator it waits for absent members until
-    `grace_until`, and asks them to hurry at `hurry_at`; the phase ends at `deadline`."""
+    `grace_until`, and asks them to hurry at `hurry_at`; as another member it waits for the coordinator's group until
+    `waits_until`, however often that one puts it off; the phase ends at `deadline`."""
 
     grace_until: float | None = None
     hurry_at: float | None = None
+    waits_until: float | None = None
     deadline: float | None = None
 
 

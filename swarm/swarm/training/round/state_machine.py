@@ -41,6 +41,7 @@ from swarm.training.round.group_formation import (
     on_expired,
     on_left_out,
     on_reported,
+    on_withheld,
     too_few,
 )
 from swarm.training.round.promise import Promise, bound_by
@@ -129,7 +130,7 @@ def wake_at(state: RoundState) -> float | None:
     if state.phase == "done":
         return None
     timers = state.timers
-    times = (timers.grace_until, timers.hurry_at, timers.deadline, moves_at(state))
+    times = (timers.grace_until, timers.hurry_at, timers.waits_until, timers.deadline, moves_at(state))
     return min((time for time in times if time is not None), default=None)
 
 
@@ -336,6 +337,8 @@ def _on_tick(state: RoundState, now: float) -> Step:
     timers = state.timers
     if (moves := moves_at(state)) is not None and now >= moves:
         return move(state, state.attempts.later, now)
+    if timers.waits_until is not None and now >= timers.waits_until:
+        return on_withheld(state, now)
     if timers.hurry_at is not None and now >= timers.hurry_at:
         absent = absent_members(state)
         # before the grace so many are missing that a shorter interval helps nobody: this only asks who is there

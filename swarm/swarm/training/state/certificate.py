@@ -48,6 +48,8 @@ from swarm.training.round.quorum import Succession, electors_of
 from swarm.training.round.voting import tally
 from swarm.training.run.methods import short
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.standing.entrance import Entrance
+from swarm.training.standing.standings import TrainerStandings, grants_in
 from swarm.training.state.certificate_history import Proof
 
 logger = logging.getLogger(__name__)
@@ -66,8 +68,9 @@ class RunSignatures:
     """Signs reports, groups, votes and resume orders as one member of one run in one network, and checks those of
     others.
 
-    `succession`, `last_step` and `admission` are the run's own setup, which no certificate of honest members breaks.
-    `of_run` takes all of them from the run.
+    `succession`, `last_step`, `admission`, and who needs an invitation by its `entrance`, are the run's own setup,
+    which no certificate of honest members breaks. `genesis` is the digest of the run's first state; empty if its author
+    has not pinned it. `of_run` takes all of them from the run.
     """
 
     identity: Identity
@@ -78,6 +81,8 @@ class RunSignatures:
     admission: tuple[str, ...] = ()
     author: str = ""
     inviters: tuple[str, ...] = ()
+    entrance: Entrance = field(default_factory=Entrance)
+    genesis: bytes = b""
 
     @classmethod
     def of_run(cls, run: SignedRun, identity: Identity, network_id: str) -> RunSignatures:
@@ -91,6 +96,8 @@ class RunSignatures:
             admission=config.only_named,
             author=run.peer_id,
             inviters=(run.peer_id, *config.inviters) if config.entrance.welcomes else (),
+            entrance=config.entrance,
+            genesis=bytes.fromhex(config.start.genesis),
         )
 
     def admits(self, *peers: str) -> bool:
@@ -319,9 +326,21 @@ class RunSignatures:
             raise PeerViolation("a certificate resumes an outcome from before the last resume order")
         if not self.admits(*group.peer_ids, *origin.peer_ids):
             raise PeerViolation("a certificate is of a group with a member that the run does not admit")
+        if not (self._lets_begin(group) and self._lets_begin(origin)):
+            raise PeerViolation("a certificate is of a first group with a member that was not invited")
         return Proof(
             certificate=data, attempt=group.attempt, origin=origin, outcome=outcome, voters=voters, order=signed.order
         )
+
+    def _lets_begin(self, group: Group) -> bool:
+        """Return whether the run may begin with `group`, if it starts at the run's first state: of that everybody knows
+        that it has no members, so that each one has to be invited. Who of a later group is new, its state says."""
+        is_first = bool(self.genesis) and group.state_digest == self.genesis and not group.order
+        if not is_first or not self.entrance.required:
+            return True
+        founding, grants = TrainerStandings(entrance=self.entrance), grants_in(group.credentials)
+        newcomers = [peer for member in group.members for peer in (member.peer_id, *member.newcomers)]
+        return not any(founding.refuses(each, grants.get(each)) for each in newcomers) and not founding.overused(grants)
 
     def _proof_of_order(self, data: bytes, now: float) -> Proof:
         order = self.read_order(data, now)

@@ -17,7 +17,7 @@ from swarm.serving.evidence.server_convictions import MAX_TAKEN, SHOWN_AGAIN_S, 
 from swarm.testing import virtual_time
 from swarm.trust.reputation import BAR_S
 from swarm_protocol import limits
-from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation
+from swarm_protocol.errors import IntegrityError, PeerRefused, PeerTimeout, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.proof_messages import WRONG_ANSWER, Evidence
 from swarm_protocol.records import ServeRecord
@@ -103,12 +103,14 @@ def test_client_that_asks_holds_what_servers_hold_and_passes_on_what_it_finds_it
             await asyncio.sleep(5)
             await first.take(against(LIAR, NETWORK, now(first)), first._network.peer_id)
             heard: list[str] = []
-            client.watch(lambda ban: heard.append(ban.verdict.peer_id))
+            end_watch = client.watch(lambda ban: heard.append(ban.verdict.peer_id))
             await client.learn(MODEL, {SERVERS[0].peer_id: record()}, within_s=1.0)
             assert (client.peers, heard) == ({LIAR.peer_id}, [LIAR.peer_id])
+            end_watch()
             other = Identity(bytes([51]) * 32)
             client.found(against(other, NETWORK, now(client)))
             await until(lambda: other.peer_id in first.peers & second.peers)
+            assert heard == [LIAR.peer_id], "it has ended its watch"
 
     virtual_time.run(scenario())
 
@@ -309,5 +311,36 @@ def test_model_that_nobody_seemed_to_serve_is_looked_up_again_soon() -> None:
             await swarm.add(SERVERS[1])
             await asyncio.sleep(module.NONE_LISTED_S + 1)
             assert await held._servers_of(MODEL) == {SERVERS[1].peer_id}
+
+    virtual_time.run(scenario())
+
+
+def test_failed_lookup_of_a_models_servers_is_made_again_soon_and_what_was_known_counts_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    servers, fails = Membership.servers, False
+
+    async def at_times(self: Membership, model: str, **options: float) -> dict[str, ServeRecord]:
+        if fails:
+            raise PeerTimeout("nobody answers")
+        return await servers(self, model, **options)
+
+    monkeypatch.setattr(Membership, "servers", at_times)
+
+    async def scenario() -> None:
+        nonlocal fails
+        async with nodes() as swarm:
+            held = await swarm.add(SERVERS[0], serves=False)
+            await swarm.add(SERVERS[1])
+            await asyncio.sleep(5)
+            held._use(MODEL)
+            assert await held._servers_of(MODEL) == {SERVERS[1].peer_id}
+            await asyncio.sleep(module.LISTED_S + 1)
+            fails = True
+            assert await held._servers_of(MODEL) == {SERVERS[1].peer_id}
+            fails = False
+            await swarm.add(SERVERS[2])
+            await asyncio.sleep(module.NONE_LISTED_S + 1)
+            assert await held._servers_of(MODEL) == {SERVERS[1].peer_id, SERVERS[2].peer_id}
 
     virtual_time.run(scenario())

@@ -11,7 +11,7 @@ from swarm.training.allreduce.parts import fair_shares, leaf_values, part_sizes,
 from swarm.training.round.beacon import attempt_beacon, coordinator_of
 from swarm.training.round.clusters import draw_clusters
 from swarm.training.round.group_checks import complaint, origin_complaint
-from swarm.training.round.group_formation import EXPIRED, MAX_GRACE_S, OWN_EXPIRED, grace_after
+from swarm.training.round.group_formation import EXPIRED, MAX_GRACE_S, OWN_EXPIRED, UNINVITED, decision_s, grace_after
 from swarm.training.round.group_members import form_group, whom_to_leave_out, widely_accused
 from swarm.training.round.quorum import Succession
 from swarm.training.round.round_events import (
@@ -19,14 +19,16 @@ from swarm.training.round.round_events import (
     Ask,
     CredentialsExpired,
     GiveUp,
+    LeftOut,
     Offered,
     Reply,
     Reported,
+    Sighted,
     Sign,
     Tick,
 )
 from swarm.training.round.round_state import RoundSetup, RoundState
-from swarm.training.round.state_machine import begin, step
+from swarm.training.round.state_machine import begin, step, wake_at
 from swarm.training.standing.entrance import Entrance
 from swarm.training.standing.standings import TrainerStandings
 from swarm_protocol.commit_messages import Lock, Outcome
@@ -362,6 +364,29 @@ def test_grace_is_a_share_of_the_interval_within_bounds(interval_s: float, least
     assert grace_after(interval_s, least_s) == grace_s
 
 
+@pytest.mark.parametrize("puts_off", [False, True])
+def test_member_goes_on_without_a_coordinator_that_keeps_it_waiting_or_puts_it_off_for_ever(puts_off: bool) -> None:
+    coordinator = coordinator_of(attempt_beacon("run", DIGEST, 5, 0), (A, B, C, D))
+    me = next(peer for peer in (A, B, C, D) if peer != coordinator)
+    state = begin(replace(TERMS, me=me), accused={}, interval_s=100.0)
+    state, (ask,) = step(state, Offered(contribution=Contribution(peer_id=me, num_tokens=40, num_samples=10)), 0.0)
+    assert isinstance(ask, Ask)
+    due_s, now, actions = decision_s(state), 0.0, list[Action]()
+    while state.attempt == 0:
+        if puts_off and state.asked:
+            state, actions = step(state, LeftOut(attempt=0, reason="the group is full"), now)
+        now = wake_at(state) or now
+        state, actions = step(state, Tick(), now)
+    assert now == due_s > 100.0 + MAX_GRACE_S
+    (notice,) = actions
+    assert isinstance(notice, GiveUp)
+    assert notice.missing == (coordinator,)
+    assert not state.faults.peers, "its interval may have taken so long"
+    state, (ask,) = step(state, Tick(), now + 1.0)
+    assert isinstance(ask, Ask)
+    assert (ask.ready.attempt, ask.peer) == (1, coordinator_of(attempt_beacon("run", DIGEST, 5, 1), (A, B, C, D)))
+
+
 # --- credentials that expire meanwhile --------------------------------------------------------------------------------
 
 
@@ -456,3 +481,49 @@ def test_member_whose_credential_expires_reports_without_it_and_in_another_attem
     (ask,) = actions
     assert isinstance(ask, Ask)
     assert (ask.ready.attempt, ask.ready.credentials) == (1, ())
+
+
+def uninvited(me: str, *, min_group: int = 2, expires_at: float = 0.0) -> RoundState:
+    """Return the state of `me` in a run that has no members yet and requires invitations. Its own, if it has one, ends
+    at `expires_at`."""
+    setup = replace(
+        TERMS,
+        me=me,
+        roster=(),
+        leased=(),
+        succession=Succession(min_group=min_group),
+        standings=TrainerStandings(entrance=Entrance(welcomes=True, required=True)),
+        credential=invited(me, expires_at=expires_at) if expires_at else None,
+    )
+    return begin(setup, accused={})
+
+
+def test_founder_whose_invitation_has_expired_signs_no_group_and_has_the_others_go_on_without_it() -> None:
+    """They would refuse the group, and accuse it."""
+    me = coordinator_of(attempt_beacon("run", DIGEST, 5, 0), (A, B, C))
+    state, others = uninvited(me, expires_at=100.0), [peer for peer in (A, B, C) if peer != me]
+    for peer in others:
+        state, _ = step(state, Sighted(peer=peer, attempt=0), 0.0)
+    state, _ = step(state, Offered(contribution=Contribution(peer_id=me)), 0.0)
+    for peer in others:
+        report = ready(0, num_tokens=0, loss=0.0, credentials=(invited(peer, expires_at=900.0),))
+        state, _ = step(state, Reported(peer=peer, ready=report), 1.0)
+    state, (sign,) = step(state, Tick(), 50.0)
+    assert isinstance(sign, Sign)
+    assert {*sign.group.peer_ids} == {A, B, C}
+    state, (notice, *replies) = step(state, CredentialsExpired(at=100.0), 100.0)
+    assert isinstance(notice, GiveUp)
+    assert (notice.reason, notice.missing) == (UNINVITED, ())
+    assert replies == [Reply(peer=peer, reply=ReadyReply(kind="attempt", attempt=1)) for peer in others]
+    assert not state.faults.peers
+
+
+def test_founder_without_an_invitation_begins_no_run_alone_and_says_why_after_a_while() -> None:
+    state, actions = step(uninvited(A, min_group=1), Offered(contribution=Contribution(peer_id=A)), 0.0)
+    assert (actions, wake_at(state)) == ([], TERMS.patience_s)
+    _, (notice,) = step(state, Tick(), TERMS.patience_s)
+    assert isinstance(notice, GiveUp)
+    assert notice.reason == UNINVITED
+    state, _ = step(uninvited(A, min_group=1, expires_at=900.0), Offered(contribution=Contribution(peer_id=A)), 0.0)
+    _, (sign,) = step(state, Tick(), TERMS.patience_s)
+    assert isinstance(sign, Sign), "with an invitation it does"

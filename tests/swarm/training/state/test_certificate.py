@@ -11,11 +11,13 @@ from support.training_swarm import certificate_of, placed_votes
 from swarm.training.round.quorum import Succession
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.standing.entrance import Entrance
 from swarm.training.state import certificate
 from swarm.training.state.certificate import RunSignatures
 from swarm_protocol.commit_messages import Certificate, Lock, Outcome, PlacedSignature, ResumeOrder, Vote, VoteKind
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import Identity
+from swarm_protocol.run_credentials import credential_of, invite_to_run
 from swarm_protocol.training_messages import Contribution, Follower, Group, Ready, SignedGroup, SliceCommitment
 
 NOW = 1_750_000_000.0
@@ -245,6 +247,50 @@ def test_check_certificate_of_a_group_with_a_peer_that_is_not_admitted_is_refuse
     assert replace(STRANGER, admission=peers).check_certificate(data, NOW).voters == peers
     with pytest.raises(PeerViolation, match="does not admit"):
         replace(STRANGER, admission=peers[1:]).check_certificate(data, NOW)
+
+
+@pytest.mark.parametrize(
+    ("num_members", "num_showing", "changes", "is_refused"),
+    [
+        (3, 2, {}, False),
+        (3, 1, {}, True),
+        (4, 3, {}, True),
+        (3, 2, {"newcomers": (PEERS[3],)}, True),
+        (3, 0, {"state_digest": b"l" * 32}, False),
+    ],
+    ids=["all invited", "one is not", "more than its uses", "one brings another", "of a later state, which says"],
+)
+def test_certificate_of_a_first_group_with_a_member_that_was_not_invited_is_refused(
+    num_members: int, num_showing: int, changes: dict[str, Any], is_refused: bool
+) -> None:
+    """Keys could otherwise begin a run that requires invitations, without any member that refuses them."""
+    author, genesis = Identity(b"author".ljust(32)), b"g" * 32
+    word = invite_to_run(author, "run", network_id="test", now=NOW - 10, lifetime_s=600.0, max_uses=2)
+
+    def founder(place: int) -> Contribution:
+        shown = credential_of([word], PEERS[place], "run", network_id="test", now=NOW)
+        assert shown is not None
+        newcomers = changes.get("newcomers", ()) if place == 0 else ()
+        return Contribution(
+            peer_id=PEERS[place], newcomers=newcomers, credentials=(shown,) if 1 <= place <= num_showing else ()
+        )
+
+    rule = Entrance(welcomes=True, required=True, listed=(PEERS[0],))  # the first one needs no invitation
+    reader = replace(STRANGER, inviters=(author.peer_id,), entrance=rule, genesis=genesis)
+    group = make_group(
+        step=1,
+        state_digest=changes.get("state_digest", genesis),
+        members=tuple(map(founder, range(num_members))),
+        part_values=(),
+    )
+    signed = SIGNERS[0].sign_group(group, NOW)
+    data = certify(signed, SIGNERS[:num_members], make_outcome(signed, 0))
+    if is_refused:
+        with pytest.raises(PeerViolation, match="was not invited"):
+            reader.check_certificate(data, NOW)
+    else:
+        assert reader.check_certificate(data, NOW).outer_step == 0
+    assert replace(reader, genesis=b"").check_certificate(data, NOW), "where the first state is not pinned nobody knows"
 
 
 def signed_order(author: RunSignatures, outer_step: int) -> bytes:

@@ -15,7 +15,7 @@ from swarm.testing import virtual_time
 from swarm_node import cli
 from swarm_node.metrics.metric_registry import Registry
 from swarm_node.node import Activity, Node
-from swarm_node.roles.server_convictions import server_convictions
+from swarm_node.roles.kept_convictions import kept_convictions
 from swarm_node.storage.home import Home
 from swarm_node.storage.server_evidence import ConvictedServersFolder, files_of_networks
 from swarm_protocol import limits
@@ -45,7 +45,7 @@ def test_convicted_server_is_told_shown_counted_and_kept_over_a_restart(
                 activity=Activity(),
                 metrics=registry,
             )
-            async with server_convictions(cast("Node", node)) as held:
+            async with kept_convictions(cast("Node", node)) as held:
                 assert node.activity.convicted_servers() == ()
                 await held.take(against(LIAR, network.network_id, network.now()), network.peer_id)
                 (shown,) = node.activity.convicted_servers()
@@ -53,7 +53,7 @@ def test_convicted_server_is_told_shown_counted_and_kept_over_a_restart(
                 assert "signed a wrong proof that it holds weights of tiny" in shown
                 assert b"swarm_node_num_convicted_servers 1.0" in registry.exposition()
             assert node.activity.convicted_servers() == ()
-            async with server_convictions(cast("Node", node)) as again:
+            async with kept_convictions(cast("Node", node)) as again:
                 assert again.peers == {LIAR.peer_id}
 
     virtual_time.run(scenario())

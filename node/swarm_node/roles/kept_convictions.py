@@ -20,7 +20,7 @@ MAX_LINE_CHARS = 200
 
 
 @asynccontextmanager
-async def server_convictions(node: Node) -> AsyncIterator[ServerConvictions]:
+async def kept_convictions(node: Node) -> AsyncIterator[ServerConvictions]:
     """Hold the evidence while the context lasts: in the node's events, its status and its metrics, too."""
     store = ConvictedServersFolder(node.home.convicted_servers, node.network.network_id)
     held = ServerConvictions(node.network, node.membership, store=store)

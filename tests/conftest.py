@@ -100,6 +100,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         files.setdefault(item.path, []).append(item)
     ranks = {TESTS / name: rank for rank, name in enumerate(LONGEST)}
+    assert all(path.is_file() for path in ranks), "a file of LONGEST has another name now"
     by_size = sorted(files.values(), key=lambda tests: (ranks.get(tests[0].path, len(ranks)), len(tests)))
     alternating = [by_size.pop(-1 if index % 2 else 0) for index in range(len(by_size))]
     items[:] = [item for tests in alternating for item in tests]

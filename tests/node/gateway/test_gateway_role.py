@@ -121,11 +121,11 @@ def test_gateway_asks_with_its_pins_and_with_what_its_home_has_used(
 
     used_in(Home(tmp_path).revisions, "net").add("tiny", "r")
     asyncio.run(main())
-    [given] = asked
-    assert given["pins"] == {"tiny": "1a2b3c4d"}
-    assert given["session"].checks.share == 0.01, "a hundredth of the answers, unless it is told otherwise"
-    assert list(given["used"].of("tiny")) == ["r"]
-    given["used"].add("other", "s")
+    options = asked[0]["options"]
+    assert options.pins == {"tiny": "1a2b3c4d"}
+    assert options.session.checks.share == 0.01, "a hundredth of the answers, unless it is told otherwise"
+    assert list(options.used.of("tiny")) == ["r"]
+    options.used.add("other", "s")
     assert list(used_in(Home(tmp_path).revisions, "net").of("other")) == ["s"]
 
 

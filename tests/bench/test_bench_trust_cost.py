@@ -150,7 +150,6 @@ class ByteKinds:
 
         return marked
 
-
     def of_trust(self) -> float:
         """Return which share of the bytes is neither slices, their copies at backups, nor results."""
         return 1 - self.sent["payload"] / sum(self.sent.values())

@@ -17,7 +17,6 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from support.generations import generate_arguments
 from support.node_process import environment
 from support.serving_fleet import START_S, ServingFleet, serving_fleet
 from swarm.client import AsyncClient, KeptModel
@@ -52,7 +51,7 @@ def _write_model(directory: Path) -> Path:
 
 async def _tokens(client: AsyncClient, **options: Any) -> list[int]:
     asked = {"model": "kept", "prompt": PROMPT, "max_tokens": NUM_TOKENS, **options}
-    return [token.token_id async for token in client.generate(**generate_arguments(**asked))]
+    return [token.token_id async for token in client.generate(**asked)]
 
 
 @contextmanager
@@ -72,7 +71,7 @@ def _sent_to_servers() -> Iterator[list[Frame]]:
 
 async def _killed_mid_answer(servers: ServingFleet, client: AsyncClient) -> list[int]:
     generation, tokens = (
-        client.generate(**generate_arguments(model="kept", prompt=PROMPT, max_tokens=NUM_TOKENS, **WAYS["seeded"])),
+        client.generate(model="kept", prompt=PROMPT, max_tokens=NUM_TOKENS, **WAYS["seeded"]),
         list[int](),
     )
     async for token in generation:

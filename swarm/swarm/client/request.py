@@ -7,7 +7,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from typing import Any, Generic, TypeVar
 
@@ -183,19 +183,21 @@ class TextClient(ABC, Generic[A]):
         max_tokens: int | None = None,
         sampling: SamplingParams | None = None,
         stream: bool = True,
+        **sampled: Any,
     ) -> A:
         """Continue `prompt` (text or token ids), or answer `messages` by the model's chat template, which sees `tools`.
 
         `model` is a name, or NAME@REVISION for one of several revisions that are served under it; `template_kwargs` go
         to the chat template. Without `max_tokens` the answer has up to DEFAULT_MAX_TOKENS, or what is left of the
-        model's context; without `sampling` the likeliest token is taken each time.
+        model's context. How tokens are drawn is given as `sampling`, or field by field (`temperature=0.7, seed=1`),
+        which takes precedence; without either the likeliest token is taken each time.
 
         Iterating yields a Token for each step, the last with its finish reason; with `stream=False` one Token with the
         whole text. A server's death costs a pause, never a token. Raises ConfigError for values without meaning, here;
         and when iterated ConfigError for an unknown model or a prompt over the context, SessionError when blocks are
         missing or were lost, PeerError when nobody answers.
         """
-        params = sampling or SamplingParams()
+        params = replace(sampling or SamplingParams(), **sampled)
         request = GenerationRequest(
             model=model,
             prompt=_prompt(prompt, messages, tools, template_kwargs),

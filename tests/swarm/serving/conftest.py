@@ -14,7 +14,6 @@ from unittest.mock import patch
 
 import pytest
 from support.faults import Fault, FaultScript
-from support.generations import generate_arguments
 from support.text_models import byte_tokenizer
 from support.tiny_models import FAMILIES, local_tokens, write_model
 from support.tokenizer_here import TokenizerHere
@@ -99,9 +98,7 @@ class Box:
                 await asyncio.sleep(0.1)
 
     def generate(self, num_tokens: int | None = NUM_TOKENS, **options: Any) -> Generation:
-        return self.client.generate(
-            **generate_arguments(**{"model": "tiny", "prompt": PROMPT, "max_tokens": num_tokens, **options})
-        )
+        return self.client.generate(**{"model": "tiny", "prompt": PROMPT, "max_tokens": num_tokens, **options})
 
     async def tokens(self, num_tokens: int | None = NUM_TOKENS, **options: Any) -> list[int]:
         return [token.token_id async for token in self.generate(num_tokens, **options)]

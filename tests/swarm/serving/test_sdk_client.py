@@ -22,7 +22,6 @@ import numpy as np
 import pytest
 import torch
 from support.faults import Fault
-from support.generations import generate_arguments
 from support.leaks import no_leaks
 from support.tokenizer_here import TokenizerHere
 from swarm.client.assets_cache import MAX_BAD_FILES
@@ -757,14 +756,28 @@ def test_question_with_text_or_token_ids_is_one(prompt: Any) -> None:
 def test_generate_with_a_value_of_another_kind_is_refused_at_once(name: str, value: Any) -> None:
     asked = client.AsyncClient(network=MagicMock(), membership=MagicMock())
     with pytest.raises(ConfigError, match=f"{name} is {re.escape(repr(value))}: use"):
-        asked.generate(**generate_arguments(model="tiny", prompt="hi", **{name: value}))
+        asked.generate(model="tiny", prompt="hi", **{name: value})
 
 
 @pytest.mark.parametrize("num_logprobs", [-1, 21])
 def test_generate_with_more_likeliest_tokens_than_there_may_be_is_refused_at_once(num_logprobs: int) -> None:
     asked = client.AsyncClient(network=MagicMock(), membership=MagicMock())
     with pytest.raises(ConfigError, match="use 0 to 20"):
-        asked.generate(**generate_arguments(model="tiny", prompt="hi", num_logprobs=num_logprobs))
+        asked.generate(model="tiny", prompt="hi", num_logprobs=num_logprobs)
+
+
+def test_fields_of_the_sampling_may_be_given_one_by_one_and_take_precedence() -> None:
+    class Asked(client.AsyncClient):
+        def answer(self, request: Any) -> Any:
+            return request
+
+    asked = Asked(network=MagicMock(), membership=MagicMock())
+    kept = client.SamplingParams(temperature=0.9, top_p=0.5, seed=3)
+    request: Any = asked.generate(model="tiny", prompt="hi", sampling=kept, temperature=0.2, stop="x")
+    assert (request.sampling.temperature, request.sampling.top_p, request.sampling.seed) == (0.2, 0.5, 3)
+    assert request.sampling.stop == ("x",)
+    with pytest.raises(TypeError, match="'temprature'"):
+        asked.generate(model="tiny", prompt="hi", temprature=0.2)
 
 
 def test_generate_without_a_prompt_or_messages_is_refused_at_once() -> None:

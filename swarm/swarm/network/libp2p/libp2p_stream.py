@@ -95,6 +95,7 @@ class Libp2pStream:
         self._unacknowledged_cost = 0
         self._coming_since_s = 0.0  # a long piece
         self._noted_progress = (0, 0)
+        self._is_acknowledged = False  # something, since the last look
         self._send_credit = framing.WINDOW_BYTES
         self._changed = asyncio.Event()  # wakes receive
         self._granted = asyncio.Event()  # wakes send
@@ -194,9 +195,10 @@ class Libp2pStream:
         """Tell the other side what has come if it has not been told, and return whether anything has come since the
         last call. To be called about once a second: an idle peer then keeps nothing, and one whose long frame is under
         way sees that the path works."""
+        was_acknowledged, self._is_acknowledged = self._is_acknowledged, False
         progress = (self._num_received, self._wire.num_partial)
         if progress == self._noted_progress:
-            return False
+            return was_acknowledged  # and answered by nothing, or two idle sides would never fall silent
         self._noted_progress = progress
         self._write_acknowledgement()
         return True
@@ -226,6 +228,7 @@ class Libp2pStream:
 
     def _accept(self, kind: Kind, length: int, body: bytes) -> None:
         if kind == Kind.ACK:
+            self._is_acknowledged = True
             if self._sent is not None:
                 self._sent.acknowledge(length)
             return

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from swarm.network import framing
-from swarm.network.libp2p.libp2p_stream import Libp2pStream
+from swarm.network.libp2p.libp2p_stream import Libp2pStream, Resumed, Resumption
+from swarm.network.libp2p.sent_frames import SentFrames
 from swarm.network.peer_budgets import UnreadBudget
-from swarm_protocol.errors import PeerViolation
+from swarm_protocol.errors import PeerUnreachable, PeerViolation
 
 MIB = 2**20
 
@@ -66,5 +67,42 @@ def test_messages_that_are_taken_no_longer_count_as_unread() -> None:
                 await sender.send(bytes(size))
                 assert len(await receiver.receive()) == size
                 assert budget.num_bytes == 0
+
+    asyncio.run(main())
+
+
+async def _never(_num_received: int) -> Resumed:
+    raise PeerUnreachable("there is no other byte stream")
+
+
+def _resumption() -> Resumption:
+    return Resumption(sent=SentFrames("other", UnreadBudget()), reconnect=_never)
+
+
+async def _until_heard(stream: Libp2pStream) -> None:
+    async with asyncio.timeout(10):
+        while not stream.acknowledge():
+            await asyncio.sleep(0)
+
+
+def test_side_whose_long_frame_is_under_way_hears_that_the_path_works_and_answers_nothing() -> None:
+    """A slow path is not to be mistaken for a dead one, nor are two idle sides to acknowledge each other for ever."""
+
+    async def main() -> None:
+        near, far = socket.socketpair()
+        async with (
+            _stream(near, resumption=_resumption()) as sender,
+            _stream(far, resumption=_resumption()) as receiver,
+        ):
+            body = bytes(100_000)
+            sender._writer.write(framing.HEADER.pack(framing.Kind.DATA, len(body)) + body[:50_000])
+            await _until_heard(receiver)
+            written = list[object]()
+            sender._outbox.write = lambda frame, **_: written.append(frame)  # type: ignore[method-assign]
+            await _until_heard(sender)
+            assert not sender.acknowledge()
+            assert written == []
+            sender._writer.write(body[50_000:])
+            assert await receiver.receive() == body
 
     asyncio.run(main())

@@ -150,8 +150,8 @@ class AsyncClient(TextClient[Generation]):
         """Join the network behind `peers` (multiaddrs, or names) as a client with a fresh identity.
 
         `invite` is the invitation to a private network, or its text: its seeds and its network are the defaults. Of a
-        share `spot_check` of the answers the servers' work is computed again by others; 0 for none. `text_at_home` is
-        that of the class. Raises ConfigError without peers and for a publisher that is none, StartError.
+        share `spot_check` of the answers the servers' work is computed again by others; 0 for none. The others are
+        those of `ClientOptions`. Raises ConfigError without peers and for a publisher that is none, StartError.
         """
         invitation = parse_invitation(invite) if isinstance(invite, str) else invite
         if invitation is not None:

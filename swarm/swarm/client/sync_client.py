@@ -45,7 +45,7 @@ class Client(TextClient[Iterator[Token]]):
         spot_check: float = DEFAULT_SHARE,
         text_at_home: KeptModels | None = None,
     ) -> None:
-        """`publishers` and `text_at_home` are those of `AsyncClient`, `invite` that of its `connect`."""
+        """All are those of `AsyncClient.connect`."""
         self._connect = partial(
             AsyncClient.connect,
             peers=peers,

@@ -134,6 +134,8 @@ class ModelCatalog:
         possession: PossessionChecks,
         convictions: ServerConvictions,
     ) -> None:
+        if not isinstance(pins, Mapping):
+            raise ConfigError(f"pins is {pins!r:.80}", remedy='give pins={"MODEL": "REVISION"}')
         for name, pin in pins.items():
             if split_pin(f"{name}@{pin}") != (name, pin):
                 raise ConfigError(

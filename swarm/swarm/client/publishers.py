@@ -59,6 +59,10 @@ class KnownPublishers:
         remembered: Mapping[str, str] | None = None,
         on_new: Callable[[Mapping[str, str]], None] | None = None,
     ) -> None:
+        if isinstance(pinned, str):
+            raise ConfigError(
+                "publishers is one publisher and not a list of them", remedy=f"give publishers=[{pinned!r:.200}]"
+            )
         self._pinned: dict[str, set[str]] = {}
         for model, peer_id in map(parse_publisher, pinned):
             self._pinned.setdefault(model, set()).add(peer_id)

@@ -68,6 +68,8 @@ class GenerationRequest:
     stream: bool
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model, str):
+            raise ConfigError(f"model is {self.model!r:.80}", remedy="give the model's name as its servers tell it")
         for name, value in (("max_tokens", self.max_tokens), ("num_logprobs", self.num_logprobs)):
             if value is not None:
                 check_kind(value, name, Integral)
@@ -158,7 +160,13 @@ class SamplingParams:
     def _grammar(self) -> Grammar | None:
         if self.grammar is not None and self.json_schema is not None:
             raise ConfigError("an answer has either a grammar or a json_schema", remedy="give one of the two")
-        return self.grammar if self.json_schema is None else schema_grammar(self.json_schema)
+        if not isinstance(self.grammar, Grammar | None):
+            raise ConfigError(f"grammar is {self.grammar!r:.80}", remedy='use Grammar(kind="lark", text="…")')
+        if self.json_schema is None:
+            return self.grammar
+        if not isinstance(self.json_schema, Mapping):
+            raise ConfigError(f"json_schema is {self.json_schema!r:.80}", remedy="use the schema as a dict")
+        return schema_grammar(self.json_schema)
 
 
 def schema_grammar(schema: Mapping[str, Any]) -> Grammar:
@@ -197,6 +205,8 @@ class TextClient(ABC, Generic[A]):
         and when iterated ConfigError for an unknown model or a prompt over the context, SessionError when blocks are
         missing or were lost, PeerError when nobody answers.
         """
+        if not isinstance(sampling, SamplingParams | None):
+            raise ConfigError(f"sampling is {sampling!r:.80}", remedy="use SamplingParams(temperature=0.7, …)")
         params = replace(sampling or SamplingParams(), **sampled)
         request = GenerationRequest(
             model=model,
@@ -235,6 +245,8 @@ async def encode(assets: ModelAssets, prompt: Prompt) -> list[int]:
 
 def checked(assets: ModelAssets, token_ids: Sequence[int]) -> list[int]:
     """Return the ids as a list. Raises ConfigError unless the model knows them all."""
+    if not all(isinstance(token_id, Integral) for token_id in token_ids):
+        raise ConfigError(f"{token_ids!r:.80} is no list of token ids", remedy="use a list of ints")
     if not all(0 <= token_id < assets.shape.vocab_size for token_id in token_ids):
         raise ConfigError(
             "the prompt has token ids that the model does not know",

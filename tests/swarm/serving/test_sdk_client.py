@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import AsyncMock, MagicMock, patch
 
 import numpy as np
@@ -25,9 +25,10 @@ from support.faults import Fault
 from support.leaks import no_leaks
 from support.tokenizer_here import TokenizerHere
 from swarm.client.assets_cache import MAX_BAD_FILES
-from swarm.client.request import Prompt, encode
+from swarm.client.request import Prompt, checked, encode
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.router.routing import NoChain
+from swarm.serving.checking.spot_checks import SpotCheckOptions
 from swarm.serving.model.model_files import open_model
 from swarm.serving.server.server_options import ServerOptions
 from swarm.serving.tokenizer.model_assets import ModelAssets, fetch_files, open_assets
@@ -701,6 +702,31 @@ def test_client_that_is_given_one_address_for_a_list_is_told_so() -> None:
     assert error.value.remedy == f"give peers=['{address}']"
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("publishers", "story=12D3KooW", "give publishers=['story=12D3KooW']"),
+        ("pins", ["story@1a2b3c4d"], 'give pins={"MODEL": "REVISION"}'),
+        ("text_at_home", ["story"], 'give text_at_home={"MODEL": "DIRECTORY"}'),
+    ],
+)
+def test_client_with_an_option_of_another_kind_is_told_how_to_give_it(name: str, value: Any, remedy: str) -> None:
+    options = client.ClientOptions(**{name: value})
+    with pytest.raises(ConfigError, match=name) as error:
+        client.AsyncClient(network=MagicMock(), membership=MagicMock(), options=options)
+    assert error.value.remedy == remedy
+
+
+def test_share_of_spot_checks_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ConfigError, match="share of spot checks is 'a'"):
+        SpotCheckOptions(share=cast("Any", "a"))
+
+
+def test_tokens_that_are_no_numbers_are_refused(llama_dir: Path) -> None:
+    with pytest.raises(ConfigError, match="no list of token ids"):
+        checked(kit_of(open_model(llama_dir).small_files()), cast("Any", "ab"))
+
+
 WARM = """
 import sys
 from pathlib import Path
@@ -751,12 +777,21 @@ def test_question_with_text_or_token_ids_is_one(prompt: Any) -> None:
         ("num_logprobs", 0.5),
         ("stop", 5),
         ("stop", [5]),
+        ("grammar", 'start: "yes"'),
+        ("json_schema", "{}"),
+        ("sampling", {"temperature": 0.5}),
     ],
 )
 def test_generate_with_a_value_of_another_kind_is_refused_at_once(name: str, value: Any) -> None:
     asked = client.AsyncClient(network=MagicMock(), membership=MagicMock())
     with pytest.raises(ConfigError, match=f"{name} is {re.escape(repr(value))}: use"):
         asked.generate(model="tiny", prompt="hi", **{name: value})
+
+
+def test_generate_with_a_model_that_is_no_name_is_refused_at_once() -> None:
+    asked = client.AsyncClient(network=MagicMock(), membership=MagicMock())
+    with pytest.raises(ConfigError, match="model is None"):
+        asked.generate(model=cast("Any", None), prompt="hi")
 
 
 @pytest.mark.parametrize("num_logprobs", [-1, 21])

@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from numbers import Real
 
 from swarm_protocol.errors import ConfigError, SwarmError
 from swarm_protocol.manifest_messages import manifest_dtype
@@ -29,6 +30,7 @@ from swarm.serving.checking.comparison import TOLERANCES
 from swarm.serving.checking.finished_answer import AnsweredSpan, AnswerToCheck, FinishedAnswer
 from swarm.serving.checking.recomputation import recompute
 from swarm.serving.checking.span_check import CheckContext, check_span
+from swarm.serving.sampling.sampling import check_kind
 from swarm.trust.reputation import Reputation
 
 logger = logging.getLogger(__name__)
@@ -61,6 +63,7 @@ class SpotCheckOptions:
     draw: Callable[[], float] = field(default=random.SystemRandom().random)
 
     def __post_init__(self) -> None:
+        check_kind(self.share, "the share of spot checks", Real)
         if not 0 <= self.share <= 1:
             raise ConfigError(f"spot checks of {self.share} of the answers", remedy="use a share of 0 to 1, as 0.01")
 

@@ -41,7 +41,12 @@ _BOUNDS: Mapping[str, tuple[type[Integral | Real], float, float, str]] = Mapping
             limits.MAX_REPETITION_PENALTY,
             f"use 1 for none, or a number above 0 and up to {limits.MAX_REPETITION_PENALTY:g}",
         ),
-        "min_tokens": (Integral, 0, limits.MAX_SESSION_TOKENS, "use 0 for no minimum, or a positive number"),
+        "min_tokens": (
+            Integral,
+            0,
+            limits.MAX_SESSION_TOKENS,
+            f"use 0 for no minimum, or a number up to {limits.MAX_SESSION_TOKENS}",
+        ),
     }
 )
 """The kind of each number, the least and the most that it may be, and what to do about others."""

@@ -151,8 +151,10 @@ def check(flags: Flags) -> int:
     from swarm_node.roles.sources import check_served  # noqa: PLC0415
 
     diagnostics.quieten_libraries()
-    checked = check_served(model, home)
     emitter = Emitter(json=flags.json)
+    if not isinstance(model, Path):
+        emitter.say(f"asking the hub for {model.model_id}")
+    checked = check_served(model, home)
     if flags.json:
         emitter.emit("model_check", model=model.name, **asdict(checked))
         return 0
@@ -293,6 +295,7 @@ def _downloaded(model: HubId, home: Home, emitter: Emitter) -> tuple[Path, str]:
     def report(num_bytes: int, total_bytes: int) -> None:
         emitter.emit("downloading", model=model.name, num_bytes=num_bytes, total_bytes=total_bytes)
 
+    emitter.say(f"asking the hub for {model.model_id}")
     source = find_source(model, home, ProgressReports(report))
     source.fetch_blocks(0, open_model(source.directory).num_blocks)
     return source.directory, open_model(source.directory).source

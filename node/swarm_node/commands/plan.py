@@ -56,10 +56,12 @@ def run(flags: Flags) -> int:
         from swarm_node.roles.sources import find_source  # noqa: PLC0415
 
     diagnostics.quieten_libraries()
+    emitter = Emitter(json=flags.json)
+    if not isinstance(model, Path):
+        emitter.say(f"asking the hub for {model.model_id}")
     source = find_source(model, Home(config.home), lambda *_: None)
     needs = planned_needs(source.directory, ServerOptions(dtype=config.dtype))
     found = plan(needs, [_for_model(node) for node in read_nodes(path, needs.num_blocks)])
-    emitter = Emitter(json=flags.json)
     if flags.json:
         _emit(emitter, model.name, needs.num_blocks, found)
     else:
@@ -154,11 +156,13 @@ def _node(entry: Mapping[str, Any], where: str, num_blocks: int) -> PlannedNode:
     for key, value in (("name", name), ("memory", memory)):
         if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
             raise ConfigError(f"{where} has no {key}", remedy=f"write {_SHORTEST}")
+    key = "name"
     try:
         parse_node_name(str(name))
+        key = "memory"
         memory_bytes = parse_size(str(memory))
     except ValueError as error:
-        raise ConfigError(f"name or memory of {where} {error}", remedy='write memory = "24GiB"') from error
+        raise ConfigError(f"{key} of {where} {error}", remedy=f"write {_SHORTEST}") from error
     if not 0 < memory_bytes <= limits.MAX_MEMORY_BYTES:
         raise ConfigError(f"memory of {where} is {memory_bytes} bytes", remedy='write what it has, as "24GiB"')
     if ("decode_ms_per_block" in entry) == ("tokens_per_s" in entry):

@@ -56,11 +56,11 @@ def test_models_check_of_a_hub_s_model_brings_its_config_alone(
     with local_hub(tmp_path / "made", tmp_path / "hub") as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
         found = check(capsys, MODEL, "--home", str(tmp_path / "home"))
-        assert found == (0, "tiny can be served: llama, 2 blocks\n", "")
+        assert found == (0, "tiny can be served: llama, 2 blocks\n", f"asking the hub for {MODEL}\n")
         code, _, err = check(capsys, "someone/else", "--home", str(tmp_path / "home"))
         assert [name for name, _ in hub.asked] == ["config.json"]
     assert code == 1
-    assert err.startswith("error: the hub has no model someone/else")
+    assert err.startswith("asking the hub for someone/else\nerror: the hub has no model someone/else")
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,8 @@ def test_nodes_file_reads_every_key(tmp_path: Path) -> None:
         (ATTIC + ATTIC, "two nodes", "rename"),
         (ATTIC.replace("attic", "client"), "'client'", "rename"),
         (ATTIC.replace('"attic"', '""'), "has no name", "attic"),
+        (ATTIC.replace("attic", "\\u0007"), "name of node 1 in", "attic"),
+        (ATTIC.replace("800MB", "much"), "memory of node 1 in", "24GiB"),
         (ATTIC * 1001, "1001 nodes", "fewer"),
         ("#" * 2**21, "larger than", "nodes file"),
     ],

@@ -148,7 +148,7 @@ COMMANDS = (
     ),
     Command(
         name="run invite",
-        purpose="Print an invitation to a run: who has it skips probation. For the run's author and its inviters.",
+        purpose="Print an invitation to a run: whoever has it skips probation. For the run's author and its inviters.",
         code="swarm_node.commands.run_invite:invite",
         settings=(*HERE, "network_id"),
         example="swarm-node run invite story.toml --expires 7d --out alice.invitation",
@@ -171,7 +171,7 @@ COMMANDS = (
             **RUN_FILE,
             **SIGNER,
             "--serial SERIAL…": "The invitation's serial, as run invite and status show it; repeat it for several.",
-            "--inviter NODE": "The peer id of an inviter whose invitations let in nobody any more.",
+            "--inviter NODE": "The peer id of an inviter whose invitations no longer let anybody in.",
         },
     ),
     Command(

@@ -335,7 +335,7 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
         "waiting up to {seconds:.0f} s to give the last state to members that have not finished ({num_peers}, of which "
         "some may be gone); Ctrl-C leaves at once",
         run="text: the run's id",
-        peers="list: peer ids of the others; who has died is among them until its record ends",
+        peers="list: peer ids of the others; a peer that has died is among them until its record ends",
         seconds="number: how long it stays at most",
     ),
     "listening": event_spec(

@@ -254,7 +254,7 @@ class Config(BaseModel):
     directory or OWNER/NAME[@REVISION] on a hub, and let servers run the others. Other models are refused then. Without
     MODEL, the model is served under the source's own name. See the guide for what this hides, and what not."""
     blocks_at_home: int = _setting(1, parsers.whole_number(1, 4096), "N", example="2")
-    """Number of first blocks to run here for --text-at-home. More of them make it dearer to compute text back."""
+    """Number of first blocks to run here for --text-at-home. The more, the costlier it is to compute the text."""
     dashboard: bool = _switch(default=True)
     """Show the network at /, to everyone who can reach the gateway."""
     history: str = _setting("", str, "FILE|URL", example="postgresql+pg8000://user@host/swarm")

@@ -236,14 +236,14 @@ class RunConfig:
         0,
         limits.MAX_ABSENCE_STEPS,
         "Outer steps for which a member that counts fully may be away and still count fully when it comes back; never "
-        "more than it has contributed to. 0: who misses one step is on probation again.",
+        "more than it has contributed to. 0: one that misses a step is on probation again.",
         implied=0,
     )
     invitations: str = setting(
         "welcome",
-        "What invitations of the author and the inviters, and vouches of members, are good for. welcome: who has one "
-        "skips probation. required: besides the peers of admission, nobody else may contribute. none: nothing. With "
-        "admission, only required lets others in.",
+        "What invitations of the author and the inviters, and vouches of members, are good for. welcome: whoever has "
+        "one skips probation. required: besides the peers of admission, nobody else may contribute. none: nothing. "
+        "With admission, only required lets others in.",
         lambda value: value in INVITATIONS,
         f"use one of {', '.join(INVITATIONS)}",
         implied="none",
@@ -259,7 +259,7 @@ class RunConfig:
         0,
         0,
         limits.MAX_PROBATION_STEPS,
-        "Outer steps of probation for who enters by an invitation or by vouches, where probation_steps is more.",
+        "Outer steps of probation for whoever enters by an invitation or by vouches, where probation_steps is more.",
         implied=0,
     )
     vouchers: int = whole(
@@ -401,10 +401,13 @@ class RunConfig:
         entrance, inviters = self.entrance, len(self.inviters)
         if not entrance.welcomes:
             return ""
-        by = "the author" + (f" and {inviters} more" if inviters else "")
-        members = f", or {entrance.vouchers} members that vouch for it," if entrance.vouchers else ""
+        by = "the author" + (f" or {inviters} more" if inviters else "")
+        members = ""
+        if entrance.vouchers:
+            vouching = "1 member that vouches" if entrance.vouchers == 1 else f"{entrance.vouchers} members that vouch"
+            members = f", or {vouching} for it,"
         steps = f"after {entrance.steps} outer steps" if entrance.steps else "at once"
-        return f"who has an invitation of {by}{members} counts fully {steps}"
+        return f"a node with an invitation from {by}{members} counts fully {steps}"
 
     @property
     def only_named(self) -> tuple[str, ...]:

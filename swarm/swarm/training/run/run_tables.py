@@ -46,7 +46,7 @@ class StartConfig:
     revision: str = setting(
         "", "Its branch, tag or commit on the hub; run sign puts the commit in its place.", implied=""
     )
-    digest: str = setting("", "Pins the weights: who has others is refused. Filled in by run sign.", implied="")
+    digest: str = setting("", "Pins the weights: a node with others is refused. Filled in by run sign.", implied="")
     genesis: str = setting(
         "",
         "Pins the run's first state, of whatever weights: nobody can hand out another beginning. Filled in by run sign "
@@ -98,7 +98,7 @@ class DataConfig:
     tokenizer_revision: str = setting("", "The tokenizer's branch, tag or commit on the hub, likewise.", implied="")
     digest: str = setting(
         "",
-        "Pins the data: who has other data is refused. Filled in by run sign, if the data is there.",
+        "Pins the data: a node with other data is refused. Filled in by run sign, if the data is there.",
         lambda value: value == "" or is_digest(value),
         "use the 64 hexadecimal digits of the corpus, or leave it out",
     )

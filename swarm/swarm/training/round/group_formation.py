@@ -69,9 +69,9 @@ def advance(state: RoundState, now: float) -> Step:
         return _coordinate(replace(state, asked="", timers=replace(state.timers, waits_until=None)), now)
     if state.mine is None or state.asked == state.coordinator:
         return state, []
-    # others cannot move the run, and wait for what may take an interval of its members
-    is_heeded = not state.setup.roster or state.setup.me in state.setup.roster
-    waits_until = state.timers.waits_until or (now + decision_s(state) if is_heeded else None)
+    # others cannot move the run, and who has not trained does not know how long an interval takes
+    may_move = state.mine.num_tokens > 0 and (not state.setup.roster or state.setup.me in state.setup.roster)
+    waits_until = state.timers.waits_until or (now + decision_s(state) if may_move else None)
     state = replace(state, asked=state.coordinator, timers=Timers(waits_until=waits_until))
     return state, [Ask(peer=state.coordinator, ready=own_report(state))]
 
@@ -89,8 +89,8 @@ def move(state: RoundState, attempt: int, now: float) -> Step:
         return state, []
     if now < state.attempts.movable_at:
         return replace(state, attempts=replace(state.attempts, later=max(state.attempts.later, attempt))), []
-    if state.phase == "forming":
-        state = note_shortage(state, now)  # for others the attempt ended without a group
+    if state.phase == "forming" and state.mine is not None:
+        state = note_shortage(state, now)  # for others, too, the attempt ended without a group
     num_moved = state.attempts.num_moved
     attempts = replace(state.attempts, num_moved=num_moved + 1, movable_at=now + rest_after(num_moved))
     state, replies = begin_attempt(replace(state, attempts=attempts), attempt)

@@ -305,6 +305,19 @@ def test_attempt_of_a_stranger_moves_nobody_while_members_of_the_roster_are_left
     assert state.attempt == 3
 
 
+def test_member_without_tokens_waits_on_for_those_that_train_and_these_miss_nobody_when_they_are_moved() -> None:
+    """A member that validates reports at once: the others' intervals would look to it like a group that is withheld,
+    and a bare majority would be enough for them once it had moved them."""
+    idle, _ = run([(0.0, Offered(contribution=replace(contribution(ME), num_tokens=0, num_samples=0)))])
+    busy, _ = run([(0.0, OFFER)])
+    assert (idle.asked, idle.timers.waits_until) == (COORDINATOR, None)
+    assert busy.timers.waits_until is not None
+    training, _ = run([(1.0, Reported(peer=OTHERS[0], ready=ready(3)))])
+    moved, _ = run([(0.0, OFFER), (1.0, Reported(peer=OTHERS[0], ready=ready(3)))])
+    assert (training.attempt, training.attempts.short_since) == (3, None)
+    assert (moved.attempt, moved.attempts.short_since) == (3, 1.0)
+
+
 def test_attempt_that_leaves_no_room_for_later_ones_is_not_believed() -> None:
     """One message could otherwise move all members to the last possible attempt."""
     last = limits.MAX_ATTEMPT

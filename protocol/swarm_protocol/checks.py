@@ -95,6 +95,11 @@ def check_count(values: object, field: str, *, max_items: int) -> None:
 # for annotations, as in `Annotated[int, whole(9)]`; what fails is looked at again by the check above that says why
 
 
+def are_sorted(values: Sequence[Any]) -> bool:
+    """Return whether `values` are sorted and distinct: the one order in which a set of them may be signed."""
+    return list(values) == sorted(set(values))
+
+
 def whole(high: int, low: int = 0) -> Check:
     """Return the check of a whole number in `[low, high]`."""
 

@@ -16,6 +16,7 @@ from swarm_protocol.checks import (
     Checked,
     Digest,
     Name,
+    are_sorted,
     distinct,
     one_line,
     sized,
@@ -154,8 +155,7 @@ class ResumeOrder(wire.WireMessage):
     roster: Peers
 
     def __post_init__(self) -> None:
-        if not self.roster or list(self.roster) != sorted(set(self.roster)):
-            raise ValueError("the roster is empty, or not sorted and distinct")
+        _check_roster(self.roster)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,8 +180,7 @@ class Endorsement(wire.WireMessage):
     roster: Peers
 
     def __post_init__(self) -> None:
-        if not self.roster or list(self.roster) != sorted(set(self.roster)):
-            raise ValueError("the roster is empty, or not sorted and distinct")
+        _check_roster(self.roster)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +220,12 @@ class Abort(wire.WireMessage):
     accused: Peers = ()
 
 
+def _check_roster(roster: Peers) -> None:
+    if not roster or not are_sorted(roster):
+        raise ValueError("the roster is empty, or not sorted and distinct")
+
+
 def _check_places(votes: tuple[PlacedSignature, ...]) -> None:
     places = [each.place for each in votes]
-    if len(places) > limits.MAX_GROUP_MEMBERS or places != sorted(set(places)):
+    if len(places) > limits.MAX_GROUP_MEMBERS or not are_sorted(places):
         raise ValueError("the votes are too many, or not sorted and distinct")

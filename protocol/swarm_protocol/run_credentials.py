@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from swarm_protocol import limits
-from swarm_protocol.checks import Checked, Name, distinct, up_to, whole
+from swarm_protocol.checks import Checked, Name, are_sorted, distinct, up_to, whole
 from swarm_protocol.credential_text import from_word, to_word
 from swarm_protocol.envelope import Envelope, seal_now, unseal
 from swarm_protocol.errors import ConfigError, PeerViolation
@@ -264,7 +264,7 @@ def grant_of(credential: RunCredential) -> Grant:
     if credential.vouches:
         envelopes = [Envelope.parse(each) for each in credential.vouches]
         vouchers = tuple(each.peer_id for each in envelopes)
-        if list(vouchers) != sorted(set(vouchers)):
+        if not are_sorted(vouchers):
             raise ValueError("the vouchers are not sorted and distinct")
         expires_at = min(each.expires_at for each in envelopes)
         return Grant(peer_id=credential.peer_id, vouchers=vouchers, expires_at=expires_at)

@@ -20,6 +20,7 @@ from swarm_protocol.checks import (
     Checked,
     Digest,
     Name,
+    are_sorted,
     check_digest,
     distinct,
     number,
@@ -269,7 +270,7 @@ class Group(wire.WireMessage):
     def __post_init__(self) -> None:
         if not 1 <= len(self.members) <= limits.MAX_GROUP_MEMBERS:
             raise ValueError(f"a group cannot have {len(self.members)} members")
-        if list(self.peer_ids) != sorted(set(self.peer_ids)):
+        if not are_sorted(self.peer_ids):
             raise ValueError("the members are not sorted and distinct")
         reduces = self.num_tokens > 0 and self.resumes is None
         if len(self.part_values) != (len(self.members) if reduces else 0):
@@ -416,7 +417,7 @@ class SignedGroup:
 def _check_cluster(claim: Contribution | Ready) -> None:
     followers = claim.followers
     places = [each.place for each in followers]
-    if places != sorted(set(places)):
+    if not are_sorted(places):
         raise ValueError("the followers are not sorted and distinct")
     own_tokens = claim.num_tokens - sum(each.num_tokens for each in followers)
     own_samples = claim.num_samples - sum(each.num_samples for each in followers)

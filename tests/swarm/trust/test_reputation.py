@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from support.plain_records import serve_record
 from swarm.router.routing import RoutingContext, find_chain
 from swarm.trust import reputation
 from swarm.trust.reputation import BAR_S, DISPUTED_HALF_LIFE_S, PASSED_HALF_LIFE_S, Reputation, TrackRecord
 from swarm_protocol.identity import Identity
-from swarm_protocol.records import ServeRecord
 
 NOW = 1_700_000_000.0
 PEERS = [Identity(bytes([number]) * 32).peer_id for number in range(1, 6)]
 SERVERS = {
-    peer_id: ServeRecord(
-        model="m",
-        revision="r",
-        num_blocks=4,
-        start=0,
-        end=4,
-        state="serving",
-        prefill_ms_per_token=1.0,
-        decode_ms_per_block=10.0,
-        free_kv_tokens=10_000,
-    )
-    for peer_id in PEERS
+    peer_id: serve_record(model="m", revision="r", decode_ms_per_block=10.0, free_kv_tokens=10_000) for peer_id in PEERS
 }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from support.plain_records import node_record
+from support.plain_records import node_record, serve_record
 from support.private_networks import DAY_S, Owner
 from swarm.network.interface import Stream
 from swarm.network.memory.memory_network import EPOCH_S, MemoryInternet, MemoryNetwork
@@ -18,7 +18,7 @@ from swarm_protocol.envelope import Envelope, seal_record
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerError, PeerRefused, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.network_invitation import NetworkInvitation, PrivateGreeting, Right
-from swarm_protocol.records import Record, ServeRecord, TrainerRecord, publish_key
+from swarm_protocol.records import Record, TrainerRecord, publish_key
 from swarm_protocol.serving_messages import BACKWARD_METHOD, FILES_METHOD, FORWARD_METHOD, KV_METHOD
 from swarm_protocol.session_frames import SESSION_METHOD
 from swarm_protocol.version import Hello, software_version
@@ -29,17 +29,7 @@ HELLO = Hello(network_id=OWNER.network_id, software_version=software_version())
 A, B = Identity(bytes([31]) * 32), Identity(bytes([32]) * 32)
 
 
-SERVE = ServeRecord(
-    model="m",
-    revision="1",
-    num_blocks=1,
-    start=0,
-    end=1,
-    state="serving",
-    prefill_ms_per_token=1.0,
-    decode_ms_per_block=1.0,
-    free_kv_tokens=1,
-)
+SERVE = serve_record(end=1, model="m", revision="1", num_blocks=1, free_kv_tokens=1)
 TRAINER = TrainerRecord(run="r", outer_step=0, state="training")
 
 

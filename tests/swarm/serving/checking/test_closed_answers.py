@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.plain_records import serve_record
 from swarm.serving.checking.comparison import TOLERANCES
 from swarm.serving.checking.finished_answer import AnsweredSpan, Draw, FinishedAnswer
 from swarm.serving.checking.recomputation import SpanInputs
@@ -27,7 +28,6 @@ from swarm.trust.reputation import Reputation
 from swarm_protocol.errors import PeerUnreachable
 from swarm_protocol.failure_messages import encode_failure
 from swarm_protocol.manifest_messages import manifest_revision
-from swarm_protocol.records import ServeRecord
 from swarm_protocol.rows import Rows
 from swarm_protocol.session_frames import (
     Commitment,
@@ -42,17 +42,7 @@ from swarm_protocol.session_frames import (
 ID = bytes(16)
 COLUMNS = 64
 MODEL = ModelShape(name="m", revision="r", num_blocks=6, hidden_size=COLUMNS, vocab_size=256)
-RECORD = ServeRecord(
-    model="m",
-    revision="r",
-    num_blocks=6,
-    start=0,
-    end=3,
-    state="serving",
-    prefill_ms_per_token=1.0,
-    decode_ms_per_block=1.0,
-    free_kv_tokens=1,
-)
+RECORD = serve_record(end=3, model="m", revision="r", num_blocks=6, free_kv_tokens=1)
 SPAN = AnsweredSpan(
     peer_id="server",
     previous_peer_id="",

@@ -143,9 +143,16 @@ async def _reaches(network: Network, peer_id: str) -> bool:
 @contextmanager
 def libp2p_runner(world: Libp2pWorld) -> Iterator[Run]:
     """One event loop and the same hosts for many cases."""
+
+    async def run(case: Case) -> None:
+        # the case before may have ended with its path just replaced, and a daemon then pauses before it dials again
+        await eventually(partial(_reaches, world.b, world.a.peer_id))
+        await eventually(partial(_reaches, world.a, world.b.peer_id))
+        await case(world)
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(world.open())
-        yield lambda case: runner.run(case(world))
+        yield lambda case: runner.run(run(case))
         runner.run(world.close())
 
 

@@ -18,6 +18,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from hypothesis import settings
+from support import unpacked_daemon
 from support.cpu_durations import CpuDurations
 
 # hundreds of processes import the same: where Python is told to keep no bytecode, each would compile it anew
@@ -55,6 +56,9 @@ def pytest_configure(config: pytest.Config) -> None:
         # each of hundreds of libp2p daemons builds a table of the internet's networks, which it never needs, and Go's
         # garbage collector took a fifth of its processor time meanwhile; benches measure the daemon as it is
         os.environ.setdefault("GOGC", "400")
+        if config.pluginmanager.has_plugin("cacheprovider") and "PYTEST_XDIST_WORKER" not in os.environ:
+            unpacked_daemon.prepare(config.cache.mkdir("libp2p-daemon"))
+        unpacked_daemon.use()
     if num_shown := config.getoption("--cpu-durations"):
         config.pluginmanager.register(CpuDurations(num_shown))
 

@@ -107,6 +107,8 @@ def _run(
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["swarm-node", *arguments]
-    from swarm_node.__main__ import main  # noqa: PLC0415 - the process that starts forks needs nothing of it
+    from support import unpacked_daemon  # noqa: PLC0415 - the process that starts forks needs nothing of these
+    from swarm_node.__main__ import main  # noqa: PLC0415
 
+    unpacked_daemon.use()
     main()
